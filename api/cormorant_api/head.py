@@ -145,9 +145,7 @@ class Head:
 
     def attach(self, fleet: Fleet, *, is_paused: bool) -> None:
         """Take over a started fleet. Weights of an earlier head are published before anything is collected.
-
-        Args:
-            is_paused: the fleet was started paused; it resumes here unless a lease is held.
+        `is_paused`: the fleet was started paused; it resumes here unless a lease is held.
         """
         running = Running(self, fleet, is_paused=is_paused)
         self._resume_is_start = is_paused and not self.leases.spec_paused

@@ -28,10 +28,8 @@ class AsyncNotifier:
                 continue  # its event loop has ended
 
     async def wait_for(self, look: Callable[[], Found], *, timeout_s: float) -> Found:
-        """Call `look` now and after every `notify` until it returns something true.
-
-        Args:
-            look: called on this event loop; must not block.
+        """Call `look` now and after every `notify` until it returns something true. `look`: called on this event loop;
+        must not block.
 
         Returns:
             The last result of `look`; false after a timeout.

@@ -46,10 +46,8 @@ class HeadServer:
     """A head with its listeners and fleet. Use as a context manager."""
 
     def __init__(self, job: CollectorJob, settings: HeadSettings, context: LogContext | None = None) -> None:
-        """Read tokens and the directory, and listen.
-
-        Args:
-            context: context of this process's log lines; gets the epoch and published versions.
+        """Read tokens and the directory, and listen. `context`: context of this process's log lines; gets the epoch and
+        published versions.
 
         Raises:
             HeadError: settings, tokens, directory or port cannot be used.

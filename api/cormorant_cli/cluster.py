@@ -74,13 +74,11 @@ _TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 class Stream(Protocol):
     def recv(self, size: int, /) -> bytes:
         """At most so many bytes; none at the end."""
-        ...
 
     def sendall(self, data: bytes, /) -> None: ...
 
     def shutdown(self, how: int, /) -> None:
         """End it, from another thread too."""
-        ...
 
     def close(self) -> None: ...
 

@@ -45,10 +45,8 @@ class CodeMap:
         return code_config_map(job, self.digest)
 
     def manifest(self, job: str, *, namespace: str, owner: Raw | None = None) -> Raw:
-        """The ConfigMap.
-
-        Args:
-            owner: the job as the server has it: the ConfigMap goes when it goes. None: it does not exist yet.
+        """The ConfigMap. `owner`: the job as the server has it: the ConfigMap goes when it goes. None: it does not
+        exist yet.
         """
         text = {name: data.decode() for name, data in self.files.items() if _is_text(data)}
         binary = {name: base64.b64encode(data).decode() for name, data in self.files.items() if name not in text}

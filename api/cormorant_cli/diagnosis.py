@@ -80,11 +80,7 @@ class JobFacts:
 
 
 def examine_cluster(facts: ClusterFacts, job: JobFacts | None = None) -> Iterator[Finding]:
-    """What holds of a cluster.
-
-    Args:
-        job: its status shows whether an operator runs outside of the cluster.
-    """
+    """What holds of a cluster. `job`: its status shows whether an operator runs outside of the cluster."""
     yield _ok(f"the API server {facts.server} answers (Kubernetes {facts.version})")
     if not facts.has_namespace:
         yield _problem(
@@ -133,9 +129,8 @@ def _of_operator(facts: ClusterFacts, job: JobFacts | None) -> Iterator[Finding]
         if facts.crd == {}:
             return  # what installs the one installs the other: it was said
         yield _problem(
-            "the operator is not installed: no Deployment has the label "
-            "app.kubernetes.io/component=operator; install it: "
-            "helm install cormorant charts/cormorant"
+            "the operator is not installed: no Deployment has the label app.kubernetes.io/component=operator; install "
+            "it: helm install cormorant charts/cormorant"
         )
         return
     watched = {identity(deployment): _watched(deployment) for deployment in facts.operators}
@@ -271,9 +266,8 @@ def _of_belongings(facts: JobFacts) -> Iterator[Finding]:
     spec, name = facts.job["spec"], facts.job["metadata"]["name"]
     if facts.has_code is False:
         yield _problem(
-            f"the ConfigMap {spec['code']['configMap']} with its code does not exist, and pods wait for it; "
-            "submit the job "
-            "again with --code, or create the ConfigMap"
+            f"the ConfigMap {spec['code']['configMap']} with its code does not exist, and pods wait for it; submit the "
+            "job again with --code, or create the ConfigMap"
         )
     claim = ((spec.get("head") or {}).get("persistence") or {}).get("claimName")
     if facts.claim == "missing":

@@ -22,10 +22,8 @@ class Forwarder:
     """Listens until it is closed. `error` says why the last connection could not be made."""
 
     def __init__(self, open_stream: Callable[[], Stream]) -> None:
-        """Listen on a free port.
-
-        Args:
-            open_stream: makes one connection to the pod; called in a thread for each that is accepted here.
+        """Listen on a free port. `open_stream`: makes one connection to the pod; called in a thread for each that is
+        accepted here.
         """
         self._open = open_stream
         self.error = ""

@@ -114,23 +114,19 @@ class Display(Protocol):
 
     def serving(self, serving: Serving) -> None:
         """The head answers requests. Called once, and only with `--serve`."""
-        ...
 
     def progress(self, snapshot: Snapshot) -> None: ...
 
     def log(self, event: Event) -> None:
         """Something happened that is worth a line: `event`, `level` and fields."""
-        ...
 
     def end(self, summary: Summary) -> None: ...
 
     def fail(self, message: str, exit_code: int) -> None:
         """It is over. The sentence itself goes to stderr elsewhere, as with every command."""
-        ...
 
     def close(self) -> None:
         """Leave the terminal as it was. May be called twice, also from a signal handler."""
-        ...
 
 
 class Rate:

@@ -86,10 +86,8 @@ def submit(
 
 
 def document_of(job: CollectorJob, files: CodeMap | None, *, namespace: str) -> Raw:
-    """A job as it is sent: what the user wrote and no default, so that the sender owns nothing else.
-
-    Args:
-        namespace: where the manifest names none; empty leaves it out.
+    """A job as it is sent: what the user wrote and no default, so that the sender owns nothing else. `namespace`: where
+    the manifest names none; empty leaves it out.
     """
     written = _written(job)
     given = written["metadata"]

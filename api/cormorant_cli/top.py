@@ -35,11 +35,9 @@ class Jobs(Protocol):
     @property
     def notice(self) -> str:
         """What is to be said of all of them, as a sentence; empty when nothing is."""
-        ...
 
     def wait(self, timeout_s: float, /) -> tuple[Entry, ...]:
         """Wait until each was asked once."""
-        ...
 
     def entries(self) -> tuple[Entry, ...]: ...
 

@@ -79,9 +79,8 @@ class Policy(Contract):
                 cel="has(self.entrypoint) == has(oldSelf.entrypoint) && "
                 "(!has(self.entrypoint) || self.entrypoint == oldSelf.entrypoint)",
                 holds=lambda old, new: new.entrypoint == old.entrypoint,
-                sentence="random and entrypoint are immutable because published weights and collected "
-                "batches belong to "
-                "one policy; create a new job",
+                sentence="random and entrypoint are immutable because published weights and collected batches belong "
+                "to one policy; create a new job",
             ),
             Transition(
                 cel="self.kwargs == oldSelf.kwargs",

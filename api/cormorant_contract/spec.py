@@ -192,9 +192,8 @@ _LEARNER_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     Rule(
         cel="has(self.output.queue) || (!has(self.collection.multiStep) && !self.collection.splitTrajectories)",
         holds=lambda spec: spec.output.queue is not None or not spec.collection.post_processing,
-        sentence="multiStep and splitTrajectories need output.queue: they apply to learners, and a dataset "
-        "has frames as "
-        "they were collected; add output.queue or remove them",
+        sentence="multiStep and splitTrajectories need output.queue: they apply to learners, and a dataset has frames "
+        "as they were collected; add output.queue or remove them",
         path=("collection",),
     ),
 )

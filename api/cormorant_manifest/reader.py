@@ -28,10 +28,7 @@ MAX_NODES = 100_000
 
 
 def load_jobs(path: str | Path) -> list[CollectorJob]:
-    """Read every CollectorJob of a file.
-
-    Args:
-        path: The file; `-` is standard input.
+    """Read every CollectorJob of a file; `-` is standard input.
 
     Raises:
         ManifestError: With all problems of all documents, also when the file cannot be read.

@@ -12,4 +12,3 @@ class PostprocError(ValueError):
 class Postproc(Protocol):
     def __call__(self, batch: TensorDictBase) -> TensorDict:
         """Take a batch `[*, T]` and return another one; the batch itself stays as it is."""
-        ...

@@ -63,10 +63,8 @@ class Executor:
         self._key, self._clock = key, clock
 
     async def do(self, job: Job, action: Action, state: JobState, *, decided_at: datetime) -> None:
-        """Carry out one action. A refusal by the API server is recorded in `state`.
-
-        Args:
-            decided_at: time of the plan; an action of an owner that was refused since then is skipped.
+        """Carry out one action. A refusal by the API server is recorded in `state`. `decided_at`: time of the plan; an
+        action of an owner that was refused since then is skipped.
 
         Raises:
             Conflict: the object is not the one that the plan was made for.

@@ -20,10 +20,8 @@ class SharedMemory:
 
     @classmethod
     def create(cls, size_bytes: int, *, path: str = "") -> "SharedMemory":
-        """Make new memory, zeroed.
-
-        Args:
-            path: of a file that is to be this memory; what was there is replaced. Empty: it has no name.
+        """Make new memory, zeroed. `path`: of a file that is to be this memory; what was there is replaced. Empty: it
+        has no name.
 
         Raises:
             FleetError: the system refuses, e.g. because address space is short.
@@ -55,10 +53,8 @@ def _named_file(path: str) -> int:
 
 
 def anonymous_file(name: str) -> int:
-    """Open an empty file without a path, in memory where the system has memfd. Returns its descriptor.
-
-    Args:
-        name: shown in /proc.
+    """Open an empty file without a path, in memory where the system has memfd. Returns its descriptor. `name`: shown in
+    /proc.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)

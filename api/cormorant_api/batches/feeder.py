@@ -24,7 +24,6 @@ L_co = TypeVar("L_co", bound=Lendable, covariant=True)
 class BatchSource(Protocol[L_co]):
     def borrow(self, *, timeout_s: float | None = None) -> L_co | None:
         """The next batch; None if there will be no more."""
-        ...
 
 
 class BatchFeeder(Generic[L]):

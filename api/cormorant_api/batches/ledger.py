@@ -31,7 +31,6 @@ class Lendable(Protocol):
 
     def acknowledge(self) -> None:
         """Its frames count for the job's statistics. Called once; must be quick."""
-        ...
 
     def release(self) -> None: ...
 
@@ -51,7 +50,6 @@ class Watcher(Protocol[L_contra]):
 
     def over(self, number: int, how: str) -> None:
         """It is `acknowledged`, or `stale`: never delivered again."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -206,11 +204,8 @@ class Ledger(Generic[L]):
     # -- the consumers' side -----------------------------------------------------------------------------------
 
     def lend(self, consumer: str, *, oldest_version: int | None = None) -> Lent[L] | None:
-        """Lend the oldest ready batch to a consumer; None if none is ready.
-
-        Args:
-            oldest_version: batches in which an older version acted are dropped and counted. Random frames (version -1)
-                have no version and stay.
+        """Lend the oldest ready batch to a consumer; None if none is ready. `oldest_version`: batches in which an older
+        version acted are dropped and counted. Random frames (version -1) have no version and stay.
         """
         stale: list[L] = []
         dropped: list[int] = []

@@ -26,7 +26,6 @@ class Encoded(Protocol):
     @property
     def buffers(self) -> Sequence[memoryview]:
         """The tensors' bytes, in order."""
-        ...
 
     @property
     def size_bytes(self) -> int: ...

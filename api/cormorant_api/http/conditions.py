@@ -11,10 +11,7 @@ _WAIT = re.compile(r"wait=\"?(\d{1,9}(?:\.\d{1,6})?)\"?")
 
 
 def check_preconditions(headers: Mapping[str, str], current_etag: str) -> None:
-    """Refuse a change whose preconditions fail.
-
-    Args:
-        current_etag: with quotes; empty while there is nothing.
+    """Refuse a change whose preconditions fail. `current_etag`: with quotes; empty while there is nothing.
 
     Raises:
         ApiError: 412.

@@ -22,10 +22,7 @@ class Listener:
     """Serves an application on one port from `start` to `stop`."""
 
     def __init__(self, app: Any, settings: HeadSettings, *, port: int, name: str) -> None:
-        """Bind the port.
-
-        Args:
-            port: 0: any free port.
+        """Bind the port; 0: any free one.
 
         Raises:
             HeadError: the port is not available.

@@ -45,11 +45,8 @@ def size_of(picture: Picture) -> tuple[int, int]:
 
 
 def newest_frame(pixels: Array) -> Array:
-    """The newest frame of an observation.
-
-    Args:
-        pixels: uint8 [H, W], [C, H, W], [H, W, C], or a stack [S, ...] of those. C is the shorter end; 3 and its
-            multiples are RGB frames, oldest first; any other number is a stack of grey frames.
+    """The newest frame of an observation. `pixels`: uint8 [H, W], [C, H, W], [H, W, C], or a stack [S, ...] of those. C
+    is the shorter end; 3 and its multiples are RGB frames, oldest first; any other number is a stack of grey frames.
 
     Returns:
         uint8 [H, W] or [H, W, 3].

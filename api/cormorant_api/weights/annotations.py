@@ -83,10 +83,8 @@ class AnnotationStore:
     def put(
         self, key: str, version: int, value: bytes, *, author: str, check: Callable[[str], None]
     ) -> StoredAnnotation:
-        """Store the value of a key for a version, durably. The same bytes again change nothing.
-
-        Args:
-            check: called with the ETag of the key's newest value (empty: none); raises to refuse.
+        """Store the value of a key for a version, durably. The same bytes again change nothing. `check`: called with
+        the ETag of the key's newest value (empty: none); raises to refuse.
 
         Raises:
             ApiError: 409, too many keys or bytes, or the version is older than all that are retained.

@@ -25,10 +25,8 @@ _AT_MOST = 0.5
 
 
 def autoscaled(scale: Autoscale, size: int, wait_shares: Sequence[WaitShares], *, group: str) -> int:
-    """The size of a group that has `size` workers now.
-
-    Args:
-        wait_shares: of several periods that end now; those of another size say nothing.
+    """The size of a group that has `size` workers now. `wait_shares`: of several periods that end now; those of another
+    size say nothing.
     """
     wanted = size
     for shares in wait_shares:

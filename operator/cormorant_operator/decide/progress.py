@@ -28,10 +28,8 @@ def frames_settled(view: View) -> int:
 
 
 def frames_collected(view: View, *, epoch: int = 0) -> int:
-    """Collected frames. They decrease only at a new epoch, by the frames that were lost with the head.
-
-    Args:
-        epoch: the epoch to count for; 0: the newest.
+    """Collected frames. They decrease only at a new epoch, by the frames that were lost with the head. `epoch`: the
+    epoch to count for; 0: the newest.
     """
     before, newest = view.job.status, view.newest_head
     known = [frames_settled(view)]

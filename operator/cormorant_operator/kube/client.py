@@ -103,10 +103,8 @@ class KubeClient:
         return await self._ask("PUT", _path_of(manifest), manifest)
 
     async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> Raw:
-        """Delete an object; its dependents are deleted in the background.
-
-        Args:
-            preconditions: `uid` and `resourceVersion`; another object of this name is left alone.
+        """Delete an object; its dependents are deleted in the background. `preconditions`: `uid` and `resourceVersion`;
+        another object of this name is left alone.
         """
         body = {
             "apiVersion": "v1",

@@ -109,10 +109,8 @@ def tokens_owner(job: Job) -> Manifest:
 
 
 def secret(job: Job, tokens: Tokens, *, owner: Mapping[str, Any] | None = None) -> Manifest:
-    """The Secret with the job's tokens: one key per role, and the file that the head reads.
-
-    Args:
-        owner: the ConfigMap of `tokens_owner` as it exists; None: the job.
+    """The Secret with the job's tokens: one key per role, and the file that the head reads. `owner`: the ConfigMap of
+    `tokens_owner` as it exists; None: the job.
     """
     by_role = {"read": tokens.read, "write": tokens.write, "operator": tokens.operator}
     data = {**by_role, "ray": tokens.ray, "tokens.json": json.dumps(by_role)}

@@ -28,11 +28,7 @@ class PodSetRequest:
 
 
 def workload(job: Job, *, requests: Iterable[PodSetRequest], digest: str, priority: int | None) -> Manifest:
-    """The Workload of a job with a queue.
-
-    Args:
-        priority: value of the queue's priority class; None: it has none.
-    """
+    """The Workload of a job with a queue. `priority`: value of the queue's priority class; None: it has none."""
     queue = job.queue
     assert queue is not None, "a job without a queue has no Workload"
     spec: dict[str, Any] = {"queueName": queue.name, "podSets": [_pod_set(request) for request in requests]}

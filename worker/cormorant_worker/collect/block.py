@@ -98,11 +98,8 @@ class Block:
     """The arrays of one batch over one buffer. Written by one collector, then sealed, then read."""
 
     def __init__(self, layout: Layout, buffer: memoryview | bytearray | None = None) -> None:
-        """Lay the arrays over a buffer.
-
-        Args:
-            buffer: at least `layout.size_bytes` writable bytes, for example shared memory; a block of this process
-                allocates its own.
+        """Lay the arrays over a buffer. `buffer`: at least `layout.size_bytes` writable bytes, for example shared
+        memory; a block of this process allocates its own.
         """
         owned = np.zeros(layout.size_bytes, dtype=np.uint8) if buffer is None else np.frombuffer(buffer, dtype=np.uint8)
         arrays: dict[str, Array] = {}

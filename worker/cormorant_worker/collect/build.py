@@ -72,10 +72,8 @@ def build_collector(
     *,
     servers: AssignedServers | None = None,
 ) -> BuiltCollector:
-    """Build environments and policy as the manifest says, and start the first episodes.
-
-    Args:
-        servers: the inference servers, where the fleet may assign others than the place's while this waits for them.
+    """Build environments and policy as the manifest says, and start the first episodes. `servers`: the inference
+    servers, where the fleet may assign others than the place's while this waits for them.
 
     Raises:
         ManifestError: settings that cannot work together, or a device that is not there.

@@ -48,51 +48,40 @@ class EnvGroup(Protocol):
 
     def restart(self) -> None:
         """Begin a new trajectory everywhere, between batches."""
-        ...
 
     def begin(self, block: Block, quota: Array) -> None:
         """Aim at a block: `quota` [n] rows for each column."""
-        ...
 
     @property
     def is_done(self) -> bool:
         """True when every column has its quota."""
-        ...
 
     def act(self, actor: Actor, version: int) -> None:
         """Decide and send the next actions. Returns at once."""
-        ...
 
     def land(self) -> int:
         """Wait for what was sent and write it. Returns the number of frames."""
-        ...
 
     def cut(self) -> None:
         """Accept a short batch: what has landed so far. Does nothing before the first frame."""
-        ...
 
     def stop(self, columns: Array) -> None:
         """End the batch of these columns with the frames that have landed."""
-        ...
 
     def ends_ahead(self) -> list[tuple[int, int]]:
         """(column, frames up to and with it) of ends that have landed and are not handed over, oldest first."""
-        ...
 
     @property
     def quota(self) -> Array:
         """[n] rows for each column."""
-        ...
 
     def finish(self) -> None:
         """The batch is complete: keep what the next one starts from."""
-        ...
 
     def look(self, column: int, leaf: int) -> Array:
         """A copy of one leaf of what a column acts on next. For onlookers in other threads: in the moment in which a
         batch begins or ends it may be older, or of two rows.
         """
-        ...
 
     def state(self) -> dict[str, Array]:
         """What `restore` needs to go on bit by bit.
@@ -100,7 +89,6 @@ class EnvGroup(Protocol):
         Raises:
             EnvNotSaved: the environments cannot be saved.
         """
-        ...
 
     def restore(self, state: dict[str, Array]) -> None: ...
 

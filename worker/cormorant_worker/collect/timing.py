@@ -49,11 +49,7 @@ class Timing:
     """One worker's time. Owned by the thread that steps; others, in any process, read its numbers: `spent_ns`."""
 
     def __init__(self, numbers: Array | None = None) -> None:
-        """Begin, with building.
-
-        Args:
-            numbers: [NUM_TIMING] int64, zeroed memory to keep them in.
-        """
+        """Begin, with building. `numbers`: [NUM_TIMING] int64, zeroed memory to keep the times in."""
         self._numbers = np.zeros(NUM_TIMING, dtype=np.int64) if numbers is None else numbers
         self._laps = Laps()
         self._left = 1
@@ -129,8 +125,6 @@ class Timing:
 
 def spent_ns(numbers: Array) -> tuple[int, ...]:
     """Nanoseconds by activity, in the order of `ACTIVITIES`, up to now; of vector steps, up to the last measured one.
-
-    Args:
-        numbers: [NUM_TIMING] int64 of a `Timing` in any process of this machine, whose clock is the same.
+    `numbers`: [NUM_TIMING] int64 of a `Timing` in any process of this machine, whose clock is the same.
     """
     return heartbeat_layout.spent_ns(numbers.tolist(), until_ns=monotonic_ns())

@@ -109,10 +109,8 @@ class Trajectories:
         self.next_id = max(self.next_id, base)
 
     def close(self, columns: Array, *, terminated: Array) -> Episodes:
-        """The trajectories of these columns ended, and new ones begin.
-
-        Args:
-            terminated: [n] whether the environment ended it.
+        """The trajectories of these columns ended, and new ones begin. `terminated`: [n] whether the environment ended
+        it.
 
         Returns:
             The n episodes, for `note`.

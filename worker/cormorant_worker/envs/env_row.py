@@ -81,10 +81,7 @@ class NanCheck:
         ]
 
     def look(self, arrays: Arrays, rows: slice | Array) -> None:
-        """Look at [n, ...] a leaf.
-
-        Args:
-            rows: the environments' numbers, for the message; a slice means all.
+        """Look at [n, ...] a leaf. `rows`: the environments' numbers, for the message; a slice means all.
 
         Raises:
             BadObservation: an environment returned NaN.

@@ -23,7 +23,6 @@ class EnvSource(Protocol):
 
     def called(self, row: int) -> str:
         """What messages call the environment of a row."""
-        ...
 
     def build(self, row: int) -> Env:
         """Construct the environment of a row.
@@ -31,7 +30,6 @@ class EnvSource(Protocol):
         Raises:
             UnknownEnv, EnvBuildError: it cannot be built.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

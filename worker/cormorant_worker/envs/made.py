@@ -20,7 +20,6 @@ class VectorSource(Protocol):
 
     def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
         """The environments, with a seed for each. Called once; the source itself is not used any more."""
-        ...
 
 
 class MadeEnvs:

@@ -71,18 +71,15 @@ class VectorEnv(Protocol):
     @property
     def restarts(self) -> int:
         """How many environments were restarted after a crash or a hang, so far."""
-        ...
 
     def start(self) -> Arrays:
         """Begin the first episode everywhere. Returns the first observations, [num_envs, ...] a leaf."""
-        ...
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
         """Begin to step `rows` with `actions` ([n, ...] a leaf, in the order of rows). Returns at once.
 
         A row that is in flight must not be sent again.
         """
-        ...
 
     def recv(self) -> Step:
         """Wait for rows that were sent. Bounded by the implementation's own time limit.
@@ -90,11 +87,9 @@ class VectorEnv(Protocol):
         Raises:
             EnvCrashed: the environments cannot go on.
         """
-        ...
 
     def restart(self, rows: Rows) -> Arrays:
         """Begin a new episode in idle `rows`, whatever state they are in. Returns [n, ...] first observations."""
-        ...
 
     def state(self) -> bytes:
         """What is needed to go on from here bit by bit.
@@ -102,15 +97,12 @@ class VectorEnv(Protocol):
         Raises:
             EnvNotSaved: these environments cannot be saved.
         """
-        ...
 
     def restore(self, state: bytes) -> None:
         """Go on from a `state()` of an equal VectorEnv. Nothing may be in flight."""
-        ...
 
     def close(self) -> None:
         """Stop everything that was started. May be called twice."""
-        ...
 
 
 class NeverSaved:

@@ -58,9 +58,7 @@ class Restarts:
 
     def record(self, crash: Crash, *, has_stepped: bool) -> int:
         """Count a restart and return the seed for it: derived from the row's last one, never one used before.
-
-        Args:
-            has_stepped: some environment that runs now has completed a step.
+        `has_stepped`: some environment that runs now has completed a step.
 
         Raises:
             EnvCrashed: one restart too many.

@@ -23,10 +23,7 @@ def naming(variant: str) -> Iterator[None]:
 
 
 def check_spaces(found: Mapping[str, tuple[Space, Space]]) -> None:
-    """Refuse variants of different spaces.
-
-    Args:
-        found: observation and action space by the variant's name.
+    """Refuse variants of different spaces. `found`: observation and action space by the variant's name.
 
     Raises:
         EnvBuildError: naming two variants and their spaces.
@@ -49,11 +46,7 @@ class VariantEnvs:
     """Builds gymnasium environments, each of its variant. Pickled for every process that builds one."""
 
     def __init__(self, factories: tuple[EnvFactory, ...], names: tuple[str, ...], task_ids: Sequence[int]) -> None:
-        """Keep what to build.
-
-        Args:
-            task_ids: for each row, the position of its variant.
-        """
+        """Keep what to build. `task_ids`: for each row, the position of its variant."""
         self._factories, self._names, self._task_ids = factories, names, tuple(task_ids)
         self._spaces: dict[str, tuple[Space, Space]] = {}
 

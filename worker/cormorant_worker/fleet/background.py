@@ -27,11 +27,7 @@ class BackgroundTasks:
     """Runs functions, in any order. `submit` and `settle` want the fleet's condition held."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """Begin with nothing to do.
-
-        Args:
-            wake: called by any thread when something is done: `settle` has to look.
-        """
+        """Begin with nothing to do. `wake`: called by any thread when something is done: `settle` has to look."""
         self._wake = wake
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = queue.SimpleQueue()
         self._done: deque[tuple[Callable[[Any], None], Any]] = deque()
@@ -44,10 +40,8 @@ class BackgroundTasks:
         return self._num_under_way == 0
 
     def submit(self, job: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
-        """Run a function in a thread, without the condition.
-
-        Args:
-            then: called by `settle`, with what the job returned or raised.
+        """Run a function in a thread, without the condition. `then`: called by `settle`, with what the job returned or
+        raised.
         """
         self._num_under_way += 1
         self._jobs.put((job, then))

@@ -93,10 +93,8 @@ class Loan:
 
     def tensordict(self, *, copy: bool = False) -> "TensorDict":
         """The batch, `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`. With `multiStep` and
-        `splitTrajectories` in the manifest, what they make of it.
-
-        Args:
-            copy: make the tensors yours instead of views that `release` invalidates. Sync batches always are.
+        `splitTrajectories` in the manifest, what they make of it. `copy`: make the tensors yours instead of views that
+        `release` invalidates. Sync batches always are.
 
         Raises:
             FleetError: the loan was released.

@@ -10,10 +10,8 @@ if TYPE_CHECKING:
 
 
 def dataset_of(job: CollectorJob, *, epoch: int) -> "DatasetRoot | None":
-    """The dataset that frames go to, looked at; None: none.
-
-    Args:
-        epoch: of the fleet, unless the dataset has seen as high a one.
+    """The dataset that frames go to, looked at; None: none. `epoch`: of the fleet, unless the dataset has seen as high
+    a one.
 
     Raises:
         DatasetError: it cannot be read or written, or another process writes to it.

@@ -32,11 +32,7 @@ class Lifecycle:
         self.is_closing = True
 
     def fail(self, error: Exception, *, what: str = "") -> None:
-        """The fleet cannot go on.
-
-        Args:
-            what: what could not be done, for errors that are not ours: "start a worker".
-        """
+        """The fleet cannot go on. `what`: what could not be done, for errors that are not ours: "start a worker"."""
         if self.error is None:
             known = isinstance(error, CormorantError)
             self.error = error if known else WorkerFailed(f"cannot {what}: {type(error).__name__}: {error}")  # type: ignore[assignment]  # checked

@@ -153,10 +153,8 @@ class Reaper:
 
     def _settle(self, handle: WorkerHandle, *, durable_frames: int | None, reason: str) -> int:
         """Account for everything that a worker has stepped. It has ended: its part of the dataset does not grow.
-
-        Args:
-            durable_frames: frames in its part of the dataset, by the manifest: the last batch may be there though the
-                fleet has not heard of it, and batches that it heard of may not. None without a dataset.
+        `durable_frames`: frames in its part of the dataset, by the manifest: the last batch may be there though the
+        fleet has not heard of it, and batches that it heard of may not. None without a dataset.
 
         Returns:
             Frames that are collected again.

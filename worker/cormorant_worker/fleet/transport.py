@@ -34,7 +34,6 @@ class Payload(Protocol):
 
     def close(self) -> None:
         """No worker will be sent it any more; those that have it keep it."""
-        ...
 
 
 class WorkerConnection(Protocol):
@@ -49,45 +48,36 @@ class WorkerConnection(Protocol):
     @property
     def pid(self) -> int:
         """The worker's process id, on whichever machine; 0 while it is not known."""
-        ...
 
     @property
     def phase(self) -> Phase:
         """What the worker does, as far as it is known here."""
-        ...
 
     @property
     def frames(self) -> int:
         """Frames that the worker has stepped, as far as it is known here."""
-        ...
 
     @property
     def spent_ns(self) -> tuple[int, ...]:
         """Nanoseconds by activity, as far as it is known here."""
-        ...
 
     @property
     def is_open(self) -> bool:
         """False once nothing will come from the worker any more."""
-        ...
 
     def sources(self) -> Sequence[Source]:
         """What the fleet's thread has to wait for, the same ones for all of the worker's life. None where the engine
         says itself that there is news.
         """
-        ...
 
     def receive(self, source: Source | None) -> Sequence[object]:
         """The worker's messages that have come by a source that is ready, or at all where there are no sources."""
-        ...
 
     def unsent(self) -> Sequence[Source]:
         """Sources that have to be written to, because the worker does not read: `flush` when they can be."""
-        ...
 
     def flush(self, source: Source) -> None:
         """Send what a source takes now."""
-        ...
 
     def send(self, message: object) -> None:
         """Send Start, Begin, Reseed or Finish.
@@ -95,7 +85,6 @@ class WorkerConnection(Protocol):
         Raises:
             ConnectionClosed: the worker is gone.
         """
-        ...
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
         """Have a batch collected; `memory` is that of a block which this worker does not know yet.
@@ -103,7 +92,6 @@ class WorkerConnection(Protocol):
         Raises:
             ConnectionClosed: the worker is gone.
         """
-        ...
 
     def request(self, request: Request, payload: Payload | None) -> None:
         """Have a request answered, with the bytes that belong to it. Never waits behind tickets.
@@ -111,29 +99,23 @@ class WorkerConnection(Protocol):
         Raises:
             ConnectionClosed: the worker is gone.
         """
-        ...
 
     def describe_doing(self) -> str:
         """What the worker does, in words, as far as it is known here: "stepping"."""
-        ...
 
     # -- may take long ------------------------------------------------------------------------------------------
 
     def describe_end(self) -> str:
         """How the worker ended, as a clause: "was killed by SIGSEGV while building"."""
-        ...
 
     def kill(self) -> None:
         """End the worker at once. May be called twice, and from any thread."""
-        ...
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the worker to end. False when it has not after `timeout_s`."""
-        ...
 
     def close(self) -> None:
         """Kill what is left and let go of everything."""
-        ...
 
 
 class BlockPool(Protocol):
@@ -148,39 +130,31 @@ class BlockPool(Protocol):
         Raises:
             FleetError: there is no room for `at_least`.
         """
-        ...
 
     @property
     def room(self) -> int:
         """How many blocks can be lent now."""
-        ...
 
     @property
     def num_made(self) -> int:
         """Blocks that exist: how much memory is taken."""
-        ...
 
     def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
         """Take a block for a worker's ticket: its number, and its memory where the worker has to map it."""
-        ...
 
     def give_back(self, block_index: int) -> None:
         """The block's batch is not needed any more."""
-        ...
 
     def forget(self, pid: int) -> None: ...
 
     def block(self, block_index: int) -> Block:
         """The arrays of a batch that has landed."""
-        ...
 
     def memory(self, block_index: int) -> SharedMemory | None:
         """What the block lies in from its first byte on; None where that is no shared memory of this machine."""
-        ...
 
     def close(self) -> None:
         """Let go of all memory. Views of blocks stay valid."""
-        ...
 
 
 class Engine(Protocol):
@@ -196,19 +170,14 @@ class Engine(Protocol):
         Raises:
             DeviceUnavailable: there is none.
         """
-        ...
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         """Options with what this engine alone knows: how many workers there are unless told, and who brings slots."""
-        ...
 
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
-        """Called once, before anything else.
-
-        Args:
-            wake: to be called, from any thread, with a link without `sources` that has news for the fleet's thread.
+        """Called once, before anything else. `wake`: to be called, from any thread, with a link without `sources` that
+        has news for the fleet's thread.
         """
-        ...
 
     def make_room_for(self, num_workers: int) -> None:
         """There will be so many workers.
@@ -216,42 +185,31 @@ class Engine(Protocol):
         Raises:
             FleetError: this process cannot hold them.
         """
-        ...
 
     def start(self, start: Start, listener: socket.socket | None = None) -> WorkerConnection:
         """Start a worker, which will say `Ready` or `Failed`; it is not waited for. May take long, is called without
-        the fleet's condition, and by several threads at once.
-
-        Args:
-            listener: of an inference server: what `listen` gave for its slot.
+        the fleet's condition, and by several threads at once. `listener`: of an inference server: what `listen` gave
+        for its slot.
         """
-        ...
 
     def listen(self) -> socket.socket | None:
         """A socket that inference servers of one slot, one after the other, accept workers from; None: each opens its
         own, and tells its address.
         """
-        ...
 
     def cpus_for(self, num_workers: int) -> int:
         """Processors that each of so many workers may use; 0: the worker finds out where it runs."""
-        ...
 
     def make_blocks(self, layout: Layout, limit: int) -> BlockPool:
         """Lay out the memory of batches. Called once, when the first worker has told the layout, without the condition:
         it may take long.
         """
-        ...
 
     def share(self, data: bytes | memoryview | SharedMemory) -> Payload:
-        """Lay bytes out for any number of workers. May take long: the memory that it needs may not be there.
-
-        Args:
-            data: bytes are copied. Shared memory is handed on as it is where workers can map it, and has to stay open
-                until the payload is closed.
+        """Lay bytes out for any number of workers. May take long: the memory that it needs may not be there. `data`:
+        bytes are copied. Shared memory is handed on as it is where workers can map it, and has to stay open until the
+        payload is closed.
         """
-        ...
 
     def close(self) -> None:
         """Let go of everything, after the last worker was closed."""
-        ...

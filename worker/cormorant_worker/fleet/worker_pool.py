@@ -154,11 +154,7 @@ class WorkerPool:
         del self._untold[handle.slot]
 
     def lose(self, handle: WorkerHandle, then: Callable[[], None]) -> None:
-        """A worker has ended, or is being ended.
-
-        Args:
-            then: called once its connection is not listened to any more.
-        """
+        """A worker has ended, or is being ended. `then`: called once its connection is not listened to any more."""
         slot = handle.slot
         del self._workers[slot]
         handle.is_gone = True

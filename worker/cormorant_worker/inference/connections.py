@@ -40,11 +40,9 @@ class ServerConnection(Protocol):
         Raises:
             TimeoutError: it did not come in `LOOK_S`; call again.
         """
-        ...
 
     def hand_in(self, header: Header, arrays: Sequence[Array]) -> None:
         """Ask for actions. The arrays must not change before the answer is here. Does not wait for the server."""
-        ...
 
     def receive(self) -> Sequence[Header]:
         """Wait for answers; their arrays are in the mailbox's slots.
@@ -52,7 +50,6 @@ class ServerConnection(Protocol):
         Raises:
             TimeoutError: nothing came in `LOOK_S`.
         """
-        ...
 
     def close(self) -> None: ...
 

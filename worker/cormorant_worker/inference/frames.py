@@ -134,10 +134,7 @@ class Introduction:
 
 
 def listen_on(host: str) -> Listeners:
-    """Listening sockets for workers on all nodes.
-
-    Args:
-        host: address of this node's interface in the cluster.
+    """Listening sockets for workers on all nodes. `host`: address of this node's interface in the cluster.
 
     Raises:
         OSError: this node does not have that address.

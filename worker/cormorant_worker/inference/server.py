@@ -102,11 +102,7 @@ class InferenceServer:
     def __init__(
         self, listeners: Listeners, build: Callable[[Space, Space, int], ServedPolicy], how: Gathering
     ) -> None:
-        """Begin to listen.
-
-        Args:
-            build: makes the policy, from the spaces of the first worker and its number of rows.
-        """
+        """Begin to listen. `build`: makes the policy, from the spaces of the first worker and its number of rows."""
         self.policy: ServedPolicy | None = None
         self.served = ServedCounts()
         self._build, self._how = build, how
@@ -133,10 +129,7 @@ class InferenceServer:
         self.policy = policy
 
     def turn(self, acting: Callable[[], AbstractContextManager[None]]) -> bool:
-        """Wait a moment for rows, and act if it is time.
-
-        Args:
-            acting: entered around an act.
+        """Wait a moment for rows, and act if it is time. `acting`: entered around an act.
 
         Returns:
             Whether a watched source can be read.

@@ -86,10 +86,8 @@ class Exposition:
         return Rising(self.counter(metric, **labels), floor=floor)
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
-        """What is scraped, and its content type.
-
-        Args:
-            accept: the scraper's header; decides between Prometheus' own format and OpenMetrics.
+        """What is scraped, and its content type. `accept`: the scraper's header; decides between Prometheus' own format
+        and OpenMetrics.
         """
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type

@@ -27,15 +27,12 @@ class ActionHead(Protocol):
 
     def act(self, params: Tensor) -> Tensor:
         """Draw (or, when greedy, choose) actions: `[n, P]` float32 -> `[n, ...]`."""
-        ...
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         """Log-probability or log-density of actions, summed over their dimensions: `[n]` float32."""
-        ...
 
     def entropy(self, params: Tensor) -> Tensor:
         """Entropy in nats, summed over the action's dimensions: `[n]` float32."""
-        ...
 
 
 class CategoricalHead:

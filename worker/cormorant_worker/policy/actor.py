@@ -55,7 +55,6 @@ class Actor(Protocol):
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         """Decide for n rows: observations [n, ...] a leaf, states [n, ...], is_init [n] bool."""
-        ...
 
 
 class PolicyActor:

@@ -57,10 +57,8 @@ class Dataset:
         return self.store.uri
 
     def parts(self, *, have_ended: bool = False) -> tuple[DatasetPart, ...]:
-        """All parts, by group, index and attempt.
-
-        Args:
-            have_ended: no part has a writer any more. What still arrives from one that died does not count.
+        """All parts, by group, index and attempt. `have_ended`: no part has a writer any more. What still arrives from
+        one that died does not count.
 
         Raises:
             DatasetCorrupt: a manifest holds something else than manifest lines.
@@ -226,10 +224,8 @@ def read_dataset(uri: str) -> Dataset:
 
 
 def open_dataset(uri: str, description: DatasetDescription) -> Dataset:
-    """Begin a dataset at a URI, or go on with the one that is there. Called by every process that writes.
-
-    Args:
-        uri: a path, `file://`, or what fsspec opens.
+    """Begin a dataset at a URI, or go on with the one that is there. Called by every process that writes. `uri`: a
+    path, `file://`, or what fsspec opens.
 
     Raises:
         DatasetMismatch: what is there comes from another environment or has other leaves; names each difference.

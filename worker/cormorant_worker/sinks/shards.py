@@ -109,7 +109,7 @@ class ShardWriter:
             raise DatasetError(f"{store.uri}/{part} cannot be created: {error.strerror or error}") from error
 
     def append(self, block: Block, moments: Statistics | None = None) -> None:
-        """DatasetStore a sealed block. When this returns, the block's memory may be written again.
+        """Store a sealed block. When this returns, the block's memory may be written again.
 
         Costs about a file write of the frames; compresses (lz4) when observations are images.
 

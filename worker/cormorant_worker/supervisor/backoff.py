@@ -12,10 +12,6 @@ class Backoff:
         self._failures = 0
 
     def next_s(self, *, joined_s: float) -> float:
-        """Seconds until the next start.
-
-        Args:
-            joined_s: how long the node was a member this time; 0: it never was.
-        """
+        """Seconds until the next start. `joined_s`: how long the node was a member this time; 0: it never was."""
         self._failures = 0 if joined_s >= _HEALTHY_S else self._failures + 1
         return min(_LONGEST_S, _FIRST_S * 2.0 ** min(self._failures, 16))

@@ -21,11 +21,7 @@ class Child:
     """A process whose output is read as it comes; its last lines are kept."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, watch_for: str) -> None:
-        """Start it.
-
-        Args:
-            watch_for: `has_said` becomes true when a line of its output contains this.
-        """
+        """Start it. `watch_for`: `has_said` becomes true when a line of its output contains this."""
         self.has_said = False
         self.started = time.monotonic()
         self._watch_for = watch_for
@@ -80,11 +76,7 @@ def adopt_orphans() -> None:
 
 
 def reap(known: Sequence[int]) -> None:
-    """Reap ended children that no other code waits for.
-
-    Args:
-        known: process ids whose owners wait for them.
-    """
+    """Reap ended children that no other code waits for. `known`: process ids whose owners wait for them."""
     with suppress(ChildProcessError):
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return  # one system call, ten times a second; scanning all processes costs more

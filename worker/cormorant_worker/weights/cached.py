@@ -43,11 +43,7 @@ class CachedWeights:
     """The folder of one pod. One thread at a time may use it."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Look at what an earlier actor of this pod kept.
-
-        Args:
-            folder: where; made when it is needed. None keeps nothing.
-        """
+        """Look at what an earlier actor of this pod kept. `folder` is made when it is needed; None keeps nothing."""
         self._folder = folder
         self._models: dict[int, tuple[str, ...]] = {}
         """Models of each kept publish, by version."""

@@ -41,10 +41,8 @@ class Heartbeat:
 
     @classmethod
     def create(cls, path: str = "") -> "Heartbeat":
-        """Make a heartbeat for a new worker.
-
-        Args:
-            path: of a file that others on this machine can read it in; empty: those who get its descriptor alone.
+        """Make a heartbeat for a new worker. `path`: of a file that others on this machine can read it in; empty: those
+        who get its descriptor alone.
         """
         return cls(SharedMemory.create(SIZE_BYTES, path=path))
 

@@ -13,10 +13,8 @@ _MOMENT_S = 0.01
 def take_offer(
     weights: StagedWeights, request: Request, payload: memoryview, *, boundary: threading.Lock, kept: CachedWeights
 ) -> None:
-    """Stage a publish, let it act if that can be now, and keep it for a new head.
-
-    Args:
-        boundary: held by the thread that acts, within a batch or while it acts for rows.
+    """Stage a publish, let it act if that can be now, and keep it for a new head. `boundary`: held by the thread that
+    acts, within a batch or while it acts for rows.
 
     Raises:
         WeightsError: the publish does not fit.

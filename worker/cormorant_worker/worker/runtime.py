@@ -70,21 +70,17 @@ _HELD_TIMEOUT_S = 600.0
 class Uplink(Protocol):
     def send(self, message: object) -> None:
         """Report to the fleet. Called by all threads."""
-        ...
 
     def recv(self) -> Any:
         """Wait for the fleet's next Begin, Ticket, Reseed or Finish: for as long as the fleet lives. Called by the
         stepping thread.
         """
-        ...
 
     def has_message(self, timeout_s: float) -> bool:
         """Wait for the fleet's next message, at most `timeout_s`. Called by the stepping thread."""
-        ...
 
     def block(self, ticket: Ticket, layout: Layout) -> Block:
         """The memory that a ticket's batch goes to. Called by the stepping thread, right after it got the ticket."""
-        ...
 
 
 class WorkerRuntime:
@@ -340,11 +336,9 @@ class WorkerRuntime:
     # -- other threads -----------------------------------------------------------------------------------------
 
     def answer(self, request: Request, payload: memoryview) -> Reply:
-        """Answer one request of the fleet. One at a time, in the order in which they were sent.
-
-        Args:
-            payload: the bytes that came with it. Weights are not copied before they act: a memoryview of them is kept
-                until then, and its memory must not be written to meanwhile.
+        """Answer one request of the fleet. One at a time, in the order in which they were sent. `payload`: the bytes
+        that came with it. Weights are not copied before they act: a memoryview of them is kept until then, and its
+        memory must not be written to meanwhile.
         """
         try:
             return Reply(number=request.number, state=self._answer(request, payload))

@@ -22,11 +22,9 @@ class Store(Protocol):
         """Raise ValueError when so many environments, frames or episodes at once do not fit. An episode has one frame
         at least.
         """
-        ...
 
     def take(self, batch: "TensorDict", lengths: Array) -> None:
         """Store a batch `[B, T]`, of which column b has `lengths[b]` frames."""
-        ...
 
     def reset(self, *, keep_statistics: bool) -> None: ...
 

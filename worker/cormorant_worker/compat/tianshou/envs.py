@@ -24,7 +24,6 @@ from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, flatte
 class TakesResetKwargs(Protocol):
     def seed(self, seeds: Sequence[int]) -> None:
         """The next `start` resets with these seeds."""
-        ...
 
     def reset_with(self, kwargs: Mapping[str, Any]) -> None: ...
 

@@ -153,11 +153,8 @@ class WorkerActor:
     """The actor. Its constructor returns at once; `Ready` or `Failed` come as news."""
 
     def __init__(self, start: Start, import_path: Sequence[str]) -> None:
-        """Begin to build.
-
-        Args:
-            import_path: folders on the fleet's import path; those that exist here are searched, too, after this
-                machine's own.
+        """Begin to build. `import_path`: folders on the fleet's import path; those that exist here are searched, too,
+        after this machine's own.
         """
         sys.path.extend(path for path in import_path if path not in sys.path and Path(path).is_dir())
         # Subprocess environments search where this process does.
@@ -200,11 +197,8 @@ class WorkerActor:
 
     @_method(concurrency_group="answer")
     def answer(self, request: Request, payload: Sequence[Any]) -> News:
-        """Answer a request.
-
-        Args:
-            payload: no or one reference to uint8 bytes. In a list, so that Ray does not hold other calls back until
-                they are here.
+        """Answer a request. `payload`: no or one reference to uint8 bytes. In a list, so that Ray does not hold other
+        calls back until they are here.
         """
         # Only read, but torch warns of every view of memory that it may not write.
         data = writable(ray.get(payload[0])) if payload else np.empty(0, np.uint8)
