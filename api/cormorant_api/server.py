@@ -182,16 +182,14 @@ class HeadServer:
         now = time.monotonic()
         deadline = now + self.settings.drain_s
         self.head.drain()
+        running = self.head.running
         # A consumer is invisible between an acknowledgement and its next request, so allow a gap.
-        seen_at = now if self.head.running.ledger.consumers() else -math.inf
+        seen_at = now if running.ledger.consumers() else -math.inf
         while now < deadline and now - seen_at < _GONE_S and not self.head.is_complete:
             time.sleep(_LOOK_S)
             now = time.monotonic()
-            seen_at = now if self._has_consumers() else seen_at
-
-    def _has_consumers(self) -> bool:
-        running = self.head.running
-        return running.feeder.num_waiting > 0 or running.ledger.counts().lent > 0
+            if running.feeder.num_waiting or running.ledger.counts().lent:
+                seen_at = now
 
     def _linger(self) -> None:
         """Stay for `linger_s`, so that consumers get the end of the stream and callers the whole table of an

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -277,26 +277,22 @@ def read_job(manifest: str, name: str, frames: int = 0) -> CollectorJob:
     return found[0].model_copy(update={"spec": spec.model_copy(update={"collection": collection})})
 
 
+@dataclass(slots=True)
 class _Session:
-    def __init__(
-        self,
-        job: CollectorJob,
-        display: Display,
-        interrupts: Interrupts,
-        site: Site,
-        serving: ServeOptions | None = None,
-        metrics_port: int = 0,
-    ) -> None:
-        self._job = job
-        self._site = site
-        self._serving = serving
-        self._metrics_port = metrics_port
-        self._display = display
-        self._interrupts = interrupts
-        self._dataset = job.spec.output.dataset.uri if job.spec.output.dataset else ""
-        self._rate = Rate()
-        self._due = 0.0
-        """When progress is shown next."""
+    _job: CollectorJob
+    _display: Display
+    _interrupts: Interrupts
+    _site: Site
+    _serving: ServeOptions | None = None
+    _metrics_port: int = 0
+    _rate: Rate = field(default_factory=Rate)
+    _due: float = 0.0
+    """When progress is shown next."""
+
+    @property
+    def _dataset(self) -> str:
+        dataset = self._job.spec.output.dataset
+        return dataset.uri if dataset is not None else ""
 
     def run(self, workers: int, device: str) -> Reason:
         """Start, collect, close, sum up.

@@ -75,7 +75,7 @@ def make_body(weights: Publishable, *, model: str = MAIN_MODEL) -> Body:
     if isinstance(weights, str | os.PathLike):
         return Body(model=model, pieces=(_read_file(Path(weights)),))
     flat = _state_of(weights)
-    if flat and all(_is_group(value) for value in flat.values()):
+    if flat and all(isinstance(value, Mapping) or hasattr(value, "state_dict") for value in flat.values()):
         several = {f"{name}/{key}": tensor for name, group in flat.items() for key, tensor in _state_of(group).items()}
         return Body(model="", pieces=_pieces(several))
     return Body(model=model, pieces=_pieces(flat))
@@ -148,10 +148,6 @@ def _state_of(weights: Any) -> Mapping[str, Any]:
         raise BadTensors("nothing to publish: the state dict is empty")
     # What a module's get_extra_state gave may be anything; the head does not ask for it.
     return {str(name): value for name, value in weights.items() if str(name).rpartition(".")[2] != _EXTRA_STATE}
-
-
-def _is_group(value: Any) -> bool:
-    return isinstance(value, Mapping) or hasattr(value, "state_dict")
 
 
 def _pieces(flat: Mapping[str, Any]) -> tuple[Bytes, ...]:

@@ -147,7 +147,8 @@ class Transport:
             connection.close()
             raise
         self._give_back(address, connection, response)
-        return Reply(status=response.status, headers=_lower(response), body=received)
+        told = {name.lower(): value for name, value in response.getheaders()}
+        return Reply(status=response.status, headers=told, body=received)
 
     @contextmanager
     def stream(
@@ -283,10 +284,6 @@ def _shut(connection: http.client.HTTPConnection) -> None:
     if connection.sock is not None:
         with suppress(OSError):
             connection.sock.shutdown(socket.SHUT_RDWR)
-
-
-def _lower(response: http.client.HTTPResponse) -> dict[str, str]:
-    return {name.lower(): value for name, value in response.getheaders()}
 
 
 def _trace_context() -> dict[str, str]:

@@ -125,11 +125,6 @@ def _refuse_lossy(value: JsonValue) -> JsonValue:
     return value
 
 
-def _finite_object(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    _refuse_lossy(value)
-    return value
-
-
 def _count_or_percent(value: object) -> object:
     whole = _whole(value)
     is_count = isinstance(whole, int) and not isinstance(whole, bool) and 1 <= whole <= INT32_MAX
@@ -204,7 +199,7 @@ Entrypoint = Annotated[str, Field(strict=True, max_length=253, pattern=ENTRYPOIN
 
 JsonObject = Annotated[
     dict[str, JsonValue],
-    AfterValidator(_finite_object),
+    AfterValidator(_refuse_lossy),
     WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
 ]
 """An object whose fields this contract does not know."""

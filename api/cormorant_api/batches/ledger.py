@@ -229,7 +229,7 @@ class Ledger(Generic[L]):
                 self._redelivered += entry.deliveries > 1
                 self._consumers[consumer].taken += 1
                 found = Lent(
-                    id=self._id(entry.number),
+                    id=f"{self.epoch}-{entry.number}",
                     number=entry.number,
                     loan=entry.loan,
                     delivery=entry.deliveries,
@@ -378,9 +378,6 @@ class Ledger(Generic[L]):
         self._consumers.move_to_end(consumer)
         if len(self._consumers) > MOST_CONSUMERS:
             self._consumers.popitem(last=False)
-
-    def _id(self, number: int) -> str:
-        return f"{self.epoch}-{number}"
 
     def _number(self, batch_id: str) -> int | None:
         """The number in an id of this ledger; None for other text."""

@@ -39,7 +39,6 @@ from cormorant_worker.errors import CormorantError, MalformedWeights
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.cached import CachedPublish, read_cached
-from cormorant_worker.weights.staged import WeightSpecs
 
 log = structlog.get_logger()
 
@@ -260,8 +259,10 @@ class Publisher:
     def _verified(self, blob: WeightsBlob, model: str, *, is_partial: bool = False) -> TensorFile:
         specs = self._fleet.specs
         parsed = parse_body(blob.buffer)
+        # Unprefixed tensor names in a publish of several models.
+        default = next(iter(specs)) if len(specs) == 1 else "policy"
         try:
-            blob.check(default_model=model or _default_of(specs), header=parsed)
+            blob.check(default_model=model or default, header=parsed)
         except MalformedWeights as error:
             raise malformed(MalformedTensorFile(str(error), offset=error.offset)) from error
         check_specs(blob.tensors, specs, only=model, is_partial=is_partial)
@@ -396,11 +397,6 @@ class Publisher:
             models=models,
             statistics=upload.blob.statistics,
         )
-
-
-def _default_of(specs: WeightSpecs) -> str:
-    """The model of unprefixed tensor names in a publish of several models."""
-    return next(iter(specs)) if len(specs) == 1 else "policy"
 
 
 def _file_of(blob: WeightsBlob, tensors: Mapping[str, TensorEntry]) -> tuple[memoryview, ...]:

@@ -30,7 +30,8 @@ def queue_actions(view: View) -> Iterator[Action]:
         if found is not None and (queue is None or not view.has_pods):
             yield DeleteChild(kind="Workload", name=found.name)
     elif view.job.is_over:
-        if found is not None and not found.holds("Finished") and not _uses_quota(view):
+        uses_quota = any(not pod.is_terminal and not view.is_lost(pod) for pod in view.observed.pods)
+        if found is not None and not found.holds("Finished") and not uses_quota:
             yield _finish(view, found)
     elif found is None or not found.is_reserved:
         yield from _request(view, queue, found)
@@ -117,10 +118,6 @@ def _reclaimed(view: View, found: Workload, group: str) -> int:
         return 0
     is_shrinking = any(pod.index >= size and not pod.is_terminal for pod in view.examined_workers[group])
     return pod_set.reclaimed if is_shrinking or size >= pod_set.held else pod_set.asked - size
-
-
-def _uses_quota(view: View) -> bool:
-    return any(not pod.is_terminal and not view.is_lost(pod) for pod in view.observed.pods)
 
 
 def _finish(view: View, found: Workload) -> Action:

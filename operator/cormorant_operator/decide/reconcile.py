@@ -32,7 +32,7 @@ from cormorant_operator.decide.queueing import queue_actions
 from cormorant_operator.decide.status import is_counters_only, make_status, write_at
 from cormorant_operator.decide.suspension import Suspension, plan_suspension
 from cormorant_operator.decide.view import View
-from cormorant_operator.decide.workers import WorkerPlan, plan_workers, render_worker
+from cormorant_operator.decide.workers import plan_workers, render_worker
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
@@ -127,7 +127,8 @@ def _run(view: View) -> Plan:
     decision = Decision(
         is_replacing_head=head.is_replacing, is_updating=workers.is_updating, is_trying_image=head.is_trying
     )
-    return _plan(view, decision, actions, dues=dues, epoch=head.epoch, is_urgent=_is_urgent(view, workers))
+    is_urgent = workers.is_waiting_for_head or (view.answer is not None and view.answer.is_resizing)
+    return _plan(view, decision, actions, dues=dues, epoch=head.epoch, is_urgent=is_urgent)
 
 
 def _is_of_another_image(view: View) -> bool:
@@ -208,10 +209,6 @@ def _orders_to_head(view: View, head: HeadPlan) -> Iterator[Action]:
     is_paused = view.job.spec.paused or not has_workers
     if wanted != told or answer.is_spec_paused != is_paused:
         yield SetDesired(pod=live, sizes=wanted.sizes, empty_slots=wanted.empty_slots, paused=is_paused)
-
-
-def _is_urgent(view: View, workers: WorkerPlan) -> bool:
-    return workers.is_waiting_for_head or (view.answer is not None and view.answer.is_resizing)
 
 
 def _plan(

@@ -33,7 +33,7 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
         observation right after a column's last frame stays what that frame led to.
     """
     layout, rows = block.layout, slice(0, block.num_rows)
-    own = np.copy if copy else _same
+    own = np.copy if copy else (lambda array: array)
     collector: dict[str, Any] = {}
     if not block.is_full:
         mask_TB = np.arange(block.num_rows)[:, None] < block.lengths[None, :]
@@ -115,10 +115,6 @@ def _what_followed(block: Block, carried: Arrays, final: Arrays) -> Iterable[tor
 def _put(target: dict[str, Any], leaves: Sequence[Leaf], values: Iterable[torch.Tensor]) -> None:
     for leaf, value in zip(leaves, values, strict=True):
         put_nested(target, leaf.key, value)
-
-
-def _same(array: Array) -> Array:
-    return array
 
 
 def _env_first(array_TB: Array) -> torch.Tensor:

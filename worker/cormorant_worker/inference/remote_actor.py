@@ -86,9 +86,9 @@ class RemoteActor:
         self.weights = ServedWeights()
         self.device = torch.device("cpu")
         """Whose generator draws the rows' words."""
-        self.while_waiting: Callable[[], None] = _go_on
+        self.while_waiting: Callable[[], None] = lambda: None
         """Called twice a second while a server keeps this thread waiting."""
-        self.on_waiting: Callable[[bool], None] = _ignore
+        self.on_waiting: Callable[[bool], None] = lambda _: None
         """Told when the wait for a server becomes long, and when it is over."""
         self.acted_version = self.weights.version
         """Version of the last answer."""
@@ -260,11 +260,3 @@ def _unavailable(what: str) -> InferenceUnavailable:
         f"{what} within {LONGEST_WAIT_S:.0f} s; look at the inference servers in `cormorant describe`, and at "
         "their logs"
     )
-
-
-def _go_on() -> None:
-    """Outside a collector there is nothing to look at."""
-
-
-def _ignore(is_waiting: bool) -> None:
-    """No heartbeat to set."""

@@ -46,7 +46,7 @@ class RayEngine:
         self._blocks: RayBlockPool | None = None
         self._connections: dict[tuple[str, int], RayConnection] = {}
         """The newest of each slot."""
-        self._wake: Callable[[WorkerConnection], None] = _not_open
+        self._wake: Callable[[WorkerConnection], None] = lambda _: None  # until `open`
 
     def check_devices(self, job: CollectorJob, device: str) -> None:
         """Nothing is known of other machines: a worker that finds no device says so; one without GPUs is not placed."""
@@ -146,7 +146,3 @@ class RayEngine:
     def _landing(self) -> RayBlockPool:
         assert self._blocks is not None, "no ticket goes out before the memory was laid out"
         return self._blocks
-
-
-def _not_open(link: WorkerConnection) -> None:
-    """Before the fleet has opened the engine."""
