@@ -68,7 +68,6 @@ def failures(suite: Suite, root: Path, folder: Path) -> tuple[set[str], int]:
         cwd=root,
         env={
             **os.environ,
-            "RAY_ADDRESS": "local",  # never a cluster that others run here
             "SWAPPED_PEER": suite.peer,
             "SWAPPED_VARIANTS": "one" if suite.is_sampled else "all",
             "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths)),

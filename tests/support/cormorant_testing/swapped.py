@@ -21,6 +21,9 @@ OURS = {
 }
 """By module of a peer: the module that has ours, and the names."""
 
+NOT_OURS = ("TestLibThreading", "test_ray_collector_stats", "test_ray_map_fn_and_get_distant_attr")
+"""Tests of TorchRL's own classes: of RayCollector, and in processes that they spawn, where no name is exchanged."""
+
 for theirs, (ours, names) in OURS.items():
     # One peer alone: TorchRL's import makes every process of Tianshou's environments a spawned one.
     if theirs.partition(".")[0] == os.environ.get("SWAPPED_PEER"):
@@ -29,15 +32,15 @@ for theirs, (ours, names) in OURS.items():
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `SWAPPED_VARIANTS=one`, run one variant of each test: the shortest name, of collectors in this process where
-    there is one.
+    """Leave out `NOT_OURS`. With `SWAPPED_VARIANTS=one`, run one variant of each test: the shortest name, of collectors
+    in this process where there is one.
     """
-    if os.environ.get("SWAPPED_VARIANTS") != "one":
-        return
-    variants: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    chosen = [min(found, key=_rank) for found in variants.values()]
+    chosen = [item for item in items if not any(name in item.nodeid for name in NOT_OURS)]
+    if os.environ.get("SWAPPED_VARIANTS") == "one":
+        variants: dict[str, list[pytest.Item]] = {}
+        for item in chosen:
+            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        chosen = [min(found, key=_rank) for found in variants.values()]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 
