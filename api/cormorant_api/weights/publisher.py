@@ -244,7 +244,9 @@ class Publisher:
         history = self.store.history(model)
         if version is None or not history:
             raise ApiError(
-                ProblemType.NO_WEIGHTS, f"nothing has been published for {model} yet; it still uses its initial weights"
+                ProblemType.NO_WEIGHTS,
+                f"nothing has been published for {model} yet; it still uses its initial weights, which "
+                "`cormorant weights init MANIFEST FILE` writes",
             )
         oldest = history[-1].version
         raise ApiError(

@@ -330,14 +330,15 @@ def _calibrated(task: EnvPoolTask, block: EnvPoolBlock, place: WorkerPlace, env_
     max_threads = place.max_threads or available_cpus()
     found = calibrate(task, num_envs=block.num_envs, max_threads=max_threads)
     threads = max(1, found.num_threads - (env_groups - 1))
-    log.info(
-        "threads_calibrated",
-        task_id=task.task_id,
-        num_envs=block.num_envs,
-        num_threads=threads,
-        env_groups=env_groups,
-        step_seconds={threads: round(seconds, 6) for threads, seconds in found.step_seconds.items()},
-    )
+    if found.step_seconds:
+        log.info(
+            "threads_calibrated",
+            task_id=task.task_id,
+            num_envs=block.num_envs,
+            num_threads=threads,
+            env_groups=env_groups,
+            step_seconds={threads: round(seconds, 6) for threads, seconds in found.step_seconds.items()},
+        )
     return threads
 
 
