@@ -53,7 +53,11 @@ def test_frozen_disk_holds_up_no_request(tmp_path: Path, disk: SmallDisk) -> Non
         assert served.reader.get("/v1/status").json["frames"]["settled"] == before + 20
 
 
-def test_head_ends_although_its_disk_is_frozen(tmp_path: Path, disk: SmallDisk) -> None:
+def test_head_ends_although_its_disk_is_frozen(
+    tmp_path: Path, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cormorant_api.control.journal._ANSWER_WITHIN_S", 1.0)
+    monkeypatch.setattr("cormorant_api.server._UNLOCK_S", 1.0)
     try:
         with structlog.testing.capture_logs() as logged:
             with serve(make_job(), directory=tmp_path / "head") as served:
