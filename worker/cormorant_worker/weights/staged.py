@@ -73,7 +73,10 @@ def verify(found: WeightSpecs, specs: WeightSpecs) -> None:
             are listed, the first 20 of them in full.
     """
     if not specs:
-        raise WeightsMismatch("the policy has no weights (it is random or a plain callable); nothing can be published")
+        raise WeightsMismatch(
+            "the policy has no weights to replace: it is random or a plain callable; pass a torch module whose forward "
+            "returns the action"
+        )
     if not found:
         raise WeightsMismatch(f"no model was given; publish one of {sorted(specs)}")
     problems: list[str] = []
