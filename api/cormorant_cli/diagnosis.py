@@ -375,7 +375,7 @@ def _of_health(facts: JobFacts) -> Iterator[Finding]:
     elif holds(job, "Ready"):
         frames = status.get("frames") or {}
         yield _ok(
-            f"collecting: {int(frames.get('collected') or 0):,} frames, {float(frames.get('perSecond') or 0):,.0f}/s"
+            f"{int(frames.get('collected') or 0):,} frames collected, {float(frames.get('perSecond') or 0):,.0f}/s"
         )
     elif status:
         facts_of = (condition(job, kind) for kind in ("Scheduled", "Ready"))

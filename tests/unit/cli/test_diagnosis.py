@@ -97,7 +97,7 @@ def test_healthy_cluster_and_job_have_no_problem() -> None:
     assert of_cluster(HEALTHY)["problem"] == []
     found = of_job(facts_of(READY, pods=[make_pod("pong-head-1", phase="Running")], head_answer=""))
     assert found["problem"] == []
-    assert found["ok"] == ["the head pong-head-1 answers and accepts the job's token", "collecting: 1,000 frames, 0/s"]
+    assert found["ok"] == ["the head pong-head-1 answers and accepts the job's token", "1,000 frames collected, 0/s"]
 
 
 @pytest.mark.parametrize(
