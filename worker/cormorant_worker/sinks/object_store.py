@@ -15,6 +15,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import fsspec
@@ -159,17 +160,19 @@ class ObjectStore:
             except FileNotFoundError:  # some stores do have folders
                 self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
                 self._fs.pipe_file(path, data, mode=mode)
+            except OSError:
+                # Stores differ in how they say that it exists: some answers look as if they could be repeated.
+                self._fs.invalidate_cache()
+                if mode != "create" or not self._fs.exists(path):
+                    raise
+                raise FileExistsError(path) from None
 
         self._ask(put)
 
     def _put_once(self, path: str, data: bytes) -> None:
         """Put an object unless there is one. Of several that are put at the same moment one stays."""
-        try:
+        with suppress(FileExistsError):  # a repeated request may find its own object
             self._put(path, data, mode="create")
-        except OSError:
-            # Stores differ in how they say that it exists, and a repeated request may find its own object.
-            if self._read(path) is None:
-                raise
 
     def _read(self, path: str) -> bytes | None:
         try:

@@ -1,3 +1,4 @@
+import errno
 import json
 import re
 from collections import Counter
@@ -124,6 +125,20 @@ def test_lines_that_arrive_after_a_part_was_ended_do_not_count(make_dice, stored
     assert dataset.durable_frames("cpu-7-0") == 0
     with pytest.raises(PartExists):
         dataset.writer("cpu-7-0", dice.layout)
+
+
+def test_refused_put_of_an_existing_object_is_not_repeated(memory_uri, monkeypatch):
+    # s3fs makes this of an answer that names no condition, and FileExistsError of one that does.
+    store, asked = ObjectStore(memory_uri, patience_s=2), []
+    store.write_root_once("a", b"first")
+
+    def refuse(self, path, value, mode="overwrite", **kwargs):
+        asked.append(path)
+        raise OSError(errno.EINVAL, "At least one of the pre-conditions you specified did not hold")
+
+    monkeypatch.setattr(type(store._fs), "pipe_file", refuse)
+    store.write_root_once("a", b"second")
+    assert (store.read_root("a"), len(asked)) == (b"first", 1)
 
 
 def test_a_job_ends_its_own_parts_and_no_other_jobs(make_dice, stored, memory_uri):
