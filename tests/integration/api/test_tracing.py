@@ -1,11 +1,12 @@
 """Traces of a head, as an OTLP endpoint receives them: real workers, real HTTP, the SDK's own exporter.
 
-CORMORANT_OTELCOL, the binary of an OpenTelemetry collector, puts that collector between the head and the endpoint.
+CORMORANT_COLLECTOR, the command line of an OpenTelemetry collector, puts it between the head and the endpoint.
 """
 
+import gzip
 import http.server
-import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -20,10 +21,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from cormorant_api.errors import HeadError
 from cormorant_api.tracing import open_traces
 from cormorant_testing.collecting import make_job
-from cormorant_testing.scripts import until, unused_port
+from cormorant_testing.scripts import start_server, unused_port
 from cormorant_testing.serving import serve, weights_file
 
-VARIABLE = "CORMORANT_OTELCOL"
+VARIABLE = "CORMORANT_COLLECTOR"
+"""`{address}`, where it receives OTLP over HTTP, and `{endpoint}`, where it exports to, are filled in."""
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -37,7 +39,8 @@ class Collector:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 request = ExportTraceServiceRequest()
-                request.ParseFromString(self.rfile.read(int(self.headers["Content-Length"])))
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                request.ParseFromString(gzip.decompress(body) if "Content-Encoding" in self.headers else body)
                 for of_resource in request.resource_spans:
                     resources.append({a.key: a.value.string_value for a in of_resource.resource.attributes})
                     for scope in of_resource.scope_spans:
@@ -81,25 +84,14 @@ class RealCollector(Collector):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        address = f"127.0.0.1:{unused_port()}"
-        traces = {"receivers": ["otlp"], "processors": ["batch"], "exporters": ["otlphttp"]}
-        config = {
-            "receivers": {"otlp": {"protocols": {"http": {"endpoint": address}}}},
-            "processors": {"batch": {}},
-            "exporters": {"otlphttp": {"endpoint": self.url, "compression": "none"}},
-            "service": {"pipelines": {"traces": traces}, "telemetry": {"metrics": {"level": "none"}}},
-        }
-        (folder / "collector.yaml").write_text(json.dumps(config))  # which is YAML
-        self.log = folder / "collector.log"
-        with self.log.open("wb") as log:
-            command = [os.environ[VARIABLE], "--config", str(folder / "collector.yaml")]
-            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        self.url = f"http://{address}"
-        until(lambda: "Everything is ready" in self.log.read_text())
+        address, endpoint = f"127.0.0.1:{unused_port()}", self.url
+        command = shlex.split(os.environ[VARIABLE].format(address=address, endpoint=endpoint))
+        self.url, self._log = f"http://{address}", folder / "collector.log"
+        self._process = start_server(command, self.url, log=self._log)
 
     def flush(self) -> None:
         self._process.terminate()
-        assert self._process.wait(timeout=30) == 0, self.log.read_text()
+        assert self._process.wait(timeout=60) == 0, self._log.read_text()
 
     def close(self) -> None:
         self._process.kill()
@@ -110,7 +102,7 @@ class RealCollector(Collector):
 @pytest.fixture(params=["direct", "real"])
 def collector(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Collector]:
     if request.param == "real" and not os.environ.get(VARIABLE):
-        pytest.skip(f"no OpenTelemetry collector: {VARIABLE} names its binary (CONTRIBUTING.md)")
+        pytest.skip(f"no OpenTelemetry collector: {VARIABLE} names its command line (CONTRIBUTING.md)")
     collector = Collector() if request.param == "direct" else RealCollector(tmp_path)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")

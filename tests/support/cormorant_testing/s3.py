@@ -11,19 +11,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-import urllib.error
-import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from cormorant_testing.scripts import unused_port
+from cormorant_testing.scripts import start_server, unused_port
 
 VARIABLE = "CORMORANT_S3"
 """`{port}`, `{folder}` and `{key}`, which is both the access key and its secret, are filled in."""
 BUCKET = "cormorant"
 KEY = "cormorant-key"
-START_S = 60
 _MOTO = f"{sys.executable} -m moto.server --host 127.0.0.1 --port {{port}}"
 
 
@@ -34,7 +30,8 @@ class S3Server:
         self.port, self.keeps_objects = unused_port(), bool(os.environ.get(VARIABLE))
         template = os.environ.get(VARIABLE) or _MOTO
         self._command = shlex.split(template.format(port=self.port, folder=folder, key=KEY))
-        self._start()
+        self._log = folder.with_suffix(".log")
+        self.process = self._start()
 
     def environment(self, port: int | None = None) -> dict[str, str]:
         """What clients are told. `port`: of a network in front of the server."""
@@ -45,20 +42,8 @@ class S3Server:
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
-    def _start(self) -> None:
-        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=5).close()
-            except urllib.error.HTTPError:
-                return  # it wants a signature
-            except OSError:
-                assert time.monotonic() < deadline, f"{self._command} does not answer"
-                assert self.process.poll() is None, f"{self._command} ended with {self.process.returncode}"
-                time.sleep(0.1)
-            else:
-                return
+    def _start(self) -> "subprocess.Popen[bytes]":
+        return start_server(self._command, f"http://127.0.0.1:{self.port}/", log=self._log)
 
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
@@ -73,7 +58,7 @@ class S3Server:
     def restart(self) -> None:
         """Kill it and start it at the same address."""
         self.kill()
-        self._start()
+        self.process = self._start()
 
     def __enter__(self) -> "S3Server":
         return self

@@ -5,7 +5,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import psutil
 
@@ -25,6 +28,25 @@ def start_script(text: str, *arguments: str, **more: str) -> "subprocess.Popen[s
         text=True,
         start_new_session=True,
     )
+
+
+def start_server(command: Sequence[str], url: str, *, log: Path) -> "subprocess.Popen[bytes]":
+    """Run a server that writes to `log`, and wait until it answers at `url`, with whatever status."""
+    with log.open("ab") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+
+    def answers() -> bool:
+        assert process.poll() is None, f"{command} ended with {process.returncode}: {log.read_text()[-2000:]}"
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+        except urllib.error.HTTPError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    until(answers)
+    return process
 
 
 def of_session(session: int) -> list[psutil.Process]:
