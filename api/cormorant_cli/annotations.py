@@ -8,6 +8,7 @@ import typer
 
 from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_cli.printing import size_of
 from cormorant_cli.weights import write_whole
 
 app = typer.Typer(
@@ -28,7 +29,7 @@ def list_annotations(connection: Connection) -> None:
         entries = client.annotations.list()
     for entry in entries:
         when = entry.stored_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        typer.echo(f"{entry.key}  version {entry.version}  {entry.bytes:,} bytes  {when}  {entry.author}")
+        typer.echo(f"{entry.key}  version {entry.version}  {size_of(entry.bytes)}  {when}  {entry.author}")
     if not entries:
         typer.echo("no annotations are stored", err=True)
 
@@ -50,7 +51,7 @@ def get(
         raise CommandFailed(f"there is no annotation {key}{f' of version {version} or below' if version >= 0 else ''}")
     if out:
         write_whole(Path(out), memoryview(found.value))
-        typer.echo(f"{out}: version {found.version} of {key}, {len(found.value):,} bytes")
+        typer.echo(f"{out}: version {found.version} of {key}, {size_of(len(found.value))}")
     else:
         sys.stdout.buffer.write(found.value)
 
@@ -72,7 +73,7 @@ def put(
         raise BadInput(f"cannot read {file}: {error.strerror or error}") from error
     with connection.client("write") as client:
         entry = client.annotations.put(key, value, version=version if version >= 0 else None)
-    typer.echo(f"{key}: version {entry.version}, {entry.bytes:,} bytes")
+    typer.echo(f"{key}: version {entry.version}, {size_of(entry.bytes)}")
 
 
 @app.command()

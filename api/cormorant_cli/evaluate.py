@@ -3,11 +3,9 @@ cluster. `cormorant evaluate JOB`: the table of an evaluation that runs on a clu
 """
 
 import json
-import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +13,7 @@ import typer
 
 from cormorant_cli.connection import CaFile, Connection, Context, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import BadInput
-from cormorant_cli.printing import columns_of
+from cormorant_cli.printing import columns_of, quiet_logs
 from cormorant_cli.run import (
     Device,
     DeviceOption,
@@ -115,7 +113,7 @@ def evaluate(
     site = Site(fleet=fleet, ray_address=ray_address)
     rows: list[tuple[str, Mapping[str, Any]]] = []
     try:
-        with translated_errors(), _quiet():
+        with translated_errors(), quiet_logs():
             from cormorant_worker.run_evaluation import evaluate as play
 
             for uri, folder in folders.items():
@@ -233,22 +231,6 @@ def _teller(name: str) -> "Callable[[FleetStats], None]":
             sys.stderr.flush()
 
     return tell
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside, warnings and errors of the fleet go to standard error, and nothing else."""
-    import structlog
-
-    before = structlog.get_config()
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    try:
-        yield
-    finally:
-        structlog.configure(**before)
 
 
 def is_manifest(text: str) -> bool:

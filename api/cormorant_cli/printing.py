@@ -1,7 +1,10 @@
 """What commands print of a cluster's objects: `-o table|wide|json|yaml|name`, and columns."""
 
 import json
-from collections.abc import Iterable, Sequence
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated
 
@@ -84,3 +87,19 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Inside, warnings and errors of the fleet go to standard error, and nothing else."""
+    import structlog
+
+    before = structlog.get_config()
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

@@ -7,6 +7,7 @@ import typer
 
 from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import BadInput
+from cormorant_cli.printing import size_of
 from cormorant_cli.weights import write_whole
 
 app = typer.Typer(
@@ -27,7 +28,7 @@ def save(
     with connection.client("write") as client:
         data = client.state()
     write_whole(Path(out), data)
-    typer.echo(f"{out}: {len(data):,} bytes")
+    typer.echo(f"{out}: {size_of(len(data))}")
 
 
 @app.command()

@@ -10,7 +10,7 @@ import typer
 
 from cormorant_cli.connection import AsJson, Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed, installed
-from cormorant_cli.printing import counted, size_of
+from cormorant_cli.printing import counted, quiet_logs, size_of
 from cormorant_cli.run import JobName
 
 app = typer.Typer(
@@ -41,7 +41,7 @@ def init(
         from cormorant_worker.launch import make_collector
         from cormorant_worker.weights.file import to_bytes
     try:
-        with make_collector(manifest, name=name) as collector:
+        with quiet_logs(), make_collector(manifest, name=name) as collector:
             current = collector.weights.current()
     except CormorantError as error:
         raise BadInput(str(error)) from error
@@ -111,7 +111,7 @@ def list_versions(
                 typer.echo(models.model_dump_json(indent=2))
                 return
             for entry in models.models:
-                typer.echo(f"{entry.name}  version {entry.version}  {entry.bytes:,} bytes  {entry.digest or '-'}")
+                typer.echo(f"{entry.name}  version {entry.version}  {size_of(entry.bytes)}  {entry.digest or '-'}")
             return
         versions = client.versions(model)
     if as_json:
@@ -119,7 +119,7 @@ def list_versions(
         return
     for kept in versions.versions:
         when = kept.published_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        typer.echo(f"{kept.version:>8}  {when}  {kept.bytes:>12,} bytes  {kept.digest}  {kept.author}")
+        typer.echo(f"{kept.version:>8}  {when}  {size_of(kept.bytes):>10}  {kept.digest}  {kept.author}")
     if not versions.versions:
         typer.echo(f"no weights of {model} have been published yet", err=True)
 
