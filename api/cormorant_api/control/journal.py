@@ -239,10 +239,11 @@ class Journal:
 
     def _write_last(self) -> None:
         self._write(is_last=True)
-        for descriptor in (self._descriptor, self._exported, self._words):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._descriptor = self._exported = self._words = -1
+        with self._telling:
+            for descriptor in (self._descriptor, self._exported, self._words):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._descriptor = self._exported = self._words = -1
 
     @contextmanager
     def _failures_logged(self, event: str) -> Iterator[None]:
