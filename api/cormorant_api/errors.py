@@ -4,7 +4,7 @@ ApiError             the error response to a request: a status and a problem typ
 HeadError            the head cannot start or continue
   TokenError         a token file that is invalid or readable by other users
   TlsError           a certificate that cannot be used
-  StoreError         the weights' directory cannot be read or written
+  StoreError         the head's directory cannot be read or written
 """
 
 from typing import Any

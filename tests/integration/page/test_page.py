@@ -109,6 +109,7 @@ def test_a_tile_shows_what_inference_servers_do(tmp_path: Path, browser: Browser
     document = yaml.safe_load(manifest.read_text())
     document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": 1}]
     document["spec"]["inference"] = {"batchShapes": [8]}
+    document["spec"]["policy"]["compile"] = "auto"
     manifest.write_text(yaml.safe_dump(document))
     with HeadProcess(manifest, tmp_path / "head", "--workers", "2") as head:
         api = head.api("write")
@@ -119,6 +120,8 @@ def test_a_tile_shows_what_inference_servers_do(tmp_path: Path, browser: Browser
             )
             pattern = r"act: [\d.]+ rows an act and \d+ % padding, wait [\d.]+ ms, act [\d.]+ ms, busy \d+ %"
             assert re.fullmatch(pattern, watched.text("#servers-detail"))
+            call = r"applied by all workers; act: (layers|eager): \d+ us an act.*; tried for [\d.]+ s"
+            assert re.fullmatch(call, watched.text("#lag"))
             with paused(api):
                 # The rate runs out over its window of ten seconds.
                 watched.wait_for_text("#servers", "0 rows/s")

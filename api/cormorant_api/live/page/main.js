@@ -145,6 +145,7 @@ function showPhase(name, text) {
 function showTiles(status) {
   const { frames, episodes, weights: fresh, groups, queue } = status;
   const lag = fresh.version - fresh.min_applied_version;
+  const calls = groups.filter((group) => group.policy_call).map((group) => `; ${group.name}: ${group.policy_call}`);
   const [ready, desired] = groups.reduce((sum, group) => [sum[0] + group.ready, sum[1] + group.desired], [0, 0]);
   const texts = {
     fps: count(frames.per_second),
@@ -153,7 +154,7 @@ function showTiles(status) {
     return: number(episodes.mean_return),
     episodes: `${count(episodes.count)} episodes` + (episodes.mean_length === null ? "" : `, ${number(episodes.mean_length)} frames long`),
     version: `${fresh.version}`,
-    lag: lag ? `the slowest worker is ${lag} behind` : "applied by all workers",
+    lag: (lag ? `the slowest worker is ${lag} behind` : "applied by all workers") + calls.join(""),
     "worker-count": `${ready} of ${desired}`,
     restarts: status.restarts ? `${count(status.restarts)} restarted` : "",
     queue: queue.capacity ? `${Math.min(queue.waiting, queue.capacity)} of ${queue.capacity}` : "none",
