@@ -1,13 +1,12 @@
 """An autoscaled group on a real API server: it follows a learner that becomes faster and slower, and settles."""
 
 import time
-from pathlib import Path
 
 import pytest
 
-from cormorant_testing.kubectl import Kubelet, Namespace, require_crd
+from cormorant_testing.kubectl import Kubelet
 from cormorant_testing.operator_scene import Scene
-from cormorant_testing.stub_heads import StubHead, StubHeads
+from cormorant_testing.stub_heads import StubHead
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -31,23 +30,20 @@ class Sizes:
         assert not until, f"not {until} workers within {seconds:.0f} s: {self.seen}"
 
 
-def test_group_follows_its_learners_and_settles(tmp_path: Path) -> None:
-    require_crd()
-    with StubHeads() as heads, Namespace("autoscale") as namespace:
-        scene = Scene(namespace, heads, tmp_path)
-        head = heads.by_job.setdefault("pong", StubHead(sizes={"cpu": 2}, demand=3.9))
-        with scene.operator(), Kubelet(namespace):
-            group = {"name": "cpu", "autoscale": {"minReplicas": 1, "maxReplicas": 8}}
-            scene.submit(workerGroups=[group], replicas=2)
-            scene.until_ready()
-            sizes = Sizes(scene)
-            sizes.watch(120, until=4)
-            sizes.watch(45)
-            head.demand = 1.6
-            sizes.watch(300, until=2)
-            sizes.watch(45)
-            # The 120 s that decide on a smaller size begin before the learner slows down: two steps are right. No size
-            # is taken back.
-            assert sizes.seen[:2] == [2, 4]
-            assert sizes.seen[1:] == sorted(sizes.seen[1:], reverse=True)
-            assert sizes.seen[-1] == 2
+def test_group_follows_its_learners_and_settles(scene: Scene) -> None:
+    head = scene.heads.by_job.setdefault("pong", StubHead(sizes={"cpu": 2}, demand=3.9))
+    with scene.operator(), Kubelet(scene.namespace):
+        group = {"name": "cpu", "autoscale": {"minReplicas": 1, "maxReplicas": 8}}
+        scene.submit(workerGroups=[group], replicas=2)
+        scene.until_ready()
+        sizes = Sizes(scene)
+        sizes.watch(120, until=4)
+        sizes.watch(45)
+        head.demand = 1.6
+        sizes.watch(300, until=2)
+        sizes.watch(45)
+        # The 120 s that decide on a smaller size begin before the learner slows down: two steps are right. No size
+        # is taken back.
+        assert sizes.seen[:2] == [2, 4]
+        assert sizes.seen[1:] == sorted(sizes.seen[1:], reverse=True)
+        assert sizes.seen[-1] == 2
