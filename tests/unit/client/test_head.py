@@ -149,7 +149,7 @@ def test_a_head_that_is_not_ready_or_drains_is_asked_again(kind: str) -> None:
     busy = problem(503, kind, detail="wait", retry_after_s=0.01)
     with scripted(in_turn(busy, busy, models(2))) as head, connect(head.url) as client:
         assert client.models().version == 2
-    with scripted(in_turn(busy)) as head, connect(head.url, reconnect_s=0.05) as client:
+    with scripted(in_turn(busy)) as head, connect(head.url, reconnect_s=1.0) as client:
         with pytest.raises(NotNow, match="wait"):
             client.models()
         assert len(head.heard) > 1
