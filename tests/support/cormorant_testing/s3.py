@@ -1,7 +1,7 @@
 """An S3 server in a process of its own, and a network in front of it that is slow or gone.
 
 moto's server keeps objects in memory. CORMORANT_S3, a command line, starts one that keeps them on disk instead, for
-example MinIO: see CONTRIBUTING.md.
+example VersityGW: see CONTRIBUTING.md.
 """
 
 import asyncio
