@@ -126,7 +126,11 @@ def test_a_peers_example_runs_to_its_end(example: Example, tmp_path: Path) -> No
     done = subprocess.run(
         [sys.executable, "-W", "ignore", script.name, *example.arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths))},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths)),
+            "RAY_worker_niceness": "0",  # at Ray's 15, workers never start beside other work
+        },
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
