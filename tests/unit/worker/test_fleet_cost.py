@@ -26,8 +26,9 @@ def test_one_number_costs_the_same_for_any_number_of_workers(tmp_path: Path, has
             stats = fleet.stats(workers=False)
             assert stats.undurable_frames == has_dataset * sum(handle.landed_frames for handle in handles)
             assert [fleet.worker(name) for name in ("cpu-0007", "cpu-x", "cpu", "cpu-" + "9" * 5000)] == [None] * 4
-            assert fleet.worker("cpu-7") == fleet.stats().workers[7]
-            calls = (lambda: fleet.version, lambda: fleet.stats(workers=False), lambda: fleet.worker("cpu-7"))
+            last = f"cpu-{workers - 1}"
+            assert fleet.worker(last) == fleet.stats().workers[-1]
+            calls = (lambda: fleet.version, lambda: fleet.stats(workers=False), lambda: fleet.worker(last))
             return [lines_run(call) for call in calls]
 
     assert costs(600) == costs(300)
