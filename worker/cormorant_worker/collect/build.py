@@ -17,6 +17,7 @@ from cormorant_contract.normalize import Normalize
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.env_sources import env_factory, envpool_task, info_fields, vectorize
 from cormorant_worker.collect.moments import BatchMoments
+from cormorant_worker.collect.one_cpu import OneCpu, native_threads
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace, find_device
 from cormorant_worker.collect.variants import Assignment, assign, check_tasks, envpool_tasks
@@ -81,7 +82,7 @@ def build_collector(
     """
     device = find_device(overrides.device or place.device)
     spec, seeds = job.spec, place.seeds
-    envs, num_threads, assignment = build_envs(job, place, overrides)
+    envs, num_threads, assignment, pool_threads = build_envs(job, place, overrides)
     try:
         observation, action = envs[0].observation_space, envs[0].action_space
         warmup = RandomActor(action, seeds.seed("actions"))
@@ -121,6 +122,7 @@ def build_collector(
         collector = Collector(envs, actor, config=config, warmup=warmup, weights=weights)
         if normalizer is not None:
             collector.moments = BatchMoments(normalizer, collector.num_envs)
+        _keep_to_one_cpu(collector, pool_threads)
     except BaseException:
         for env in envs:
             env.close()
@@ -228,9 +230,10 @@ def rebuild(
         ManifestError, EnvError: as `build_collector`; the collector has no environments any more.
     """
     collector.close()
-    envs = build_envs(job, place, overrides).groups
+    envs, _, _, pool_threads = build_envs(job, place, overrides)
     try:
         collector.begin_anew(envs, seeds=place.seeds, first_trajectory=place.first_trajectory)
+        _keep_to_one_cpu(collector, pool_threads)
     except BaseException:
         for env in envs:
             env.close()
@@ -246,6 +249,14 @@ class BuiltEnvs(NamedTuple):
     """EnvPool threads of each EnvGroup; 0 without EnvPool."""
     assignment: Assignment | None
     """Which environment plays which variant; None: the manifest has no variants."""
+    pool_threads: frozenset[int] = frozenset()
+    """Native ids of EnvPool's threads, where one of them steps all environments."""
+
+
+def _keep_to_one_cpu(collector: Collector, pool_threads: frozenset[int]) -> None:
+    # Threads that torch starts for a batch would inherit the CPU.
+    if collector.actor.device.type == "cpu" and torch.get_num_threads() == 1:
+        collector.cpu = OneCpu(pool_threads)
 
 
 def build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides) -> BuiltEnvs:
@@ -260,11 +271,13 @@ def build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides
     seeds = place.seeds.env_seeds(env.num_envs)
     assignment = assign(env, place)
     if env.envpool is not None:
+        others = native_threads()
         if assignment is not None:
             pools, num_threads = _build_pools(env, env.envpool, place, seeds, assignment)
         else:
             pools, num_threads = _build_envpool(job, env.envpool, place, seeds)
-        return BuiltEnvs(pools, num_threads, assignment)
+        has_one_thread = num_threads == len(pools) == 1 and pools[0].lockstep
+        return BuiltEnvs(pools, num_threads, assignment, native_threads() - others if has_one_thread else frozenset())
     if env.gymnasium is not None:
         parts = np.array_split(np.arange(len(seeds)), _num_served_groups(place, len(seeds)))
         groups = tuple(_build_gymnasium(env, env.gymnasium, columns, seeds, assignment) for columns in parts)

@@ -21,6 +21,7 @@ from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.env_group import Columns, EnvGroup, LockstepEnvGroup
 from cormorant_worker.collect.episode_metrics import EpisodeMetrics
 from cormorant_worker.collect.moments import BatchMoments
+from cormorant_worker.collect.one_cpu import OneCpu
 from cormorant_worker.collect.pause_gate import PauseGate
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.collect.served_env_group import ServedAsyncEnvGroup, ServedLockstepEnvGroup
@@ -113,6 +114,8 @@ class Collector:
         """Set where the manifest normalises."""
         self.statistics: StatisticsBook | None = None
         """Moments of the frames so far, where no fleet merges them; see `keep_statistics`."""
+        self.cpu = OneCpu()
+        """Where the environments have one thread, entered around a batch."""
         self._actor = actor
         self.warmup = warmup
         self._random: Actor = first_actor or WarmupActor(warmup, actor)
@@ -283,7 +286,7 @@ class Collector:
             block.tasks[0][: block.num_rows] = self._config.variants.task_ids
         block.lengths[:] = quota
         self.is_first_batch = False
-        with self._acting() as version:
+        with self.cpu, self._acting() as version:
             self._run_env_groups(block, quota, version)
         # A sealed batch has fewer rows than it was to have, and not as many in every column.
         block.lengths[:] = np.concatenate([env_group.quota for env_group in self.env_groups])

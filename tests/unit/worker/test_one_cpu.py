@@ -1,0 +1,155 @@
+"""Threads that take turns keep to one CPU, for as long as they have it alone."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread, get_native_id
+
+import pytest
+import torch
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.build import build_collector
+from cormorant_worker.collect.collector import Collector
+from cormorant_worker.collect.one_cpu import OneCpu, native_threads
+from cormorant_worker.collect.place import WorkerPlace
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs on Linux"
+)
+
+
+@contextmanager
+def pool_thread() -> Iterator[int]:
+    """Native id of a thread that waits."""
+    ends, ids = Event(), list[int]()
+    thread = Thread(target=lambda: (ids.append(get_native_id()), ends.wait()))
+    thread.start()
+    while not ids:
+        time.sleep(0.001)
+    yield ids[0]
+    ends.set()
+    thread.join()
+
+
+def test_both_are_on_one_cpu_during_a_batch() -> None:
+    before = os.sched_getaffinity(0)
+    with pool_thread() as pool:
+        cpu = OneCpu(frozenset({pool}))
+        for _ in range(2):
+            with cpu:
+                assert os.sched_getaffinity(0) == os.sched_getaffinity(pool) == {cpu.cpu}
+            assert os.sched_getaffinity(0) == before
+
+
+def test_they_leave_a_cpu_that_others_want_and_try_again_later() -> None:
+    before, now_s = os.sched_getaffinity(0), [0.0]
+
+    def keeps() -> bool:
+        with cpu:
+            assert (
+                os.sched_getaffinity(0) == os.sched_getaffinity(pool) == ({cpu.cpu} if cpu.cpu is not None else before)
+            )
+            return cpu.cpu is not None
+
+    with pool_thread() as pool:
+        cpu = OneCpu(frozenset({pool}), lambda: now_s[0])
+        for rest_s in (1, 2, 4, 8, 16, 32, 60, 60):
+            assert keeps()
+            cpu.judge(wall_s=0.2, cpu_s=0.14)
+            now_s[0] += rest_s - 0.5
+            assert not keeps()
+            now_s[0] += 0.5
+        assert keeps()
+        cpu.judge(wall_s=0.2, cpu_s=0.16)
+        assert keeps()
+        cpu.judge(wall_s=0.2, cpu_s=0.14)
+        now_s[0] += 1
+        assert keeps()
+
+
+def test_a_busy_process_on_the_same_cpu_makes_them_leave() -> None:
+    with pool_thread() as pool:
+        cpu = OneCpu(frozenset({pool}))
+        with cpu:
+            pass
+        busy = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+        other = subprocess.Popen([sys.executable, "-c", busy, str(cpu.cpu)])
+        try:
+            gives_up_s = time.monotonic() + 30
+            while cpu.cpu is not None:
+                assert time.monotonic() < gives_up_s
+                with cpu:
+                    ends_s = time.monotonic() + 0.01
+                    while time.monotonic() < ends_s:
+                        pass
+        finally:
+            other.kill()
+            other.wait()
+
+
+def test_nothing_is_moved_where_one_cpu_is_allowed() -> None:
+    before = os.sched_getaffinity(0)
+    only = min(before)
+    os.sched_setaffinity(0, {only})
+    try:
+        with pool_thread() as pool:
+            cpu = OneCpu(frozenset({pool}))
+            with cpu:
+                assert cpu.cpu is None
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_threads_that_have_ended_are_no_error() -> None:
+    before = os.sched_getaffinity(0)
+    with pool_thread() as pool:
+        cpu = OneCpu(frozenset({pool}))
+    with cpu:
+        assert cpu.cpu is None
+        assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize(("num_threads", "keeps"), [(1, True), (2, False)])
+def test_a_pool_of_one_thread_keeps_to_the_cpu_of_its_policy(num_threads: int, keeps: bool) -> None:
+    known, torch_threads = native_threads(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with cartpoles(num_threads) as collector:
+            collector.fill(Block(collector.layout(8)), 64)
+            pool = [os.sched_getaffinity(thread) for thread in native_threads() - known]
+    finally:
+        torch.set_num_threads(torch_threads)
+    assert (collector.cpu.cpu is not None) == keeps
+    assert ({collector.cpu.cpu} in pool) == keeps
+
+
+def test_a_script_whose_torch_has_threads_is_left_alone() -> None:
+    torch_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with cartpoles(1) as collector:
+            collector.fill(Block(collector.layout(8)), 64)
+    finally:
+        torch.set_num_threads(torch_threads)
+    assert collector.cpu.cpu is None
+
+
+def cartpoles(num_threads: int) -> Collector:
+    job = CollectorJob.model_validate(
+        {
+            "apiVersion": "cormorant.dev/v1alpha1",
+            "kind": "CollectorJob",
+            "metadata": {"name": "one-cpu"},
+            "spec": {
+                "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": num_threads}},
+                "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
+                "collection": {"framesPerBatch": 64, "seed": 1},
+            },
+        }
+    )
+    return build_collector(job, WorkerPlace(seed=1)).collector
