@@ -43,7 +43,7 @@ test-all: $(INSTALLED) ## Run all tests that this machine can run
 test-peers: $(INSTALLED) ## Run the tests against Tianshou and TorchRL, in .venv-peers; PEERS_SOURCES=rl:tianshou: theirs, too
 	@benchmarks/peers/setup
 	@$(BIN)/uv pip install --quiet --python .venv-peers/bin/python --group peers$(if $(PEERS_SOURCES), --group peers-examples)
-	@PYTHONPATH=api:worker:tests/support .venv-peers/bin/python -m pytest tests/peers \
+	@PYTHONPATH=api:worker:tests/support .venv-peers/bin/python -m pytest -m "not gpu" tests/peers \
 		tests/integration/worker/torchrl/test_multi_threaded_env.py tests/integration/worker/torchrl/test_collectors.py \
 		tests/integration/worker/torchrl/test_collector_classes.py \
 		tests/integration/worker/torchrl/test_guide.py $(PYTEST_ARGS)
