@@ -36,11 +36,12 @@ class Place(Scene):
         return str(self.namespace.get("pod", pod)["metadata"]["uid"])
 
     def uids_of(self, *, size: int = 99) -> set[str]:
-        """The head's, and those of workers that a group of this size keeps."""
+        """The head's, and those of workers that a group of this size keeps, without pods that are being deleted."""
         return {
             pod["metadata"]["uid"]
             for pod in self.namespace.items("pods")
             if int(pod["metadata"]["labels"].get("cormorant.dev/index", -1)) < size
+            and "deletionTimestamp" not in pod["metadata"]
         }
 
     def slots(self) -> Counter[str]:
