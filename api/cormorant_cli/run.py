@@ -501,14 +501,16 @@ def _is_complete(stats: "FleetStats") -> bool:
 
 def _counts(stats: "FleetStats", fps: float) -> dict[str, Any]:
     return {
+        "frames": stats.frames,
+        "total_frames": stats.total_frames,
         "fps": fps,
+        "episodes": stats.episodes,
         "mean_return": _mean(stats.recent_returns),
         "mean_length": _mean(stats.recent_lengths),
+        "version": stats.version,
+        "restarts": stats.restarts,
+        "dropped": stats.dropped,
         "metrics": stats.metric_means,
-        **{
-            name: getattr(stats, name)
-            for name in ("frames", "total_frames", "episodes", "version", "restarts", "dropped")
-        },
     }
 
 

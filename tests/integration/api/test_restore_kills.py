@@ -114,7 +114,7 @@ def test_head_killed_at_any_step_of_a_restore_leaves_the_next_one_exact(tmp_path
             assert psutil.wait_procs(below, timeout=START_S)[1] == [], "workers outlive their head"
             taken.settled = max(taken.settled, count_of(state)) if keeps_count else taken.settled
             version = 4 if keeps_weights else version
-    taken.ids |= saved.ids  # whoever restores a state has them, too
+    taken.ids |= saved.ids  # restoring a state brings its ids back
     for is_last in (False, True):
         with HeadProcess(manifest, tmp_path / "second", "--workers", "2") as head:
             api = head.api()

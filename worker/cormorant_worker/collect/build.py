@@ -230,12 +230,12 @@ def rebuild(
         ManifestError, EnvError: as `build_collector`; the collector has no environments any more.
     """
     collector.close()
-    envs, _, _, pool_threads = build_envs(job, place, overrides)
+    built = build_envs(job, place, overrides)
     try:
-        collector.begin_anew(envs, seeds=place.seeds, first_trajectory=place.first_trajectory)
-        _keep_to_one_cpu(collector, pool_threads)
+        collector.begin_anew(built.groups, seeds=place.seeds, first_trajectory=place.first_trajectory)
+        _keep_to_one_cpu(collector, built.pool_threads)
     except BaseException:
-        for env in envs:
+        for env in built.groups:
             env.close()
         raise
 

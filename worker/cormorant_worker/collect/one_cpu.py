@@ -7,7 +7,6 @@ another CPU than the one that woke it, which costs a cheap vector step a third o
 import os
 from collections.abc import Callable
 from pathlib import Path
-from threading import get_native_id
 from time import monotonic, thread_time_ns
 from types import TracebackType
 
@@ -29,7 +28,7 @@ _TASKS = Path("/proc/self/task")
 def native_threads() -> frozenset[int]:
     """Ids of this process's threads; empty where the system does not list them."""
     try:
-        return frozenset(int(name) for name in os.listdir(_TASKS))  # noqa: PTH208  # half the time of iterdir
+        return frozenset(int(task.name) for task in _TASKS.iterdir())
     except OSError:
         return frozenset()
 
@@ -135,4 +134,4 @@ class OneCpu:
 
 
 def _current_cpu() -> int:
-    return int((_TASKS / str(get_native_id()) / "stat").read_text().rpartition(")")[2].split()[36])
+    return int(Path("/proc/thread-self/stat").read_text().rpartition(")")[2].split()[36])

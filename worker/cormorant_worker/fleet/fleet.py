@@ -493,7 +493,7 @@ class Fleet:
         return replace(found, workers=tuple(handle.stats(is_paused=found.paused) for handle in ordered))
 
     def worker(self, name: str) -> WorkerStats | None:
-        """One worker, at the cost of one; None: there is none of that name."""
+        """One worker, without reading the others; None if no worker has that name."""
         with self._changed:
             handle = self._core.pool.find(name)
             return None if handle is None else handle.stats(is_paused=self._core.lifecycle.is_paused)
@@ -569,8 +569,8 @@ class Fleet:
             column: the environment, of the layout's B.
             leaf: the position of the array in the layout's observation.
 
-        Returns one leaf of the observation, in its own shape and dtype; read-only. In the moment in which a batch
-        begins or ends it may be older than the newest, or of two rows.
+        Returns:
+            One leaf, read-only, in its own shape and dtype. While a batch begins or ends it may be old, or of two rows.
 
         Raises:
             FleetError: no such worker has started, or it ended meanwhile.

@@ -22,7 +22,7 @@ from cormorant_worker.spaces import Array, Arrays, Leaf
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights
 
 _AGAIN_S = 0.05
-LONGEST_WAIT_S = 900.0
+_LONGEST_WAIT_S = 900.0
 """For actions, and for a server after one that is gone: longer than the fleet takes to see that a server hangs and to
 start another."""
 _SILENT_S = 60.0
@@ -163,7 +163,7 @@ class RemoteActor:
 
     def _await(self, asked: Asked) -> None:
         """Wait for an answer. Whoever is silent for too long, dies, or is replaced, is not waited for."""
-        deadline = time.monotonic() + LONGEST_WAIT_S
+        deadline = time.monotonic() + _LONGEST_WAIT_S
         silent_s, silent_until = _SILENT_S, time.monotonic() + _SILENT_S
         with self._waiting() as wait:
             while asked.slot not in self._answered:
@@ -211,7 +211,7 @@ class RemoteActor:
 
     def _meet(self) -> Welcome:
         """Connect to the server that is assigned now, and hand in what is not answered."""
-        deadline = time.monotonic() + LONGEST_WAIT_S
+        deadline = time.monotonic() + _LONGEST_WAIT_S
         with self._waiting() as wait:
             while True:
                 address = self._servers.current
@@ -257,6 +257,6 @@ class RemoteActor:
 
 def _unavailable(what: str) -> InferenceUnavailable:
     return InferenceUnavailable(
-        f"{what} within {LONGEST_WAIT_S:.0f} s; look at the inference servers in `cormorant describe`, and at "
+        f"{what} within {_LONGEST_WAIT_S:.0f} s; look at the inference servers in `cormorant describe`, and at "
         "their logs"
     )
