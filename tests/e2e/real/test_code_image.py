@@ -1,5 +1,6 @@
-"""User code from an image: an init container copies it (the node of these tests mounts no image volumes)."""
+"""User code from an image: an init container copies it, or a node that can mounts the image."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,34 @@ def make():
 """
 
 
-def test_code_of_an_image_runs(installed: Installation, tmp_path: Path) -> None:
-    image = f"{PREFIX}/my-code:{installed.images.tag}"
+def mounts_images(installed: Installation) -> bool:
+    """Whether the API server keeps a pod's image volume (feature gate ImageVolume)."""
+    spec = {
+        "containers": [{"name": "c", "image": "a"}],
+        "volumes": [{"name": "code", "image": {"reference": "b"}}],
+    }
+    pods = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "asks"}, "template": {"spec": spec}}
+    shown = installed.jobs("create", "--dry-run=server", "-o", "json", "-f", "-", document=pods, check=False)
+    return '"reference": "b"' in shown
+
+
+@pytest.fixture(params=["copied", "mounted"])
+def base(installed: Installation, request: pytest.FixtureRequest) -> Iterator[str]:
+    """What the code's image is made from. Only an image that is copied needs `cp`."""
+    is_copied = request.param == "copied"
+    if not is_copied and not mounts_images(installed):
+        pytest.skip("the API server has no image volumes: Kubernetes 1.35, or 1.33 with the feature gate ImageVolume")
+    installed.release.upgrade(f"jobs.imageVolumes={'never' if is_copied else 'always'}", chart=installed.chart)
+    installed.wait()
+    yield installed.images.operator if is_copied else "scratch"
+    installed.release.upgrade("jobs.imageVolumes=auto", chart=installed.chart)
+    installed.wait()
+
+
+def test_code_of_an_image_runs(installed: Installation, base: str, tmp_path: Path) -> None:
+    image = f"{PREFIX}/my-code-{'of-scratch' if base == 'scratch' else 'with-cp'}:{installed.images.tag}"
     (tmp_path / "my_env.py").write_text(CODE)
-    (tmp_path / "Dockerfile").write_text(f"FROM {installed.images.operator}\nCOPY my_env.py /code/\n")
+    (tmp_path / "Dockerfile").write_text(f"FROM {base}\nCOPY my_env.py /code/\n")
     build_image(image, tmp_path)
     manifest = {
         "apiVersion": "cormorant.dev/v1alpha1",
