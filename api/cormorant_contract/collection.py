@@ -10,6 +10,10 @@ from cormorant_contract.info import EpisodeMetrics, repeated
 from cormorant_contract.normalize import Normalize
 from cormorant_contract.rule import Rule, Value
 
+OutputKey = Annotated[
+    str, Field(strict=True, min_length=1, max_length=253, description="Key in batches; nested keys with dots.")
+]
+
 
 class MultiStep(Contract):
     """n-step returns: rewards summed over several steps, and the observation that many steps ahead as `next`."""
@@ -70,6 +74,9 @@ class Collection(Contract):
     multi_step: MultiStep | None = None
     """Deliver n-step rewards to learners. A dataset has frames as they were collected."""
 
+    bfloat16: Annotated[tuple[OutputKey, ...], Field(min_length=1, max_length=16)] | None = None
+    """Policy outputs and states that learners get as torch.bfloat16. Stored as float32, which holds them exactly."""
+
     episode_metrics: EpisodeMetrics | None = None
     """Numbers reported for every episode beside its return and length. Unset means none."""
 
@@ -99,6 +106,8 @@ class Collection(Contract):
             asked["multi_step"] = {"steps": self.multi_step.steps, "gamma": self.multi_step.gamma}
         if self.split_trajectories:
             asked["split_trajectories"] = True
+        if self.bfloat16:
+            asked["bfloat16"] = list(self.bfloat16)
         return asked
 
     @classmethod

@@ -106,6 +106,7 @@ class CollectorJobSpec(Contract):
             *_LEARNER_RULES,
             *_GROUP_RULES,
             *_ROLE_RULES,
+            _BFLOAT16_RULE,
         )
 
     @classmethod
@@ -191,11 +192,22 @@ def _shaped(spec: CollectorJobSpec) -> list[str]:
 _LEARNER_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     Rule(
         cel="has(self.output.queue) || (!has(self.collection.multiStep) && !self.collection.splitTrajectories)",
-        holds=lambda spec: spec.output.queue is not None or not spec.collection.post_processing,
+        holds=lambda spec: (
+            spec.output.queue is not None
+            or (spec.collection.multi_step is None and not spec.collection.split_trajectories)
+        ),
         sentence="multiStep and splitTrajectories need output.queue: they apply to learners, and a dataset has frames "
         "as they were collected; add output.queue or remove them",
         path=("collection",),
     ),
+)
+
+_BFLOAT16_RULE: Rule[CollectorJobSpec] = Rule(
+    cel="has(self.output.queue) || !has(self.collection.bfloat16)",
+    holds=lambda spec: spec.output.queue is not None or spec.collection.bfloat16 is None,
+    sentence="bfloat16 needs output.queue: it applies to learners, and a dataset has float32; add output.queue or "
+    "remove it",
+    path=("collection", "bfloat16"),
 )
 
 _ELASTIC = "(self.elasticGroup == '' ? self.workerGroups[0].name : self.elasticGroup)"

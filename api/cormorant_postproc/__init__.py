@@ -5,8 +5,8 @@
     batch = MultiStep(gamma=0.99, n_steps=3)(batch)     # [B, T]
     padded = split_trajectories(batch)                  # [N, longest], masked
 
-Called by learners, by the collectors that take a `postproc`, and for manifests with `multiStep` or
-`splitTrajectories`. Each callable takes a batch and returns a new one; nothing is changed in place.
+Called by learners, by the collectors that take a `postproc`, and for manifests with `multiStep`,
+`splitTrajectories` or `bfloat16`. Each callable takes a batch and returns a new one; nothing is changed in place.
 """
 
 from cormorant_postproc.frame_stack import FrameStack

@@ -5,6 +5,7 @@ from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 
+from cormorant_postproc.bfloat16 import InBfloat16
 from cormorant_postproc.multi_step import MultiStep
 from cormorant_postproc.split import split_trajectories
 
@@ -27,7 +28,7 @@ class Pipeline:
 
 
 def of_collection(settings: Mapping[str, Any]) -> Pipeline:
-    """What `spec.collection` of a manifest asks for: multi-step targets first, then trajectories.
+    """What `spec.collection` of a manifest asks for: multi-step targets first, then trajectories, then dtypes.
 
     Args:
         settings: as `Collection.post_processing` gives them; plain data, which travels with batches to clients.
@@ -37,4 +38,6 @@ def of_collection(settings: Mapping[str, Any]) -> Pipeline:
         steps.append(MultiStep(gamma=multi_step["gamma"], n_steps=multi_step["steps"]))
     if settings.get("split_trajectories"):
         steps.append(split_trajectories)
+    if keys := settings.get("bfloat16"):
+        steps.append(InBfloat16(keys))
     return Pipeline(steps)

@@ -337,6 +337,12 @@ INVALID: dict[str, Case] = {
         path="spec.collection.preemptiveThreshold",
         sentence="1.5 is greater than 1",
     ),
+    "bfloat16-for-nobody": Case(
+        document=manifest(collection__bfloat16=["logits"], output={"dataset": {"uri": "file:///data/x"}}),
+        path="spec.collection.bfloat16",
+        sentence="bfloat16 needs output.queue",
+        by="rule",
+    ),
     "split-for-nobody": Case(
         document=manifest(collection__splitTrajectories=True, output={"dataset": {"uri": "file:///data/x"}}),
         path="spec.collection",

@@ -74,6 +74,32 @@ def counter(observation_space: Any, action_space: Any) -> TensorDictModuleBase:
     return Counter()
 
 
+class InHalf(TensorDictModuleBase):
+    """Recurrent, and computes in bfloat16 but for `value`: `logits` are thirds of the step, `hidden` sums them up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_keys = ["observation", "hidden"]
+        self.out_keys = ["action", "logits", "value", ("next", "hidden")]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        step = tensordict["observation"][:, 2:3].bfloat16()
+        hidden = tensordict["hidden"]
+        assert hidden.dtype == torch.bfloat16
+        tensordict["logits"] = torch.cat([step / 3, -step / 3], -1)
+        tensordict["value"] = tensordict["observation"][:, 2:3] / 3
+        tensordict["next", "hidden"] = hidden + step / 3
+        tensordict["action"] = step[:, 0].long() % 5
+        return tensordict
+
+    def initial_state(self, batch_size: int) -> dict[str, Tensor]:
+        return {"hidden": torch.full((batch_size, 1), 0.1, dtype=torch.bfloat16)}
+
+
+def in_half(observation_space: Any, action_space: Any) -> TensorDictModuleBase:
+    return InHalf()
+
+
 def linear(observation_space: Any, action_space: Any) -> nn.Module:
     """A torch module: observation [n, 4] -> class indices [n]."""
 

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from cormorant_postproc import FrameStack, MultiStep, Pipeline, PostprocError, RewardClip, split_trajectories
+from cormorant_postproc.bfloat16 import InBfloat16
+from cormorant_postproc.pipeline import of_collection
 from cormorant_testing.postproc_oracle import Frame, Row, rows, to_batch
 
 
@@ -156,3 +158,23 @@ def test_targets_before_or_after_the_split_are_the_same(found: list[Row], n: int
 def test_an_empty_pipeline_gives_the_batch() -> None:
     batch = TensorDict({"x": torch.arange(3)}, batch_size=[3])
     assert (Pipeline([])(batch) == batch).all()
+
+
+def test_bfloat16_keeps_every_bit_and_the_batch_as_it_is() -> None:
+    every = torch.arange(-(2**15), 2**15).short().view(torch.bfloat16)
+    numbers = every[~every.isnan()][None]
+    batch = TensorDict({"extra": {"logits": numbers.float()}}, [1])
+    result = of_collection({"bfloat16": ["extra.logits"]})(batch)
+    assert torch.equal(result["extra", "logits"].view(torch.int16), numbers.view(torch.int16))
+    assert batch["extra", "logits"].dtype == torch.float32
+    nan = InBfloat16(["x"])(TensorDict({"x": torch.tensor([torch.nan])}, [1]))["x"]
+    assert nan.dtype == torch.bfloat16
+    assert nan.isnan().all()
+
+
+def test_bfloat16_refuses_what_it_would_round_and_what_is_not_there() -> None:
+    batch = TensorDict({"x": torch.tensor([1.0, 0.1])}, [2])
+    with pytest.raises(PostprocError, match=r"x holds 0\.1\d+, which bfloat16 would round to 0\.1\d+"):
+        InBfloat16(["x"])(batch)
+    with pytest.raises(PostprocError, match=r"collection\.bfloat16 names y, which the batch does not have"):
+        InBfloat16(["y"])(batch)

@@ -14,6 +14,7 @@ from cormorant_contract.env import EnvPoolEnv as EnvPoolBlock
 from cormorant_contract.env import GymnasiumEnv as GymnasiumBlock
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.normalize import Normalize
+from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.env_sources import env_factory, envpool_task, info_fields, vectorize
 from cormorant_worker.collect.moments import BatchMoments
@@ -106,6 +107,7 @@ def build_collector(
             served := build_policy(job, overrides, observation, action, normalizer, device=device, num_rows=num_rows)
         ) is not None:
             actor, weights, policy_call = served.actor, served.weights, served.call
+        _refuse_unwritten(spec.collection.bfloat16 or (), actor)
         warmup_frames = place.warmup_frames if place.warmup_frames >= 0 else spec.collection.init_random_frames
         config = CollectorConfig(
             seeds=seeds,
@@ -128,6 +130,16 @@ def build_collector(
             env.close()
         raise
     return BuiltCollector(collector=collector, num_threads=num_threads, remote=remote, policy_call=policy_call)
+
+
+def _refuse_unwritten(keys: Sequence[str], actor: Actor) -> None:
+    written = [".".join(leaf.key) for leaf in (*actor.outputs, *actor.states)]
+    for key in keys:
+        if key not in written:
+            what = f"; it writes {', '.join(written)}" if written else "; it writes nothing but actions"
+            raise ManifestError(
+                f'spec.collection.bfloat16: the policy writes no "{key}"' + did_you_mean(key, written, otherwise=what)
+            )
 
 
 def make_normalizer(job: CollectorJob, observation: Space) -> Normalizer | None:
