@@ -50,7 +50,9 @@ def in_json_schema_words(node: Any) -> Any:
 
 
 class Contract(BaseModel):
-    """A frozen value that crosses processes: `num_envs` in Python, `numEnvs` in manifests and JSON."""
+    """A frozen value that crosses processes: `num_envs` in Python, `numEnvs` in manifests and JSON. A field that holds
+    another Contract is described by that model's docstring, unless it has one of its own.
+    """
 
     model_config = ConfigDict(
         frozen=True,

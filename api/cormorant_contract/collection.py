@@ -92,8 +92,6 @@ class Collection(Contract):
     totalFrames stays exact. 1 waits for all workers."""
 
     weights: WeightsPolicy = WeightsPolicy()
-    """Bound on the policy lag of workers."""
-
     episodes: EvaluatedEpisodes | None = None
     """Makes the job an evaluation: these episodes are played, each exactly once, and no frames are delivered. Only
     seed of the other fields matters."""

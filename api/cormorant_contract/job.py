@@ -76,8 +76,6 @@ class CollectorJob(Contract):
     """Name, namespace, labels."""
 
     spec: CollectorJobSpec
-    """Desired state: what to collect, and with which pods."""
-
     status: CollectorJobStatus = CollectorJobStatus()
     """Observed state of the job, written by the operator."""
 

@@ -36,8 +36,6 @@ class CollectorJobSpec(Contract):
     """User code for environments and policies. Unset means that the image contains it."""
 
     collection: Collection
-    """How much to collect, and in what batches."""
-
     output: Output = Output(queue=QueueOutput())
     """Where batches go."""
 
@@ -66,8 +64,6 @@ class CollectorJobSpec(Contract):
     """true keeps the pods and pauses all workers; false resumes them."""
 
     run_policy: RunPolicy = RunPolicy()
-    """Deadlines, restart limits, and what happens to a finished job."""
-
     managed_by: Annotated[str, Field(strict=True, max_length=63, pattern=CONTROLLER_PATTERN)] | None = None
     """Controller that manages the job. Unset means cormorant.dev/operator, which ignores jobs of others. Immutable."""
 

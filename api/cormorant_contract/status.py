@@ -163,17 +163,11 @@ class CollectorJobStatus(Contract):
     """Ready and desired workers over all groups, for people, for example 17/18."""
 
     frames: FramesStatus = FramesStatus()
-    """Progress of the job."""
-
     weights: WeightsStatus = WeightsStatus()
-    """Policy versions of the fleet."""
-
     groups: Annotated[tuple[GroupStatus, ...], Field(max_length=8, json_schema_extra=keyed_by("name"))] = ()
     """Workers by group."""
 
     elastic: ElasticStatus = ElasticStatus()
-    """Values for the scale subresource."""
-
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=keyed_by("type"))] = ()
     """Conditions of the job. Completed and Failed never revert to False."""
 

@@ -82,8 +82,6 @@ class Head(Contract):
     """Pod template merged over the generated one, lists by name. The API server checks the result with a dry run."""
 
     persistence: Persistence = Persistence()
-    """A volume that holds the head's state."""
-
     tls: HeadTls | None = None
     """HTTPS on both ports of the head. Unset means HTTP."""
 

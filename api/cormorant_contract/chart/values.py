@@ -101,11 +101,7 @@ class Jobs(Contract):
     """Defaults for all jobs of this operator."""
 
     image: JobImage = JobImage()
-    """Image of heads and workers for jobs that do not set spec.image; with EnvPool, Ray and PyTorch without CUDA."""
-
     cuda_image: CudaImage = CudaImage()
-    """Image of workers in groups with `device: gpu`, for the same jobs."""
-
     architectures: tuple[Label, ...] = ("amd64",)
     """CPU architectures of these images (label kubernetes.io/arch). Empty: jobs without spec.image run on any node."""
 
@@ -117,14 +113,10 @@ class Jobs(Contract):
     Kubernetes 1.35 on, which has the feature gate ImageVolume on by default."""
 
     network_policy: JobNetworkPolicy = JobNetworkPolicy()
-    """One NetworkPolicy per job: its pods reach each other; others reach ports 8000 and 8001 only."""
-
     kueue: Flag = False
     """Gives the operator rights to Kueue's Workloads, for jobs with the label `kueue.x-k8s.io/queue-name`."""
 
     tls: JobTls = JobTls()
-    """What the operator needs for jobs with `spec.head.tls`."""
-
     poll_seconds: Annotated[Whole, Field(ge=1, le=3600)] = 15
     """Seconds between two polls of a running head."""
 
@@ -265,8 +257,6 @@ class Values(Contract):
     """Values of the chart."""
 
     image: OperatorImage = OperatorImage()
-    """Image of the operator itself."""
-
     image_pull_secrets: tuple[Name, ...] = ()
     """Names of image pull Secrets of the operator, in the release's namespace."""
 
@@ -282,27 +272,12 @@ class Values(Contract):
     releases with disjoint selectors share the work: docs/explanation/scale.md."""
 
     jobs: Jobs = Jobs()
-    """Defaults for all jobs of this operator."""
-
     api_requests: ApiRequests = ApiRequests()
-    """Rate limit of requests to the API server. Pods go first, then conditions, then counters, which are written less
-    often the more jobs there are."""
-
     key: Key = Key()
-    """The key that the tokens of all jobs are derived from."""
-
     crd: Crd = Crd()
-    """The CustomResourceDefinition of CollectorJob."""
-
     rbac: Rbac = Rbac()
-    """RBAC roles."""
-
     service_account: ServiceAccount = ServiceAccount()
-    """ServiceAccount of the operator."""
-
     resources: Resources = Resources()
-    """Resources of the operator's container."""
-
     node_selector: Names = Field(default={"kubernetes.io/os": "linux"})
     """Node selector of the operator's pods."""
 
@@ -326,16 +301,7 @@ class Values(Contract):
     """Additional annotations of the operator's pods."""
 
     pod_disruption_budget: PodDisruptionBudget = PodDisruptionBudget()
-    """PodDisruptionBudget of the operator."""
-
     network_policy: NetworkPolicy = NetworkPolicy()
-    """NetworkPolicy of the operator: egress to DNS, the API server and heads; ingress from scrapers only."""
-
     pod_monitor: PodMonitor = PodMonitor()
-    """PodMonitor for the operator and its jobs (Prometheus operator)."""
-
     prometheus_rule: PrometheusRule = PrometheusRule()
-    """Recording rules and alerts (Prometheus operator)."""
-
     dashboards: Dashboards = Dashboards()
-    """Grafana dashboards as ConfigMaps for Grafana's sidecar."""
