@@ -28,8 +28,7 @@ from cormorant_worker.termination_message import explain
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cormorant_contract.job import CollectorJob
-    from cormorant_worker.fleet.fleet import Fleet
+    from cormorant_worker.fleet.transport import Engine
 
 _SIGNAL_BASE = 128
 
@@ -77,11 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Slow imports come after the checks of arguments and manifest.
         from cormorant_api.server import HeadServer
 
-        make_fleet = _engine(given)
         signals.is_idle = False
         with HeadServer(job, settings, context) as server:
             options = FleetOptions(workers=given.workers, device=given.device, should_stop=signals.has_come)
-            server.start_fleet(make_fleet, options)
+            server.start_fleet(options, engine=_engine(given))
             end = server.wait(signals.has_come)
     except FleetInterrupted:
         end = "interrupted"  # the fleet had not started: nothing to drain
@@ -94,11 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_DONE if end == "done" else _SIGNAL_BASE + (signals.number or signal.SIGTERM)
 
 
-def _engine(given: argparse.Namespace) -> "Callable[[CollectorJob, FleetOptions], Fleet]":
-    from cormorant_worker.fleet.fleet import Fleet
-
+def _engine(given: argparse.Namespace) -> "Engine | None":
+    """Where workers run; None: this machine."""
     if given.fleet == "local":
-        return Fleet
+        return None
     try:
         from cormorant_worker.fleet.ray.engine import RayEngine
         from cormorant_worker.fleet.ray.options import RayOptions
@@ -106,8 +103,7 @@ def _engine(given: argparse.Namespace) -> "Callable[[CollectorJob, FleetOptions]
         raise HeadError(
             f"--fleet ray needs {error.name}, which is not installed: pip install 'cormorant[ray]'"
         ) from error
-    ray_options = RayOptions(address=given.ray_address, slot_resources=given.ray_slot_resources)
-    return lambda job, options: Fleet(job, options, engine=RayEngine(ray_options))
+    return RayEngine(RayOptions(address=given.ray_address, slot_resources=given.ray_slot_resources))
 
 
 def _settings(given: argparse.Namespace) -> HeadSettings:

@@ -30,7 +30,6 @@ from cormorant_api.control.rates import RateWindow
 from cormorant_api.errors import ApiError
 from cormorant_api.http.tokens import TokenKeeper, Tokens
 from cormorant_api.http.uploads import UploadRoom
-from cormorant_api.notifier import AsyncNotifier
 from cormorant_api.settings import HeadSettings
 from cormorant_api.tracing import open_traces
 from cormorant_api.weights.annotations import AnnotationStore
@@ -41,7 +40,6 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import Update
 from cormorant_worker.errors import CormorantError
-from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.stats import FleetStats
@@ -66,21 +64,17 @@ class Running:
     def __init__(self, head: "Head", fleet: Fleet, *, is_paused: bool) -> None:
         settings = head.settings
         self.fleet = fleet
-        self.ledger: Ledger[Loan] = Ledger(
+        self.ledger: Ledger = Ledger(
             epoch=head.epoch,
             ack_within_s=settings.ack_within_s,
             on_settled=self._settle,
-            watcher=head.traces,
+            traces=head.traces,
         )
         self._journal = head.journal
         self.feeder = BatchFeeder(fleet, self.ledger)
-        self.updates = UpdateTracker(
-            apply_within_s=settings.apply_within_s, notifier=AsyncNotifier(), on_result=head.update_ended
-        )
+        self.updates = UpdateTracker(apply_within_s=settings.apply_within_s, on_result=head.update_ended)
         self.publisher = Publisher(fleet, head.store, self.updates, head.events, head.traces)
-        self.pauses = PauseKeeper(
-            head.leases, pause=fleet.pause, resume=fleet.resume, notifier=AsyncNotifier(), starts_paused=is_paused
-        )
+        self.pauses = PauseKeeper(head.leases, pause=fleet.pause, resume=fleet.resume, starts_paused=is_paused)
         self.group_sizes = GroupSizes(fleet, head.events)
 
     def _settle(self, frames: int) -> "Future[None]":

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import structlog
 
@@ -28,13 +28,13 @@ from cormorant_worker.errors import CormorantError, FleetInterrupted
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import FleetStats
+from cormorant_worker.fleet.transport import Engine
 from cormorant_worker.lock import FolderLock, LockHeld, LocksUnsupported
 from cormorant_worker.logs import LogContext
 
 log = structlog.get_logger()
 
 End = Literal["done", "interrupted", "drained"]
-F = TypeVar("F", bound=Fleet)
 _LOOK_S = 0.1
 _GONE_S = 1.0
 """A consumer that neither waits nor holds a batch for this long is considered gone."""
@@ -98,8 +98,11 @@ class HeadServer:
             return ""
         return wait_for_learner(self.head, self.head.running, stats)
 
-    def start_fleet(self, make_fleet: Callable[[CollectorJob, FleetOptions], F], options: FleetOptions) -> F:
-        """Start the workers, paused until they have the weights of an earlier head.
+    def start_fleet(
+        self, options: FleetOptions, *, engine: Engine | None = None, make: Callable[..., Fleet] = Fleet
+    ) -> Fleet:
+        """Start the workers, paused until they have the weights of an earlier head. `engine`: as `Fleet` takes it;
+        `make`: the class of the fleet.
 
         Raises:
             CormorantError: the fleet did not start.
@@ -112,8 +115,8 @@ class HeadServer:
             epoch=journal.epoch,
             starts_paused=True,
         )
-        fleet = self.fleet = make_fleet(self.job, options)
-        self.head.attach(fleet, is_paused=options.starts_paused)
+        fleet = self.fleet = make(self.job, options, engine=engine)
+        self.head.attach(fleet, is_paused=True)
         log.info("head_ready", url=self.url, data_port=self.head.data_port, token_file=str(self.token_file or ""))
         return fleet
 

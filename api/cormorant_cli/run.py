@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -195,18 +195,6 @@ class Site:
         """True where more workers than processors are no use."""
         return self.fleet is FleetKind.LOCAL or not self.ray_address
 
-    def maker(self) -> "Callable[[CollectorJob, FleetOptions], Fleet]":
-        """What makes the fleet.
-
-        Raises:
-            ModuleNotFoundError: Ray is asked for and not installed.
-        """
-        from cormorant_worker.fleet.fleet import Fleet
-
-        if self.fleet is FleetKind.LOCAL:
-            return Fleet
-        return lambda job, options: Fleet(job, options, engine=self.engine())
-
     def engine(self) -> "Engine | None":
         """Where workers run; None: this machine.
 
@@ -326,9 +314,10 @@ class _Session:
     @contextmanager
     def _opened(self, options: "FleetOptions") -> "Iterator[tuple[Fleet, HeadServer | None]]":
         """The running fleet, under a head with `--serve`; closed at the end."""
-        make_fleet = self._site.maker()
         if self._serving is None:
-            with make_fleet(self._job, options) as fleet, self._scraped(fleet):
+            from cormorant_worker.fleet.fleet import Fleet
+
+            with Fleet(self._job, options, engine=self._site.engine()) as fleet, self._scraped(fleet):
                 yield fleet, None
             return
         from cormorant_api.errors import HeadError
@@ -347,7 +336,7 @@ class _Session:
         except HeadError as error:
             raise BadInput(str(error)) from error
         with server:
-            yield server.start_fleet(make_fleet, options), server
+            yield server.start_fleet(options, engine=self._site.engine()), server
 
     @contextmanager
     def _scraped(self, fleet: "Fleet") -> Iterator[None]:

@@ -111,7 +111,7 @@ def serving(kind: str, workers: int) -> Iterator[tuple[HeadServer, TimedFleet, f
             began = time.monotonic()
             engine = InstantEngine() if kind == "instant" else None
             options = FleetOptions(workers=workers, startup_timeout_s=1200.0, drain_timeout_s=60.0)
-            fleet = server.start_fleet(lambda job, given: TimedFleet(job, given, engine=engine), options)
+            fleet = server.start_fleet(options, engine=engine, make=TimedFleet)
             yield server, fleet, time.monotonic() - began
 
 

@@ -6,33 +6,25 @@ Nothing is borrowed ahead: batches wait in the fleet's queue, where `onFull` and
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from cormorant_api.batches.ledger import L, Ledger, Lendable
+from cormorant_api.batches.ledger import Ledger
 from cormorant_worker.errors import ControlTimeout, CormorantError
+from cormorant_worker.fleet.fleet import Fleet
 
 log = structlog.get_logger()
 
 _TICK_S = 0.2
 
 
-L_co = TypeVar("L_co", bound=Lendable, covariant=True)
-
-
-class BatchSource(Protocol[L_co]):
-    def borrow(self, *, timeout_s: float | None = None) -> L_co | None:
-        """The next batch; None if there will be no more."""
-
-
-class BatchFeeder(Generic[L]):
+class BatchFeeder:
     """Moves batches from the fleet into the ledger while consumers wait for more than it has."""
 
-    def __init__(self, source: BatchSource[L], ledger: Ledger[L]) -> None:
+    def __init__(self, fleet: Fleet, ledger: Ledger) -> None:
         self.error: CormorantError | None = None
         """The failure of the fleet that ended the batches."""
-        self._source, self._ledger = source, ledger
+        self._fleet, self._ledger = fleet, ledger
         self._changed = threading.Condition()
         """Guards `_waiting`, `_is_probing`, `_is_closed`."""
         self._waiting = 0
@@ -89,7 +81,7 @@ class BatchFeeder(Generic[L]):
                     if not self._wants_more():
                         continue
                 try:
-                    loan = self._source.borrow(timeout_s=_TICK_S)
+                    loan = self._fleet.borrow(timeout_s=_TICK_S)
                 except ControlTimeout:
                     continue
                 if loan is None:

@@ -4,7 +4,7 @@
       ^              |
       +-- release, or not acknowledged in time: delivered again before newer batches
 
-Independent of fleet and HTTP: `feeder.py` adds loans, routes lend and acknowledge them.
+Knows neither fleet nor HTTP: `feeder.py` adds loans, routes lend and acknowledge them.
 """
 
 import heapq
@@ -15,49 +15,21 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Generic, Protocol, TypeVar
 
 from cormorant_api.notifier import AsyncNotifier
+from cormorant_api.traces import Traces
+from cormorant_worker.fleet.batch_queue import Loan
 
 MOST_CONSUMERS = 256
 """Number of remembered consumers; the least recently seen is dropped first."""
 
 
-class Lendable(Protocol):
-    """The part of a loan that the ledger uses."""
-
-    num_frames: int
-    min_version: int
-
-    def acknowledge(self) -> None:
-        """Its frames count for the job's statistics. Called once; must be quick."""
-
-    def release(self) -> None: ...
-
-
-L = TypeVar("L", bound=Lendable)
-L_contra = TypeVar("L_contra", bound=Lendable, contravariant=True)
-
-
-class Watcher(Protocol[L_contra]):
-    """Hears of every batch, by number, without the ledger's lock. Must be quick and not raise."""
-
-    def added(self, number: int, loan: L_contra) -> None: ...
-
-    def lent(self, number: int, consumer: str) -> None: ...
-
-    def sent(self, number: int) -> None: ...
-
-    def over(self, number: int, how: str) -> None:
-        """It is `acknowledged`, or `stale`: never delivered again."""
-
-
 @dataclass(slots=True, kw_only=True)
-class Entry(Generic[L]):
+class Entry:
     """One batch in the ledger. Guarded by the ledger's lock."""
 
     number: int
-    loan: L
+    loan: Loan
     deliveries: int = 0
     consumer: str = ""
     """Current holder; empty while ready."""
@@ -73,12 +45,12 @@ class Entry(Generic[L]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lent(Generic[L]):
+class Lent:
     """A batch lent to one consumer. Call `Ledger.sent` when the response no longer reads its memory."""
 
     id: str
     number: int
-    loan: L
+    loan: Loan
     delivery: int
     """From 1."""
     lent_at: float
@@ -107,7 +79,7 @@ class LedgerCounts:
     """Seconds since the oldest batch that is not acknowledged was handed out; None when there is none."""
 
 
-class Ledger(Generic[L]):
+class Ledger:
     """Every batch between the fleet and its consumers. Thread-safe."""
 
     def __init__(
@@ -115,9 +87,8 @@ class Ledger(Generic[L]):
         *,
         epoch: str,
         ack_within_s: float,
-        notifier: AsyncNotifier | None = None,
         on_settled: Callable[[int], "Future[None]"] | None = None,
-        watcher: Watcher[L] | None = None,
+        traces: Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make an empty ledger.
@@ -125,20 +96,19 @@ class Ledger(Generic[L]):
         Args:
             epoch: first part of every batch id; unique to this run of the head.
             ack_within_s: time to acknowledge before a batch goes to the next consumer.
-            notifier: notified when a batch becomes ready and when the last one is settled.
             on_settled: called with the total of frames that will not be delivered again; must be quick and not call
                 the ledger. Returns what is done once no later head delivers them either.
-            watcher: hears of every batch.
         """
         self.epoch = epoch
         self.ack_within_s = ack_within_s
-        self.notifier = notifier or AsyncNotifier()
+        self.notifier = AsyncNotifier()
+        """Notified when a batch becomes ready and when the last one is settled."""
         self._on_settled = on_settled
-        self._watcher = watcher
+        self._traces = traces or Traces()
         self._clock = clock
         self._lock = threading.Lock()
         """Guards everything below."""
-        self._entries: dict[int, Entry[L]] = {}
+        self._entries: dict[int, Entry] = {}
         self._ready: list[int] = []
         """Heap of numbers, so that returned batches come before newer ones."""
         self._next = 0
@@ -152,13 +122,12 @@ class Ledger(Generic[L]):
 
     # -- the fleet's side --------------------------------------------------------------------------------------
 
-    def add(self, loan: L) -> None:
+    def add(self, loan: Loan) -> None:
         with self._lock:
             entry = Entry(number=self._next, loan=loan)
             self._next += 1
         # Before a consumer can have it.
-        if self._watcher is not None:
-            self._watcher.added(entry.number, loan)
+        self._traces.added(entry.number, loan)
         with self._lock:
             self._entries[entry.number] = entry
             heapq.heappush(self._ready, entry.number)
@@ -203,13 +172,13 @@ class Ledger(Generic[L]):
 
     # -- the consumers' side -----------------------------------------------------------------------------------
 
-    def lend(self, consumer: str, *, oldest_version: int | None = None) -> Lent[L] | None:
+    def lend(self, consumer: str, *, oldest_version: int | None = None) -> Lent | None:
         """Lend the oldest ready batch to a consumer; None if none is ready. `oldest_version`: batches in which an older
         version acted are dropped and counted. Random frames (version -1) have no version and stay.
         """
-        stale: list[L] = []
+        stale: list[Loan] = []
         dropped: list[int] = []
-        found: Lent[L] | None = None
+        found: Lent | None = None
         with self._lock:
             self._seen(consumer)
             while self._ready and found is None:
@@ -237,11 +206,10 @@ class Ledger(Generic[L]):
                 )
         for loan in stale:
             loan.release()
-        if self._watcher is not None:
-            for number in dropped:
-                self._watcher.over(number, "stale")
-            if found is not None:
-                self._watcher.lent(found.number, consumer)
+        for number in dropped:
+            self._traces.over(number, "stale")
+        if found is not None:
+            self._traces.lent(found.number, consumer)
         return found
 
     def sent(self, batch_id: str) -> None:
@@ -253,8 +221,7 @@ class Ledger(Generic[L]):
                 return
             entry.senders -= 1
             loan = self._forget_if_over(entry)
-        if self._watcher is not None:
-            self._watcher.sent(entry.number)
+        self._traces.sent(entry.number)
         if loan is not None:
             loan.release()
 
@@ -297,8 +264,7 @@ class Ledger(Generic[L]):
             loan = self._forget_if_over(entry)
         if loan is not None:
             loan.release()
-        if self._watcher is not None:
-            self._watcher.over(number, "acknowledged")
+        self._traces.over(number, "acknowledged")
         self.notifier.notify()
         return kept
 
@@ -362,11 +328,11 @@ class Ledger(Generic[L]):
             self._kept = self._on_settled(self._acked_frames + self._stale_frames)
         return self._kept
 
-    def _take_back(self, entry: Entry[L]) -> None:
+    def _take_back(self, entry: Entry) -> None:
         entry.consumer = ""
         heapq.heappush(self._ready, entry.number)
 
-    def _forget_if_over(self, entry: Entry[L]) -> L | None:
+    def _forget_if_over(self, entry: Entry) -> Loan | None:
         if not entry.is_acked or entry.senders or entry.is_read():
             return None
         del self._entries[entry.number]

@@ -4,7 +4,6 @@ import fcntl
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -12,28 +11,13 @@ from cormorant_api.batches.ledger import Lent
 from cormorant_contract.rest.batches import MemoryBatch, MemoryPart, MemoryTensor
 from cormorant_contract.tensor_file import TensorEntry, parse_header
 from cormorant_worker.fleet.batch_queue import Loan
+from cormorant_worker.fleet.wire import WireBatch
 from cormorant_worker.shared_memory import SharedMemory
 
 _ALIGNMENT = 64
 
 
-class Encoded(Protocol):
-    """A batch as a safetensors file in pieces."""
-
-    @property
-    def header(self) -> bytes: ...
-
-    @property
-    def buffers(self) -> Sequence[memoryview]:
-        """The tensors' bytes, in order."""
-
-    @property
-    def size_bytes(self) -> int: ...
-
-
-def describe_memory(
-    lent: Lent[Loan], batch: Encoded, *, ack_within_s: float
-) -> tuple[MemoryBatch, SharedMemory | None]:
+def describe_memory(lent: Lent, batch: WireBatch, *, ack_within_s: float) -> tuple[MemoryBatch, SharedMemory | None]:
     """Locate every tensor of a batch in shared memory.
 
     Returns:

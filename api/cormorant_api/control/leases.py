@@ -113,7 +113,6 @@ class PauseKeeper:
         *,
         pause: Callable[[], None],
         resume: Callable[[], None],
-        notifier: AsyncNotifier,
         starts_paused: bool = False,
     ) -> None:
         """Make a keeper; `start` begins.
@@ -121,11 +120,11 @@ class PauseKeeper:
         Args:
             pause: returns when every worker has stopped.
             resume: lets the workers continue.
-            notifier: notified when the state changes.
             starts_paused: whether the fleet is paused now.
         """
         self.book = book
-        self.notifier = notifier
+        self.notifier = AsyncNotifier()
+        """Notified when the state changes."""
         self.error = ""
         self._pause, self._resume = pause, resume
         self._is_paused: bool | None = starts_paused

@@ -7,7 +7,6 @@ housekeeping thread --observe--> history
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import islice
 
@@ -23,7 +22,7 @@ from cormorant_contract.rest.base import Answer
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.live import LogLine, Moment, Opening, PictureSize, Sample
 from cormorant_worker.fleet.stats import FleetStats
-from cormorant_worker.logs import TAIL, LogTail
+from cormorant_worker.logs import TAIL
 
 MOST_LISTENERS = 128
 _EVERY_S = 1.0
@@ -40,14 +39,13 @@ _LEFT_OUT = frozenset({"accepted", "applied", "dropped"})
 class Moments:
     """History and moments of a head. One thread calls `observe`, any thread the rest."""
 
-    def __init__(self, head: Head, *, clock: Callable[[], float] = time.monotonic, tail: LogTail = TAIL) -> None:
+    def __init__(self, head: Head) -> None:
         self.notifier = AsyncNotifier()
         """Notified at every moment."""
         self.listeners = 0
         self.moments = 0
         """Moments serialized so far; none while there are no listeners."""
         self._head = head
-        self._clock, self._tail = clock, tail
         self._recorder = Recorder()
         self._manifest = manifest_text(head.job)
         self._lock = threading.Lock()
@@ -67,7 +65,7 @@ class Moments:
 
     def observe(self, stats: FleetStats) -> None:
         """Add a sample and send a moment, at most once a second."""
-        now = self._clock()
+        now = time.monotonic()
         if now < self._next_at - _SLACK_S:
             return
         self._next_at = now + _EVERY_S
@@ -109,7 +107,7 @@ class Moments:
         with self._lock:
             made_at, frame, known = self._opening
             number = self.moments
-        if frame and self._clock() - made_at < _EVERY_S:
+        if frame and time.monotonic() - made_at < _EVERY_S:
             return frame, known
         layout = self._head.running.fleet.layout
         picture = find_picture(layout.observation)
@@ -126,7 +124,7 @@ class Moments:
         )
         frame = as_frame("opening", opening)
         with self._lock:
-            self._opening = self._clock(), frame, number
+            self._opening = time.monotonic(), frame, number
         return frame, number
 
     def read(self, position: int) -> tuple[bytes, int] | None:
@@ -176,7 +174,7 @@ class Moments:
             found.extend(event for event in events if event.kind not in _LEFT_OUT)
 
     def _lines_from(self, number: int) -> tuple[LogLine, ...]:
-        lines = self._tail.since(number)
+        lines = TAIL.since(number)
         return tuple(LogLine(number=li.number, time=li.time, level=li.level, text=li.text) for li in lines)
 
 

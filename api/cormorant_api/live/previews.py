@@ -3,7 +3,6 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
@@ -20,9 +19,8 @@ _MOST_KEPT = 64
 
 
 class Previews:
-    def __init__(self, head: Head, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, head: Head) -> None:
         self._head = head
-        self._clock = clock
         self._lock = threading.Lock()
         """Guards everything below."""
         self._kept: OrderedDict[tuple[str, int], tuple[float, bytes]] = OrderedDict()
@@ -48,7 +46,7 @@ class Previews:
                 ProblemType.NO_PICTURE, f"observations are not images (uint8 arrays with height and width): {space}"
             )
         with self._lock:
-            now = self._clock()
+            now = time.monotonic()
             made_at, png = self._kept.get((worker, env), (0.0, b""))
             if png and now - made_at < _FRESH_S:
                 return png
@@ -73,7 +71,7 @@ class Previews:
             raise ApiError(ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known) from None
         png = png_of(newest_frame(pixels))
         with self._lock:
-            self._kept[worker, env] = self._clock(), png
+            self._kept[worker, env] = time.monotonic(), png
             self._kept.move_to_end((worker, env))
             while len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)

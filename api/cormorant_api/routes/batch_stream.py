@@ -10,7 +10,6 @@ from cormorant_api.http.transfer import Hangup, SlowReader, chunks_of, send_with
 from cormorant_api.routes.lending import lend_next, oldest_wanted
 from cormorant_contract.rest.headers import BATCH_STREAM
 from cormorant_worker.errors import CormorantError
-from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.wire import encode
 
 _LOOK_S = 1.0
@@ -56,11 +55,11 @@ class BatchStream(Response):
                 if self._last:
                     ledger.release(self._last)
 
-    async def _next(self, hangup: Hangup) -> Lent[Loan] | None:
-        oldest = await oldest_wanted(self._head, self._max_staleness)
+    async def _next(self, hangup: Hangup) -> Lent | None:
+        oldest = oldest_wanted(self._head, self._max_staleness)
         return await lend_next(self._head, self._consumer, wait_s=_LOOK_S, oldest_version=oldest, hangup=hangup)
 
-    async def _send(self, lent: Lent[Loan], scope: Scope, send: Send) -> None:
+    async def _send(self, lent: Lent, scope: Scope, send: Send) -> None:
         ledger = self._head.running.ledger
         is_whole = False
         try:

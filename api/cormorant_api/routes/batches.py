@@ -13,7 +13,7 @@ from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import BufferResponse, Hangup
 from cormorant_api.routes.batch_stream import BatchStream
 from cormorant_api.routes.lending import lend_next, oldest_wanted, stream_ended, unknown_batch
-from cormorant_api.routes.routing import BINARY, LONGEST_WAIT_S, GuardedRoute, guarded, head_of
+from cormorant_api.routes.routing import BINARY, GuardedRoute, guarded, head_of
 from cormorant_contract.rest.base import Name
 from cormorant_contract.rest.headers import (
     ACK_WITHIN,
@@ -26,6 +26,7 @@ from cormorant_contract.rest.headers import (
     MIN_VERSION,
     SAFETENSORS,
 )
+from cormorant_contract.rest.pauses import LONGEST_WAIT_S
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_worker.fleet.wire import encode
 
@@ -87,7 +88,7 @@ async def next_batch(
     """
     head = _with_queue(request)
     running = head.running
-    oldest = await oldest_wanted(head, max_staleness)
+    oldest = oldest_wanted(head, max_staleness)
     async with Hangup(request.receive, notifier=running.ledger.notifier) as hangup:
         lent = await lend_next(head, consumer, wait_s=wait, oldest_version=oldest, hangup=hangup)
     if lent is None:

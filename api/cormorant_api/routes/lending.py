@@ -6,12 +6,11 @@ from cormorant_api.head import Head
 from cormorant_api.http.problems import as_api_error
 from cormorant_api.http.transfer import Hangup
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_worker.fleet.batch_queue import Loan
 
 
 async def lend_next(
     head: Head, consumer: str, *, wait_s: float, oldest_version: int | None, hangup: Hangup
-) -> Lent[Loan] | None:
+) -> Lent | None:
     """The next batch for a consumer; None after `wait_s` or when the consumer has disconnected.
 
     Call the ledger's `sent` when its memory is no longer read.
@@ -21,7 +20,7 @@ async def lend_next(
     """
     running = head.running
     ledger, feeder = running.ledger, running.feeder
-    found: list[Lent[Loan]] = []
+    found: list[Lent] = []
 
     def look() -> bool:
         if head.is_closing or hangup.happened.is_set() or ledger.has_ended or feeder.error is not None:
@@ -54,11 +53,9 @@ async def stream_ended(head: Head) -> ApiError:
     return ApiError(ProblemType.STREAM_ENDED, "all batches are delivered and acknowledged")
 
 
-async def oldest_wanted(head: Head, max_staleness: int | None) -> int | None:
+def oldest_wanted(head: Head, max_staleness: int | None) -> int | None:
     """The oldest policy version that a consumer accepts; None: any."""
-    if max_staleness is None:
-        return None
-    return max(0, head.running.fleet.version - max_staleness)
+    return None if max_staleness is None else max(0, head.running.fleet.version - max_staleness)
 
 
 def unknown_batch(batch_id: str) -> ApiError:

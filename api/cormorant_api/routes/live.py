@@ -10,7 +10,7 @@ from cormorant_api.http.tokens import Role
 from cormorant_api.live.moments import Moments
 from cormorant_api.live.previews import Previews
 from cormorant_api.live.stream import LiveStream
-from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, guarded, head_of, running_of
+from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, guarded, head_of
 from cormorant_contract.base import COUNT_MAX
 from cormorant_contract.rest.problems import ProblemType
 
@@ -31,11 +31,12 @@ async def stream_live(request: Request) -> Response:
     """Stream status, workers, updates and events once a second, after the history of the run. Meant for web pages: all
     listeners get the same bytes, and per-batch events are left out (`/v1/events` has them).
     """
-    running_of(request)
+    head = head_of(request)
+    _ = head.running  # 503 before the first worker has started
     live: Moments = request.app.state.live
     if not live.enter():
         raise ApiError(ProblemType.BUSY, "too many pages watch this job; close some of them", retry_after_s=10)
-    return LiveStream(head_of(request), live, role=request.state.role)
+    return LiveStream(head, live, role=request.state.role)
 
 
 @router.get(

@@ -43,12 +43,7 @@ async def list_pauses(request: Request) -> Pauses:
 @router.delete("/v1/pauses/{lease}", status_code=204, response_class=Response, **guarded(Role.WRITE))
 async def end_pause(request: Request, lease: str) -> Response:
     """End a lease. The fleet resumes when the last lease ends. Idempotent."""
-    head = head_of(request)
-    ended = head.leases.end(lease)
-    head.running.pauses.nudge()
-    if ended is not None:
-        log.info("pause_ended", lease=ended.id, owner=ended.owner, who=author_of(request))
-        await _settled(head, _RESUME_WITHIN_S)
+    await _ended(request, head_of(request).leases.end(lease))
     return Response(status_code=204)
 
 
@@ -63,13 +58,9 @@ async def pause(request: Request, body: PauseRequest | None = None) -> Pauses:
 async def resume(request: Request, body: ResumeRequest | None = None) -> Pauses:
     """End the lease of an owner (default: "default"). Leases of other owners stay."""
     head = head_of(request)
-    running = head.running
-    ended = head.leases.end_of((body or ResumeRequest()).owner)
-    running.pauses.nudge()
-    if ended is not None:
-        log.info("pause_ended", lease=ended.id, owner=ended.owner, who=author_of(request))
-        await _settled(head, _RESUME_WITHIN_S)
-    return running.pauses.describe()
+    pauses = head.running.pauses
+    await _ended(request, head.leases.end_of((body or ResumeRequest()).owner))
+    return pauses.describe()
 
 
 async def _pause(request: Request, wanted: PauseRequest) -> tuple[Lease, bool]:
@@ -90,6 +81,14 @@ async def _pause(request: Request, wanted: PauseRequest) -> tuple[Lease, bool]:
     )
     await _settled(head, wanted.wait_seconds)
     return lease, is_new
+
+
+async def _ended(request: Request, lease: Lease | None) -> None:
+    head = head_of(request)
+    head.running.pauses.nudge()
+    if lease is not None:
+        log.info("pause_ended", lease=lease.id, owner=lease.owner, who=author_of(request))
+        await _settled(head, _RESUME_WITHIN_S)
 
 
 async def _settled(head: Head, wait_s: float) -> None:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from cormorant_api.head import Head, Running
+from cormorant_api.head import Head
 from cormorant_api.http.cross_origin import refuse_cross_origin, refuse_other_hosts
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.uploads import Received, check_headers, receive
@@ -22,8 +22,6 @@ from cormorant_contract.rest.problems import ProblemType
 
 log = structlog.get_logger()
 
-LONGEST_WAIT_S = 300.0
-"""Longest wait that a client may request."""
 _READING = frozenset({"GET", "HEAD"})
 _ACTING = ("/v1/batches", "/v1/state")
 """A GET of these has effects: it takes batches or pauses the fleet."""
@@ -120,15 +118,6 @@ def bounded(receive: Receive, most_bytes: int = MOST_JSON_BYTES) -> Receive:
 def head_of(request: Request) -> Head:
     head: Head = request.app.state.head
     return head
-
-
-def running_of(request: Request) -> Running:
-    """What exists once there is a fleet.
-
-    Raises:
-        ApiError: 503, there is none yet.
-    """
-    return head_of(request).running
 
 
 def author_of(request: Request) -> str:

@@ -13,13 +13,11 @@ from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import BufferResponse
 from cormorant_api.routes.routing import (
     BINARY,
-    LONGEST_WAIT_S,
     Answers,
     GuardedRoute,
     author_of,
     guarded,
     head_of,
-    running_of,
     take_upload,
 )
 from cormorant_api.weights.publisher import ALL_MODELS, Upload, Wanted
@@ -28,6 +26,7 @@ from cormorant_api.weights.updates import update_id, version_of
 from cormorant_contract.rest.base import VERSION_MAX
 from cormorant_contract.rest.headers import POLICY_VERSION, SAFETENSORS
 from cormorant_contract.rest.models import Model, Models, ModelSummary, Rollback, VersionEntry, Versions
+from cormorant_contract.rest.pauses import LONGEST_WAIT_S
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import Update
 from cormorant_worker.weights.blob import WeightsBlob
@@ -252,7 +251,7 @@ async def _publish(
     request: Request, model: str, version: int | None, *, is_partial: bool = False, allows_nonfinite: bool
 ) -> Response:
     head = head_of(request)
-    running = running_of(request)
+    running = head.running
     head.refuse_while_closing()
     specs = running.fleet.specs
     if not specs:

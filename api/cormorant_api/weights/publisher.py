@@ -23,11 +23,11 @@ from cormorant_api.traces import Traces
 from cormorant_api.weights.patch import merge
 from cormorant_api.weights.specs import check_finite, check_specs
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, digest_of
-from cormorant_api.weights.updates import PublishRecord, UpdateTracker, update_id
+from cormorant_api.weights.updates import PublishRecord, UpdateTracker, historic_update, update_id
 from cormorant_contract.rest.base import VERSION_MAX
 from cormorant_contract.rest.headers import make_etag
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateTimings, WorkerCounts
+from cormorant_contract.rest.updates import ModelUpdate, Update
 from cormorant_contract.tensor_file import (
     MalformedTensorFile,
     TensorEntry,
@@ -347,7 +347,6 @@ class Publisher:
         self.tracker.stage(
             PublishRecord(
                 version=number,
-                model=min(stored.models),
                 digest=stored.digest,
                 size_bytes=len(upload.blob.buffer),
                 models=_models_of(stored),
@@ -432,19 +431,11 @@ def _models_of(stored: StoredVersion) -> dict[str, ModelUpdate]:
 
 
 def _historic(stored: StoredVersion) -> Update:
-    first = min(stored.models)
-    return Update(
-        update_id=update_id(stored.version),
-        model=first,
-        models=_models_of(stored),
+    published = PublishRecord(
         version=stored.version,
         digest=stored.digest,
-        etag=make_etag(stored.version, stored.digest),
-        bytes=sum(m.size_bytes for m in stored.models.values()),
-        tensors=sum(m.num_tensors for m in stored.models.values()),
-        state="superseded",
-        workers=WorkerCounts(total=0, acked=0, failed=0),
-        receipts=(),
-        staged_at=stored.published_at,
-        timings=UpdateTimings(),
+        size_bytes=sum(model.size_bytes for model in stored.models.values()),
+        models=_models_of(stored),
+        received=0.0,
     )
+    return historic_update(published, staged_at=stored.published_at)

@@ -37,7 +37,6 @@ class PublishRecord:
     """A publish before it is handed to the fleet."""
 
     version: int
-    model: str
     digest: str
     """Digest of the request body."""
     size_bytes: int
@@ -100,7 +99,6 @@ class UpdateTracker:
         self,
         *,
         apply_within_s: float,
-        notifier: AsyncNotifier,
         clock: Callable[[], float] = time.monotonic,
         on_result: Callable[[Update], None] | None = None,
     ) -> None:
@@ -108,12 +106,12 @@ class UpdateTracker:
 
         Args:
             apply_within_s: unpaused seconds after which a worker is late.
-            notifier: notified at every change.
             on_result: called when an update is applied, late, failed or superseded; without receipts.
         """
         self._on_result = on_result or (lambda _: None)
         self.apply_within_s = apply_within_s
-        self.notifier = notifier
+        self.notifier = AsyncNotifier()
+        """Notified at every change."""
         self.clock = clock
         self._lock = threading.Lock()
         """Guards everything below."""
@@ -332,6 +330,11 @@ def version_of(text: str) -> int | None:
     return int(digits) if is_id and str(int(digits)) == digits else None
 
 
+def historic_update(published: PublishRecord, *, staged_at: datetime) -> Update:
+    """The update of a version that an earlier head published: its receipts are not known any more."""
+    return _describe(_Record(published=published, state="superseded", staged_at=staged_at))
+
+
 def _summarize(record: _Record) -> UpdateSummary:
     published = record.published
     return UpdateSummary(
@@ -366,7 +369,7 @@ def _describe(record: _Record, *, with_receipts: bool = True) -> Update:
     )
     return Update(
         update_id=update_id(published.version),
-        model=published.model,
+        model=min(published.models),
         models=dict(published.models),
         version=published.version,
         digest=published.digest,

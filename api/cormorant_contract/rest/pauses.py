@@ -8,7 +8,8 @@ from pydantic import AfterValidator, Field
 from cormorant_contract.rest.base import Answer, Name, Number, Request, Time
 
 LONGEST_TTL_S = 24 * 3600
-LONGEST_WAIT_S = 300
+LONGEST_WAIT_S = 300.0
+"""Longest wait that a client may request."""
 
 PauseState = Literal["running", "draining", "paused"]
 """draining: pause requested, some workers still step."""

@@ -21,12 +21,12 @@ from cormorant_worker.fleet.stats import FleetStats
 def test_head_forgives_workers_as_fleets_do(folder: Path) -> None:
     given: list[FleetOptions] = []
 
-    def make(_: object, options: FleetOptions) -> Fleet:
+    def make(_: object, options: FleetOptions, **__: object) -> Fleet:
         given.append(options)
         raise FleetClosed("enough")
 
     with HeadServer(make_job(), HeadSettings(port=0, directory=folder)) as server, pytest.raises(FleetClosed):
-        server.start_fleet(make, FleetOptions(healthy_s=5.0))
+        server.start_fleet(FleetOptions(healthy_s=5.0), make=make)
     assert [options.healthy_s for options in given] == [5.0]
 
 
@@ -45,7 +45,7 @@ class CountingFleet(Fleet):
 def test_housekeeping_reads_all_workers_once_a_second(folder: Path) -> None:
     with HeadServer(make_job(), HeadSettings(port=0, directory=folder)) as server:
         began = time.monotonic()
-        fleet = server.start_fleet(CountingFleet, FleetOptions(workers=1))
+        fleet = server.start_fleet(FleetOptions(workers=1), make=CountingFleet)
         until(lambda: fleet.readings[False] >= 4)
         for _ in range(20):
             assert Served(server).reader.get("/v1/workers/cpu-0").json["id"] == "cpu-0"

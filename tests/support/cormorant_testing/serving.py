@@ -15,7 +15,6 @@ import safetensors.numpy
 from cormorant_api.http.tokens import Role
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
-from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 
 SAFETENSORS = "application/vnd.safetensors"
@@ -98,7 +97,7 @@ def serve(job: Any, *, directory: Path, workers: int = 1, **settings: Any) -> It
     chosen = HeadSettings(**{"port": 0, "directory": directory, "linger_s": 0.2, **settings})
     before = set(threading.enumerate())
     with HeadServer(job, chosen) as server:
-        server.start_fleet(Fleet, FleetOptions(workers=workers))
+        server.start_fleet(FleetOptions(workers=workers))
         yield Served(server)
     left = [t.name for t in threading.enumerate() if t not in before and not t.daemon and "control" not in t.name]
     assert not [name for name in left if "port" in name], left

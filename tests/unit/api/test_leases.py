@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cormorant_api.control.leases import LeaseBook, PauseKeeper
-from cormorant_api.notifier import AsyncNotifier
 from cormorant_cli.status import printable
 from cormorant_contract.rest.pauses import PauseRequest
 from cormorant_worker.errors import ControlTimeout
@@ -64,9 +63,7 @@ def keepers() -> Iterator[list[PauseKeeper]]:
 
 
 def keep(keepers: list[PauseKeeper], book: LeaseBook, brakes: Brakes, *, starts_paused: bool = False) -> PauseKeeper:
-    keeper = PauseKeeper(
-        book, pause=brakes.pause, resume=brakes.resume, notifier=AsyncNotifier(), starts_paused=starts_paused
-    )
+    keeper = PauseKeeper(book, pause=brakes.pause, resume=brakes.resume, starts_paused=starts_paused)
     keepers.append(keeper)
     keeper.start()
     return keeper

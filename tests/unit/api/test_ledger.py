@@ -40,7 +40,7 @@ class Books:
     settled: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.ledger: Ledger[FakeLoan] = Ledger(
+        self.ledger: Ledger = Ledger(
             epoch="e-1",
             ack_within_s=60,
             on_settled=self.settle,
@@ -66,7 +66,7 @@ class Books:
 
 def test_a_slow_disk_holds_up_no_other_caller() -> None:
     disk: Future[None] = Future()
-    ledger: Ledger[FakeLoan] = Ledger(epoch="e-1", ack_within_s=60, on_settled=lambda _: disk)
+    ledger: Ledger = Ledger(epoch="e-1", ack_within_s=60, on_settled=lambda _: disk)
     loans = [FakeLoan(), FakeLoan()]
     for loan in loans:
         ledger.add(loan)

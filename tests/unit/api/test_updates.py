@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from cormorant_api.notifier import AsyncNotifier
 from cormorant_api.weights.updates import PublishRecord, UpdateTracker, update_id, version_of
 from cormorant_contract.rest.updates import ModelUpdate, Update
 from cormorant_testing.cost import lines_run
@@ -22,7 +21,6 @@ class Board:
         self.results: list[tuple[int, str]] = []
         self.tracker = UpdateTracker(
             apply_within_s=10,
-            notifier=AsyncNotifier(),
             clock=self.clock,
             on_result=lambda update: self.results.append((update.version, update.state)),
         )
@@ -32,7 +30,6 @@ class Board:
         self.tracker.stage(
             PublishRecord(
                 version=version,
-                model=(models or ("policy",))[0],
                 digest="xxh3:1",
                 size_bytes=10,
                 models=dict.fromkeys(models or ("policy",), described),

@@ -1,7 +1,6 @@
 """When `/v1/status` and the command line say that a job waits for a learner."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from cormorant_api.batches.ledger import Ledger
 from cormorant_api.control.rates import RateWindow
@@ -17,7 +16,7 @@ class BatchFeeder:
 @dataclass
 class Running:
     feeder: BatchFeeder = field(default_factory=BatchFeeder)
-    ledger: Ledger[Any] = field(default_factory=lambda: Ledger(epoch="e", ack_within_s=60))
+    ledger: Ledger = field(default_factory=lambda: Ledger(epoch="e", ack_within_s=60))
 
 
 @dataclass

@@ -4,14 +4,11 @@ import faulthandler
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
-from cormorant_contract.job import CollectorJob
 from cormorant_testing.chaos.fleet_world import CONTROL_S, HANG_S, STARTUP_S
-from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.launch import load_job
 from cormorant_worker.logs import LogContext, configure_logs
@@ -41,15 +38,14 @@ def main() -> None:
         startup_timeout_s=STARTUP_S[engine],
         should_stop=over.is_set,
     )
-    make: Callable[[CollectorJob, FleetOptions], Fleet] = Fleet
+    workers_run_on = None
     if engine == "ray":
         from cormorant_worker.fleet.ray.engine import RayEngine
 
-        def make(job: CollectorJob, options: FleetOptions) -> Fleet:
-            return Fleet(job, options, engine=RayEngine())
+        workers_run_on = RayEngine()
 
     with HeadServer(load_job(job), settings) as server:
-        server.start_fleet(make, options)
+        server.start_fleet(options, engine=workers_run_on)
         server.wait(over.is_set)
 
 
