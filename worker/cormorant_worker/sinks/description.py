@@ -12,7 +12,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetCorrupt
 from cormorant_worker.sinks import space_json
-from cormorant_worker.sinks.schema import FORMAT_VERSION, FrameSchema, column_name
+from cormorant_worker.sinks.schema import FORMAT_VERSION, KINDS, FrameSchema, column_name
 from cormorant_worker.spaces import Leaf, Space, describe
 
 
@@ -85,8 +85,7 @@ class DatasetDescription:
                     f"{where} has format version {value['formatVersion']}, this version reads {FORMAT_VERSION}; "
                     "read it with the version that wrote it"
                 )
-            names = ("observation", "action", "output", "state", "info", "task")
-            kinds: dict[str, list[Leaf]] = {name: [] for name in names}
+            kinds: dict[str, list[Leaf]] = {kind: [] for kind in KINDS}
             for leaf in value["leaves"]:
                 kinds[leaf["kind"]].append(
                     Leaf(key=tuple(leaf["key"]), shape=tuple(leaf["shape"]), dtype=np.dtype(leaf["dtype"]))
@@ -95,14 +94,7 @@ class DatasetDescription:
                 env=value["env"],
                 observation_space=space_json.from_json(value["observationSpace"]),
                 action_space=space_json.from_json(value["actionSpace"]),
-                schema=FrameSchema(
-                    observation=tuple(kinds["observation"]),
-                    action=tuple(kinds["action"]),
-                    outputs=tuple(kinds["output"]),
-                    info=tuple(kinds["info"]),
-                    tasks=tuple(kinds["task"]),
-                    states=tuple(kinds["state"]),
-                ),
+                schema=FrameSchema(**{name: tuple(kinds[kind]) for kind, name in KINDS.items()}),
                 job=value["job"],
                 seed=value["seed"],
                 manifest_sha256=value["manifestSha256"],

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from cormorant_worker.collect.block import Block
-from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name, next_type, to_arrow, to_numpy
+from cormorant_worker.sinks.schema import KINDS, NEXT, FrameSchema, column_name, next_type, to_arrow, to_numpy
 from cormorant_worker.spaces import Array, Arrays, Leaf
 
 if TYPE_CHECKING:
@@ -44,18 +44,7 @@ class FrameEncoder:
         if rows > len(self._env_TB):
             self._env_TB = np.tile(np.arange(envs, dtype=np.int32), (rows, 1))
         select = _Selection(block.lengths, rows, envs)
-        columns = [
-            to_arrow(leaf, select(values))
-            for leaves, arrays in (
-                (self._schema.observation, block.observation),
-                (self._schema.action, block.action),
-                (self._schema.outputs, block.outputs),
-                (self._schema.states, block.states),
-                (self._schema.info, block.info),
-                (self._schema.tasks, block.tasks),
-            )
-            for leaf, values in zip(leaves, arrays, strict=True)
-        ]
+        columns = [to_arrow(leaf, select(values)) for leaf, values in self._schema.arrays_of(block)]
         plain = {
             "reward": block.reward,
             "terminated": block.terminated,
@@ -205,19 +194,11 @@ class Frames:
 
         next_observation, next_states = self.following()
         root: dict[Any, Any] = {}
-        for leaves, arrays in (
-            (self.schema.observation, self.observation),
-            (self.schema.action, self.action),
-            (self.schema.outputs, self.outputs),
-            (self.schema.states, self.states),
-        ):
-            root |= {leaf.key: torch.from_numpy(a.copy()) for leaf, a in zip(leaves, arrays, strict=True)}
+        roots = dict.fromkeys(self.schema.info, ("next",)) | dict.fromkeys(self.schema.tasks, ("collector",))
+        for leaf, value in self.schema.arrays_of(self):
+            root[*roots.get(leaf, ()), *leaf.key] = torch.from_numpy(value.copy())
         for leaf, value in zip(self.schema.carried, next_observation + next_states, strict=True):
             root["next", *leaf.key] = torch.from_numpy(value)
-        for leaf, value in zip(self.schema.info, self.info, strict=True):
-            root["next", *leaf.key] = torch.from_numpy(value.copy())
-        for leaf, value in zip(self.schema.tasks, self.tasks, strict=True):
-            root["collector", *leaf.key] = torch.from_numpy(value.copy())
         if self.schema.states:
             root["is_init",] = torch.from_numpy(self.is_init.copy()).unsqueeze(-1)
         flags = {"reward": self.reward, "terminated": self.terminated, "truncated": self.truncated}
@@ -245,23 +226,13 @@ def decode(schema: FrameSchema, part: str, batch: Any) -> Frames:
         return values
 
     offsets = batch.column(NEXT + column_name(schema.carried[0])).offsets.to_numpy()
+    columns: dict[str, Any] = {name: tuple(read(getattr(schema, name))) for name in KINDS.values()}
+    columns["is_init"] = np.zeros(0, dtype=np.bool_)
+    columns |= {name: plain(name) for name, _ in schema.plain}
     return Frames(
         schema=schema,
         part=part,
-        observation=tuple(read(schema.observation)),
-        action=tuple(read(schema.action)),
-        outputs=tuple(read(schema.outputs)),
-        states=tuple(read(schema.states)),
-        info=tuple(read(schema.info)),
-        tasks=tuple(read(schema.tasks)),
-        reward=plain("reward"),
-        terminated=plain("terminated"),
-        truncated=plain("truncated"),
-        traj_id=plain("traj_id"),
-        step=plain("step"),
-        env=plain("env"),
-        policy_version=plain("policy_version"),
-        is_init=plain("is_init") if schema.states else np.zeros(0, dtype=np.bool_),
+        **columns,
         next_rows=np.flatnonzero(np.diff(offsets)),
         next_observation=tuple(read_next(schema.observation)),
         next_states=tuple(read_next(schema.states)),

@@ -86,18 +86,9 @@ def _shape(leaf: Leaf) -> dict[str, str]:
 
 
 def _to_table(frames: Frames, arrow: Any) -> Any:
-    columns: list[Any] = []
     schema: FrameSchema = frames.schema
     everyone = np.arange(len(frames))
-    for leaves, arrays in (
-        (schema.observation, frames.observation),
-        (schema.action, frames.action),
-        (schema.outputs, frames.outputs),
-        (schema.states, frames.states),
-        (schema.info, frames.info),
-        (schema.tasks, frames.tasks),
-    ):
-        columns += [_column(leaf, values, everyone, len(frames)) for leaf, values in zip(leaves, arrays, strict=True)]
+    columns: list[Any] = [_column(leaf, values, everyone, len(frames)) for leaf, values in schema.arrays_of(frames)]
     columns += [pa.array(getattr(frames, name)) for name, _ in schema.plain]
     following = frames.next_observation + frames.next_states
     columns += [

@@ -17,7 +17,7 @@ trajectory (the true final observation) and at a column's last frame of a batch.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -31,6 +31,15 @@ from cormorant_worker.spaces import Array, Leaf
 
 FORMAT_VERSION = 1
 NEXT = "next."
+KINDS = {
+    "observation": "observation",
+    "action": "action",
+    "output": "outputs",
+    "state": "states",
+    "info": "info",
+    "task": "tasks",
+}
+"""Kinds of leaves as files name them, and as layouts, schemas, blocks and frames do."""
 _IMAGE_RANK = 3
 _PLAIN = (
     ("reward", np.dtype(np.float32)),
@@ -57,26 +66,17 @@ class FrameSchema:
     @classmethod
     def of(cls, layout: Layout) -> "FrameSchema":
         """The schema of what a collector's blocks hold."""
-        return cls(
-            observation=layout.observation,
-            action=layout.action,
-            outputs=layout.outputs,
-            states=layout.states,
-            info=layout.info,
-            tasks=layout.tasks,
-        )
+        return cls(**{name: getattr(layout, name) for name in KINDS.values()})
 
     @property
     def kinds(self) -> tuple[tuple[str, tuple[Leaf, ...]], ...]:
-        """The leaves by kind: observation, action, output, state, info, task."""
-        return (
-            ("observation", self.observation),
-            ("action", self.action),
-            ("output", self.outputs),
-            ("state", self.states),
-            ("info", self.info),
-            ("task", self.tasks),
-        )
+        """The leaves by kind, in the order of `KINDS`."""
+        return tuple((kind, getattr(self, name)) for kind, name in KINDS.items())
+
+    def arrays_of(self, holder: Any) -> Iterator[tuple[Leaf, Array]]:
+        """Each leaf, with its array in a block or in frames."""
+        for name in KINDS.values():
+            yield from zip(getattr(self, name), getattr(holder, name), strict=True)
 
     @property
     def carried(self) -> tuple[Leaf, ...]:
@@ -94,7 +94,7 @@ class FrameSchema:
 
     def frame_bytes(self) -> int:
         """Bytes of one frame before compression, without its `next.` columns."""
-        leaves = self.observation + self.action + self.outputs + self.states + self.info + self.tasks
+        leaves = (leaf for _, leaves in self.kinds for leaf in leaves)
         return sum(leaf_bytes(leaf) for leaf in leaves) + sum(dtype.itemsize for _, dtype in self.plain)
 
     def fingerprint(self) -> str:
@@ -182,10 +182,6 @@ def to_numpy(leaf: Leaf, column: Any) -> Array:
 
 def leaf_bytes(leaf: Leaf) -> int:
     return int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize
-
-
-def names(leaves: Sequence[Leaf]) -> Iterator[str]:
-    return (column_name(leaf) for leaf in leaves)
 
 
 def _stored(leaf: Leaf) -> np.dtype[Any]:

@@ -6,7 +6,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from cormorant_worker.sinks.dataset import Dataset
 from cormorant_worker.sinks.frames import Frames
 from cormorant_worker.sinks.reading import iter_part
 from cormorant_worker.spaces import Array, Arrays
+
+_LEAVES = ("action", "outputs", "info", "tasks")
+_PLAIN = ("reward", "terminated", "truncated", "policy_version")
+_Ending = Literal["ended", "cut", "open"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,7 @@ class Stretch:
     traj_id: int
     first_step: int
     """Number of the first frame within its trajectory."""
-    ending: Literal["ended", "cut", "open"]
+    ending: _Ending
     """ended: the last frame is terminated or truncated. cut: the dataset has no more of it (the job ended, the
     worker or its environment died). open: its next stretch follows."""
     observation: Arrays
@@ -116,6 +120,8 @@ def _pieces(frames: Frames) -> Iterator[Stretch]:
                 f"{frames.part}: the observation after frame {last} of a batch is missing; "
                 "run `cormorant dataset verify`"
             )
+        columns: dict[str, Any] = {name: tuple(a[rows] for a in getattr(frames, name)) for name in _LEAVES}
+        columns |= {name: getattr(frames, name)[rows] for name in _PLAIN}
         yield Stretch(
             part=frames.part,
             env=int(frames.env[last]),
@@ -124,14 +130,7 @@ def _pieces(frames: Frames) -> Iterator[Stretch]:
             ending="ended" if frames.terminated[last] or frames.truncated[last] else "open",
             observation=_with_last(frames.observation, frames.next_observation, rows, at),
             states=_with_last(frames.states, frames.next_states, rows, at),
-            action=tuple(a[rows] for a in frames.action),
-            outputs=tuple(a[rows] for a in frames.outputs),
-            info=tuple(a[rows] for a in frames.info),
-            tasks=tuple(a[rows] for a in frames.tasks),
-            reward=frames.reward[rows],
-            terminated=frames.terminated[rows],
-            truncated=frames.truncated[rows],
-            policy_version=frames.policy_version[rows],
+            **columns,
         )
 
 
@@ -139,8 +138,9 @@ def _with_last(carried: Arrays, following: Arrays, rows: Array, at: int) -> Arra
     return tuple(np.concatenate([a[rows], b[at : at + 1]]) for a, b in zip(carried, following, strict=True))
 
 
-def _join(pieces: Sequence[Stretch], ending: Literal["ended", "cut", "open"]) -> Stretch:
-    first, last = pieces[0], pieces[-1]
+def _join(pieces: Sequence[Stretch], ending: _Ending) -> Stretch:
+    def series(name: str) -> list[Any]:
+        return [getattr(piece, name) for piece in pieces]
 
     def carried(leaves: list[Arrays]) -> Arrays:
         # A piece ends with what the next one begins with.
@@ -149,31 +149,9 @@ def _join(pieces: Sequence[Stretch], ending: Literal["ended", "cut", "open"]) ->
             for series in zip(*leaves, strict=True)
         )
 
-    def plain(leaves: list[Arrays]) -> Arrays:
-        return tuple(np.concatenate(series) for series in zip(*leaves, strict=True))
-
-    return (
-        Stretch(
-            part=first.part,
-            env=first.env,
-            traj_id=first.traj_id,
-            first_step=first.first_step,
-            ending=ending,
-            observation=carried([p.observation for p in pieces]),
-            states=carried([p.states for p in pieces]),
-            action=plain([p.action for p in pieces]),
-            outputs=plain([p.outputs for p in pieces]),
-            info=plain([p.info for p in pieces]),
-            tasks=plain([p.tasks for p in pieces]),
-            reward=np.concatenate([p.reward for p in pieces]),
-            terminated=np.concatenate([p.terminated for p in pieces]),
-            truncated=np.concatenate([p.truncated for p in pieces]),
-            policy_version=np.concatenate([p.policy_version for p in pieces]),
-        )
-        if len(pieces) > 1
-        else _ending(last, ending)
-    )
-
-
-def _ending(piece: Stretch, ending: Literal["ended", "cut", "open"]) -> Stretch:
-    return piece if piece.ending == ending else replace(piece, ending=ending)
+    if len(pieces) == 1:
+        return replace(pieces[0], ending=ending)
+    joined: dict[str, Any] = {name: carried(series(name)) for name in ("observation", "states")}
+    joined |= {name: tuple(map(np.concatenate, zip(*series(name), strict=True))) for name in _LEAVES}
+    joined |= {name: np.concatenate(series(name)) for name in _PLAIN}
+    return replace(pieces[0], ending=ending, **joined)
