@@ -44,7 +44,6 @@ def test_no_module_is_longer_than_it_may_be() -> None:
         "import cormorant_worker",
         "import cormorant_worker.envs.child",
         "import cormorant_worker.envs.inline",
-        "import cormorant_worker.sinks.protocol",
         "import cormorant_contract.job",
         "import cormorant_manifest.reader",
     ],

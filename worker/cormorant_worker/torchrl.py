@@ -1,15 +1,74 @@
-"""The public name of the TorchRL compatibility layer; the code is in `compat/torchrl/`."""
+"""TorchRL's way: its names, over our environments and fleets. TorchRL itself is optional. The code is in
+`compat/torchrl/`.
 
+    from cormorant_worker.torchrl import MultiThreadedEnv, RayCollector, sync_async_collector
+
+Scripts import from here what they imported from `torchrl.collectors`, `torchrl.collectors.distributed` and
+`torchrl.envs`. `docs/how-to/migrating-from-torchrl.md` says what is the same, renamed, put right or left out.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from cormorant_worker.compat import torchrl as _layer
-
 if TYPE_CHECKING:
-    from cormorant_worker.compat.torchrl import *  # noqa: F403 - the layer's `__all__` lists the names
+    from cormorant_worker.compat.torchrl.collector import FleetCollector
+    from cormorant_worker.compat.torchrl.collectors import (
+        AsyncCollector,
+        Collector,
+        MultiAsyncCollector,
+        MultiaSyncDataCollector,
+        MultiSyncCollector,
+        MultiSyncDataCollector,
+        SyncDataCollector,
+        aSyncDataCollector,
+    )
+    from cormorant_worker.compat.torchrl.plain_env import MultiThreadedEnv, MultiThreadedEnvWrapper
+    from cormorant_worker.compat.torchrl.ray_collector import RayCollector
+    from cormorant_worker.compat.torchrl.recipes import (
+        OffPolicyCollectorConfig,
+        OnPolicyCollectorConfig,
+        make_collector_offpolicy,
+        make_collector_onpolicy,
+        sync_async_collector,
+        sync_sync_collector,
+    )
 
-__all__ = _layer.__all__
+__all__ = [
+    "AsyncCollector",
+    "Collector",
+    "FleetCollector",
+    "MultiAsyncCollector",
+    "MultiSyncCollector",
+    "MultiSyncDataCollector",
+    "MultiThreadedEnv",
+    "MultiThreadedEnvWrapper",
+    "MultiaSyncDataCollector",
+    "OffPolicyCollectorConfig",
+    "OnPolicyCollectorConfig",
+    "RayCollector",
+    "SyncDataCollector",
+    "aSyncDataCollector",
+    "make_collector_offpolicy",
+    "make_collector_onpolicy",
+    "sync_async_collector",
+    "sync_sync_collector",
+]
+
+_HERE = "cormorant_worker.compat.torchrl"
+_ENVS = ("MultiThreadedEnv", "MultiThreadedEnvWrapper")
+_HOMES = {
+    **{name: "recipes" for name in __all__ if name.endswith("Config") or name.startswith(("make_", "sync_"))},
+    "FleetCollector": "collector",
+    "RayCollector": "ray_collector",
+}
+"""Modules of the names that are not in `collectors`."""
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: the layer imports Ray and TorchRL only for the classes that need them.
-    return getattr(_layer, name)
+    """Import on first use. With TorchRL installed the environments are its `EnvBase`, without it they stand alone."""
+    if name in _ENVS:
+        return getattr(import_module(f"{_HERE}.env" if find_spec("torchrl") else f"{_HERE}.plain_env"), name)
+    if name in __all__:
+        return getattr(import_module(f"{_HERE}.{_HOMES.get(name, 'collectors')}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

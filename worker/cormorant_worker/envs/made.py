@@ -2,24 +2,14 @@
 
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 import gymnasium
 
 from cormorant_worker.envs.gymnasium_env import Env, construct
-from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.spaces import leaves
-
-
-class VectorSource(Protocol):
-    """Several environments that are stepped together."""
-
-    num_workers: int
-
-    def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
-        """The environments, with a seed for each. Called once; the source itself is not used any more."""
 
 
 class MadeEnvs:

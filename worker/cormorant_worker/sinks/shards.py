@@ -83,6 +83,7 @@ class ShardWriter:
         """
         self.part = part
         self.durable_frames = 0
+        """Frames that survive a crash of this process; it only grows."""
         self._store, self._limits, self._clock = store, limits, clock
         self._schema = FrameSchema.of(layout)
         self._fingerprint = self._schema.fingerprint()
@@ -109,7 +110,8 @@ class ShardWriter:
             raise DatasetError(f"{store.uri}/{part} cannot be created: {error.strerror or error}") from error
 
     def append(self, block: Block, moments: Statistics | None = None) -> None:
-        """Store a sealed block. When this returns, the block's memory may be written again.
+        """Store a sealed block, and what it adds to the job's statistics. When this returns, the block's memory may be
+        written again.
 
         Costs about a file write of the frames; compresses (lz4) when observations are images.
 
@@ -144,6 +146,7 @@ class ShardWriter:
             self._begin_seal()
 
     def go_on(self, ids: Array, lengths: Array) -> None:
+        """The next block's open trajectories are `ids` [B], of which `lengths` [B] frames were stored before."""
         self._encoder.go_on(ids, lengths)
 
     def flush(self) -> None:

@@ -55,7 +55,7 @@ from cormorant_worker.worker.messages import (
 from cormorant_worker.worker.offer import take_offer
 
 if TYPE_CHECKING:
-    from cormorant_worker.sinks.protocol import Sink
+    from cormorant_worker.sinks.shards import ShardWriter
 
 log = structlog.get_logger()
 
@@ -90,7 +90,7 @@ class WorkerRuntime:
         self._uplink = uplink
         self._heartbeat = heartbeat
         self._kept = kept or CachedWeights(None)
-        self._sink: Sink | None = None
+        self._sink: ShardWriter | None = None
         self._is_built = False
         """There is a collector."""
         self._servers = AssignedServers()
@@ -405,7 +405,7 @@ def _versions(block: Block) -> tuple[int, int]:
     return (int(acted.min()), int(acted.max())) if acted.size else (RANDOM_VERSION, RANDOM_VERSION)
 
 
-def _open_sink(begin: Begin, start: Start, collector: Collector, layout: Layout) -> "Sink":
+def _open_sink(begin: Begin, start: Start, collector: Collector, layout: Layout) -> "ShardWriter":
     # Imported by those who have a dataset: pyarrow takes a while to load.
     from cormorant_worker.sinks.dataset import open_dataset
     from cormorant_worker.sinks.description import describe_job

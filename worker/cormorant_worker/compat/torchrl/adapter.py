@@ -20,7 +20,7 @@ _OBSERVATION = "observation"
 
 
 def adapt_torchrl(env: Any) -> Any:
-    """A gymnasium.Env where the environment has no batch size, else several environments as a `VectorSource`.
+    """A gymnasium.Env where the environment has no batch size, else several environments with a `vector_env`.
 
     Raises:
         EnvBuildError: its action is not named "action", or its specs have no fixed shape.

@@ -55,6 +55,9 @@ class FleetCollector:
     collector has one environment, without W where there is one collector; `[trajectories, longest]` with `split_trajs`.
     """
 
+    weight_updater: Any = None
+    """What takes the place of publishing; None: nothing does."""
+
     def __init__(self, plan: Plan) -> None:
         """Start the collectors and wait until each of them stands at its first observation.
 
@@ -309,6 +312,16 @@ class FleetCollector:
             WeightsError, WeightsMismatch: they do not fit; nothing was published.
         """
         given = [one for one in (policy_or_weights, weights, policy) if one is not None]
+        if self.weight_updater is not None:
+            if model_id is not None or weights_dict is not None:
+                raise ValueError(
+                    "model_id and weights_dict go nowhere with a weight_updater: its push_weights takes "
+                    "policy_or_weights and worker_ids; give one of policy_or_weights, weights, policy"
+                )
+            source = given[0] if given else self._given_policy
+            self.weight_updater.push_weights(policy_or_weights=source, worker_ids=worker_ids)
+            kept: Receipt = self.fleet.receipt(self.fleet.version)
+            return kept
         if len(given) > 1 or (weights_dict is not None and (given or model_id is not None)):
             raise ValueError(
                 "weights were given more than once; give one of policy_or_weights, weights, policy, or weights_dict "

@@ -40,7 +40,7 @@ class Maker:
         return {**self.__dict__, "maker": maker, "made": None}
 
     def __call__(self) -> Any:
-        """A gymnasium.Env, or several environments as a `VectorSource`. Of an environment that was sent: a copy."""
+        """A gymnasium.Env, or what has a `vector_env`. Of an environment that was sent: a copy."""
         if isinstance(self.maker, bytes):
             self.made = cloudpickle.loads(self.maker)
         else:

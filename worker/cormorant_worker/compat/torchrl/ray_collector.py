@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
 from cormorant_contract.job import CollectorJob
@@ -123,7 +124,6 @@ class RayCollector(FleetCollector):
         if self._extends_in_workers and needs_batches:
             raise ValueError("trajs_per_batch and post_collect_hook need batches here; give buffer_in_workers=False")
         self.weight_updater = arguments.read_updater(weight_updater)
-        """What takes the place of publishing; None: nothing does."""
         self._receiver_schemes: dict[str, Any] = {}
         self._worker_idx: int | None = None
         makers = _makers(create_env_fn, create_env_kwargs, num_workers_per_collector, count)
@@ -259,17 +259,14 @@ class RayCollector(FleetCollector):
     def _begin(self) -> Loan | None:
         loan = super()._begin()
         if loan is not None:
-            self._note(loan)
+            self._last = tuple(part.worker for part in loan.parts)
+            self._batches_since.update(self._last)
         return loan
 
     def _deliver(self, loan: Loan) -> TensorDictBase | None:
         return None if self._extends_in_workers else super()._deliver(loan)
 
     # -- weights -----------------------------------------------------------------------------------------------
-
-    def _note(self, loan: Loan) -> None:
-        self._last = tuple(part.worker for part in loan.parts)
-        self._batches_since.update(self._last)
 
     def _update(self) -> None:
         super()._update()
@@ -283,36 +280,8 @@ class RayCollector(FleetCollector):
             everybody = self._plan.mode == "sync"
             self.update_policy_weights_(worker_ids=None if everybody else [_number(name) for name in sorted(due)])
 
-    def update_policy_weights_(
-        self,
-        policy_or_weights: Any = None,
-        *,
-        weights: Any = None,
-        policy: Any = None,
-        worker_ids: Any = None,
-        model_id: str | None = None,
-        weights_dict: Mapping[str, Any] | None = None,
-    ) -> Receipt:
-        """Publish weights, or have the `weight_updater` push them; arguments and errors as of `FleetCollector`."""
-        if self.weight_updater is not None:
-            if model_id is not None or weights_dict is not None:
-                raise ValueError(
-                    "model_id and weights_dict go nowhere with a weight_updater: its push_weights takes "
-                    "policy_or_weights and worker_ids; give one of policy_or_weights, weights, policy"
-                )
-            source = next((one for one in (policy_or_weights, weights, policy) if one is not None), None)
-            source = self._given_policy if source is None else source
-            self.weight_updater.push_weights(policy_or_weights=source, worker_ids=worker_ids)
-            kept: Receipt = self.fleet.receipt(self.fleet.version)
-            return kept
-        receipt = super().update_policy_weights_(
-            policy_or_weights,
-            weights=weights,
-            policy=policy,
-            worker_ids=worker_ids,
-            model_id=model_id,
-            weights_dict=weights_dict,
-        )
+    def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> Receipt:
+        receipt = super()._publish(weights, worker_ids)
         for name in (*receipt.applied, *receipt.waiting):
             self._batches_since[name] = 0
         return receipt
