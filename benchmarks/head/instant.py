@@ -175,6 +175,8 @@ class InstantBlocks:
 class InstantEngine:
     """Starts such workers."""
 
+    descriptors_each = 0
+
     def check_devices(self, job: CollectorJob, device: str) -> None:
         pass
 
@@ -183,9 +185,6 @@ class InstantEngine:
 
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
         self._wake = wake
-
-    def make_room_for(self, num_workers: int) -> None:
-        pass
 
     def start(self, start: Start, listener: object = None) -> InstantConnection:
         return InstantConnection(start.place, self._wake)

@@ -259,7 +259,7 @@ async def _publish(
     blob: list[WeightsBlob] = []
 
     def make_buffer(size: int) -> memoryview:
-        blob.append(WeightsBlob.create(size))
+        blob.append(WeightsBlob(size))
         return blob[0].buffer
 
     most = limit_bytes(specs, most=head.settings.max_body_bytes)

@@ -9,7 +9,7 @@ from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.fleet import Fleet
-from cormorant_worker.fleet.local.engine import _DESCRIPTORS
+from cormorant_worker.fleet.local.engine import LocalEngine
 from cormorant_worker.fleet.options import FleetOptions
 
 
@@ -29,7 +29,7 @@ def test_file_limit_grows_with_the_workers_and_suffices() -> None:
             until(lambda: fleet._core.pool.is_complete)
             for _ in range(20):
                 assert fleet.take(timeout_s=30) is not None
-            assert 3 * 4 < num_open() - before <= 3 * _DESCRIPTORS
+            assert 3 * 4 < num_open() - before <= 3 * LocalEngine.descriptors_each
             assert fleet.stats().restarts == 0
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -26,7 +26,7 @@ CLOCK = {"entrypoint": "cormorant_testing.envs:Clock", "vectorization": "inline"
 def received(weights: dict[str, torch.Tensor], default_model: str = "policy") -> WeightsBlob:
     """A blob as the head makes one: bytes from outside."""
     data = bytes(WeightsBlob.of({default_model: weights}).buffer)
-    blob = WeightsBlob.create(len(data))
+    blob = WeightsBlob(len(data))
     blob.buffer[:] = data
     return blob.check(default_model)
 

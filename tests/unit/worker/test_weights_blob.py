@@ -22,7 +22,7 @@ DTYPES = [
 
 def received(data: bytes, default_model: str = "policy") -> WeightsBlob:
     """What the head does with a request's body."""
-    blob = WeightsBlob.create(len(data))
+    blob = WeightsBlob(len(data))
     blob.buffer[:] = data
     return blob.check(default_model)
 

@@ -44,12 +44,16 @@ class Bootstrap:
 
     def meet_server(self, handle: WorkerHandle, ready: ServerReady) -> None:
         """An inference server can be offered weights."""
+        handle.ready(ready, now=self._core.hang_detector.lived_s)
+        self._sync(handle)
+        log.info("inference_server_ready", worker=handle.name, seconds=round(time.monotonic() - handle.started, 2))
+
+    def _sync(self, handle: WorkerHandle) -> None:
+        """Have it take the weights. The reply comes when a worker has opened its dataset and has them."""
         core = self._core
-        handle.ready(ready, now=core.hang_detector.lived_s)
         core.offers.joined(handle)
         if not core.offers.offer_next(handle):
             handle.sync_request = core.requests.ask(handle, "resume")
-        log.info("inference_server_ready", worker=handle.name, seconds=round(time.monotonic() - handle.started, 2))
 
     def meet(self, handle: WorkerHandle, ready: Ready) -> None:
         """A worker stands at its first observation."""
@@ -123,10 +127,7 @@ class Bootstrap:
         if core.scheduler.is_done:
             return  # the dataset had all frames already: the reaper sends it home
         handle.send(Begin(dataset_uri=core.dataset_uri, seal_after_s=core.options.seal_after_s))
-        core.offers.joined(handle)
-        # The reply comes when the worker has opened its dataset and has the weights.
-        if not core.offers.offer_next(handle):
-            handle.sync_request = core.requests.ask(handle, "resume")
+        self._sync(handle)
         if core.lifecycle.is_paused:
             core.requests.tell(handle, "pause")
         log.info("worker_ready", worker=handle.name, seconds=round(time.monotonic() - handle.started, 2))

@@ -125,7 +125,7 @@ class Fleet:
         with self._changed:
             if self._is_closed:
                 return
-            core.lifecycle.begin_closing()
+            core.lifecycle.is_closing = True
             began = time.monotonic()
             core.requests.tell_all("resume")
             self._reaper.kill_starting()

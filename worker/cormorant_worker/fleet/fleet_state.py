@@ -15,6 +15,8 @@ from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.weights.staged import PolicyVersion
 
 FORMAT = 2
+_PLAIN = ("frames", "version", "attempts", "seed", "run", "epoch", "dataset", "written")
+"""Fields that are JSON as they are, in the order of the file."""
 CURRENT = -1
 """Beside versions: the statistics that the next one will be published with."""
 
@@ -59,17 +61,7 @@ class FleetState:
         """Safetensors: one uint8 array a part, JSON in the metadata."""
         parts = {"weights": self.weights, **{f"worker/{name}": data for name, data in self.workers.items()}}
         arrays = {name: np.frombuffer(data, dtype=np.uint8) for name, data in parts.items() if data}
-        metadata: dict[str, Any] = {
-            "format": FORMAT,
-            "frames": self.frames,
-            "version": self.version,
-            "attempts": dict(self.attempts),
-            "seed": self.seed,
-            "run": self.run,
-            "epoch": self.epoch,
-            "dataset": self.dataset,
-            "written": dict(self.written),
-        }
+        metadata: dict[str, Any] = {"format": FORMAT} | {name: getattr(self, name) for name in _PLAIN}
         if self.statistics:
             metadata["statistics"] = {str(version): found.document() for version, found in self.statistics.items()}
         data: bytes = safetensors.numpy.save(arrays, metadata={"cormorant_fleet": json.dumps(metadata)})
@@ -93,14 +85,7 @@ class FleetState:
             raise StateError(f"the state has format {metadata['format']}, this version reads {FORMAT}")
         weights = parts.pop("weights", b"")
         return cls(
-            frames=metadata["frames"],
-            version=PolicyVersion(metadata["version"]),
-            attempts=metadata["attempts"],
-            seed=metadata["seed"],
-            run=metadata.get("run", ""),
-            epoch=metadata.get("epoch", 0),
-            dataset=metadata.get("dataset", ""),
-            written=metadata.get("written", {}),
+            **{name: metadata[name] for name in _PLAIN if name in metadata},
             weights=weights,
             statistics={
                 int(version): Statistics.of_document(found) for version, found in metadata.get("statistics", {}).items()

@@ -56,7 +56,7 @@ class HangDetector:
         hung = []
         for handle in self.sweep(min(_MOST_READ, math.ceil(len(self._round) * passed / _SWEEP_S))):
             if self._options.waits_for_places and not handle.connection.pid:
-                handle.rest(self.lived_s)
+                handle.last_progress = self.lived_s  # it has no machine to run on
                 continue
             limit = self._limit_of(handle)
             if (silent := handle.silent_for_s(self.lived_s, is_paused=is_paused)) > limit:

@@ -28,9 +28,6 @@ class Lifecycle:
             self._events.note("resumed")
         self.is_paused = False
 
-    def begin_closing(self) -> None:
-        self.is_closing = True
-
     def fail(self, error: Exception, *, what: str = "") -> None:
         """The fleet cannot go on. `what`: what could not be done, for errors that are not ours: "start a worker"."""
         if self.error is None:

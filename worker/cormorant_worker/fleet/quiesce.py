@@ -170,7 +170,7 @@ class Quiesce:
         core.lineage.join(saved)
         collected = core.scheduler.landed_frames
         core.queue.discard("restore")
-        self._spawner.use_seed(saved.seed)
+        self._spawner.seed = saved.seed
         if core.statistics is not None and CURRENT in saved.statistics:
             core.statistics.reset(saved.statistics[CURRENT], saved.statistics)
         if publish is not None and saved.version > core.offers.published.version:
@@ -219,7 +219,7 @@ class Quiesce:
             core.queue.discard("seed")
             core.scheduler.count_from(core.found_frames)
             warmup = core.lineage.owe_all()
-        self._spawner.use_seed(seed)
+        self._spawner.seed = seed
         core.events.note("seeded", reason=f"seed {seed}")
         asked = {}
         for handle in core.pool.workers.values():
@@ -330,7 +330,7 @@ class Quiesce:
         handle = self._core.pool.find(worker)
         if handle is None or not handle.is_synced:
             raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
-        handle.offers_cached_once()
+        handle.cached_version = INITIAL_VERSION  # it is not offered again
         asked = {self._core.requests.ask(handle, "kept"): handle}
         replies = self.replies(asked, "hand over the weights that it kept", timeout_s=_FETCH_S)
         if handle.slot not in replies:

@@ -7,6 +7,7 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.fleet.bootstrap import Bootstrap
 from cormorant_worker.fleet.core import FleetCore
+from cormorant_worker.fleet.file_limit import raise_file_limit
 from cormorant_worker.fleet.job_facts import device_of, serves
 from cormorant_worker.fleet.reaper import Reaper
 from cormorant_worker.fleet.scheduler import Slot
@@ -26,16 +27,14 @@ class Spawner:
         """Workers that start from now on derive their streams from it."""
         self._core, self._bootstrap, self._reaper = core, bootstrap, reaper
 
-    def use_seed(self, seed: int) -> None:
-        self.seed = seed
-
     def resize(self, workers: int | Mapping[str, int | Collection[int]]) -> None:
         """Say how many slots there are, in all or by group: see `DesiredSlots.resize`.
 
         Raises:
             FleetError: no such group, a negative size, or no worker would be left.
         """
-        self._reaper.give_up(self._core.pool.resize(workers, check=self._core.engine.make_room_for))
+        each = self._core.engine.descriptors_each
+        self._reaper.give_up(self._core.pool.resize(workers, check=lambda number: raise_file_limit(number, each=each)))
         self._core.servers.reassign()
 
     def retire(self, name: str) -> None:

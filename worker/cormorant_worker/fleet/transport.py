@@ -80,7 +80,7 @@ class WorkerConnection(Protocol):
         """Send what a source takes now."""
 
     def send(self, message: object) -> None:
-        """Send Start, Begin, Reseed or Finish.
+        """Send Begin, Reseed or Finish.
 
         Raises:
             ConnectionClosed: the worker is gone.
@@ -160,6 +160,9 @@ class BlockPool(Protocol):
 class Engine(Protocol):
     """Starts workers and keeps what they fill."""
 
+    descriptors_each: int
+    """File descriptors that a worker takes in this process."""
+
     def check_devices(self, job: CollectorJob, device: str) -> None:
         """Refuse devices that workers cannot have, as far as it is known before any starts.
 
@@ -179,13 +182,6 @@ class Engine(Protocol):
         has news for the fleet's thread.
         """
 
-    def make_room_for(self, num_workers: int) -> None:
-        """There will be so many workers.
-
-        Raises:
-            FleetError: this process cannot hold them.
-        """
-
     def start(self, start: Start, listener: socket.socket | None = None) -> WorkerConnection:
         """Start a worker, which will say `Ready` or `Failed`; it is not waited for. May take long, is called without
         the fleet's condition, and by several threads at once. `listener`: of an inference server: what `listen` gave
@@ -203,6 +199,9 @@ class Engine(Protocol):
     def make_blocks(self, layout: Layout, limit: int) -> BlockPool:
         """Lay out the memory of batches. Called once, when the first worker has told the layout, without the condition:
         it may take long.
+
+        Raises:
+            FleetError: not even one batch fits.
         """
 
     def share(self, data: bytes | memoryview | SharedMemory) -> Payload:

@@ -149,10 +149,6 @@ class WorkerHandle:
         self.policy_call = ready.policy_call
         self.last_progress = now
 
-    def offers_cached_once(self) -> None:
-        """What its pod has of an earlier head is being fetched: it is not offered again."""
-        self.cached_version = INITIAL_VERSION
-
     def landed(self, sealed: Sealed) -> None:
         self.landed_frames += sealed.landed_frames
         self.durable_frames = sealed.durable_frames
@@ -176,10 +172,6 @@ class WorkerHandle:
         new_frames = frames - self._counted_frames
         self._counted_frames, self._counted_ns = frames, spent
         return new_frames, new_ns
-
-    def rest(self, now: float) -> None:
-        """Nothing is expected of it at this moment: it has no machine to run on."""
-        self.last_progress = now
 
     def silent_for_s(self, now: float, *, is_paused: bool) -> float:
         """Seconds without a sign of life, while there should be one: it has a ticket and is not paused, or was asked

@@ -80,9 +80,6 @@ class WorkerPool:
         handle = self._workers.get(slot)
         return handle is not None and handle.is_synced
 
-    def serving(self) -> list[WorkerHandle]:
-        return [handle for handle in self._workers.values() if handle.is_ready and not handle.is_leaving]
-
     def find(self, name: str) -> WorkerHandle | None:
         group, _, index = name.rpartition("-")
         handle = self._workers.get((group, int(index))) if index.isdecimal() and len(index) < _LONGEST_INDEX else None

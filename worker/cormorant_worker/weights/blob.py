@@ -1,6 +1,6 @@
 """Published weights as one safetensors file in shared memory: written once, mapped by every worker, not copied between.
 
-    create -> fill `buffer` -> check -> publish          bytes that come from outside (the head)
+    make   -> fill `buffer` -> check -> publish          bytes that come from outside (the head)
     of                              -> publish          tensors of this process
 
 Tensors are named `model/name`; plain names belong to a default model. The file's header alone says whether it fits.
@@ -39,6 +39,11 @@ class WeightsBlob:
     """One safetensors file in shared memory. The memory is freed with the last reference."""
 
     def __init__(self, size_bytes: int) -> None:
+        """Make an empty one; fill `buffer`, then call `check`.
+
+        Raises:
+            FleetError: not enough memory.
+        """
         self.memory = SharedMemory.create(max(1, size_bytes))
         self.size_bytes = size_bytes
         self.default_model = MAIN_MODEL
@@ -50,15 +55,6 @@ class WeightsBlob:
         """What these weights acted with before; None: they are new, and act with what the fleet has merged by now."""
         self._data_start = 0
         weakref.finalize(self, self.memory.close)
-
-    @classmethod
-    def create(cls, size_bytes: int) -> "WeightsBlob":
-        """Make an empty one; fill `buffer`, then call `check`.
-
-        Raises:
-            FleetError: not enough memory.
-        """
-        return cls(size_bytes)
 
     @classmethod
     def of(cls, weights: Weights) -> "WeightsBlob":

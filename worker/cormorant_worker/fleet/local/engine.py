@@ -3,13 +3,13 @@
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.place import find_device
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.fleet.file_limit import raise_file_limit
 from cormorant_worker.fleet.local.block_pool import SharedBlockPool
 from cormorant_worker.fleet.local.fork_server import ForkServer, Imports, borrow, give_back
 from cormorant_worker.fleet.local.process import SharedPayload, WorkerProcess
@@ -19,12 +19,12 @@ from cormorant_worker.inference.handshake import listen
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.messages import Start
 
-_DESCRIPTORS = 9
-"""File descriptors per worker in this process: 2 sockets, 2 for its heartbeat, 4 for two batches, 1 spare."""
-
 
 class LocalEngine:
     """Has worker processes forked and owns the shared memory that they fill."""
+
+    descriptors_each = 9
+    """2 sockets, 2 for its heartbeat, 4 for two batches, 1 spare."""
 
     def __init__(self) -> None:
         self._fork_servers: list[ForkServer] = []
@@ -33,11 +33,6 @@ class LocalEngine:
         """Guards `_fork_servers`: workers are started by several threads."""
 
     def check_devices(self, job: CollectorJob, device: str) -> None:
-        """Workers have this machine's devices.
-
-        Raises:
-            DeviceUnavailable: it lacks what the options or the gpu groups ask for.
-        """
         if device:
             find_device(device)
         elif any(group.device == "gpu" for group in job.spec.worker_groups):
@@ -49,20 +44,10 @@ class LocalEngine:
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
         self._fork_server()  # what workers import is imported from now on
 
-    def make_room_for(self, num_workers: int) -> None:
-        """Two sockets, a heartbeat and two batches each.
-
-        Raises:
-            FleetError: this process may not open so many files.
-        """
-        raise_file_limit(num_workers, each=_DESCRIPTORS)
-
     def start(self, start: Start, listener: socket.socket | None = None) -> WorkerProcess:
         process = WorkerProcess(start.place, self._fork_server(), _imports_of(start))
-        try:
-            process.send_start(start, listener)
-        except ConnectionClosed:
-            return process  # it died already: the end of its socket tells the fleet
+        with suppress(ConnectionClosed):  # it died already: the end of its socket tells the fleet
+            process.send(start, listener.fileno() if listener is not None else -1)
         return process
 
     def listen(self) -> socket.socket:

@@ -174,43 +174,29 @@ class ForkServer:
             self._process.wait(timeout=10)
 
 
-class _Shared:
-    """The fork server of this process, and how many hold it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._newest: ForkServer | None = None
-        self._holders: dict[ForkServer, int] = {}
-
-    def borrow(self) -> ForkServer:
-        with self._lock:
-            if self._newest is None or not self._newest.is_alive:
-                self._newest = ForkServer()
-            self._holders[self._newest] = self._holders.get(self._newest, 0) + 1
-            return self._newest
-
-    def give_back(self, fork_server: ForkServer) -> None:
-        with self._lock:
-            self._holders[fork_server] -= 1
-            if self._holders[fork_server]:
-                return
-            del self._holders[fork_server]
-            if fork_server is self._newest:
-                self._newest = None
-        fork_server.close()
-
-
-_shared = _Shared()
+_borrowing = threading.Lock()
+"""Guards who holds this process's fork servers, the newest last."""
+_holders: dict[ForkServer, int] = {}
 
 
 def borrow() -> ForkServer:
     """The fork server of this process, started where there is none or it has ended. Give it back."""
-    return _shared.borrow()
+    with _borrowing:
+        newest = next(reversed(_holders), None)
+        if newest is None or not newest.is_alive:
+            newest = ForkServer()
+        _holders[newest] = _holders.get(newest, 0) + 1
+        return newest
 
 
 def give_back(fork_server: ForkServer) -> None:
     """The last one who gives it back ends it."""
-    _shared.give_back(fork_server)
+    with _borrowing:
+        _holders[fork_server] -= 1
+        if _holders[fork_server]:
+            return
+        del _holders[fork_server]
+    fork_server.close()
 
 
 def _environment() -> dict[str, str]:

@@ -3,7 +3,6 @@
 import os
 import select
 import signal
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ from cormorant_worker.fleet.local.fork_server import ForkServer, Imports
 from cormorant_worker.fleet.transport import ConnectionClosed, Payload
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
-from cormorant_worker.worker.messages import Request, Start, Ticket
+from cormorant_worker.worker.messages import Request, Ticket
 
 _ASKED_EVERY_S = 0.005
 _OBEYED_S = 5.0
@@ -100,36 +99,14 @@ class WorkerProcess:
         with suppress(OSError):  # that the worker is gone shows at its data socket
             source.flush()
 
-    def send_start(self, start: Start, listener: socket.socket | None) -> None:
-        """Send on the data socket, and a server's listening socket after it.
-
-        Raises:
-            ConnectionClosed: the process is gone.
-        """
-        self._send(self.data, start, listener.fileno() if listener is not None else -1)
-
-    def send(self, message: object) -> None:
-        """Send on the data socket.
-
-        Raises:
-            ConnectionClosed: the process is gone.
-        """
-        self._send(self.data, message, -1)
+    def send(self, message: object, descriptor: int = -1) -> None:
+        """Send on the data socket, and a descriptor after it; -1: none."""
+        self._send(self.data, message, descriptor)
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
-        """Send on the data socket, and a descriptor after it.
-
-        Raises:
-            ConnectionClosed: the process is gone.
-        """
-        self._send(self.data, ticket, memory.descriptor if memory is not None else -1)
+        self.send(ticket, memory.descriptor if memory is not None else -1)
 
     def request(self, request: Request, payload: Payload | None) -> None:
-        """Send on the control socket, and a descriptor after it.
-
-        Raises:
-            ConnectionClosed: the process is gone.
-        """
         assert payload is None or isinstance(payload, SharedPayload), payload
         self._send(self.control, request, payload.memory.descriptor if payload is not None else -1)
 

@@ -12,7 +12,6 @@ import ray
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.fleet.file_limit import raise_file_limit
 from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
 from cormorant_worker.fleet.ray.block_pool import RayBlockPool, StoreShares
@@ -26,12 +25,13 @@ from cormorant_worker.worker.messages import Start
 
 _SHARES = StoreShares()
 """This process is connected to one cluster at a time, and its fleets share that one's object store."""
-_DESCRIPTORS = 3
-"""File descriptors per worker in this process: Ray's connections to its actor and to its node."""
 
 
 class RayEngine:
     """Asks a cluster for actors, one a worker. Ray restarts none of them: the fleet does, with seeds of their own."""
+
+    descriptors_each = 3
+    """Ray's connections to the actor and to its node."""
 
     def __init__(self, options: RayOptions | None = None) -> None:
         """Connect to a cluster, or start one.
@@ -67,14 +67,6 @@ class RayEngine:
 
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
         self._wake = wake
-
-    def make_room_for(self, num_workers: int) -> None:
-        """Ray's connections to the actors.
-
-        Raises:
-            FleetError: this process may not open so many files.
-        """
-        raise_file_limit(num_workers, each=_DESCRIPTORS)
 
     def start(self, start: Start, listener: socket.socket | None = None) -> RayConnection:
         """Ask for an actor. It is placed when the cluster has what it needs.
@@ -127,11 +119,6 @@ class RayEngine:
         return max(1, available_cpus() // num_workers) if self.cluster.is_own else 0
 
     def make_blocks(self, layout: Layout, limit: int) -> RayBlockPool:
-        """Room in the object store.
-
-        Raises:
-            FleetError: not even one batch fits.
-        """
         self._blocks = RayBlockPool(layout, limit, store_bytes=self.cluster.store_bytes(), shares=_SHARES)
         return self._blocks
 
