@@ -62,7 +62,7 @@ def measure(*, quick: bool) -> Sequence[dict]:
 
 def _compare(kind: str, factory: EnvFactory, *, rounds: int, steps: int) -> dict:
     """Rate of valid frames of ours over theirs."""
-    ours = SubprocessVectorEnv(factory, num_envs=NUM_ENVS, seeds=list(range(NUM_ENVS)))
+    ours = SubprocessVectorEnv(factory, seeds=list(range(NUM_ENVS)))
     theirs = AsyncVectorEnv([factory.build] * NUM_ENVS, copy=False)
     try:
         actions = np.random.default_rng(0).integers(2, size=(steps, NUM_ENVS))

@@ -33,18 +33,8 @@ if TYPE_CHECKING:
     from cormorant_worker.fleet.fleet import Fleet
     from cormorant_worker.fleet.ray.options import RayOptions
 
-_FOR_SCRIPTS = (
-    "policy",
-    "policy_factory",
-    "num_envs",
-    "frames_per_batch",
-    "total_frames",
-    "mode",
-    "seed",
-    "collection",
-    "info",
-)
-"""Arguments that belong to `env` and cannot be combined with a manifest."""
+_ALSO_WITH_MANIFESTS = ("workers", "vectorization")
+"""Fields of `Scripted` that callers may have set beside a manifest; the others belong to `env`."""
 
 Manifest = str | os.PathLike[str] | Mapping[str, Any] | CollectorJob
 """A path to YAML, the document itself as nested mappings, or a job that was parsed already."""
@@ -228,7 +218,8 @@ def _described(
     if not isinstance(manifest, str | os.PathLike | Mapping | CollectorJob):
         raise ManifestError(f"a {type(manifest).__name__} is not a manifest; pass environments as env=")
     plain = Scripted(env="")
-    if changed := [name for name, value in given.items() if name in _FOR_SCRIPTS and value != getattr(plain, name)]:
+    changed = [name for name in given if name not in _ALSO_WITH_MANIFESTS and given[name] != getattr(plain, name)]
+    if changed:
         raise ManifestError(f"{', '.join(changed)} cannot be combined with a manifest; set them there")
     return load_job(manifest, name=name), NO_OVERRIDES
 

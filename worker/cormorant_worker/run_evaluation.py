@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,8 @@ def evaluate(
         raise EvaluationError("videos need a folder of this machine; pass directory=")
     if engine is not None and not directory:
         raise EvaluationError("workers on other machines need a folder that all can write; pass directory=")
-    with _folder(directory) as folder, _weights_file(weights) as weights_uri:
+    kept = nullcontext(str(directory)) if directory else tempfile.TemporaryDirectory(prefix="cormorant-evaluation-")
+    with kept as folder, _weights_file(weights) as weights_uri:
         job = evaluation_job(
             load_job(manifest, name=name), folder, weights=weights_uri, episodes=episodes, seed=seed,
             deterministic=deterministic,
@@ -177,15 +178,6 @@ def run_evaluation(
                     raise FleetInterrupted("the evaluation was interrupted; start it again with the same directory")
             look(fleet.stats())
     return book.finish()
-
-
-@contextmanager
-def _folder(directory: str | Path) -> Iterator[str]:
-    if directory:
-        yield str(directory)
-        return
-    with tempfile.TemporaryDirectory(prefix="cormorant-evaluation-") as made:
-        yield made
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def env_groups_of(
     num_envs: int, env_groups: int, options: Mapping[str, Any], seeds: SeedPath = SEEDS
 ) -> list[VectorEnv]:
     parts = np.array_split(np.array(seeds.env_seeds(num_envs)), env_groups)
-    return [InlineVectorEnv(counting(**options), num_envs=len(part), seeds=part.tolist()) for part in parts]
+    return [InlineVectorEnv(counting(**options), seeds=part.tolist()) for part in parts]
 
 
 def make_collector(

@@ -221,7 +221,7 @@ class Narrow(CountingEnv):
     [(None, ""), (4, ""), (5, r"is 5 .*outside"), (257, "is int64 with 257")],
 )
 def test_discrete_spaces_of_any_dtype_work(action: int | None, words: str) -> None:
-    env = InlineVectorEnv(MadeEnvs([Narrow] * 3), num_envs=3, seeds=[1, 2, 3])
+    env = InlineVectorEnv(MadeEnvs([Narrow] * 3), seeds=[1, 2, 3])
     space = env.action_space
     random = RandomActor(space, 7)
     actor: Actor = random

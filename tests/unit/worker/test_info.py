@@ -71,7 +71,7 @@ def test_numbers_are_stored_as_the_declared_dtype() -> None:
         InfoField(key="a", dtype="float32"), InfoField(key="b", dtype="float32"), InfoField(key="c", dtype="bool"),
         InfoField(key="d"),
     ]  # fmt: skip
-    env = InlineVectorEnv(MadeEnvs([lambda: CountingEnv(shown=values)]), num_envs=1, seeds=[1], info=fields)
+    env = InlineVectorEnv(MadeEnvs([lambda: CountingEnv(shown=values)]), seeds=[1], info=fields)
     env.start()
     a, b, c, d = step_times(env, 1).info
     assert (a.tolist(), b.tolist(), c.tolist(), d.tolist()) == ([3.0], [float(np.float32(0.1))], [[True, False]], [255])

@@ -140,7 +140,7 @@ def test_unsaveable_environments_restart_under_new_ids() -> None:
     def make() -> Collector:
         wrapper = {"entrypoint": "cormorant_testing.envs:Stateless"}
         factory = EnvFactory(entrypoint=COUNTING, kwargs={"lengths": 9}, wrappers=(wrapper,))
-        return make_collector(envs=[InlineVectorEnv(factory, num_envs=3, seeds=SEEDS.env_seeds(3))])
+        return make_collector(envs=[InlineVectorEnv(factory, seeds=SEEDS.env_seeds(3))])
 
     first = make()
     ids = set(first.collect(num_steps=12)["collector", "traj_ids"].flatten().tolist())

@@ -55,10 +55,9 @@ def vectorize(
         EnvError: as the implementations say.
     """
     if block.vectorization == "inline":
-        return InlineVectorEnv(source, num_envs=len(seeds), seeds=seeds, limits=limits, info=info)
+        return InlineVectorEnv(source, seeds=seeds, limits=limits, info=info)
     return SubprocessVectorEnv(
         source,
-        num_envs=len(seeds),
         seeds=seeds,
         step_timeout_s=block.step_timeout_seconds,
         reset_timeout_s=block.reset_timeout_seconds,

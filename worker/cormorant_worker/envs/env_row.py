@@ -13,6 +13,7 @@ import numpy as np
 
 from cormorant_worker.envs.gymnasium_env import Env
 from cormorant_worker.envs.info import InfoField, InfoMisfit, info_writer
+from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step
 from cormorant_worker.errors import EnvCrashed
 from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves, unflattener
 
@@ -58,6 +59,31 @@ class StepArrays:
             terminated=take((num_envs,), np.dtype(np.bool_)),
             truncated=take((num_envs,), np.dtype(np.bool_)),
             info=tuple(take((num_envs, *field.leaf.shape), field.leaf.dtype) for field in info),
+        )
+
+    def read(self, rows: slice | Rows, numbers: Rows, replaced: Sequence[int], nan: "NanCheck") -> Step:
+        """What some rows wrote. `numbers`: theirs; `replaced`: the numbers of those that were restarted.
+
+        Raises:
+            BadObservation: an environment returned NaN.
+        """
+        terminated, truncated = self.terminated[rows], self.truncated[rows]
+        ended = np.flatnonzero(terminated | truncated)
+        obs = tuple([values[rows] for values in self.obs])
+        final = tuple([values[numbers[ended]] for values in self.final])
+        nan.look(obs, numbers)
+        if ended.size:
+            nan.look(final, numbers[ended])
+        return Step(
+            rows=rows,
+            obs=obs,
+            reward=self.reward[rows],
+            terminated=terminated,
+            truncated=truncated,
+            ended=ended,
+            final=final,
+            fresh=np.flatnonzero(np.isin(numbers, replaced)) if replaced else NO_ROWS,
+            info=tuple([values[rows] for values in self.info]),
         )
 
 

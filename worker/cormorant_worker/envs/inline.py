@@ -10,7 +10,7 @@ import structlog
 from cormorant_worker.envs.env_row import BadObservation, EnvRow, NanCheck, StepArrays, take_actions
 from cormorant_worker.envs.gymnasium_env import Env, EnvSource
 from cormorant_worker.envs.info import InfoField, complete_fields
-from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
+from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
 from cormorant_worker.envs.saved import Vectors, load_env, pack, save_env, unpack
 from cormorant_worker.errors import EnvBuildError
@@ -27,8 +27,7 @@ class InlineVectorEnv:
 
     Args:
         factory: builds each environment.
-        num_envs: how many.
-        seeds: one for each; environment i is first reset with `seeds[i]`, later without a seed.
+        seeds: one an environment; environment i is first reset with `seeds[i]`, later without a seed.
         limits: how many restarts are too many.
         info: which values of `info` come with every step.
 
@@ -43,14 +42,11 @@ class InlineVectorEnv:
         self,
         factory: EnvSource,
         *,
-        num_envs: int,
         seeds: Sequence[int],
         limits: RestartLimits = RestartLimits(),  # noqa: B008 - frozen
         info: Sequence[InfoField] = (),
     ) -> None:
-        if num_envs < 1 or len(seeds) != num_envs:
-            raise EnvBuildError(f"{num_envs} environments need as many seeds, at least one; found {len(seeds)}")
-        self.num_envs = num_envs
+        num_envs = self.num_envs = len(seeds)
         self.restarts = 0
         self._factory = factory
         self._restarts = Restarts(seeds, limits)
@@ -105,17 +101,17 @@ class InlineVectorEnv:
         if rows is None:
             raise RuntimeError("recv was called without send")
         self._under_way = None
-        fresh = []
-        for position, row in enumerate(range(*rows.indices(self.num_envs)) if isinstance(rows, slice) else rows):
+        replaced: list[int] = []
+        for row in self._numbers[rows].tolist():
             try:
                 self._envs[row].step()
             except BadObservation as error:
                 error.has_stepped = self._has_stepped()
                 raise
             except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the environment raises, it is restarted
-                self._replace(int(row), error)
-                fresh.append(position)
-        return self._result(rows, fresh)
+                self._replace(row, error)
+                replaced.append(row)
+        return self._arrays.read(rows, self._numbers[rows], replaced, self._nan)
 
     def restart(self, rows: Rows) -> Arrays:
         for row in rows:
@@ -174,29 +170,6 @@ class InlineVectorEnv:
 
     def _row(self, env: Env, row: int) -> EnvRow:
         return EnvRow(env, row, actions=self._actions, sides=(self._arrays,), info=self._info)
-
-    def _result(self, rows: slice | Rows, fresh: list[int]) -> Step:
-        whole = isinstance(rows, slice) and rows == EVERY_ROW
-        arrays = self._arrays
-        reward, terminated, truncated = arrays.reward[rows], arrays.terminated[rows], arrays.truncated[rows]
-        ended = np.flatnonzero(terminated | truncated)
-        numbers = self._numbers[rows]
-        obs = tuple(obs[rows] for obs in arrays.obs)
-        final = tuple(final[numbers[ended]] for final in arrays.final)
-        self._nan.look(obs, numbers)
-        if ended.size:
-            self._nan.look(final, numbers[ended])
-        return Step(
-            rows=EVERY_ROW if whole else rows,
-            obs=obs,
-            reward=reward,
-            terminated=terminated,
-            truncated=truncated,
-            ended=ended,
-            final=final,
-            fresh=np.array(fresh, dtype=np.int64) if fresh else NO_ROWS,
-            info=tuple([values[rows] for values in arrays.info]),
-        )
 
     def _replace(self, row: int, error: BaseException) -> None:
         """Rebuild environment `row` until it returns a first observation or the restart limit is reached."""

@@ -21,7 +21,7 @@ from cormorant_worker.envs.env_process import EnvProcess
 from cormorant_worker.envs.env_row import NanCheck
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
+from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
 from cormorant_worker.envs.saved import Vectors, pack, unpack
 from cormorant_worker.envs.shared_memory import SharedSteps
@@ -45,8 +45,7 @@ class SubprocessVectorEnv:
 
     Args:
         factory: builds each environment, in its own process.
-        num_envs: how many.
-        seeds: one for each; environment i is first reset with `seeds[i]`, later without a seed.
+        seeds: one an environment; environment i is first reset with `seeds[i]`, later without a seed.
         step_timeout_s: how long one vector step may take, resets at ends of episodes included.
         reset_timeout_s: how long building and first resetting one environment may take. At the start all are built
             at once: then the limit holds for as many environments as there are processors.
@@ -64,16 +63,13 @@ class SubprocessVectorEnv:
         self,
         factory: EnvSource,
         *,
-        num_envs: int,
         seeds: Sequence[int],
         step_timeout_s: float = 60.0,
         reset_timeout_s: float = 60.0,
         limits: RestartLimits = RestartLimits(),  # noqa: B008 - frozen
         info: Sequence[InfoField] = (),
     ) -> None:
-        if num_envs < 1 or len(seeds) != num_envs:
-            raise EnvBuildError(f"{num_envs} environments need as many seeds, at least one; found {len(seeds)}")
-        self.num_envs = num_envs
+        num_envs = self.num_envs = len(seeds)
         self.restarts = 0
         self._factory = factory
         self._step_timeout_s = step_timeout_s
@@ -163,7 +159,7 @@ class SubprocessVectorEnv:
         self._replace_dead(rows)
         self._settle(self._step_timeout_s)
         self._steps[rows] += 1
-        return self._result(rows, self._finish_replacing())
+        return self._memory.sides[self._side].read(rows, self._numbers[rows], self._finish_replacing(), self._nan)
 
     def restart(self, rows: Rows) -> Arrays:
         self._check_open()
@@ -432,28 +428,6 @@ class SubprocessVectorEnv:
         return [int(row) for row in np.flatnonzero(self._memory.pending)] if hasattr(self, "_memory") else []
 
     # Stepping
-
-    def _result(self, rows: slice | Rows, replaced: list[int]) -> Step:
-        arrays = self._memory.sides[self._side]
-        terminated, truncated = arrays.terminated[rows], arrays.truncated[rows]
-        ended = np.flatnonzero(terminated | truncated)
-        numbers = self._numbers[rows]
-        obs = tuple([obs[rows] for obs in arrays.obs])
-        final = tuple([final[numbers[ended]] for final in arrays.final])
-        self._nan.look(obs, numbers)
-        if ended.size:
-            self._nan.look(final, numbers[ended])
-        return Step(
-            rows=rows,
-            obs=obs,
-            reward=arrays.reward[rows],
-            terminated=terminated,
-            truncated=truncated,
-            ended=ended,
-            final=final,
-            fresh=np.flatnonzero(np.isin(numbers, replaced)) if replaced else NO_ROWS,
-            info=tuple([values[rows] for values in arrays.info]),
-        )
 
     def _descriptors_of(self, rows: slice | Rows) -> list[int]:
         if isinstance(rows, slice):

@@ -7,7 +7,7 @@ actor gives it calls and objects.
 import os
 import threading
 import traceback
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -126,7 +126,7 @@ class WorkerRuntime:
         self.collector: Collector = built.collector
         self._is_built = True
         if built.remote is not None:
-            built.remote.on_waiting = self._note_asking
+            built.remote.on_waiting = self._noting(Phase.ASKING)
         self.collector.pulse = self._heartbeat.frames
         self.collector.timing = timing
         # Reported wherever weights begin to act: here between batches, or in the collector as it begins one.
@@ -141,7 +141,7 @@ class WorkerRuntime:
                 overrides=self._overrides,
                 max_threads=start.place.max_threads or available_cpus(),
             )
-            self._player.on_building = self._note_building
+            self._player.on_building = self._noting(Phase.BUILDING)
             self.collector.close()  # episodes are played in environments of their own
         self._uplink.send(self._ready(built))
         begin = self._uplink.recv()
@@ -304,11 +304,9 @@ class WorkerRuntime:
             if 0 < self._ticket <= ticket:
                 self.collector.gate.seal()
 
-    def _note_asking(self, is_asking: bool) -> None:
-        self._heartbeat.enter(Phase.ASKING if is_asking else Phase.STEPPING)
-
-    def _note_building(self, is_building: bool) -> None:
-        self._heartbeat.enter(Phase.BUILDING if is_building else Phase.STEPPING)
+    def _noting(self, phase: Phase) -> Callable[[bool], None]:
+        """Tells whether the stepping thread is in a phase, or steps."""
+        return lambda is_in_it: self._heartbeat.enter(phase if is_in_it else Phase.STEPPING)
 
     def _apply_weights(self) -> None:
         """Let the newest staged weights act. The caller holds `_boundary`."""

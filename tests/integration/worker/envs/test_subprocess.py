@@ -38,7 +38,6 @@ def subprocesses(
 ) -> Iterator[SubprocessVectorEnv]:
     env = SubprocessVectorEnv(
         counting(**options),
-        num_envs=num_envs,
         seeds=SEEDS[:num_envs],
         limits=limits or RestartLimits(),
         step_timeout_s=step_timeout_s,
@@ -82,7 +81,7 @@ def test_steps_equal_those_of_inline_environments(
     lengths: list[int], ends: str, num_envs: int, steps: int, seed: int
 ) -> None:
     options = {"lengths": lengths, "ends": ends, "observation": "dict", "action": "dict"}
-    inline = InlineVectorEnv(counting(**options), num_envs=num_envs, seeds=SEEDS[:num_envs])
+    inline = InlineVectorEnv(counting(**options), seeds=SEEDS[:num_envs])
     with subprocesses(num_envs, **options) as env:
         assert_arrays(env.start(), inline.start())
         for actions in sample_actions("dict", steps, num_envs, seed=seed):
@@ -146,7 +145,7 @@ def test_failed_save_leaves_no_answer_for_the_next(tmp_path: Path) -> None:
         entrypoint="cormorant_testing.envs:LosesItOnce",
         kwargs={"seed_that_raises": SEEDS[0], "flag": str(tmp_path / "raised"), "lengths": 50},
     )
-    with contextlib.closing(SubprocessVectorEnv(factory, num_envs=3, seeds=SEEDS)) as env:
+    with contextlib.closing(SubprocessVectorEnv(factory, seeds=SEEDS)) as env:
         env.start()
         with pytest.raises(EnvCrashed, match="environment 0 could not be saved: it raised OSError: lost it"):
             env.state()
@@ -159,7 +158,7 @@ def test_failed_save_leaves_no_answer_for_the_next(tmp_path: Path) -> None:
 
 def test_a_refused_state_leaves_environments_that_step() -> None:
     factory = EnvFactory(entrypoint="cormorant_testing.envs:Forgetful")
-    with contextlib.closing(SubprocessVectorEnv(factory, num_envs=3, seeds=SEEDS)) as env:
+    with contextlib.closing(SubprocessVectorEnv(factory, seeds=SEEDS)) as env:
         env.start()
         step_times(env, 1)
         saved = env.state()
@@ -171,7 +170,7 @@ def test_a_refused_state_leaves_environments_that_step() -> None:
 
 
 def test_environments_without_states_cannot_be_saved() -> None:
-    with contextlib.closing(SubprocessVectorEnv(EnvFactory(id="CartPole-v1"), num_envs=2, seeds=[1, 2])) as env:
+    with contextlib.closing(SubprocessVectorEnv(EnvFactory(id="CartPole-v1"), seeds=[1, 2])) as env:
         env.start()
         with pytest.raises(EnvNotSaved, match=r"^CartPoleEnv has no get_state and set_state$"):
             env.state()
@@ -328,7 +327,7 @@ def test_misshapen_observations_are_refused() -> None:
 
 def test_an_unknown_id_is_refused_with_near_matches() -> None:
     with pytest.raises(UnknownEnv, match="did you mean CartPole-v1"):
-        SubprocessVectorEnv(EnvFactory(id="CartPol-v1"), num_envs=2, seeds=[1, 2])
+        SubprocessVectorEnv(EnvFactory(id="CartPol-v1"), seeds=[1, 2])
 
 
 @pytest.mark.parametrize(
@@ -356,7 +355,7 @@ def test_a_hanging_constructor_or_first_reset_is_a_build_error(at: str) -> None:
 
 def test_the_childs_traceback_is_a_note_of_the_error() -> None:
     with pytest.raises(EnvBuildError) as caught:
-        SubprocessVectorEnv(counting(failures=[{"at": "init"}]), num_envs=1, seeds=[1])
+        SubprocessVectorEnv(counting(failures=[{"at": "init"}]), seeds=[1])
     assert "\n" not in str(caught.value)
     assert "Traceback" in caught.value.__notes__[0]
     assert "envs.py" in caught.value.__notes__[0]
@@ -365,7 +364,7 @@ def test_the_childs_traceback_is_a_note_of_the_error() -> None:
 @pytest.mark.slow
 def test_sixteen_processes_start_at_once() -> None:
     seeds = list(range(16))
-    with contextlib.closing(SubprocessVectorEnv(counting(), num_envs=16, seeds=seeds)) as env:
+    with contextlib.closing(SubprocessVectorEnv(counting(), seeds=seeds)) as env:
         np.testing.assert_array_equal(env.start()[0][:, 0], seeds)
 
 
@@ -387,7 +386,7 @@ def test_children_import_no_torch_and_run_one_thread() -> None:
 
 def test_close_leaves_no_process_and_no_descriptor() -> None:
     before = _descriptors()
-    env = SubprocessVectorEnv(counting(), num_envs=3, seeds=SEEDS)
+    env = SubprocessVectorEnv(counting(), seeds=SEEDS)
     env.start()
     step_times(env, 1)
     pids = [process.pid for process in env._processes]
@@ -400,7 +399,7 @@ def test_close_leaves_no_process_and_no_descriptor() -> None:
 
 
 def test_close_in_the_middle_of_an_endless_step_is_quick() -> None:
-    env = SubprocessVectorEnv(counting(failures=[{"how": "hang", "step": 1}]), num_envs=2, seeds=[1, 2])
+    env = SubprocessVectorEnv(counting(failures=[{"how": "hang", "step": 1}]), seeds=[1, 2])
     env.start()
     env.send((np.zeros(2, np.int64),), EVERY_ROW)
     pids = [process.pid for process in env._processes]
@@ -435,7 +434,7 @@ def test_children_die_with_a_killed_parent(how: str, *, thread: bool) -> None:
         envs = []
         def make():
             step = dict(busy_s=1000.0) if {how!r} == "spin" else dict(step_s=1000.0)
-            env = SubprocessVectorEnv(counting(**step), num_envs=2, seeds=[1, 2])
+            env = SubprocessVectorEnv(counting(**step), seeds=[1, 2])
             env.start()
             env.send((np.zeros(1, np.int64),), np.array([0]))
             envs.append(env)
@@ -463,7 +462,7 @@ def test_ctrl_c_reaches_the_parent_only() -> None:
         import time
         from cormorant_testing.vectors import counting, step_times
         from cormorant_worker.envs.subprocess import SubprocessVectorEnv
-        env = SubprocessVectorEnv(counting(), num_envs=2, seeds=[1, 2])
+        env = SubprocessVectorEnv(counting(), seeds=[1, 2])
         env.start()
         try:
             print("ready", flush=True)
@@ -485,7 +484,7 @@ def test_what_an_environment_prints_goes_to_stderr(capfd: pytest.CaptureFixture[
         entrypoint="cormorant_testing.envs:make_counting",
         wrappers=({"entrypoint": "cormorant_testing.envs:Talkative", "kwargs": {"words": "hello"}},),
     )
-    with contextlib.closing(SubprocessVectorEnv(factory, num_envs=1, seeds=[1])) as env:
+    with contextlib.closing(SubprocessVectorEnv(factory, seeds=[1])) as env:
         env.start()
         step_times(env, 1)
     assert tuple(capfd.readouterr()) == ("", "hello\n")

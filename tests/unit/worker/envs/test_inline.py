@@ -20,9 +20,7 @@ SEEDS = [7, 70, 700]
 
 
 def make(num_envs: int = 3, limits: RestartLimits | None = None, **options: object) -> InlineVectorEnv:
-    return InlineVectorEnv(
-        counting(**options), num_envs=num_envs, seeds=SEEDS[:num_envs], limits=limits or RestartLimits()
-    )
+    return InlineVectorEnv(counting(**options), seeds=SEEDS[:num_envs], limits=limits or RestartLimits())
 
 
 def play(env: InlineVectorEnv, options: dict, *, steps: int, action: str = "discrete") -> Referee:
@@ -175,7 +173,7 @@ class Shown(gymnasium.Env[Any, Any]):
 
 
 def showing(space: gymnasium.Space[Any], shown: Any, reward: Any = 0.0) -> InlineVectorEnv:
-    return InlineVectorEnv(MadeEnvs([lambda: Shown(space, shown, reward)]), num_envs=1, seeds=[1])
+    return InlineVectorEnv(MadeEnvs([lambda: Shown(space, shown, reward)]), seeds=[1])
 
 
 PIXELS = spaces.Box(0, 255, (2,), np.uint8)
@@ -225,7 +223,7 @@ def test_sys_exit_in_a_step_restarts_the_environment() -> None:
         def step(self, action: Any) -> Any:
             raise SystemExit(3)
 
-    env = InlineVectorEnv(MadeEnvs([lambda: Leaves(PIXELS, np.zeros(2, np.uint8))]), num_envs=1, seeds=[1])
+    env = InlineVectorEnv(MadeEnvs([lambda: Leaves(PIXELS, np.zeros(2, np.uint8))]), seeds=[1])
     env.start()
     with pytest.raises(EnvCrashed, match="environment 0 raised SystemExit: 3"):
         step_times(env, 9)
@@ -236,7 +234,7 @@ def test_sys_exit_in_a_first_reset_is_a_build_error() -> None:
         def reset(self, **_: Any) -> Any:
             raise SystemExit(3)
 
-    env = InlineVectorEnv(MadeEnvs([lambda: Leaves(PIXELS, 0)]), num_envs=1, seeds=[1])
+    env = InlineVectorEnv(MadeEnvs([lambda: Leaves(PIXELS, 0)]), seeds=[1])
     with pytest.raises(EnvBuildError, match="failed in its first reset: SystemExit: 3"):
         env.start()
 
@@ -249,7 +247,7 @@ def test_a_close_that_raises_leaves_no_other_environment_open() -> None:
             closed.append(1)
             raise OSError("the window is gone")
 
-    env = InlineVectorEnv(MadeEnvs([lambda: Stubborn(PIXELS, 0)] * 3), num_envs=3, seeds=SEEDS)
+    env = InlineVectorEnv(MadeEnvs([lambda: Stubborn(PIXELS, 0)] * 3), seeds=SEEDS)
     with structlog.testing.capture_logs() as logged:
         env.close()
     assert closed == [1, 1, 1]
@@ -283,16 +281,11 @@ def test_an_error_says_whether_any_environment_ever_stepped(failing: list[int], 
                 raise ValueError("no display")
             return super().step(action)
 
-    env = InlineVectorEnv(MadeEnvs([Broken] * 3), num_envs=3, seeds=SEEDS)
+    env = InlineVectorEnv(MadeEnvs([Broken] * 3), seeds=SEEDS)
     env.start()
     with pytest.raises(EnvCrashed, match="restarted 3 times without completing a step") as caught:
         step_times(env, 9)
     assert caught.value.has_stepped == has_stepped
-
-
-def test_seeds_must_be_as_many_as_environments() -> None:
-    with pytest.raises(EnvBuildError, match="2 environments need as many seeds"):
-        InlineVectorEnv(counting(), num_envs=2, seeds=[1])
 
 
 def test_restored_environments_go_on_bit_by_bit() -> None:
@@ -309,7 +302,7 @@ def test_restored_environments_go_on_bit_by_bit() -> None:
 
 def test_a_time_limit_is_saved_and_restored() -> None:
     factory = EnvFactory(entrypoint="cormorant_testing.envs:make_counting", kwargs={"lengths": 50}, max_episode_steps=5)
-    one, other = (InlineVectorEnv(factory, num_envs=1, seeds=[7]) for _ in range(2))
+    one, other = (InlineVectorEnv(factory, seeds=[7]) for _ in range(2))
     one.start()
     step_times(one, 3)
     other.start()
@@ -319,12 +312,12 @@ def test_a_time_limit_is_saved_and_restored() -> None:
 
 def test_envs_without_states_cannot_be_saved() -> None:
     with pytest.raises(EnvNotSaved, match=r"^CartPoleEnv has no get_state and set_state$"):
-        InlineVectorEnv(EnvFactory(id="CartPole-v1"), num_envs=1, seeds=[1]).state()
+        InlineVectorEnv(EnvFactory(id="CartPole-v1"), seeds=[1]).state()
     wrapped = EnvFactory(
         entrypoint="cormorant_testing.envs:make_counting", wrappers=("cormorant_testing.envs:Stateless",)
     )
     with pytest.raises(EnvNotSaved, match=r"^Stateless has no get_state and set_state$"):
-        InlineVectorEnv(wrapped, num_envs=1, seeds=[1]).state()
+        InlineVectorEnv(wrapped, seeds=[1]).state()
 
 
 def test_a_state_of_other_environments_is_refused() -> None:

@@ -116,7 +116,7 @@ class GivenEnvs(InlineVectorEnv):
             )
             if ours != theirs:
                 raise EnvBuildError(f"environment {number} has {theirs}; environment 0 has {ours}: give equal ones")
-        super().__init__(_Made(made), num_envs=len(made), seeds=seeds, limits=RestartLimits(total=0))
+        super().__init__(_Made(made), seeds=seeds, limits=RestartLimits(total=0))
 
     def seed(self, seeds: Sequence[int]) -> None:
         """The next `start` resets with these seeds."""

@@ -8,7 +8,6 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from cormorant_worker.compat.torchrl.devices import check_device
 from cormorant_worker.compat.torchrl.pool import Build, Library, OfTask, Pool, builder_of_pool
 from cormorant_worker.compat.torchrl.specs import spec_of
 from cormorant_worker.spaces import put_nested
@@ -35,22 +34,9 @@ class MultiThreadedEnvWrapper(EnvBase):
     def __init__(self, env: Any, **options: Any) -> None:
         self._begin(builder_of_pool(env), **options)
 
-    def _begin(
-        self,
-        build: Build,
-        *,
-        categorical_action_encoding: bool = False,
-        disable_env_checker: bool | None = None,
-        frame_skip: int | None = None,
-        device: torch.device | str | None = None,
-        allow_done_after_reset: bool = False,
-    ) -> None:
-        del disable_env_checker
-        device = None if device is None else torch.device(check_device(device, "device"))
-        pool = Pool(
-            build, frame_skip=frame_skip, categorical_action_encoding=categorical_action_encoding, device=device
-        )
-        batch_size = torch.Size([pool.num_envs])
+    def _begin(self, build: Build, *, allow_done_after_reset: bool = False, **options: Any) -> None:
+        pool = Pool(build, **options)
+        device, batch_size = pool.named_device, torch.Size([pool.num_envs])
         super().__init__(device=device, batch_size=batch_size, allow_done_after_reset=allow_done_after_reset)
         self.pool = pool
         self.num_workers = pool.num_envs

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from cormorant_worker.compat.torchrl.devices import check_device
 from cormorant_worker.compat.torchrl.pool import Build, Library, OfTask, Pool, builder_of_pool
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.spaces import Space
@@ -22,21 +21,9 @@ class MultiThreadedEnvWrapper:
     def __init__(self, env: Any, **options: Any) -> None:
         self._begin(builder_of_pool(env), **options)
 
-    def _begin(
-        self,
-        build: Build,
-        *,
-        categorical_action_encoding: bool = False,
-        disable_env_checker: bool | None = None,
-        frame_skip: int | None = None,
-        device: torch.device | str | None = None,
-        allow_done_after_reset: bool = False,
-    ) -> None:
-        del disable_env_checker, allow_done_after_reset  # EnvPool has no checker, and is never done after a reset
-        self.device = None if device is None else torch.device(check_device(device, "device"))
-        self.pool = Pool(
-            build, frame_skip=frame_skip, categorical_action_encoding=categorical_action_encoding, device=self.device
-        )
+    def _begin(self, build: Build, **options: Any) -> None:
+        self.pool = Pool(build, **options)
+        self.device = self.pool.named_device
         self.num_workers = self.pool.num_envs
         self.batch_size = torch.Size([self.num_workers])
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.compat.torchrl.devices import check_device
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv, check_pool, envpool_module, reseed_pool
 from cormorant_worker.envs.one_hot import OneHotActions
@@ -47,27 +48,22 @@ class Pool:
         self,
         build: Build,
         *,
-        frame_skip: int | None,
-        categorical_action_encoding: bool,
-        device: torch.device | None,
+        categorical_action_encoding: bool = False,
+        disable_env_checker: bool | None = None,
+        frame_skip: int | None = None,
+        device: torch.device | str | None = None,
+        allow_done_after_reset: bool = False,
     ) -> None:
-        """Build the environments.
-
-        Args:
-            build: builds the pool.
-            frame_skip: steps of an action; None and 1 are one.
-            categorical_action_encoding: discrete actions are numbers; False: one-hot vectors.
-            device: of the tensors; None: the CPU's, without saying so.
-
-        Raises:
-            ValueError: a frame_skip below 1.
-        """
+        """Build the environments, with the options of `MultiThreadedEnvWrapper`: see `torchrl/env.py`."""
+        del disable_env_checker, allow_done_after_reset  # EnvPool has no checker, and is never done after a reset
+        self.named_device = None if device is None else torch.device(check_device(device, "device"))
+        """None where none was named: tensors lie on the CPU."""
         if frame_skip is not None and frame_skip < 1:
             raise ValueError(f"frame_skip {frame_skip} steps for an action; give 1 or more, or leave it out")
         self._build = build
         self._frame_skip = frame_skip or 1
         self._is_categorical = categorical_action_encoding
-        self.device = device or torch.device("cpu")
+        self.device = self.named_device or torch.device("cpu")
         self._open(None)
 
     def _open(self, seeds: Sequence[int] | None) -> None:
@@ -78,6 +74,9 @@ class Pool:
         self.observation = leaves(env.observation_space, () if self.is_dict else ("observation",))
         self.observation_spaces = leaf_spaces(env.observation_space)
         (self.action_space,) = leaf_spaces(env.action_space)
+        is_number = isinstance(self.action_space, gymnasium.spaces.Discrete)
+        self._first = int(getattr(self.action_space, "start", 0)) if is_number else 0
+        """The number of the first action; TorchRL's begin at 0."""
         self._check = ActionCheck(env.action_space)
         self._random = RandomActor(env.action_space, seed=seeds[0] if seeds else 0)
         self._obs: tuple[Array, ...] = ()
@@ -129,7 +128,8 @@ class Pool:
         """
         if not self._obs:
             self.begin(None)
-        given = self._to_env(action.detach().cpu().numpy())
+        given = action.detach().cpu().numpy()
+        given = given + self._first if self._first else given
         self._check.fit((given,), self.num_envs)
         (wanted,) = self._check.leaves
         actions = (given if given.dtype == wanted.dtype else cast_to(wanted, given),)
@@ -155,7 +155,8 @@ class Pool:
     def draw(self) -> torch.Tensor:
         """Random actions, [N, ...]."""
         (drawn,) = self._random.act((), (), self._waits).actions
-        return torch.from_numpy(self._from_env(drawn)).to(self.device)
+        drawn = np.ascontiguousarray(drawn - self._first if self._first else drawn)
+        return torch.from_numpy(drawn).to(self.device)
 
     def reseed(self, seed: int) -> None:
         """Rebuild the environments, each with a seed derived from this one."""
@@ -166,21 +167,6 @@ class Pool:
         """Let go of the pool. May be called twice; `begin` builds it again."""
         self._is_closed = True
         self.env.close()
-
-    @property
-    def action_start(self) -> int:
-        """The number of the first action; TorchRL's begin at 0."""
-        return int(getattr(self.action_space, "start", 0)) if self._is_number else 0
-
-    @property
-    def _is_number(self) -> bool:
-        return isinstance(self.action_space, gymnasium.spaces.Discrete)
-
-    def _to_env(self, action: Array) -> Array:
-        return action + self.action_start if self.action_start else action
-
-    def _from_env(self, action: Array) -> Array:
-        return np.ascontiguousarray(action - self.action_start if self.action_start else action)
 
     def _nest(self, obs: Sequence[Array]) -> dict[str, Any]:
         nested: dict[str, Any] = {}
