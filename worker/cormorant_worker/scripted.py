@@ -56,22 +56,15 @@ class Scripted:
         collection: dict[str, Any] = {"mode": self.mode, "framesPerBatch": steps, "seed": self.seed}
         if self.total_frames:
             collection["totalFrames"] = self.total_frames
-        document: dict[str, Any] = {
-            "apiVersion": "cormorant.dev/v1alpha1",
-            "kind": "CollectorJob",
-            "metadata": {"name": "script"},
-            "spec": {
+        return script_job(
+            {
                 "env": self._env_block() | info_block(self.info),
                 "policy": {"entrypoint": self.policy} if isinstance(self.policy, str) else {"random": {}},
                 "collection": {**collection, **self.collection},
                 "output": {"queue": {"capacityBatches": 2}},
                 "replicas": self.workers,
-            },
-        }
-        try:
-            return parse_job(document)
-        except contract.ManifestError as error:
-            raise ManifestError(str(error)) from error
+            }
+        )
 
     def overrides(self) -> WorkerOverrides:
         makes = callable(self.env)
@@ -113,6 +106,19 @@ class Scripted:
                 f"env needs arguments ({', '.join(needed)}), but each worker calls it without any; wrap it: "
                 f"env=lambda: {getattr(self.env, '__name__', 'make_env')}({needed[0]}=...)"
             )
+
+
+def script_job(spec: Mapping[str, Any]) -> CollectorJob:
+    """The job of a script, from the spec of its manifest.
+
+    Raises:
+        ManifestError: it is refused; says every problem.
+    """
+    head = {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "metadata": {"name": "script"}}
+    try:
+        return parse_job({**head, "spec": spec})
+    except contract.ManifestError as error:
+        raise ManifestError(str(error)) from error
 
 
 def info_block(info: Sequence[str | Mapping[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from cormorant_testing.collecting import make_checker, make_collector
 from cormorant_testing.policies import numbered
 from cormorant_worker.collect.pause_gate import PauseGate, Stopped
 from cormorant_worker.errors import InvalidAction, StaleWeights, WeightsError, WeightsMismatch
-from cormorant_worker.weights.file import by_model, from_bytes, in_models, to_bytes
+from cormorant_worker.weights.blob import by_model
+from cormorant_worker.weights.file import from_bytes, in_models, to_bytes
 from cormorant_worker.weights.staged import StagedWeights, verify
 from cormorant_worker.worker.runtime import describe_failure
 

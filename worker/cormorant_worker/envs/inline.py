@@ -12,7 +12,7 @@ from cormorant_worker.envs.gymnasium_env import Env, EnvSource
 from cormorant_worker.envs.info import InfoField, complete_fields
 from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
-from cormorant_worker.envs.saved import Vectors, load_env, pack, save_env, unpack
+from cormorant_worker.envs.saved import load_env, pack, save_env, unpack
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.spaces import Arrays
 
@@ -131,7 +131,7 @@ class InlineVectorEnv:
         Raises:
             EnvNotSaved: naming what one of them lacks.
         """
-        return pack(Vectors(envs=[save_env(env.env) for env in self._envs], restarts=self._restarts.state()))
+        return pack([save_env(env.env) for env in self._envs], self._restarts.state())
 
     def restore(self, state: bytes) -> None:
         """Go on from `state()`.
@@ -139,10 +139,10 @@ class InlineVectorEnv:
         Raises:
             StateError: it comes from other environments.
         """
-        saved = unpack(state, num_envs=self.num_envs)
-        for env, part in zip(self._envs, saved.envs, strict=True):
+        envs, restarts = unpack(state, num_envs=self.num_envs)
+        for env, part in zip(self._envs, envs, strict=True):
             load_env(env.env, part)
-        self._restarts.restore(**saved.restarts)
+        self._restarts.restore(**restarts)
         self.restarts = self._restarts.count
         self._under_way = None
 

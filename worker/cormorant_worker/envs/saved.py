@@ -8,7 +8,6 @@ import base64
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -43,14 +42,6 @@ _KEPT: dict[type, tuple[str, ...]] = {
 
 EnvState = list[Any]
 """One entry a layer, from the outermost wrapper to the environment."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vectors:
-    envs: Sequence[EnvState]
-    """One for each environment."""
-    restarts: dict[str, Any]
-    """`Restarts.state()`."""
 
 
 def save_env(env: Env) -> EnvState:
@@ -98,11 +89,12 @@ def load_env(env: Env, states: EnvState) -> None:
             raise StateError(f"{type(layer).__name__} has no set_state: the state was saved by another environment")
 
 
-def pack(vectors: Vectors) -> bytes:
-    return json.dumps({"envs": vectors.envs, "restarts": vectors.restarts}).encode()
+def pack(envs: Sequence[EnvState], restarts: dict[str, Any]) -> bytes:
+    """The states of all environments of a vector, and `Restarts.state()`."""
+    return json.dumps({"envs": envs, "restarts": restarts}).encode()
 
 
-def unpack(state: bytes, *, num_envs: int) -> Vectors:
+def unpack(state: bytes, *, num_envs: int) -> tuple[Sequence[EnvState], dict[str, Any]]:
     """Decode what `pack` made.
 
     Raises:
@@ -110,12 +102,12 @@ def unpack(state: bytes, *, num_envs: int) -> Vectors:
     """
     try:
         decoded = json.loads(state)
-        vectors = Vectors(envs=decoded["envs"], restarts=decoded["restarts"])
+        envs, restarts = decoded["envs"], decoded["restarts"]
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(f"this is not a state of gymnasium environments: {error}") from error
-    if len(vectors.envs) != num_envs:
-        raise StateError(f"the state has {len(vectors.envs)} environments, this collector has {num_envs}")
-    return vectors
+    if len(envs) != num_envs:
+        raise StateError(f"the state has {len(envs)} environments, this collector has {num_envs}")
+    return envs, restarts
 
 
 def _get(layer: Any, name: str) -> Any:

@@ -23,7 +23,7 @@ from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
-from cormorant_worker.envs.saved import Vectors, pack, unpack
+from cormorant_worker.envs.saved import pack, unpack
 from cormorant_worker.envs.shared_memory import SharedSteps
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError, UnknownEnv
 from cormorant_worker.shared_memory import anonymous_file
@@ -191,8 +191,7 @@ class SubprocessVectorEnv:
         saved = [answer for answer in answers if isinstance(answer, Saved)]
         if why_not := next((answer.why_not for answer in saved if answer.why_not), ""):
             raise EnvNotSaved(why_not)
-        states = [answer.state for answer in saved]
-        return pack(Vectors(envs=states, restarts=self._restarts.state()))
+        return pack([answer.state for answer in saved], self._restarts.state())
 
     def restore(self, state: bytes) -> None:
         """Go on from `state()`.
@@ -203,9 +202,9 @@ class SubprocessVectorEnv:
         """
         self._check_open()
         self._check_idle("restore")
-        saved = unpack(state, num_envs=self.num_envs)
+        envs, restarts = unpack(state, num_envs=self.num_envs)
         self._memory.pending[:] = 1
-        for process, part in zip(self._processes, saved.envs, strict=True):
+        for process, part in zip(self._processes, envs, strict=True):
             process.command(LOAD, Saved(state=part))
         self._settle(self._reset_timeout_s)
         refusals = {row: f"was replaced: it {crash.what}" for row, (_, crash) in self._replaced.items()}
@@ -216,7 +215,7 @@ class SubprocessVectorEnv:
         if refusals:
             row = min(refusals)
             raise StateError(f"environment {row} could not take its state: {refusals[row]}")
-        self._restarts.restore(**saved.restarts)
+        self._restarts.restore(**restarts)
         self.restarts = self._restarts.count
 
     def close(self) -> None:

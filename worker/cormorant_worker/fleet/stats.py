@@ -77,11 +77,11 @@ class FleetStats:
     stepped_frames: int
     """Frames stepped so far, those of unfinished batches among them: for rates."""
     total_frames: int | None
-    episodes: int
+    episodes: int = 0
     """Episodes ended so far."""
-    recent_returns: tuple[float, ...]
+    recent_returns: tuple[float, ...] = ()
     """Returns of the last episodes, 100 at most."""
-    recent_lengths: tuple[int, ...]
+    recent_lengths: tuple[int, ...] = ()
     recent_metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """What the manifest reports of the same episodes, by name. NaN where a value was missing."""
     recent_task_metrics: Mapping[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
@@ -91,19 +91,19 @@ class FleetStats:
     """Episodes by variant; empty without variants."""
     version: PolicyVersion
     """The newest published version."""
-    dropped: Mapping[str, int]
+    dropped: Mapping[str, int] = field(default_factory=dict)
     """Frames that were stepped and never delivered, by reason: crash, stale, drop_oldest, drain, restore, seed."""
-    restarts: int
+    restarts: int = 0
     """Workers replaced so far."""
-    queued_batches: int
-    paused: bool
-    workers: tuple[WorkerStats, ...]
-    groups: Mapping[str, GroupStats]
-    queue_capacity: int
+    queued_batches: int = 0
+    paused: bool = False
+    workers: tuple[WorkerStats, ...] = ()
+    groups: Mapping[str, GroupStats] = field(default_factory=dict)
+    queue_capacity: int = 0
     """Batches; 0: no queue."""
-    queue_waits_s: Mapping[str, float]
+    queue_waits_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds waited: producers for room, consumers for a batch."""
-    undurable_frames: int
+    undurable_frames: int = 0
     """In sealed batches that the dataset has not made durable yet; 0 without one."""
     inference: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """What inference servers did so far, by group: the fields of the message `Served`."""

@@ -1,7 +1,6 @@
 """The contract's metrics as objects of prometheus-client, and the text that is scraped. Nothing else makes metrics."""
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
@@ -13,18 +12,12 @@ from cormorant_worker.metrics.spread import Spread, Spreads
 disable_created_metrics()  # type: ignore[no-untyped-call]  # it says nothing of its result
 
 
-class Growing(Protocol):
-    """What `Rising` needs of a counter's child."""
-
-    def inc(self, amount: float = 1) -> None: ...
-
-
 class Rising:
     """A counter that follows a number which others keep. It never goes back, whatever the number does."""
 
     __slots__ = ("_child", "_highest")
 
-    def __init__(self, child: Growing, *, floor: float = 0.0) -> None:
+    def __init__(self, child: Counter, *, floor: float = 0.0) -> None:
         self._child, self._highest = child, floor
         child.inc(floor)
 

@@ -6,7 +6,9 @@
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from cormorant_worker.collect.block import Layout
@@ -68,18 +70,14 @@ class Dataset:
 
     def part_names(self) -> tuple[str, ...]:
         """Names of all parts, by group, index and attempt."""
-        try:
+        with _readable(self.uri):
             names = self.store.parts()
-        except OSError as error:
-            raise DatasetError(f"{self.uri} cannot be read: {error.strerror or error}") from error
         return tuple(sorted((name for name in names if _PART.fullmatch(name)), key=split_part_name))
 
     def runs(self) -> tuple[int, ...]:
         """Epochs of the runs that wrote here, in order; those of versions that did not number them are missing."""
-        try:
+        with _readable(self.uri):
             names = self.store.root_files()
-        except OSError as error:
-            raise DatasetError(f"{self.uri} cannot be read: {error.strerror or error}") from error
         return tuple(sorted(int(match["number"]) for match in map(_RUN.fullmatch, names) if match))
 
     def begin_run(self, epoch: int, holder: bytes) -> None:
@@ -92,12 +90,8 @@ class Dataset:
         Raises:
             DatasetError: another run has this epoch, or the dataset cannot be written.
         """
-        try:
+        with _writable(self.uri):
             self.store.write_root_once(_run_file(epoch), holder)
-        except OSError as error:
-            raise DatasetError(
-                f"{self.uri} cannot be written: {error.strerror or error}; choose another URI"
-            ) from error
         found = self.holder(epoch)
         if found != holder:
             other = found.decode(errors="replace")
@@ -107,15 +101,9 @@ class Dataset:
             )
 
     def holder(self, epoch: int) -> bytes:
-        """What a run said of itself in `begin_run`; empty: there was none.
-
-        Raises:
-            DatasetError: it cannot be read.
-        """
-        try:
+        """What a run said of itself in `begin_run`; empty: there was none."""
+        with _readable(self.uri):
             return self.store.read_root(_run_file(epoch)) or b""
-        except OSError as error:
-            raise DatasetError(f"{self.uri} cannot be read: {error.strerror or error}") from error
 
     @property
     def frames(self) -> int:
@@ -145,7 +133,7 @@ class Dataset:
             raise DatasetError(f"{part!r} does not name a part; use <group>-<index>-<attempt>, for example cpu-0-0")
         schema = FrameSchema.of(layout)
         if schema != self.description.schema:
-            _refuse(self.uri, self.description.differences(_with_schema(self.description, schema)))
+            _refuse(self.uri, self.description.differences(replace(self.description, schema=schema)))
         return ShardWriter(self.store, part, layout, limits=limits)
 
     def durable_frames(self, name: str) -> int:
@@ -154,10 +142,8 @@ class Dataset:
 
     def part(self, name: str, *, has_ended: bool = False) -> DatasetPart:
         """One part; see `parts`."""
-        try:
+        with _readable(f"{self.uri}/{name}"):
             notes = self.store.end_part(name) if has_ended else self.store.notes(name)
-        except OSError as error:
-            raise DatasetError(f"{self.uri}/{name} cannot be read: {error.strerror or error}") from error
         records = tuple(
             ShardRecord.from_line(line, where=f"{self.uri}/{name}: line {number} of the manifest")
             for number, line in enumerate(notes.lines, start=1)
@@ -168,10 +154,8 @@ class Dataset:
         """Files of a part that a crash left behind, or that were sealed since `part` was read. Readers ignore them, and
         they may be deleted once the writer is gone.
         """
-        try:
+        with _readable(f"{self.uri}/{part.name}"):
             files = self.store.files(part.name)
-        except OSError as error:
-            raise DatasetError(f"{self.uri}/{part.name} cannot be read: {error.strerror or error}") from error
         known = {record.shard for record in part.records}
         return tuple(file for file in files if file not in known)
 
@@ -200,14 +184,10 @@ def find_dataset(uri: str) -> Dataset | None:
         DatasetError: it cannot be read, or something else lies there.
     """
     store = open_store(uri)
-    try:
+    with _readable(uri):
         data = store.read_root(DESCRIPTION)
-        if data is None:
-            return None
-    except NotADirectoryError as error:
-        raise DatasetError(f"{uri} is not a folder; give the dataset its own folder") from error
-    except OSError as error:
-        raise DatasetError(f"{uri} cannot be read: {error.strerror or error}") from error
+    if data is None:
+        return None
     return Dataset(store, DatasetDescription.from_bytes(data, where=f"{uri}/{DESCRIPTION}"))
 
 
@@ -234,12 +214,8 @@ def open_dataset(uri: str, description: DatasetDescription) -> Dataset:
     dataset = find_dataset(uri)
     if dataset is None:
         store = open_store(uri)
-        try:
+        with _writable(uri):
             store.write_root_once(DESCRIPTION, description.to_bytes())
-        except (FileExistsError, NotADirectoryError) as error:
-            raise DatasetError(f"{uri} is not a folder; give the dataset its own folder") from error
-        except OSError as error:
-            raise DatasetError(f"{uri} cannot be written: {error.strerror or error}; choose another URI") from error
         # Another process may have come first: its description counts.
         dataset = read_dataset(uri)
     _refuse(uri, dataset.description.differences(description))
@@ -257,13 +233,24 @@ def _refuse(uri: str, differences: tuple[str, ...]) -> None:
         )
 
 
-def _with_schema(description: DatasetDescription, schema: FrameSchema) -> DatasetDescription:
-    return DatasetDescription(
-        env=description.env,
-        observation_space=description.observation_space,
-        action_space=description.action_space,
-        schema=schema,
-    )
+@contextmanager
+def _readable(where: str) -> Iterator[None]:
+    try:
+        yield
+    except NotADirectoryError as error:
+        raise DatasetError(f"{where} is not a folder; give the dataset its own folder") from error
+    except OSError as error:
+        raise DatasetError(f"{where} cannot be read: {error.strerror or error}") from error
+
+
+@contextmanager
+def _writable(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise DatasetError(f"{uri} is not a folder; give the dataset its own folder") from error
+    except OSError as error:
+        raise DatasetError(f"{uri} cannot be written: {error.strerror or error}; choose another URI") from error
 
 
 def _run_file(epoch: int) -> str:

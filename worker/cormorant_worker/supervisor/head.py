@@ -52,8 +52,7 @@ class HeadPod:
                 return self._signals.exit_code if self._signals else _FAILED
             return self._run_command()
         finally:
-            if not processes.kill_all(self._known()):
-                log.error("processes_left", reason="Ray processes survive SIGKILL: they are blocked in the kernel")
+            processes.kill_all(self._known())
 
     def _start_ray(self) -> bool:
         store = self._settings.store_bytes or store_bytes()

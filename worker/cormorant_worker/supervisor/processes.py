@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import psutil
+import structlog
+
+log = structlog.get_logger()
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_S = 10.0
@@ -98,6 +101,7 @@ def kill_all(known: Sequence[int]) -> bool:
             with suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
         time.sleep(0.02)
+    log.error("processes_left", reason="Ray processes survive SIGKILL: they are blocked in the kernel")
     return False
 
 

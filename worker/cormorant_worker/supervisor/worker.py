@@ -199,8 +199,7 @@ class WorkerPod:
 
     def _clean_up(self) -> None:
         """End whatever Ray has left: its ports and sockets must be free for the next start."""
-        if not processes.kill_all(self._known()):
-            log.error("processes_left", reason="Ray processes survive SIGKILL: they are blocked in the kernel")
+        processes.kill_all(self._known())
         if self._ray is not None:
             self._ray.poll()
             self._ray = None

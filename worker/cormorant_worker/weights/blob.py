@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import TypeVar
 
 import torch
 
@@ -30,6 +31,8 @@ from cormorant_worker.weights.staged import TensorSpec, Weights
 
 _TORCH: dict[str, torch.dtype] = {name: getattr(torch, attribute) for name, attribute in TORCH_NAMES.items()}
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}
+
+T = TypeVar("T")
 
 Tensors = Mapping[str, Mapping[str, TensorEntry]]
 """Where each tensor lies, by model, then by name."""
@@ -73,7 +76,7 @@ class WeightsBlob:
         blob = cls(file.size_bytes)
         buffer = blob.buffer
         buffer[: len(header)] = header
-        blob.tensors, blob._data_start = _by_model(file, MAIN_MODEL), file.data_start
+        blob.tensors, blob._data_start = by_model(file.tensors), file.data_start
         with torch.no_grad():
             for name, tensor in flat.items():
                 _view(buffer, file.data_start, file.tensors[name]).copy_(tensor)
@@ -114,7 +117,7 @@ class WeightsBlob:
             MalformedWeights: the bytes are not safetensors.
         """
         file = header or _parse(self.buffer)
-        self.tensors, self._data_start = _by_model(file, default_model), file.data_start
+        self.tensors, self._data_start = by_model(file.tensors, default_model), file.data_start
         self.default_model = default_model
         return self
 
@@ -147,7 +150,7 @@ def read_weights(
         MalformedWeights: the bytes are not safetensors.
     """
     file = _parse(data)
-    tensors = _by_model(file, default_model)
+    tensors = by_model(file.tensors, default_model)
     wanted = tuple(models) or tuple(tensors)
     return _views(data, file.data_start, {model: tensors[model] for model in wanted})
 
@@ -164,15 +167,20 @@ def _parse(data: memoryview) -> TensorFile:
         raise MalformedWeights(f"the weights are not safetensors: {error}", offset=error.offset) from error
 
 
-def _by_model(file: TensorFile, default_model: str) -> dict[str, dict[str, TensorEntry]]:
-    found: dict[str, dict[str, TensorEntry]] = {}
-    for key, entry in file.tensors.items():
+def by_model(flat: Mapping[str, T], default_model: str = MAIN_MODEL) -> dict[str, dict[str, T]]:
+    """What is named `model/name`, by model and name; plain names belong to the default model.
+
+    Raises:
+        MalformedWeights: a name comes twice.
+    """
+    found: dict[str, dict[str, T]] = {}
+    for key, value in flat.items():
         model, slash, name = key.partition("/")
         if not slash:
             model, name = default_model, key
         if name in found.setdefault(model, {}):
             raise MalformedWeights(f'the weights contain {model}/{name} twice: as "{name}" and as "{model}/{name}"')
-        found[model][name] = entry
+        found[model][name] = value
     return found
 
 

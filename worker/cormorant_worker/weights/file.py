@@ -12,8 +12,7 @@ import torch
 
 from cormorant_worker.errors import StateError, WeightsError
 from cormorant_worker.normalize.moments import Statistics
-from cormorant_worker.policy.loading import MAIN_MODEL
-from cormorant_worker.weights.blob import WeightsBlob, read_weights
+from cormorant_worker.weights.blob import WeightsBlob, by_model, read_weights
 from cormorant_worker.weights.staged import Weights, is_extra_state
 
 STATISTICS = "cormorant_statistics"
@@ -37,16 +36,6 @@ def from_bytes(data: bytes) -> dict[str, dict[str, torch.Tensor]]:
         MalformedWeights: the bytes are not safetensors.
     """
     return read_weights(memoryview(data))
-
-
-def by_model(flat: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    weights: dict[str, dict[str, torch.Tensor]] = {}
-    for key, tensor in flat.items():
-        model, slash, name = key.partition("/")
-        if not slash:
-            model, name = MAIN_MODEL, key
-        weights.setdefault(model, {})[name] = tensor
-    return weights
 
 
 def in_models(weights: Mapping[str, torch.Tensor] | Weights) -> Weights:

@@ -119,7 +119,7 @@ class StagedWeights:
         """Gives the statistics of versions that are offered without any, where no fleet does."""
         self.specs = specs_of(modules)
         self.version = INITIAL_VERSION
-        self.on_applied: Callable[[PolicyVersion], None] = _ignore
+        self.on_applied: Callable[[PolicyVersion], None] = lambda version: None
         """Told each version as it begins to act, by the thread that applies it."""
         self._lock = threading.Condition()
         """Guards `_offered` and the versions; notified of every offer."""
@@ -214,7 +214,3 @@ class StagedWeights:
             model: {name: tensor.detach().cpu().clone() for name, tensor in tensors_of(module).items()}
             for model, module in self._modules.items()
         }
-
-
-def _ignore(version: PolicyVersion) -> None:
-    """For collectors without a fleet: nothing to report to."""

@@ -117,8 +117,8 @@ class Sealed:
     number: int
     block_index: int
     num_frames: int
-    num_rows: int
-    num_ends: int
+    num_rows: int = 0
+    num_ends: int = 0
     min_version: int
     """The oldest policy version that acted; RANDOM_VERSION frames do not count unless there are no others."""
     max_version: int
@@ -128,9 +128,9 @@ class Sealed:
     num_terminated: int
     """Episodes that their environments ended; the others were truncated."""
     timing: BatchTiming
-    durable_frames: int
+    durable_frames: int = 0
     """Frames of this attempt that the dataset has made durable so far."""
-    env_restarts: int
+    env_restarts: int = 0
     metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """What the manifest reports of the same episodes, by name. NaN where a value is missing."""
     tasks: tuple[str, ...] = ()

@@ -79,6 +79,9 @@ class Uplink(Protocol):
     def has_message(self, timeout_s: float) -> bool:
         """Wait for the fleet's next message, at most `timeout_s`. Called by the stepping thread."""
 
+    def fileno(self) -> int:
+        """Readable when the fleet's next message is here, for those who wait for other things, too."""
+
     def block(self, ticket: Ticket, layout: Layout) -> Block:
         """The memory that a ticket's batch goes to. Called by the stepping thread, right after it got the ticket."""
 
@@ -259,16 +262,12 @@ class WorkerRuntime:
                 number=ticket.number,
                 block_index=ticket.block_index,
                 num_frames=len(played),
-                num_rows=0,
-                num_ends=0,
                 min_version=version,
                 max_version=version,
                 returns=tuple(episode.total for episode in played),
                 lengths=tuple(episode.length for episode in played),
                 num_terminated=sum(episode.terminated for episode in played),
                 timing=self._timing.take(),
-                durable_frames=0,
-                env_restarts=0,
                 num_steps=sum(episode.length for episode in played),
             )
         )

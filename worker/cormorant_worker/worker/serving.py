@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Protocol
 
 import structlog
 import torch
@@ -53,15 +52,11 @@ _MOST_ROWS = 1024
 """Largest batch shape on a device where no limit is set."""
 
 
-class ServerUplink(Uplink, Protocol):
-    def fileno(self) -> int: ...
-
-
 class ServerRuntime:
     """The thread that calls `run` acts; `answer` is called by others."""
 
     def __init__(
-        self, uplink: ServerUplink, heartbeat: Heartbeat, listeners: Listeners, kept: CachedWeights | None = None
+        self, uplink: Uplink, heartbeat: Heartbeat, listeners: Listeners, kept: CachedWeights | None = None
     ) -> None:
         self._uplink = uplink
         self._listeners = listeners

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from cormorant_testing.envs import CountingEnv
-from cormorant_worker.envs.saved import Vectors, load_env, pack, save_env, unpack
+from cormorant_worker.envs.saved import load_env, pack, save_env, unpack
 from cormorant_worker.errors import StateError
 
 
@@ -43,7 +43,7 @@ class Keeper(CountingEnv):
 def test_plain_values_come_back_as_they_were(value: object) -> None:
     one, other = Keeper(), Keeper()
     one.kept = value
-    states = unpack(pack(Vectors(envs=[save_env(one)], restarts={})), num_envs=1).envs
+    states, _ = unpack(pack([save_env(one)], {}), num_envs=1)
     load_env(other, states[0])
     assert type(other.kept) is type(value)
     if isinstance(value, np.ndarray):
@@ -76,7 +76,7 @@ def test_gymnasiums_own_wrappers_are_saved() -> None:
     for env in (one, other):
         env.reset(seed=5)
     play(one, 17)
-    states = unpack(pack(Vectors(envs=[save_env(one)], restarts={})), num_envs=1).envs
+    states, _ = unpack(pack([save_env(one)], {}), num_envs=1)
     play(other, 30)
     load_env(other, states[0])
     assert play(one, 25) == play(other, 25)

@@ -152,19 +152,8 @@ class InProcessFleet:
             settled_frames=self._frames,
             stepped_frames=self._frames,
             total_frames=self._total,
-            episodes=0,
-            recent_returns=(),
-            recent_lengths=(),
             version=version,
-            dropped={},
-            restarts=0,
-            queued_batches=0,
-            paused=False,
             workers=(worker,),
-            groups={},
-            queue_capacity=0,
-            queue_waits_s={},
-            undurable_frames=0,
         )
 
     def close(self) -> None:

@@ -7,8 +7,7 @@ from typing import Any, Literal
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.compat.torchrl.makers import Maker
 from cormorant_worker.compat.torchrl.settings import Settings, exploration_of, limit
-from cormorant_worker.launch import load_job
-from cormorant_worker.scripted import info_block
+from cormorant_worker.scripted import info_block, script_job
 
 Mode = Literal["sync", "async"]
 
@@ -53,18 +52,13 @@ class Plan:
                 collection["preemptiveThreshold"] = max(float(settings.preemptive_threshold), 1 / self.num_collectors)
         # Stands for the makers, which travel beside the job.
         gymnasium = {"entrypoint": "script:environment", "vectorization": settings.vectorization}
-        return load_job(
+        return script_job(
             {
-                "apiVersion": "cormorant.dev/v1alpha1",
-                "kind": "CollectorJob",
-                "metadata": {"name": "script"},
-                "spec": {
-                    "env": {"gymnasium": gymnasium} | info_block(settings.info),
-                    "policy": {"random": {}, "explorationType": str(exploration_of(settings.exploration_type))},
-                    "collection": collection,
-                    "output": {"queue": {"capacityBatches": 1}},
-                    "replicas": self.num_collectors,
-                    "runPolicy": {"maxRestartsPerSlot": settings.max_restarts},
-                },
+                "env": {"gymnasium": gymnasium} | info_block(settings.info),
+                "policy": {"random": {}, "explorationType": str(exploration_of(settings.exploration_type))},
+                "collection": collection,
+                "output": {"queue": {"capacityBatches": 1}},
+                "replicas": self.num_collectors,
+                "runPolicy": {"maxRestartsPerSlot": settings.max_restarts},
             }
         )
