@@ -9,7 +9,7 @@ from cormorant_cli.cluster import Cluster, Raw, connected
 from cormorant_cli.connection import Context, Namespace
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_cli.jobs import identity, pods_of
-from cormorant_cli.printing import Output
+from cormorant_cli.printing import Output, told_when_slow
 
 _POLL_S = 0.3
 
@@ -34,7 +34,8 @@ def delete(
         deadline = time.monotonic() + timeout
         for job in found:
             if wait:
-                _wait_until_gone(cluster, job, deadline=deadline, timeout_s=timeout)
+                with told_when_slow(f"until {identity(job)} and its pods are gone, at most {timeout:g} s"):
+                    _wait_until_gone(cluster, job, deadline=deadline, timeout_s=timeout)
             name = f"collectorjob.cormorant.dev/{job['metadata']['name']}"
             typer.echo(name if output is Output.NAME else f"{identity(job)}: deleted")
 

@@ -11,6 +11,7 @@ import typer
 
 from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed, HeadAway, NoHead, NotAllowed
+from cormorant_cli.printing import told_when_slow
 
 if TYPE_CHECKING:
     from cormorant_cli.cluster import Cluster, Raw
@@ -47,7 +48,7 @@ def pause(
         _set_paused(connection, is_paused=True, wait_s=wait)
         return
     name = owner or _OWNER
-    with connection.client("write") as client:
+    with connection.client("write") as client, told_when_slow(f"until all workers are paused, at most {wait:g} s"):
         lease = client.pause(owner=name, reason=reason, ttl=ttl or _TTL_S, wait=wait).lease
     until = lease.expires_at.astimezone().strftime("%H:%M:%S")
     if lease.state != "paused" and wait:
@@ -84,15 +85,17 @@ def _set_paused(connection: Connection, *, is_paused: bool, wait_s: float) -> No
         if not wait_s:
             typer.echo(f"{identity(job)}: {word}")
             return
+        goal = f"the workers of {identity(job)} {'are paused' if is_paused else 'run again'}"
         try:
-            left = _wait(connection, cluster, job, is_paused=is_paused, wait_s=wait_s)
+            with told_when_slow(f"until {goal}, at most {wait_s:g} s"):
+                left = _wait(connection, cluster, job, is_paused=is_paused, wait_s=wait_s)
         except NoHead as error:
             typer.echo(f"{identity(job)}: {word}; {error}")
             return
         except (NotAllowed, HeadAway) as error:
             typer.echo(f"{identity(job)}: {word} in its spec, but its workers could not be checked: {error}", err=True)
             return
-    if left.spec_paused == is_paused and (left.state == "paused" or not is_paused):
+    if is_reached(left, is_paused=is_paused):
         held = _holders(left, connection) if left.leases else ""
         typer.echo(f"{identity(job)}: {held or word}")
         return
@@ -102,8 +105,8 @@ def _set_paused(connection: Connection, *, is_paused: bool, wait_s: float) -> No
             f"{wait_s:g} s; is the operator running (`cormorant doctor{cluster.options_of(job)}`)?"
         )
     raise CommandFailed(
-        f"{identity(job)}: spec.paused is set, but the fleet is still {left.state} after {wait_s:g} s"
-        + (f": {left.error}" if left.error else "")
+        f"{identity(job)}: spec.paused is {str(is_paused).lower()}, but the fleet is still {left.state} after "
+        f"{wait_s:g} s" + (f": {left.error}" if left.error else "")
     )
 
 
@@ -113,10 +116,15 @@ def _wait(connection: Connection, cluster: "Cluster", job: "Raw", *, is_paused: 
     with connection.client_in(cluster, job, "read") as client:
         while True:
             found = client.pauses()
-            is_there = found.spec_paused == is_paused and found.state == ("paused" if is_paused else found.state)
-            if is_there or time.monotonic() >= deadline:
+            if is_reached(found, is_paused=is_paused) or time.monotonic() >= deadline:
                 return found
             time.sleep(_POLL_S)
+
+
+def is_reached(found: "Pauses", *, is_paused: bool) -> bool:
+    """Whether a fleet is as the job's spec says. After a resume the leases of others may hold it."""
+    goal = found.state == "paused" if is_paused else found.state == "running" or bool(found.leases)
+    return found.spec_paused == is_paused and goal
 
 
 def _holders(left: "Pauses", connection: Connection) -> str:

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -14,6 +15,8 @@ import yaml
 from cormorant_cli.cluster import Raw
 from cormorant_cli.jobs import name_of, strip
 
+_SLOW_S = 3.0
+
 
 class Output(StrEnum):
     TABLE = "table"
@@ -24,6 +27,18 @@ class Output(StrEnum):
 
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format; wide shows all columns.")]
+
+
+@contextmanager
+def told_when_slow(what: str, *, after_s: float = _SLOW_S) -> Iterator[None]:
+    """Print what is waited for on stderr, once, if the body takes longer: waiting must not look like hanging."""
+    timer = threading.Timer(after_s, typer.echo, [f"waiting {what}"], {"err": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def show_objects(found: Sequence[Raw], output: Output, *, is_list: bool) -> str:

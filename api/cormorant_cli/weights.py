@@ -3,6 +3,7 @@ and imports the worker, in its body; the others ask a running head.
 """
 
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from cormorant_cli.connection import AsJson, Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed, installed
-from cormorant_cli.printing import counted, quiet_logs, size_of
+from cormorant_cli.printing import counted, quiet_logs, size_of, told_when_slow
 from cormorant_cli.run import JobName
 
 app = typer.Typer(
@@ -70,7 +71,8 @@ def push(
         is_paused = client.status().pause_state != "running"
         update = client.publish(path, model=model, version=version or None)
         if wait and not is_paused:
-            update.wait(wait)
+            with _told(update.version, wait):
+                update.wait(wait)
     if as_json:
         typer.echo(update.answer.model_dump_json(indent=2))
         return
@@ -136,8 +138,13 @@ def rollback(
     with connection.client("write") as client:
         update = client.rollback(version, model=model)
         if wait:
-            update.wait(wait)
+            with _told(update.version, wait):
+                update.wait(wait)
     typer.echo(f"version {update.version} has the weights of version {version}: {update.state}")
+
+
+def _told(version: int, wait_s: float) -> AbstractContextManager[None]:
+    return told_when_slow(f"until the workers apply version {version}, at most {wait_s:g} s")
 
 
 def write_whole(path: Path, data: memoryview) -> None:

@@ -5,10 +5,12 @@ An operator of its own, beside the cluster, looks after the test's namespace.
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -19,6 +21,7 @@ import yaml
 from cormorant_cli.__main__ import run
 from cormorant_testing.kubectl import Namespace
 from cormorant_testing.real_cluster import Installation
+from cormorant_testing.real_job import note
 from cormorant_testing.terminal import Terminal
 from cormorant_worker.policies import mlp
 
@@ -142,6 +145,28 @@ def test_pause_holds_until_resume(job: Job) -> None:
     assert "paused until" in job.good("pause", "cart", "--ttl", "60", "--reason", "looking")
     assert "looking" in job.good("status", "cart")
     assert "still" not in job.good("resume", "cart", "--owner", "default")
+
+
+def test_push_to_a_paused_job_acts_after_resuming(job: Job) -> None:
+    policy, name = job.folder / "sent.safetensors", f"{job.namespace.name}/cart"
+    version = int(json.loads(job.good("weights", "list", "cart", "--json"))["models"][0]["version"]) + 1
+
+    def acting() -> int:
+        return int(json.loads(job.good("status", "cart", "--json"))["weights"]["min_applied_version"])
+
+    def timed(*arguments: str) -> str:
+        began = time.monotonic()
+        said = job.good(*arguments)
+        note(f"cormorant {' '.join(arguments)}: {time.monotonic() - began:.1f} s, load {os.getloadavg()[0]:.1f}")
+        return said
+
+    assert timed("pause", "cart", "--wait", "300") == f"{name}: paused\n"
+    # Longer than the test may take: a push that waits for paused workers fails it.
+    said = timed("weights", "push", str(policy), "cart", "--wait", "1700")
+    assert said == f"version {version}: applying; the job is paused and applies it after resuming\n"
+    assert acting() < version
+    assert timed("resume", "cart", "--wait", "300") == f"{name}: resumed\n"
+    job.namespace.until(lambda: acting() == version, what="the workers apply it")
 
 
 def test_batches_come_through_the_api_server(job: Job) -> None:
