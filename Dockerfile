@@ -44,10 +44,6 @@ WORKDIR /build
 FROM tools AS operator-dependencies
 RUN /opt/uv/bin/uv pip install --quiet --constraint images/constraints.txt --requirement pyproject.toml --extra operator
 
-FROM tools AS cuda-dependencies
-RUN /opt/uv/bin/uv pip install --quiet --constraint images/constraints.txt --requirement pyproject.toml \
-      --extra worker --extra s3 --extra gpu --extra ray --extra api --extra otel --extra cli --extra client
-
 FROM tools AS cpu-dependencies
 RUN apt-get update -qq && apt-get install -qq --yes --no-install-recommends binutils gcc libc6-dev > /dev/null
 COPY images/excludes-cpu.txt images/without_cuda.py images/slim images/
@@ -114,9 +110,32 @@ CMD ["cormorant", "--help"]
 
 # -- cuda: workers of groups with `device: gpu`; the default, because it is the last -----------------------------------
 
+# No other stage installs its 6 GB, and each large part is a layer: they are built once, and pulled at the same time.
 FROM runtime AS cuda
-COPY --from=cuda-dependencies /opt/venv /opt/venv
+USER root
+COPY --from=tools /opt/venv /opt/venv
+ARG VIRTUAL_ENV=/opt/venv
+ARG UV_LINK_MODE=copy
+ARG UV_COMPILE_BYTECODE=1
+# Certificates of the base image, to which a proxy of yours may have added its own.
+ARG UV_SYSTEM_CERTS=1
+ARG UV=/mnt/opt/uv/bin/uv
+ARG PINS=/mnt/build/images/constraints.txt
+# CUDA's libraries for mathematics, for networks, PyTorch, Triton, and the rest.
+RUN --mount=type=bind,from=tools,target=/mnt --mount=type=cache,target=/root/.cache/uv \
+    grep -E '^nvidia-[a-z-]+==' $PINS | $UV pip install --quiet --no-deps --require-hashes --requirement -
+RUN --mount=type=bind,from=tools,target=/mnt --mount=type=cache,target=/root/.cache/uv \
+    grep -E '^nvidia-[a-z-]+-cu[0-9]+==' $PINS | $UV pip install --quiet --no-deps --require-hashes --requirement -
+RUN --mount=type=bind,from=tools,target=/mnt --mount=type=cache,target=/root/.cache/uv \
+    grep '^torch==' $PINS | $UV pip install --quiet --no-deps --require-hashes --requirement -
+RUN --mount=type=bind,from=tools,target=/mnt --mount=type=cache,target=/root/.cache/uv \
+    grep '^triton==' $PINS | $UV pip install --quiet --no-deps --require-hashes --requirement - \
+ && find /opt/venv -path '*/triton/*' -name '*.a' -delete
+RUN --mount=type=bind,from=tools,target=/mnt --mount=type=cache,target=/root/.cache/uv \
+    $UV pip install --quiet --constraint $PINS --requirement /mnt/build/pyproject.toml \
+      --extra worker --extra s3 --extra gpu --extra ray --extra api --extra otel --extra cli --extra client
 COPY --from=project /opt/cormorant /opt/cormorant
+USER 65532:65532
 # What the container runtime mounts of the driver, in pods that have a device.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 LABEL org.opencontainers.image.title="cormorant" \
