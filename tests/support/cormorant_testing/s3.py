@@ -20,6 +20,7 @@ VARIABLE = "CORMORANT_S3"
 """`{port}`, `{folder}` and `{key}`, which is both the access key and its secret, are filled in."""
 BUCKET = "cormorant"
 KEY = "cormorant-key"
+_LINGER_S = 30.0
 _MOTO = f"{sys.executable} -m moto.server --host 127.0.0.1 --port {{port}}"
 
 
@@ -118,19 +119,21 @@ class Network:
     ) -> None:
         is_expected = False
         try:
-            while (data := await reader.read(1 << 16)) and not self.is_cut:
-                if slowly:
-                    await asyncio.sleep(self.delay_s)
-                    # Some clients send the body when the server has said that it wants it.
-                    is_held, is_expected = is_expected or self.held in data, False
-                    if is_held and b"100-continue" in data:
-                        is_expected = True
-                    elif is_held:
-                        self.num_held += 1
-                        await asyncio.to_thread(self.released.wait)
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
+            with suppress(OSError):
+                while (data := await reader.read(1 << 16)) and not self.is_cut:
+                    if slowly:
+                        await asyncio.sleep(self.delay_s)
+                        # Some clients send the body when the server has said that it wants it.
+                        is_held, is_expected = is_expected or self.held in data, False
+                        if is_held and b"100-continue" in data:
+                            is_expected = True
+                        elif is_held:
+                            self.num_held += 1
+                            await asyncio.to_thread(self.released.wait)
+                    writer.write(data)
+                    await writer.drain()
+            # Some servers drop the request of a client that hangs up; one that lost its power does not.
+            if slowly and not self.is_cut:
+                await asyncio.sleep(_LINGER_S)
         finally:
             writer.close()
