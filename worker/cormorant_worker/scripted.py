@@ -109,11 +109,7 @@ class Scripted:
 
 
 def script_job(spec: Mapping[str, Any]) -> CollectorJob:
-    """The job of a script, from the spec of its manifest.
-
-    Raises:
-        ManifestError: it is refused; says every problem.
-    """
+    """The job of a script, from the spec of its manifest."""
     head = {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "metadata": {"name": "script"}}
     try:
         return parse_job({**head, "spec": spec})
@@ -122,11 +118,7 @@ def script_job(spec: Mapping[str, Any]) -> CollectorJob:
 
 
 def info_block(info: Sequence[str | Mapping[str, Any]]) -> dict[str, Any]:
-    """`spec.env` of keys, or of items as a manifest spells them.
-
-    Raises:
-        ManifestError: one key is no list of keys.
-    """
+    """`spec.env` of keys, or of items as a manifest spells them."""
     if isinstance(info, str):
         raise ManifestError(f'info is the word "{info}"; pass a list of keys: info=["{info}"]')
     return {"info": [{"key": item} if isinstance(item, str) else dict(item) for item in info]} if info else {}

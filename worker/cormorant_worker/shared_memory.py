@@ -22,9 +22,6 @@ class SharedMemory:
     def create(cls, size_bytes: int, *, path: str = "") -> "SharedMemory":
         """Make new memory, zeroed. `path`: of a file that is to be this memory; what was there is replaced. Empty: it
         has no name.
-
-        Raises:
-            FleetError: the system refuses, e.g. because address space is short.
         """
         try:
             descriptor = _named_file(path) if path else anonymous_file("cormorant")

@@ -125,11 +125,7 @@ def flatten(space: Space, value: Any) -> Arrays:
 
 
 def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Cast to the dtype of a space. Floats are rounded; whole numbers and flags stay what they are.
-
-    Raises:
-        ValueError: a value would become another one, for example 300 as uint8, or 1.7 as int64.
-    """
+    """Cast to the dtype of a space. Floats are rounded; whole numbers and flags stay what they are."""
     if dtype.kind == "f":
         return array.astype(dtype)
     with np.errstate(invalid="ignore"):

@@ -49,11 +49,7 @@ def vectorize(
     limits: RestartLimits,
     info: Sequence[InfoField],
 ) -> VectorEnv:
-    """One environment for each seed: in this process with `vectorization: inline`, else in subprocesses.
-
-    Raises:
-        EnvError: as the implementations say.
-    """
+    """One environment for each seed: in this process with `vectorization: inline`, else in subprocesses."""
     if block.vectorization == "inline":
         return InlineVectorEnv(source, seeds=seeds, limits=limits, info=info)
     return SubprocessVectorEnv(

@@ -34,9 +34,6 @@ def collect_episodes(collector: "Collector", num_episodes: int, *, max_frames: i
     Returns:
         TensorDict `[num_episodes, longest]`, padded with zeros, `("collector", "mask")` True on frames; an
         environment's episodes lie side by side, in the order in which they were played.
-
-    Raises:
-        EnvError: an environment did not end its episodes within `max_frames`.
     """
     envs = collector.num_envs
     shares = np.full(envs, num_episodes // envs, dtype=np.int64)

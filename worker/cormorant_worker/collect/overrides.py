@@ -49,11 +49,7 @@ class WorkerOverrides:
         return self.policy_factory(observation, action) if self.takes_spaces else self.policy_factory()
 
     def to_bytes(self) -> bytes:
-        """As bytes for a worker.
-
-        Raises:
-            ManifestError: something in it cannot be sent to another process.
-        """
+        """As bytes for a worker."""
         try:
             data: bytes = cloudpickle.dumps(self)
         except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
@@ -68,11 +64,7 @@ NO_OVERRIDES = WorkerOverrides()
 
 
 def read_overrides(data: bytes) -> WorkerOverrides:
-    """Load what `to_bytes` wrote. Empty bytes mean no overrides.
-
-    Raises:
-        ManifestError: a module that it needs cannot be imported here.
-    """
+    """Load what `to_bytes` wrote. Empty bytes mean no overrides."""
     if not data:
         return NO_OVERRIDES
     try:

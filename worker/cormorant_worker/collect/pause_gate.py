@@ -66,11 +66,7 @@ class PauseGate:
         return self._waiting.wait(timeout_s)
 
     def wait_while_paused(self) -> None:
-        """Called by the collector when it sees `is_closed`.
-
-        Raises:
-            Stopped: the collector must give up its batch.
-        """
+        """Called by the collector when it sees `is_closed`."""
         while not self._running.is_set():  # again if `pause` was called before this thread woke up
             self._waiting.set()
             # The thread that paused bounds this wait; when that process dies, it takes this one with it.

@@ -55,11 +55,7 @@ class WorkerPlace:
 
 
 def find_device(name: str) -> torch.device:
-    """The torch device of that name.
-
-    Raises:
-        DeviceUnavailable: CUDA is asked for and there is none.
-    """
+    """The torch device of that name."""
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise DeviceUnavailable(

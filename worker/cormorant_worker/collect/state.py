@@ -54,11 +54,7 @@ def save_state(collector: "Collector") -> bytes:
 
 
 def read_metadata(data: bytes | memoryview) -> dict[str, Any]:
-    """What a state says of itself: `envs_saved`, `why_not`, `warmup_left`, ...
-
-    Raises:
-        StateError: not a state, or one of another format.
-    """
+    """What a state says of itself: `envs_saved`, `why_not`, `warmup_left`, ..."""
     try:
         header_size = int.from_bytes(data[:8], "little")
         metadata: dict[str, Any] = json.loads(json.loads(bytes(data[8 : 8 + header_size]))["__metadata__"]["cormorant"])

@@ -31,9 +31,6 @@ def trajectory_base(path: SeedPath, *, after: int = 0) -> int:
     Args:
         path: group, index and epoch are the upper bits.
         after: an id that no predecessor of this slot has reached; 0: there was none.
-
-    Raises:
-        CormorantError: a number is too large for its bits.
     """
     base = 0
     for name, number, bits in (

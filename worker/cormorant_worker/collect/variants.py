@@ -67,11 +67,7 @@ def envpool_tasks(env: EnvBlock) -> dict[str, EnvPoolTask]:
 
 
 def check_tasks(tasks: Mapping[str, EnvPoolTask]) -> None:
-    """Refuse what EnvPool does not know, before anything is built.
-
-    Raises:
-        UnknownEnv, EnvBuildError: as `EnvPoolTask.check`, with the variant's name.
-    """
+    """Refuse what EnvPool does not know, before anything is built."""
     for name, task in tasks.items():
         with naming(name):
             task.check()

@@ -107,11 +107,7 @@ class NanCheck:
         ]
 
     def look(self, arrays: Arrays, rows: slice | Array) -> None:
-        """Look at [n, ...] a leaf. `rows`: the environments' numbers, for the message; a slice means all.
-
-        Raises:
-            BadObservation: an environment returned NaN.
-        """
+        """Look at [n, ...] a leaf. `rows`: the environments' numbers, for the message; a slice means all."""
         for i, key in self._parts:
             flat = arrays[i].reshape(-1)
             if _has_nan(flat):

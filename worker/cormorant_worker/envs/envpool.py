@@ -56,13 +56,7 @@ class EnvPoolTask:
     """Time limit in frames; 0 = the task's own."""
 
     def check(self) -> None:
-        """Refuse what EnvPool does not know, before anything is built.
-
-        Raises:
-            UnknownEnv: no such task, with near matches.
-            EnvBuildError: the task's runtime is missing, an argument is unknown or not its to set, or the task has
-                several players.
-        """
+        """Refuse what EnvPool does not know, before anything is built."""
         if self.task_id not in envpool_module().list_all_envs():
             known = envpool_module().list_all_envs()
             hint = did_you_mean(self.task_id, known, otherwise="; `cormorant envs` lists them")
@@ -101,11 +95,7 @@ class EnvPoolTask:
         return bool(self.kwargs.get("episodic_life", False))
 
     def make(self, *, num_envs: int, batch_size: int, num_threads: int, seeds: Sequence[int]) -> Any:
-        """Build a pool. Takes seconds for Atari.
-
-        Raises:
-            EnvBuildError: EnvPool refused.
-        """
+        """Build a pool. Takes seconds for Atari."""
         limit = {"max_episode_steps": self.max_episode_steps} if self.max_episode_steps else {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds at every build
@@ -141,11 +131,7 @@ def task_ids() -> list[str]:
 
 
 def check_pool(pool: object) -> None:
-    """Refuse what is not a pool of single-agent environments that are stepped together. Any `env_type` will do.
-
-    Raises:
-        EnvBuildError: it is not a pool, it returns only some of its environments at a time, or it has several players.
-    """
+    """Refuse what is not a pool of single-agent environments that are stepped together. Any `env_type` will do."""
     if not all(hasattr(pool, name) for name in ("_send", "_recv", "_reset", "_state_keys", "config", "spec")):
         raise EnvBuildError(
             f"{type(pool).__module__}.{type(pool).__name__} is not an EnvPool environment; "

@@ -185,11 +185,7 @@ def _wrap(env: Env, wrapper: str | Mapping[str, Any]) -> Env:
 
 
 def construct(make: Callable[[], Any], what: str) -> Any:
-    """Call a user's constructor.
-
-    Raises:
-        EnvBuildError: it raised.
-    """
+    """Call a user's constructor."""
     try:
         return make()
     except Exception as error:

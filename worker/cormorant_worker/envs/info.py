@@ -43,11 +43,7 @@ class InfoField:
 
     @property
     def filling(self) -> Array:
-        """The fill as a value of the dtype.
-
-        Raises:
-            EnvBuildError: it does not fit.
-        """
+        """The fill as a value of the dtype."""
         dtype = np.dtype(self.dtype)
         if self.fill is None:
             return np.array(np.nan if dtype.kind == "f" else 0, dtype)
@@ -60,11 +56,7 @@ class InfoField:
             ) from error
 
     def complete(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> "InfoField":
-        """With what the environment has, where nothing is declared.
-
-        Raises:
-            EnvBuildError: its values are not numbers, or have another shape than declared.
-        """
+        """With what the environment has, where nothing is declared."""
         if dtype.kind not in _NUMBERS:
             raise EnvBuildError(
                 f"spec.env.info: {self.key} is of type {dtype.name}; numbers, booleans and arrays of them are stored: "

@@ -64,11 +64,6 @@ class InlineVectorEnv:
         self._closed = False
 
     def start(self) -> Arrays:
-        """Reset every environment with its seed. Returns [num_envs, ...] a leaf.
-
-        Raises:
-            EnvBuildError: a first reset failed.
-        """
         for row, env in enumerate(self._envs):
             try:
                 env.reset(seed=self._restarts.seed(row))
@@ -84,7 +79,6 @@ class InlineVectorEnv:
         return tuple(obs.copy() for obs in self._arrays.obs)
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
-        """Take the actions; `recv` steps."""
         if self._under_way is not None:
             raise RuntimeError("send was called twice without recv; these environments step in lockstep")
         for target, values in zip(self._actions, actions, strict=True):
@@ -92,11 +86,6 @@ class InlineVectorEnv:
         self._under_way = rows
 
     def recv(self) -> Step:
-        """Step what was sent.
-
-        Raises:
-            EnvCrashed: an observation is NaN or misshapen, or an environment crashed too often.
-        """
         rows = self._under_way
         if rows is None:
             raise RuntimeError("recv was called without send")
@@ -126,19 +115,9 @@ class InlineVectorEnv:
         return obs
 
     def state(self) -> bytes:
-        """The environments' own states and the seeds.
-
-        Raises:
-            EnvNotSaved: naming what one of them lacks.
-        """
         return pack([save_env(env.env) for env in self._envs], self._restarts.state())
 
     def restore(self, state: bytes) -> None:
-        """Go on from `state()`.
-
-        Raises:
-            StateError: it comes from other environments.
-        """
         envs, restarts = unpack(state, num_envs=self.num_envs)
         for env, part in zip(self._envs, envs, strict=True):
             load_env(env.env, part)

@@ -28,11 +28,7 @@ class MadeEnvs:
         return f"environment {row}"
 
     def build(self, row: int) -> Env:
-        """Call the maker of a row.
-
-        Raises:
-            EnvBuildError: it raised, or returned no gymnasium.Env, or a space has no fixed shape.
-        """
+        """Call the maker of a row."""
         if row in self._built:
             return self._built.pop(row)
         made = self.make(row)

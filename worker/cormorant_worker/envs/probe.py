@@ -17,11 +17,7 @@ _TIMEOUT_S = 120.0
 
 
 def probe(task: EnvPoolTask) -> None:
-    """Refuse arguments that kill the process that builds or steps with them. Takes some seconds.
-
-    Raises:
-        EnvBuildError: how the process ended, or that it did not.
-    """
+    """Refuse arguments that kill the process that builds or steps with them. Takes some seconds."""
     told = json.dumps([task.task_id, dict(task.kwargs), task.max_episode_steps])
     named = f"EnvPool's {task.task_id} with kwargs {dict(task.kwargs)}"
     try:

@@ -22,12 +22,10 @@ class RepeatedActions(EnvAround):
         self._rows: slice | Rows = EVERY_ROW
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
-        """Begin the first of the steps."""
         self._actions, self._rows = actions, rows
         self._env.send(actions, rows)
 
     def recv(self) -> Step:
-        """Wait for that step and take the others."""
         first = self._env.recv()
         obs, info = (tuple([leaf.copy() for leaf in leaves]) for leaves in (first.obs, first.info))
         reward, terminated, truncated = first.reward.copy(), first.terminated.copy(), first.truncated.copy()

@@ -45,11 +45,7 @@ EnvState = list[Any]
 
 
 def save_env(env: Env) -> EnvState:
-    """The states of all layers of one environment.
-
-    Raises:
-        EnvNotSaved: naming a layer that cannot be saved.
-    """
+    """The states of all layers of one environment."""
     states: EnvState = []
     for layer in _layers(env):
         if hasattr(layer, "get_state") and hasattr(layer, "set_state"):
@@ -66,11 +62,7 @@ def save_env(env: Env) -> EnvState:
 
 
 def load_env(env: Env, states: EnvState) -> None:
-    """Put `save_env`'s result into an equal environment.
-
-    Raises:
-        StateError: the layers differ.
-    """
+    """Put `save_env`'s result into an equal environment."""
     layers = _layers(env)
     if len(layers) != len(states):
         raise StateError(f"a state of {len(states)} layers does not fit an environment of {len(layers)} layers: {env}")
@@ -95,11 +87,7 @@ def pack(envs: Sequence[EnvState], restarts: dict[str, Any]) -> bytes:
 
 
 def unpack(state: bytes, *, num_envs: int) -> tuple[Sequence[EnvState], dict[str, Any]]:
-    """Decode what `pack` made.
-
-    Raises:
-        StateError: it is something else, or of another number of environments.
-    """
+    """Decode what `pack` made."""
     try:
         decoded = json.loads(state)
         envs, restarts = decoded["envs"], decoded["restarts"]

@@ -103,11 +103,6 @@ class SubprocessVectorEnv:
             raise
 
     def start(self) -> Arrays:
-        """Reset every environment with its seed. Returns [num_envs, ...] a leaf.
-
-        Raises:
-            EnvBuildError: a first reset failed or took too long.
-        """
         self._check_open()
         self._starting = True
         self._under_way = None
@@ -122,11 +117,7 @@ class SubprocessVectorEnv:
         return obs
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
-        """Wake the processes of `rows`. Returns at once.
-
-        Raises:
-            TypeError: an action's dtype does not fit its space.
-        """
+        """Wake the processes of `rows`. Returns at once."""
         self._check_open()
         if self._under_way is not None:
             raise RuntimeError("send was called twice without recv; these environments step in lockstep")
@@ -147,11 +138,6 @@ class SubprocessVectorEnv:
             self._wake_again(rows, descriptor, command)
 
     def recv(self) -> Step:
-        """Wait for what was sent; replaces environments that crash or do not answer meanwhile.
-
-        Raises:
-            EnvCrashed: an observation is NaN or misshapen, or environments crashed too often.
-        """
         rows = self._under_way
         if rows is None:
             raise RuntimeError("recv was called without send")

@@ -23,11 +23,7 @@ def naming(variant: str) -> Iterator[None]:
 
 
 def check_spaces(found: Mapping[str, tuple[Space, Space]]) -> None:
-    """Refuse variants of different spaces. `found`: observation and action space by the variant's name.
-
-    Raises:
-        EnvBuildError: naming two variants and their spaces.
-    """
+    """Refuse variants of different spaces. `found`: observation and action space by the variant's name."""
     words = {name: _words(*spaces) for name, spaces in found.items()}
     (first, wanted), *others = words.items()
     for name, has in others:

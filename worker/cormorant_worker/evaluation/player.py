@@ -272,11 +272,7 @@ def build_envs(
     max_threads: int = 1,
     film: Film | None = None,
 ) -> VectorEnv:
-    """New environments, one an episode, in lockstep; with `film`, in this process and rendering.
-
-    Raises:
-        EnvError: as the implementations say.
-    """
+    """New environments, one an episode, in lockstep; with `film`, in this process and rendering."""
     seeds = [episode.seed for episode in planned]
     info = info_fields(env)
     if (pool := env.envpool) is not None:

@@ -101,9 +101,6 @@ class ResultFolder:
 
         Args:
             subject: what is evaluated; a folder holds the results of one.
-
-        Raises:
-            EvaluationError: the folder cannot be written, or holds results of something else.
         """
         found = self._read("evaluation.json")
         if found is None:
@@ -123,11 +120,7 @@ class ResultFolder:
         self._write(f"played/{name}.json", [row.document() for row in played])
 
     def played(self) -> dict[str, PlayedEpisode]:
-        """Every episode that is recorded, by its key.
-
-        Raises:
-            EvaluationError: an episode was played twice with different results.
-        """
+        """Every episode that is recorded, by its key."""
         rows: dict[str, PlayedEpisode] = {}
         for path in self._list("played"):
             for document in self._read(f"played/{path}") or ():

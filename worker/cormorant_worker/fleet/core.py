@@ -80,18 +80,12 @@ class FleetCore:
         return len(self.pool.slots.collecting)
 
     def refuse_weights_of_evaluation(self) -> None:
-        """Raises:
-        WeightsError: the job is an evaluation.
-        """
         if self.episodes is not None:
             raise WeightsError(
                 "an evaluation plays the weights that it began with; start another one with these as initialWeights"
             )
 
     def refuse_states_of_evaluation(self) -> None:
-        """Raises:
-        StateError: the job is an evaluation.
-        """
         if self.episodes is not None:
             raise StateError(
                 "an evaluation has no state, and each of its episodes a seed of its own: it goes on from its results "

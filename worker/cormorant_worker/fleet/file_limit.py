@@ -19,9 +19,6 @@ _SPARE = 64
 def raise_file_limit(num_workers: int, *, each: int) -> None:
     """Raise this process's own limit (the soft one) as far as so many workers need, where the system allows it. It is
     never lowered. `each`: descriptors that a worker takes here.
-
-    Raises:
-        FleetError: the system allows fewer (the hard limit).
     """
     needed = num_workers * each + _OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -69,11 +69,7 @@ class FleetState:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> "FleetState":
-        """Read what `to_bytes` wrote. Weights and workers are views of `data`: a state may be gigabytes.
-
-        Raises:
-            StateError: these are not such bytes, or of another format.
-        """
+        """Read what `to_bytes` wrote. Weights and workers are views of `data`: a state may be gigabytes."""
         try:
             parsed = parse_header(data)
             metadata = json.loads(parsed.metadata["cormorant_fleet"])

@@ -71,11 +71,7 @@ class InferenceServers:
             self.reassign()
 
     def named(self, names: Collection[str]) -> frozenset[Slot] | None:
-        """The slots that weights for these workers go to; None, and without names: all that act.
-
-        Raises:
-            FleetError: there is no such worker, or servers act for it.
-        """
+        """The slots that weights for these workers go to; None, and without names: all that act."""
         slots = self._slots.of(names) if names else None
         if slots and self._slots.serving and (idle := sorted(slots - set(self._slots.serving))):
             found = ", ".join(f"{group}-{index}" for group, index in idle)

@@ -69,11 +69,7 @@ class Lineage:
         return knows and saved.written.get("{}-{}".format(*slot)) == self.written[slot]
 
     def join(self, saved: FleetState) -> None:
-        """Go on after a state's fleet: what it or its successors may have used up is not used again.
-
-        Raises:
-            StateError: it has too high an epoch.
-        """
+        """Go on after a state's fleet: what it or its successors may have used up is not used again."""
         if saved.run != self.run and saved.epoch >= self.epoch:
             if saved.epoch >= MAX_EPOCH:
                 raise StateError(f"the state's epoch {saved.epoch} is the last one; start a new job from its weights")

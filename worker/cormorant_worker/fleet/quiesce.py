@@ -248,10 +248,6 @@ class Quiesce:
     def await_workers(self, what: str) -> None:
         """Wait until every slot is filled and no other worker is left, or everything is collected. Where slots come
         from elsewhere (`waits_for_places`), one that is filled is enough.
-
-        Raises:
-            WorkerFailed, ControlTimeout: workers could not start, or not in time.
-            FleetInterrupted: `options.should_stop` says so.
         """
         core, options = self._core, self._core.options
         timeout_s = core.job.spec.run_policy.startup_deadline_seconds or _LONGEST_START_S
@@ -274,12 +270,7 @@ class Quiesce:
             raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {core.pool.describe()}")
 
     def replies(self, asked: dict[int, WorkerHandle], what: str, *, timeout_s: float) -> dict[Slot, Reply]:
-        """Wait for every worker's reply; one that died meanwhile needs none, nor does its replacement.
-
-        Raises:
-            ControlTimeout: one did not answer in time.
-            StateError: one could not.
-        """
+        """Wait for every worker's reply; one that died meanwhile needs none, nor does its replacement."""
         core = self._core
 
         def late() -> list[str]:

@@ -30,11 +30,7 @@ class Replacements:
         self._not_before: dict[Slot, float] = {}
 
     def plan(self, handle: WorkerHandle, reason: str, *, now: float) -> None:
-        """A worker is gone, and will be replaced.
-
-        Raises:
-            WorkerFailed: it was replaced too often already.
-        """
+        """A worker is gone, and will be replaced."""
         self.count += 1
         slot = handle.slot
         if handle.is_misplaced:

@@ -122,11 +122,7 @@ class Statistics:
 
     @classmethod
     def of_document(cls, document: Any) -> "Statistics":
-        """What `document` gave.
-
-        Raises:
-            StateError: it is something else.
-        """
+        """What `document` gave."""
         try:
             return cls({name: _moments(found) for name, found in document.items()})
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -161,11 +161,7 @@ class Dataset:
 
 
 def open_store(uri: str) -> DatasetStore:
-    """The store of a URI: a path, `file://`, or any scheme that fsspec knows.
-
-    Raises:
-        DatasetError: the scheme is unknown, or its package is not installed.
-    """
+    """The store of a URI: a path, `file://`, or any scheme that fsspec knows."""
     path = local_path(uri)
     if path is not None:
         return LocalStore(path)

@@ -85,11 +85,7 @@ class ObjectStore:
         return ObjectShardFile(self, f"{self._root}/{part}/{name}")
 
     def note(self, part: str, number: int, line: str) -> None:
-        """Put a manifest line as an object, with those before it in its group of `_LINES`.
-
-        Raises:
-            OSError: it could not be put, or does not count because the part was ended.
-        """
+        """Put a manifest line as an object, with those before it in its group of `_LINES`."""
         lines = self._lines.setdefault(part, [])
         if number % _LINES == 0:
             lines.clear()
@@ -100,7 +96,6 @@ class ObjectStore:
         lines.append(line)
 
     def notes(self, part: str) -> Notes:
-        """The manifest lines that count, in order."""
         return Notes(lines=self._lines_of(part)[: self._read_end(part)])
 
     def end_part(self, part: str) -> Notes:

@@ -38,11 +38,7 @@ class ShardRecord:
 
     @classmethod
     def from_line(cls, line: str, *, where: str) -> "ShardRecord":
-        """Parse a manifest line.
-
-        Raises:
-            DatasetCorrupt: it is not such a line; the message begins with `where`.
-        """
+        """Parse a manifest line."""
         try:
             found = json.loads(line)
             record = cls(**found)

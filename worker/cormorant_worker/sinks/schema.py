@@ -105,11 +105,7 @@ class FrameSchema:
         return hashlib.sha256(json.dumps([FORMAT_VERSION, described]).encode()).hexdigest()[:16]
 
     def arrow(self, metadata: dict[str, str]) -> Any:
-        """The pyarrow.Schema of a shard.
-
-        Raises:
-            DatasetError: two columns would have the same name.
-        """
+        """The pyarrow.Schema of a shard."""
         fields = [
             pa.field(column_name(leaf), arrow_type(leaf), nullable=False, metadata=_describe(kind, leaf))
             for kind, leaves in self.kinds

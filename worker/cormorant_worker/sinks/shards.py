@@ -150,11 +150,7 @@ class ShardWriter:
         self._encoder.go_on(ids, lengths)
 
     def flush(self) -> None:
-        """Seal the open shard and wait until it is durable.
-
-        Raises:
-            DatasetError: as `append`.
-        """
+        """Seal the open shard and wait until it is durable."""
         self._refuse_if_failed()
         self._wait_for_seal()
         self._begin_seal()

@@ -128,11 +128,7 @@ class WorkerPod:
         )  # fmt: skip
 
     def _end_if_blocked(self, ray: Child) -> None:
-        """Let the head hear the reason from the actor first.
-
-        Raises:
-            PodBlocked: no worker can run in this pod.
-        """
+        """Let the head hear the reason from the actor first."""
         if not self._blocked_file.exists():
             return
         deadline = time.monotonic() + _REPORT_S

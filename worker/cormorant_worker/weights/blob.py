@@ -61,11 +61,7 @@ class WeightsBlob:
 
     @classmethod
     def of(cls, weights: Weights) -> "WeightsBlob":
-        """Write tensors by model and name, each of them straight to its place.
-
-        Raises:
-            WeightsError: a tensor's dtype has no name in safetensors.
-        """
+        """Write tensors by model and name, each of them straight to its place."""
         named = [(f"{model}/{name}", tensor) for model, tensors in weights.items() for name, tensor in tensors.items()]
         # The widest first: then each of them lies at a multiple of its element's size.
         flat = dict(sorted(named, key=lambda item: -item[1].dtype.itemsize))
@@ -168,11 +164,7 @@ def _parse(data: memoryview) -> TensorFile:
 
 
 def by_model(flat: Mapping[str, T], default_model: str = MAIN_MODEL) -> dict[str, dict[str, T]]:
-    """What is named `model/name`, by model and name; plain names belong to the default model.
-
-    Raises:
-        MalformedWeights: a name comes twice.
-    """
+    """What is named `model/name`, by model and name; plain names belong to the default model."""
     found: dict[str, dict[str, T]] = {}
     for key, value in flat.items():
         model, slash, name = key.partition("/")

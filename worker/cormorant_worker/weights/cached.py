@@ -130,11 +130,7 @@ class CachedWeights:
 
 
 def read_cached(data: bytes) -> tuple[CachedPublish, ...]:
-    """What `CachedWeights.read` gave, oldest first.
-
-    Raises:
-        MalformedWeights: it is cut off, or differs from its digest.
-    """
+    """What `CachedWeights.read` gave, oldest first."""
     try:
         return tuple(_publishes(memoryview(data)))
     except (ValueError, KeyError, TypeError) as error:

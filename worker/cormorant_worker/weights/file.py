@@ -39,11 +39,7 @@ def from_bytes(data: bytes) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def in_models(weights: Mapping[str, torch.Tensor] | Weights) -> Weights:
-    """A state dict, or state dicts by model name, by model name.
-
-    Raises:
-        WeightsError: it is a mixture of both, or neither.
-    """
+    """A state dict, or state dicts by model name, by model name."""
     weights = _published(weights)
     if all(isinstance(value, torch.Tensor) for value in weights.values()):
         return by_model(weights)
@@ -62,11 +58,7 @@ def _published(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_statistics(uri: str) -> Statistics | None:
-    """What the weights in a safetensors file act with, from its metadata; None: it does not say.
-
-    Raises:
-        WeightsError: it cannot be opened, is not safetensors, or says something else.
-    """
+    """What the weights in a safetensors file act with, from its metadata; None: it does not say."""
     try:
         with fsspec.open(uri, "rb") as file:
             length = file.read(8)
@@ -78,11 +70,7 @@ def read_statistics(uri: str) -> Statistics | None:
 
 
 def read(uri: str) -> dict[str, dict[str, torch.Tensor]]:
-    """Read a safetensors file from a path or any fsspec URI.
-
-    Raises:
-        WeightsError: it cannot be opened, or is not safetensors.
-    """
+    """Read a safetensors file from a path or any fsspec URI."""
     try:
         with fsspec.open(uri, "rb") as file:
             data = file.read()

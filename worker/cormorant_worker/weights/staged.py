@@ -66,12 +66,7 @@ def specs_of_tensors(weights: Weights) -> dict[str, dict[str, TensorSpec]]:
 
 
 def verify(found: WeightSpecs, specs: WeightSpecs) -> None:
-    """Compare the whole set of tensors with what the policy needs, before anything is applied.
-
-    Raises:
-        WeightsMismatch: a model is unknown; tensors are missing, extra, or differ in shape or dtype. All differences
-            are listed, the first 20 of them in full.
-    """
+    """Compare the whole set of tensors with what the policy needs, before anything is applied."""
     if not specs:
         raise WeightsMismatch(
             "the policy has no weights to replace: it is random or a plain callable; pass a torch module whose forward "

@@ -30,11 +30,7 @@ class Store(Protocol):
 
 
 def as_store(buffer: Any) -> Store:
-    """Wrap a buffer by what it can do.
-
-    Raises:
-        ValueError: it can neither `extend` nor `add`.
-    """
+    """Wrap a buffer by what it can do."""
     if callable(getattr(buffer, "extend", None)) and not isinstance(buffer, list):
         return Extended(buffer)
     if callable(getattr(buffer, "add", None)) and hasattr(buffer, "maxsize") and hasattr(buffer, "_meta"):
@@ -58,7 +54,6 @@ class Extended:
         self._keeps_time = bool(getattr(buffer, "keeps_time", False))
 
     def refuse(self, *, num_envs: int, num_steps: int = 0, num_episodes: int = 0) -> None:
-        """Raise ValueError when a batch does not fit."""
         room = self._room
         if room.max_frames is not None and max(num_steps, num_episodes) > room.max_frames:
             asked = f"n_step is {num_steps:,}" if num_steps else f"n_episode {num_episodes:,} has at least as many"

@@ -34,9 +34,6 @@ def as_vector_env(env: Any, seeds: Callable[[int], Sequence[int]]) -> VectorEnv:
     Args:
         env: see the module.
         seeds: n distinct seeds, for environments that are seeded at their first reset.
-
-    Raises:
-        EnvError: it is none of what the module lists, or cannot be stepped by us; says why.
     """
     if all(hasattr(env, name) for name in ("send", "recv", "start", "lockstep")):
         return cast(VectorEnv, env)
@@ -119,7 +116,6 @@ class GivenEnvs(InlineVectorEnv):
         super().__init__(_Made(made), seeds=seeds, limits=RestartLimits(total=0))
 
     def seed(self, seeds: Sequence[int]) -> None:
-        """The next `start` resets with these seeds."""
         self._restarts = Restarts(seeds, RestartLimits(total=0))
 
     def _replace(self, row: int, error: BaseException) -> None:
@@ -176,14 +172,12 @@ class TheirVectorEnv(NeverSaved):
         leaves(self.observation_space, ("observation",))
 
     def seed(self, seeds: Sequence[int]) -> None:
-        """The next `start` resets with these seeds."""
         self._seeds = tuple(seeds)
 
     def reset_with(self, kwargs: Mapping[str, Any]) -> None:
         self._kwargs = dict(kwargs)
 
     def start(self) -> Arrays:
-        """Reset every environment, with its seed when there are any."""
         self._gather()
         if not self._seeds:
             return self.restart(np.arange(self.num_envs))
@@ -197,7 +191,6 @@ class TheirVectorEnv(NeverSaved):
         return self._reset(rows, self._kwargs)
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
-        """Take the actions; `recv` steps."""
         self._rows = np.arange(self.num_envs) if isinstance(rows, slice) else rows
         self._actions = actions
 
@@ -211,7 +204,6 @@ class TheirVectorEnv(NeverSaved):
         self._env.render()
 
     def close(self) -> None:
-        """Close the environments. May be called twice."""
         if not self._is_closed and not getattr(self._inner, "is_closed", False):
             self._env.close()
         self._is_closed = True

@@ -174,11 +174,7 @@ def _leaves_of(given: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple
 
 
 def _reassign(step: "TensorDict", name: tuple[str, ...], value: Any, n: int) -> None:
-    """Put what a hook assigned to a field where the batch has it.
-
-    Raises:
-        ValueError: it is of another shape.
-    """
+    """Put what a hook assigned to a field where the batch has it."""
     place = (*_PLACES[name[0]], *name[1:])
     old = step[place]
     values = _as_tensor(value, n, name)
@@ -191,11 +187,7 @@ def _reassign(step: "TensorDict", name: tuple[str, ...], value: Any, n: int) -> 
 
 
 def _as_tensor(value: Any, n: int, name: tuple[str, ...]) -> torch.Tensor:
-    """A hook's value as a tensor [n, ...].
-
-    Raises:
-        ValueError: it is none, or has not one value a frame.
-    """
+    """A hook's value as a tensor [n, ...]."""
     try:
         values = torch.as_tensor(value if isinstance(value, torch.Tensor) else np.asarray(value)).detach()
     except (TypeError, ValueError) as error:

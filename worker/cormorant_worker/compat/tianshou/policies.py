@@ -91,9 +91,6 @@ def make_actor(
         random: draws the random actions.
         exploration_noise: True = the policy's own; a function = that one; False = none.
         num_rows: observations that the policy gets at once, and is tried with.
-
-    Raises:
-        PolicyError: the policy cannot be called, or has no noise of its own.
     """
     if policy is None:
         if exploration_noise:

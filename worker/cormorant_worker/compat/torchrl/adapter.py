@@ -20,11 +20,7 @@ _OBSERVATION = "observation"
 
 
 def adapt_torchrl(env: Any) -> Any:
-    """A gymnasium.Env where the environment has no batch size, else several environments with a `vector_env`.
-
-    Raises:
-        EnvBuildError: its action is not named "action", or its specs have no fixed shape.
-    """
+    """A gymnasium.Env where the environment has no batch size, else several environments with a `vector_env`."""
     if list(env.action_keys) != ["action"]:
         raise EnvBuildError(
             f'the action keys of {env} are {list(env.action_keys)}; collectors write "action": rename it '
@@ -129,23 +125,16 @@ class BatchedVectorEnv(NeverSaved):
         self._action: Array = np.empty(0)
 
     def start(self) -> Arrays:
-        """Begin the first episode everywhere."""
         self._env.set_seed(self._seed)
         self._now = self._env.reset()
         return self._obs(self._now)
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
-        """Take the actions; `recv` steps.
-
-        Raises:
-            EnvCrashed: not all rows are to be stepped, which TorchRL's environments cannot do.
-        """
         if not isinstance(rows, slice) and len(rows) != self.num_envs:
             raise EnvCrashed(f"{len(rows)} of {self.num_envs} TorchRL environments cannot be stepped alone")
         (self._action,) = actions
 
     def recv(self) -> Step:
-        """Step, and begin the next episodes where one ended."""
         spec = self._env.action_spec
         action = torch.from_numpy(np.array(self._action)).to(dtype=spec.dtype, device=spec.device).reshape(spec.shape)
         try:
@@ -169,7 +158,6 @@ class BatchedVectorEnv(NeverSaved):
         return tuple([leaf[rows] for leaf in self._obs(self._now)])
 
     def close(self) -> None:
-        """Close the environment. May be called twice."""
         if not self._env.is_closed:
             self._env.close()
 

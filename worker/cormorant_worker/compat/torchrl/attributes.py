@@ -7,11 +7,7 @@ _STEP = re.compile(r"""\.?([A-Za-z_]\w*)|\[(?:'([^']*)'|"([^"]*)"|(-?\d+))\]""")
 
 
 def find(root: object, path: str) -> Any:
-    """What a path leads to.
-
-    Raises:
-        AttributeError: it leads nowhere, or cannot be read.
-    """
+    """What a path leads to."""
     found: Any = root
     at = 0
     while at < len(path):

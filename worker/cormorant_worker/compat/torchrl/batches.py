@@ -34,11 +34,7 @@ def add_root_flags(batch: TensorDictBase) -> None:
 
 
 def lift_info(batch: TensorDictBase) -> None:
-    """Declared keys of info lie at the root of `next`, where TorchRL's info readers put them; in place.
-
-    Raises:
-        ValueError: something else lies there.
-    """
+    """Declared keys of info lie at the root of `next`, where TorchRL's info readers put them; in place."""
     following = batch["next"]
     if "info" not in following.keys():  # noqa: SIM118  # a TensorDict, not a dict
         return

@@ -13,9 +13,6 @@ def check_device(given: Any, name: str, *, is_remote: bool = False) -> str:
         given: what `torch.device` takes, or None.
         name: of the argument, for messages.
         is_remote: it belongs to another machine; whether it exists there is not known here.
-
-    Raises:
-        ValueError: no device, or one that this process does not have.
     """
     if given is None:
         return ""
@@ -40,11 +37,7 @@ def check_device(given: Any, name: str, *, is_remote: bool = False) -> str:
 
 
 def devices_of(given: Any, name: str, num_collectors: int, *, is_remote: bool) -> tuple[str, ...]:
-    """One device for each collector, "" where none was said.
-
-    Raises:
-        ValueError: a list of another length, or a device that does not exist.
-    """
+    """One device for each collector, "" where none was said."""
     if isinstance(given, Sequence) and not isinstance(given, str):
         several = [check_device(one, name, is_remote=is_remote) for one in given]
         if len(several) == 1:
@@ -56,11 +49,7 @@ def devices_of(given: Any, name: str, num_collectors: int, *, is_remote: bool) -
 
 
 def storing_devices(storing: Any, general: Any, num_collectors: int) -> tuple[str, ...]:
-    """Where each collector's batches are handed out: `storing_device`, else `device`, else the CPU, of this process.
-
-    Raises:
-        ValueError: as `devices_of`; says where the device came from.
-    """
+    """Where each collector's batches are handed out: `storing_device`, else `device`, else the CPU, of this process."""
     stored = devices_of(storing, "storing_device", num_collectors, is_remote=False)
     usual = devices_of(general, "device", num_collectors, is_remote=True)
     return tuple(

@@ -35,11 +35,7 @@ class FreeRunning:
 
     @contextmanager
     def held(self, timeout_s: float, *, resume: bool) -> Iterator[None]:
-        """Inside, it collects nothing; it goes on afterwards, whatever happens inside, unless `resume` is False.
-
-        Raises:
-            ControlTimeout: the batch under way did not end in time; it goes on.
-        """
+        """Inside, it collects nothing; it goes on afterwards, whatever happens inside, unless `resume` is False."""
         with self._changed:
             self._holds += 1
             if not self._changed.wait_for(lambda: not self._is_collecting, timeout_s):

@@ -77,11 +77,6 @@ class InProcessFleet:
         return _lend(block, self._steps * self._collector.num_envs, 0)
 
     def publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], *, workers: Sequence[str] = ()) -> Receipt:
-        """Let weights act from the next batch on.
-
-        Raises:
-            WeightsMismatch: they do not fit the policy; nothing was published.
-        """
         del workers  # there is one
         slot = self._collector.weights
         slot.offer({model: dict(tensors) for model, tensors in weights.items()}, version=self._next_version())
@@ -95,7 +90,6 @@ class InProcessFleet:
         return Receipt(version=PolicyVersion(version), applied=(_NAME,), waiting=())
 
     def seed(self, seed: int) -> tuple[str, ...]:
-        """Start over with environments and streams of a seed."""
         self._place = replace(self._place, seed=seed)
         with _exceptions_of_environments():
             rebuild(self._collector, self.job, self._place, self._parts)
@@ -110,7 +104,6 @@ class InProcessFleet:
     def resume(self) -> None: ...
 
     def state(self) -> bytes:
-        """What going on from the last batch needs, the policy's weights among it."""
         current = self._collector.weights.current()
         return FleetState(
             frames=self._frames,
@@ -122,11 +115,6 @@ class InProcessFleet:
         ).to_bytes()
 
     def restore(self, state: bytes) -> None:
-        """Go on from a `state()`.
-
-        Raises:
-            StateError: it is of other collectors.
-        """
         saved = FleetState.from_bytes(state)
         if set(saved.workers) != {_NAME}:
             raise StateError(f"the state holds workers {sorted(saved.workers)}, this collector is {_NAME} alone")
@@ -157,7 +145,6 @@ class InProcessFleet:
         )
 
     def close(self) -> None:
-        """Close the environments. May be called twice."""
         self._is_closed = True
         self._collector.close()
 

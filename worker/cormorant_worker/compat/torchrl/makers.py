@@ -14,11 +14,7 @@ class Maker:
     """Calls a user's maker with its arguments, in the process where the environment steps. Pickled for it."""
 
     def __init__(self, maker: Any, kwargs: Mapping[str, Any] | None = None) -> None:
-        """Take a callable, or an environment, which is sent as it is.
-
-        Raises:
-            TypeError: it is neither, or an environment with keyword arguments.
-        """
+        """Take a callable, or an environment, which is sent as it is."""
         self.maker = maker
         self.made: Any = None
         """The newest environment that was made in this process."""
@@ -89,11 +85,7 @@ def is_torchrl_env(value: object) -> bool:
 
 
 def adapt(made: Any) -> Any:
-    """What a user's maker returned, as our collectors step it.
-
-    Raises:
-        EnvBuildError: it is no environment.
-    """
+    """What a user's maker returned, as our collectors step it."""
     # Asked of the class: TorchRL's batched environments start when they are asked for what they do not have.
     if isinstance(made, gymnasium.Env) or hasattr(type(made), "vector_env"):
         return made

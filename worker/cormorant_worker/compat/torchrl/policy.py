@@ -40,9 +40,6 @@ def as_policy(policy: Any, *, is_trusted: bool = False) -> Any:
     Args:
         policy: a module, a callable, or None for random actions, as TorchRL's RandomPolicy means, too.
         is_trusted: TorchRL's `trust_policy`: it takes TensorDicts, whatever its arguments are called.
-
-    Raises:
-        TypeError: it cannot be called.
     """
     if policy is None or is_random_policy(policy):
         return None
@@ -66,9 +63,6 @@ def check_has_weights(policy: Any, wish: str) -> None:
     Args:
         policy: as it was given.
         wish: the argument that asks for it, with its value.
-
-    Raises:
-        ValueError: no policy, or one without weights.
     """
     if as_policy(policy) is None or not isinstance(policy, nn.Module | Mapping):
         what = "there is no policy" if policy is None else f"the policy is a {type(policy).__name__}, which has none"
@@ -94,9 +88,6 @@ def read_weights(given: Any, *, policy: Any) -> Mapping[str, torch.Tensor]:
     Args:
         given: the weights.
         policy: the policy as it acts: where it was wrapped, the names get what is before them there.
-
-    Raises:
-        WeightsError: these are no weights.
     """
     if isinstance(given, nn.Module):
         found: dict[str, Any] = dict(given.state_dict())

@@ -204,9 +204,6 @@ def builder_of_task(env_name: str, num_workers: int, create_env_kwargs: Mapping[
         num_workers: environments.
         create_env_kwargs: EnvPool's arguments. `seed` is a number, from which each environment's own seed follows, or
             a list with one for each.
-
-    Raises:
-        UnknownEnv, EnvBuildError: see `EnvPoolTask.check`.
     """
     if num_workers < 1:
         raise EnvBuildError(f"num_workers {num_workers}; give 1 or more environments")
@@ -235,10 +232,6 @@ def builder_of_task(env_name: str, num_workers: int, create_env_kwargs: Mapping[
 
 
 def builder_of_pool(pool: Any) -> Build:
-    """What wraps a pool that `envpool.make` built, and builds others like it.
-
-    Raises:
-        EnvBuildError: see `check_pool`.
-    """
+    """What wraps a pool that `envpool.make` built, and builds others like it."""
     check_pool(pool)
     return lambda seeds: EnvPoolVectorEnv.around(pool if seeds is None else reseed_pool(pool, seeds))

@@ -29,11 +29,7 @@ _ACTOR = ("accelerator_type", "label_selector", "memory", "num_cpus", "num_gpus"
 
 
 def check_class(collector_class: Any) -> None:
-    """TorchRL's `collector_class`: here each collector is one process that steps its environments together.
-
-    Raises:
-        TypeError: it is none of TorchRL's.
-    """
+    """TorchRL's `collector_class`: here each collector is one process that steps its environments together."""
     name = collector_class if isinstance(collector_class, str) else getattr(collector_class, "__name__", "")
     if collector_class is not None and name not in (*_CLASSES, *_CLASS_NAMES):
         raise TypeError(
@@ -90,11 +86,7 @@ def _drop_meaningless(own: dict[str, Any]) -> None:
 
 
 def check_added(collector_kwargs: Any) -> None:
-    """Refuse what collectors that join others cannot have of their own: their batches go the others' way.
-
-    Raises:
-        TypeError: an argument that holds for all collectors, or that there is none of.
-    """
+    """Refuse what collectors that join others cannot have of their own: their batches go the others' way."""
     known = (*_OWN, *_DEVICES)
     for one in collector_kwargs if isinstance(collector_kwargs, list | tuple) else [collector_kwargs]:
         given = dict(one or {})
@@ -118,11 +110,7 @@ def _config_fields(own: Mapping[str, Any], num_collectors: int) -> dict[str, Any
 
 
 def count_collectors(create_env_fn: Any, num_collectors: int | None) -> int:
-    """How many collectors there are to be.
-
-    Raises:
-        ValueError: no collector, or a list that does not say the same.
-    """
+    """How many collectors there are to be."""
     if num_collectors is not None and (isinstance(num_collectors, bool) or num_collectors < 1):
         raise ValueError(f"num_collectors {num_collectors!r}; give 1 or more")
     if not isinstance(create_env_fn, list | tuple):
@@ -161,11 +149,7 @@ def ray_options(init: Mapping[str, Any] | None, remote: list[Mapping[str, Any]])
 
 
 def remote_options(remote_configs: Any, num_collectors: int) -> list[Mapping[str, Any]]:
-    """Arguments of `ray.remote` for each collector.
-
-    Raises:
-        ValueError: a list of another length, or an argument that collectors cannot have.
-    """
+    """Arguments of `ray.remote` for each collector."""
     each = [dict(one or {}) for one in broadcast(remote_configs, "remote_configs", num_collectors)]
     for one in each:
         if unknown := sorted(set(one) - set(_ACTOR)):
@@ -177,21 +161,12 @@ def remote_options(remote_configs: Any, num_collectors: int) -> list[Mapping[str
 
 
 def check_interval(interval: int) -> None:
-    """Refuse what `max_weight_update_interval` cannot be.
-
-    Raises:
-        ValueError: no number of batches.
-    """
     if isinstance(interval, bool) or not isinstance(interval, int) or interval < -1:
         raise ValueError(f"max_weight_update_interval {interval!r} is not a number of batches; give 0 or more, or -1")
 
 
 def read_updater(given: Any) -> Any:
-    """A `weight_updater`: the object itself, or what a callable makes.
-
-    Raises:
-        TypeError: it has no push_weights.
-    """
+    """A `weight_updater`: the object itself, or what a callable makes."""
     is_maker = callable(given) and (isinstance(given, type) or not hasattr(given, "push_weights"))
     updater = given() if is_maker else given
     if updater is not None and not callable(getattr(updater, "push_weights", None)):
@@ -203,11 +178,7 @@ def read_updater(given: Any) -> Any:
 
 
 def check_schemes(weight_sync_schemes: Mapping[str, Any] | None) -> None:
-    """Weights have one way here: TorchRL's own for the policy of a RayCollector stands for it.
-
-    Raises:
-        ValueError: another scheme of TorchRL's for sending them.
-    """
+    """Weights have one way here: TorchRL's own for the policy of a RayCollector stands for it."""
     found = {name: type(scheme).__name__ for name, scheme in (weight_sync_schemes or {}).items()}
     if found not in ({}, {MAIN_MODEL: "RayWeightSyncScheme"}):
         raise ValueError(

@@ -9,11 +9,6 @@ class NotSet(AttributeError, RuntimeError):
 
 
 def check_receivers(schemes: Mapping[str, Any]) -> None:
-    """Refuse what cannot receive.
-
-    Raises:
-        TypeError: with the model's name.
-    """
     for model_id, scheme in schemes.items():
         if not callable(getattr(scheme, "receive", None)):
             raise TypeError(f'the scheme of "{model_id}" is a {type(scheme).__name__}, which has no receive()')

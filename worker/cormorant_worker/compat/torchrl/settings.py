@@ -210,11 +210,7 @@ def _is_count(value: object) -> bool:
 
 
 def exploration_of(given: Any) -> ExplorationType:
-    """Our exploration type, from a string or from TorchRL's.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
+    """Our exploration type, from a string or from TorchRL's."""
     name = str(getattr(given, "name", given)).rpartition(".")[2].lower()
     try:
         return ExplorationType(name)
@@ -224,11 +220,7 @@ def exploration_of(given: Any) -> ExplorationType:
 
 
 def broadcast(given: Any, name: str, count: int, *, of: str = "collectors") -> list[Any]:
-    """One value for each collector, or whatever there are `count` of, from one for all or a list of as many.
-
-    Raises:
-        ValueError: a list of another length.
-    """
+    """One value for each collector, or whatever there are `count` of, from one for all or a list of as many."""
     if not isinstance(given, list | tuple):
         return [given] * count
     if len(given) != count:

@@ -25,11 +25,7 @@ _WIDEST = 2**62 - 1
 
 
 def spec_of(space: Space, batch_size: torch.Size, *, device: torch.device | None) -> TensorSpec:
-    """The spec of one leaf for a batch of environments.
-
-    Raises:
-        EnvBuildError: TorchRL has nothing like it.
-    """
+    """The spec of one leaf for a batch of environments."""
     dtype = _torch_dtype(space.dtype)
     shape = torch.Size([*batch_size, *(space.shape or ())])
     match space:

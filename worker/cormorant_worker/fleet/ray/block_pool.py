@@ -92,11 +92,6 @@ class RayBlockPool:
         self.resize(limit, at_least=1)
 
     def resize(self, limit: int, *, at_least: int) -> None:
-        """Change the number of blocks, as far as the object store has room for them.
-
-        Raises:
-            FleetError: it has no room for `at_least`.
-        """
         self._shares.resize(self, limit, at_least=at_least)
 
     @property

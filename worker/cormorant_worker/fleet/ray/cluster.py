@@ -107,11 +107,7 @@ class Cluster:
         self.has_connected = True
 
     def check(self) -> None:
-        """Refuse to go on where this process is cut off. Waits for Ray's head.
-
-        Raises:
-            FleetError: the raylet that this process is connected to has died.
-        """
+        """Refuse to go on where this process is cut off. Waits for Ray's head."""
         if not any(node["NodeID"] == self.node_id for node in self._living_nodes()):
             raise FleetError(
                 f"the Ray node {self.node_id} on which this process runs is gone (its raylet has ended), and with it "
