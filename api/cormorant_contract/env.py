@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from cormorant_contract.base import INT32_MAX, Contract, Count32, Entrypoint, JsonObject, Whole
 from cormorant_contract.info import InfoKeys, repeated
@@ -13,6 +13,11 @@ MAX_NUM_ENVS = 65536
 NumEnvs = Annotated[Whole, Field(ge=1, le=MAX_NUM_ENVS)]
 EnvId = Annotated[str, Field(strict=True, min_length=1, max_length=253)]
 Timeout = Annotated[Whole, Field(ge=1, le=86400)]
+
+
+_SET_ELSEWHERE = ("num_envs", "batch_size", "num_threads", "max_episode_steps", "seed", "env_seed")
+"""EnvPool's arguments that the manifest has fields for. The schema declares them, since CEL sees nothing else."""
+_REFUSED = {"type": "integer", "minimum": -INT32_MAX, "maximum": INT32_MAX, "description": "Not allowed here."}
 
 
 class EnvPoolEnv(Contract):
@@ -32,7 +37,16 @@ class EnvPoolEnv(Contract):
     """EnvPool threads per worker. 0 means the fastest number, found by a short calibration at the start, at most the
     CPU limit."""
 
-    kwargs: JsonObject = Field(default={})
+    kwargs: Annotated[
+        JsonObject,
+        WithJsonSchema(
+            {
+                "type": "object",
+                "x-kubernetes-preserve-unknown-fields": True,
+                "properties": dict.fromkeys(_SET_ELSEWHERE, _REFUSED),
+            }
+        ),
+    ] = Field(default={})
     """Further options of the environment, passed to EnvPool unchanged."""
 
     @classmethod
@@ -49,6 +63,13 @@ class EnvPoolEnv(Contract):
                     "envs": Value(cel="self.numEnvs", get=lambda pool: pool.num_envs),
                 },
                 path=("batchSize",),
+            ),
+            Rule(
+                cel=" && ".join(f"!has(self.kwargs.{name})" for name in _SET_ELSEWHERE),
+                holds=lambda pool: pool.kwargs.keys().isdisjoint(_SET_ELSEWHERE),
+                sentence="kwargs cannot have num_envs, batch_size, num_threads, max_episode_steps, seed and env_seed: "
+                "write envpool.numEnvs, batchSize and numThreads, env.maxEpisodeSteps and collection.seed instead",
+                path=("kwargs",),
             ),
         )
 

@@ -103,6 +103,7 @@ class CollectorJobSpec(Contract):
             *_GROUP_RULES,
             *_ROLE_RULES,
             _BFLOAT16_RULE,
+            _RESET_RULE,
         )
 
     @classmethod
@@ -141,6 +142,18 @@ _BATCH_RULES: tuple[Rule[CollectorJobSpec], ...] = (
 )
 
 _UNDECLARED = "!has(self.env.info) || !self.env.info.exists(i, i.key == m.key)"
+_RESET_RULE: Rule[CollectorJobSpec] = Rule(
+    cel="!self.collection.resetAtEachBatch || !has(self.env.envpool) || "
+    "self.env.envpool.batchSize in [0, self.env.envpool.numEnvs]",
+    holds=lambda spec: (
+        not spec.collection.reset_at_each_batch
+        or (pool := spec.env.envpool) is None
+        or pool.batch_size in (0, pool.num_envs)
+    ),
+    sentence="resetAtEachBatch needs envpool.batchSize 0: environments with steps in flight cannot be reset",
+    path=("collection", "resetAtEachBatch"),
+)
+
 _METRIC_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     Rule(
         cel=f"!has(self.collection.episodeMetrics) || !self.collection.episodeMetrics.exists(m, {_UNDECLARED})",

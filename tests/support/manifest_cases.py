@@ -83,6 +83,8 @@ VALID: dict[str, Document] = {
     "template": groups(
         {"name": "cpu", "template": {"spec": {"nodeSelector": {"zone": "a"}}}, "resources": {"limits": {"cpu": "4"}}}
     ),
+    "bfloat16": manifest(collection__bfloat16=["logits", "extra.value"]),
+    "resets-in-lockstep": manifest(env__envpool__batchSize=8, collection__resetAtEachBatch=True),
     "compiled": manifest(policy={"entrypoint": "a:b", "compile": "on", "dtype": "bfloat16"}),
     "run-policy": manifest(runPolicy={"onStall": "Fail", "onUnschedulable": "ScaleToFit", "cleanPodPolicy": "None"}),
     "longest-name": manifest("a" * 40),
@@ -341,6 +343,21 @@ INVALID: dict[str, Case] = {
         document=manifest(collection__bfloat16=["logits"], output={"dataset": {"uri": "file:///data/x"}}),
         path="spec.collection.bfloat16",
         sentence="bfloat16 needs output.queue",
+        by="rule",
+    ),
+    **{
+        f"envpool-kwargs-{name}": Case(
+            document=manifest(env__envpool__kwargs={name: 100}),
+            path="spec.env.envpool.kwargs",
+            sentence="write envpool.numEnvs, batchSize and numThreads, env.maxEpisodeSteps and collection.seed instead",
+            by="rule",
+        )
+        for name in ("num_envs", "batch_size", "num_threads", "max_episode_steps", "seed", "env_seed")
+    },
+    "reset-with-steps-in-flight": Case(
+        document=manifest(env__envpool__batchSize=4, collection__resetAtEachBatch=True),
+        path="spec.collection.resetAtEachBatch",
+        sentence="resetAtEachBatch needs envpool.batchSize 0",
         by="rule",
     ),
     "split-for-nobody": Case(

@@ -306,11 +306,6 @@ def _build_envpool(
     is_async = 0 < block.batch_size < block.num_envs
     if is_async:
         task = _limit_async(task, collection.max_frames_per_trajectory)
-        if collection.reset_at_each_batch:
-            raise ManifestError(
-                f"spec.collection.resetAtEachBatch needs batchSize = numEnvs, found {block.batch_size} and "
-                f"{block.num_envs}: environments with steps in flight cannot be reset; set batchSize: 0"
-            )
     info = info_fields(job.spec.env)
     max_threads = place.max_threads or available_cpus()
     env_groups = 1 if is_async else _num_env_groups(task.spaces()[0], block.num_envs, max_threads)
