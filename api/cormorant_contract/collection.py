@@ -58,8 +58,7 @@ class Collection(Contract):
     deleted."""
 
     init_random_frames: Count64 = 0
-    """Number of frames at the start of the job that use random actions. Each worker rounds its share up to whole steps
-    of its environments."""
+    """Number of frames at the start of the job that use random actions, shared by the workers."""
 
     max_frames_per_trajectory: Count32 = 0
     """Frames after which a trajectory is truncated and its environment reset. 0 means no limit."""

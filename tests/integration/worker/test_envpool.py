@@ -251,7 +251,7 @@ def test_pools_that_are_under_way_refuse_what_needs_a_standstill() -> None:
         with pytest.raises(EnvError, match="set batchSize: 0"):
             collector.collect(num_episodes=3)
         assert collector.collect(num_steps=40).numel() == 40
-    with pytest.raises(ManifestError, match="resetAtEachBatch needs envpool.batchSize 0"):
+    with pytest.raises(ManifestError, match="resetAtEachBatch needs envpool"):
         make_collector(job_of("CartPole-v1", 4, batchSize=2, collection={"resetAtEachBatch": True}))
 
 

@@ -51,6 +51,20 @@ def test_the_last_batch_is_short_and_the_total_exact(mode: str, workers: int, to
     assert checker.attempts == {(0, index, 0) for index in range(workers)}
 
 
+@on_all_placements
+def test_as_many_frames_as_asked_are_random_over_workers() -> None:
+    options = {"lengths": (3, 1, 7), "ends": "alternate"}
+    collection = {"mode": "sync", "totalFrames": 144, "framesPerBatch": 18, "initRandomFrames": 37}
+    job = make_job(num_envs=3, policy="counter", collection=collection, **options)
+    checker, random = make_checker(3, **options), []
+    with fleet_of(job, workers=2) as fleet:
+        for batch in fleet.batches():
+            checker.take(batch)
+            is_random = batch["collector", "policy_version"] == -1
+            random.append([int(is_random[:3].sum()), int(is_random[3:].sum())])
+    assert random == [[18, 18], [1, 0], [0, 0], [0, 0]]
+
+
 def kill_within_a_batch(fleet: Fleet, chance: random.Random) -> bool:
     """Kill a worker that has an unfinished batch. False when it was between two batches: nothing was done."""
     workers = [worker for worker in fleet.stats().workers if worker.phase == "stepping"]

@@ -127,9 +127,7 @@ def test_recurrent_states_are_exact_over_batches(sizes: list[int], env_groups: i
     policy=st.sampled_from(["counter", "with_outputs", "plain"]),
 )
 @settings(max_examples=30, deadline=None)
-def test_first_frames_are_random_up_to_the_next_row(
-    warmup: int, sizes: list[int], env_groups: int, policy: str
-) -> None:
+def test_exactly_the_first_frames_are_random(warmup: int, sizes: list[int], env_groups: int, policy: str) -> None:
     collector = make_collector(env_groups=env_groups, policy=policy, warmup=warmup)
     block = Block(collector.layout(25))
     # What earlier batches left in the memory must not shine through.
@@ -139,16 +137,27 @@ def test_first_frames_are_random_up_to_the_next_row(
     random = 0
     for size in sizes:
         collector.fill(block, size)
+        assert (np.diff(block.versions) >= 0).all()  # random ones first
+        random += int((block.versions == -1).sum())
         batch = to_tensordict(block)
         checker.take(batch)
         versions = batch["collector", "policy_version"]
         mask = batch["collector", "mask"] if ("collector", "mask") in batch.keys(True) else versions == versions
-        random += int((versions[mask] == -1).sum())
         if "doubled" in batch.keys():  # noqa: SIM118
             acted = mask & (versions == 0)
             assert (batch["doubled"][acted] == batch["observation"][..., 2][acted] * 2).all()
             assert (batch["doubled"][~acted] == 0).all()
-    assert min(warmup, sum(sizes)) <= random < warmup + 3
+    assert random == min(warmup, sum(sizes))
+
+
+def test_a_crashed_step_costs_no_random_frame() -> None:
+    failures = [{"how": "raise", "step": 2, "seeds": [SEEDS.env_seeds(3)[1]]}]
+    collector = make_collector(lengths=100, failures=failures, policy="counter", warmup=10)
+    blocks = [Block(collector.layout(5)) for _ in range(2)]
+    for block in blocks:
+        collector.fill(block, 15)
+    assert collector.env_restarts == 1
+    assert [int((block.versions == -1).sum()) for block in blocks] == [9, 1]
 
 
 def test_batches_have_the_names_and_keys_of_torchrl() -> None:

@@ -20,12 +20,12 @@ def make_lineage(*, epoch: int = 0, warmup: int = 0, **written: int) -> Lineage:
     )
 
 
-def sealed(frames: int, *, next_trajectory: int = 0) -> Sealed:
+def sealed(frames: int, *, random: int = 0, next_trajectory: int = 0) -> Sealed:
     timing = BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0)
     return Sealed(
         number=1, block_index=0, num_frames=frames, num_rows=1, num_ends=0, min_version=-1, max_version=-1,
         returns=(), lengths=(), num_terminated=0, timing=timing, durable_frames=0, env_restarts=0,
-        next_trajectory=next_trajectory,
+        next_trajectory=next_trajectory, random_frames=random,
     )  # fmt: skip
 
 
@@ -63,9 +63,11 @@ def test_an_attempt_begins_above_what_its_predecessors_delivered() -> None:
 def test_replacements_collect_the_random_frames_that_are_missing() -> None:
     lineage = make_lineage(warmup=101)
     assert [lineage.warmup_of(slot, (ZERO, ONE)) for slot in (ZERO, ONE)] == [51, 50]
-    lineage.landed(ZERO, sealed(20))
+    lineage.landed(ZERO, sealed(20, random=20))
     assert lineage.warmup_of(ZERO, (ZERO, ONE)) == 31
-    lineage.landed(ZERO, sealed(40))
+    lineage.landed(ZERO, sealed(40, random=30))
+    assert lineage.warmup_of(ZERO, (ZERO, ONE)) == 1
+    lineage.landed(ZERO, sealed(40, random=1))
     assert lineage.warmup_of(ZERO, (ZERO, ONE)) == 0
     assert lineage.warmup_of(TWO, (ZERO, ONE, TWO)) == 0
     lineage.give_up(ONE)

@@ -107,7 +107,7 @@ class AsyncEnvGroup:
         rows = self._landed[columns] % self._size
         obs = tuple(a[rows, columns] for a in self._obs)
         states = tuple(a[rows, columns] for a in self._states)
-        acted = decide(actor, obs, states, self.is_init[columns], self.laps)
+        acted, decided = decide(actor, obs, states, self.is_init[columns], version, self.laps)
         self._check.values(acted.actions)
         self.env.send(acted.actions, columns)
         for stored, value in zip(self._action, acted.actions, strict=True):
@@ -115,7 +115,7 @@ class AsyncEnvGroup:
         for stored, value in zip(self._outputs, acted.outputs, strict=True):
             stored[rows, columns] = value
         self._ring_ids[rows, columns] = self._ids[columns]
-        self._ring_version[rows, columns] = version
+        self._ring_version[rows, columns] = decided
         self._ring_init[rows, columns] = self.is_init[columns]
         self.is_init[columns] = False
         following = (self._landed[columns] + 1) % self._size

@@ -168,6 +168,12 @@ class Block:
         return int(self.lengths.sum())
 
     @property
+    def versions(self) -> Array:
+        """[N] int64: the policy version of each frame, in the order of rows."""
+        versions = self.policy_version[: self.num_rows]
+        return versions[np.arange(self.num_rows)[:, None] < self.lengths[None, :]] if not self.is_full else versions
+
+    @property
     def is_full(self) -> bool:
         """True when every column has all rows: then the batch needs no mask."""
         return bool((self.lengths == self.num_rows).all())

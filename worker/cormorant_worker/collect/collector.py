@@ -20,6 +20,7 @@ from cormorant_worker.collect.async_env_group import AsyncEnvGroup
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.env_group import Columns, EnvGroup, LockstepEnvGroup
 from cormorant_worker.collect.episode_metrics import EpisodeMetrics
+from cormorant_worker.collect.first_frames import FirstFrames
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.one_cpu import OneCpu
 from cormorant_worker.collect.pause_gate import PauseGate
@@ -60,7 +61,7 @@ class CollectorConfig:
     first_trajectory: int = 0
     """No trajectory id may be lower; 0: as the seeds say."""
     init_random_frames: int = 0
-    """Number of first frames with random actions; rounded up to whole vector steps."""
+    """Number of first frames with random actions."""
     exploration_type: ExplorationType = ExplorationType.RANDOM
     episode_metrics: tuple[EpisodeMetric, ...] = ()
     post_processing: Mapping[str, Any] = field(default_factory=dict)
@@ -118,9 +119,10 @@ class Collector:
         """Where the environments have one thread, entered around a batch."""
         self._actor = actor
         self.warmup = warmup
-        self._random: Actor = first_actor or WarmupActor(warmup, actor)
+        self._first = FirstFrames(
+            first_actor or WarmupActor(warmup, actor), actor, weights, left=config.init_random_frames
+        )
         self._config = config
-        self.warmup_left = config.init_random_frames
         self._envs = tuple(envs)
         self._gone_restarts = 0
         """Restarts of environments that others took the place of."""
@@ -184,6 +186,15 @@ class Collector:
         self.trajectories.skip_to(first_trajectory)
         self.trajectories.open(slice(None))
         self._start_env_groups()
+
+    @property
+    def warmup_left(self) -> int:
+        """Frames that are still to have random actions."""
+        return self._first.left
+
+    @warmup_left.setter
+    def warmup_left(self, frames: int) -> None:
+        self._first.left = frames
 
     @property
     def actor(self) -> Actor:
@@ -286,11 +297,15 @@ class Collector:
             block.tasks[0][: block.num_rows] = self._config.variants.task_ids
         block.lengths[:] = quota
         self.is_first_batch = False
+        left = self.warmup_left
         with self.cpu, self._acting() as version:
             self._run_env_groups(block, quota, version)
         # A sealed batch has fewer rows than it was to have, and not as many in every column.
         block.lengths[:] = np.concatenate([env_group.quota for env_group in self.env_groups])
         block.num_rows = int(block.lengths.max())
+        if left and all(env.lockstep for env in self._envs):
+            # Actions of environments that crashed in their step made no frames.
+            self.warmup_left = left - int((block.versions == RANDOM_VERSION).sum())
         num_frames = block.num_frames
         self.frames += num_frames
         episodes = self.trajectories.take_finished(block)
@@ -330,7 +345,6 @@ class Collector:
                 laps = env_group.laps = timing.next_laps()
                 landed = env_group.land()
                 pulse[0] += landed
-                self.warmup_left -= landed
                 if gate.is_closed:
                     laps = env_group.laps = None
                     self._hold()
@@ -362,8 +376,8 @@ class Collector:
             self._hold()
 
     def _act(self, env_group: EnvGroup, version: PolicyVersion) -> None:
-        if self.warmup_left > 0:
-            env_group.act(self._random, RANDOM_VERSION)
+        if self._first.left > 0:
+            env_group.act(self._first, RANDOM_VERSION)
         else:
             env_group.act(self._actor, version)
 

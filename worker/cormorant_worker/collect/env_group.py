@@ -93,14 +93,17 @@ class EnvGroup(Protocol):
     def restore(self, state: dict[str, Array]) -> None: ...
 
 
-def decide(actor: Actor, obs: Arrays, states: Arrays, is_init: Array, laps: Laps | None) -> Acted:
-    """`actor.act`, measured if it is to be."""
+def decide(
+    actor: Actor, obs: Arrays, states: Arrays, is_init: Array, version: int, laps: Laps | None
+) -> tuple[Acted, int | Array]:
+    """`actor.act`, measured if it is to be, and the version that decided, or that of each row."""
     if laps is None:
-        return actor.act(obs, states, is_init)
-    began = monotonic_ns()
-    acted = actor.act(obs, states, is_init)
-    laps.inference_ns += monotonic_ns() - began
-    return acted
+        acted = actor.act(obs, states, is_init)
+    else:
+        began = monotonic_ns()
+        acted = actor.act(obs, states, is_init)
+        laps.inference_ns += monotonic_ns() - began
+    return acted, version if acted.versions is None else acted.versions
 
 
 def receive(env: VectorEnv, laps: Laps | None) -> Step:
@@ -140,7 +143,7 @@ class LockstepEnvGroup:
         self._cursor: Array = np.zeros(n, dtype=np.int64)
         self._dense_rows = 0
         self._row = 0
-        self._row_version = _NO_VERSION
+        self._row_version: int | Array = _NO_VERSION
         """What the rest of the block's versions were filled with."""
         self._is_dense = True
         self._is_filling = False
@@ -254,15 +257,15 @@ class LockstepEnvGroup:
     def _act_dense(self, actor: Actor, version: int) -> None:
         t = self._row
         obs, states = tuple([a[t] for a in self._obs]), tuple([a[t] for a in self._states])
-        acted = decide(actor, obs, states, self.is_init, self.laps)
+        acted, decided = decide(actor, obs, states, self.is_init, version, self.laps)
         self._check.values(acted.actions)
         self.env.send(acted.actions, EVERY_ROW)
         # From here on the environments step while this thread writes.
         for stored, value in zip(self._action, acted.actions, strict=True):
             stored[t] = value
         self._traj_ids[t] = self._ids
-        if version != self._row_version:
-            self._version[t:] = self._row_version = version
+        if decided is not self._row_version:
+            self._version[t:] = self._row_version = decided
         if acted.outputs:
             for stored, value in zip(self._outputs, acted.outputs, strict=True):
                 stored[t] = value
@@ -277,12 +280,12 @@ class LockstepEnvGroup:
         rows = self._cursor[columns]
         obs = tuple(a[rows, columns] for a in self._obs)
         states = tuple(a[rows, columns] for a in self._states)
-        acted = decide(actor, obs, states, self.is_init[columns], self.laps)
+        acted, decided = decide(actor, obs, states, self.is_init[columns], version, self.laps)
         self._check.values(acted.actions)
         self.env.send(acted.actions, columns)
-        self._write_acted(rows, columns, acted, version)
+        self._write_acted(rows, columns, acted, decided)
 
-    def _write_acted(self, rows: Array, columns: Array, acted: Acted, version: int) -> None:
+    def _write_acted(self, rows: Array, columns: Array, acted: Acted, version: int | Array) -> None:
         for stored, value in zip(self._action, acted.actions, strict=True):
             stored[rows, columns] = value
         for stored, value in zip(self._outputs, acted.outputs, strict=True):

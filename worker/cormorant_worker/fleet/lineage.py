@@ -84,7 +84,7 @@ class Lineage:
         self.written[slot] += sealed.num_frames
         self._next_trajectory[slot] = max(self._next_trajectory.get(slot, 0), sealed.next_trajectory)
         if self._warmup and slot in self._warmup:
-            self.owe(slot, self._warmup[slot] - sealed.num_frames)
+            self.owe(slot, self._warmup[slot] - sealed.random_frames)
 
     def found(self, slot: Slot, frames: int) -> None:
         """The dataset has so many frames more of a slot than its fleet heard of; fewer, where negative."""

@@ -41,6 +41,8 @@ class Acted(NamedTuple):
     """[n, ...] each of `Actor.outputs`."""
     states: Arrays = ()
     """[n, ...] each of `Actor.states`, as they are after this step."""
+    versions: Array | None = None
+    """[n] int64, where not all rows were decided by the same policy version."""
 
 
 class Actor(Protocol):

@@ -159,7 +159,7 @@ def _rows(observation: Any) -> int:
 
 
 def _checked(
-    actor: PolicyActor, make: Callable[[], Acting], obs: Sequence[Arrays], expected: list[tuple[Acted, Any]]
+    actor: PolicyActor, make: Callable[[], Acting], obs: Sequence[Arrays], expected: list[tuple[list[Array], Any]]
 ) -> Acting:
     """A candidate whose outcomes are those of the policy."""
     acting = make()
@@ -167,7 +167,7 @@ def _checked(
     for (theirs, their_state), (ours, our_state) in zip(expected, _outcomes(actor, obs), strict=True):
         if not torch.equal(their_state, our_state):
             raise _Refused("it draws other random numbers than the policy")
-        for a, b in zip((*theirs[0], *theirs[1], *theirs[2]), (*ours[0], *ours[1], *ours[2]), strict=True):
+        for a, b in zip(theirs, ours, strict=True):
             _compare(a, b)
     return acting
 
@@ -180,13 +180,14 @@ def _compare(expected: Array, found: Array) -> None:
         raise _Refused(f"it differs from the policy by up to {np.abs(expected - found).max():.2g}, over {TOLERANCE:g}")
 
 
-def _outcomes(actor: PolicyActor, obs: Sequence[Arrays]) -> list[tuple[Acted, torch.Tensor]]:
+def _outcomes(actor: PolicyActor, obs: Sequence[Arrays]) -> list[tuple[list[Array], torch.Tensor]]:
     """What the actor does with observations, each from a random state of its own, and the state after it."""
     found = []
     for seed, given in enumerate(obs):
         torch.manual_seed(seed)
         acted = _act(actor, given)
-        found.append((Acted(*(tuple(a.copy() for a in arrays) for arrays in acted)), _random_state(actor.device)))
+        arrays = (*acted.actions, *acted.outputs, *acted.states)
+        found.append(([array.copy() for array in arrays], _random_state(actor.device)))
     return found
 
 

@@ -137,6 +137,7 @@ class Sealed:
     """Variants that the same episodes played; empty without variants."""
     next_trajectory: int = 0
     """Higher than any trajectory id in this batch and in earlier ones."""
+    random_frames: int = 0
     num_steps: int = 0
     """Evaluations: environment steps in the episodes that `num_frames` counts."""
     moments: Statistics | None = None

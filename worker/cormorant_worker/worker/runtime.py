@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import structlog
 
 from cormorant_worker.collect.block import Block, Layout
@@ -218,7 +217,7 @@ class WorkerRuntime:
                 self._timing.rest(STORE)
                 self._overrides.on_batch(block)
         timing = self._timing.take()
-        oldest, newest = _versions(block)
+        oldest, newest, random_frames = _versions(block)
         self._uplink.send(
             Sealed(
                 number=ticket.number,
@@ -228,6 +227,7 @@ class WorkerRuntime:
                 num_ends=block.num_ends,
                 min_version=oldest,
                 max_version=newest,
+                random_frames=random_frames,
                 returns=tuple(filled.episodes.returns),
                 lengths=tuple(filled.episodes.lengths),
                 num_terminated=filled.episodes.num_terminated,
@@ -393,13 +393,13 @@ class WorkerRuntime:
         return result or b""
 
 
-def _versions(block: Block) -> tuple[int, int]:
-    """The oldest and the newest that acted."""
-    versions = block.policy_version[: block.num_rows]
-    if not block.is_full:
-        versions = versions[np.arange(block.num_rows)[:, None] < block.lengths[None, :]]
+def _versions(block: Block) -> tuple[int, int, int]:
+    """The oldest and the newest that acted, and the number of random frames."""
+    versions = block.versions
     acted = versions[versions != RANDOM_VERSION]
-    return (int(acted.min()), int(acted.max())) if acted.size else (RANDOM_VERSION, RANDOM_VERSION)
+    if not acted.size:
+        return RANDOM_VERSION, RANDOM_VERSION, versions.size
+    return int(acted.min()), int(acted.max()), versions.size - acted.size
 
 
 def _open_sink(begin: Begin, start: Start, collector: Collector, layout: Layout) -> "ShardWriter":
