@@ -218,6 +218,21 @@ def test_stale_batches_are_dropped_and_collected_again() -> None:
         assert stats.stepped_frames == 400 + stats.dropped.get("stale", 0)
 
 
+@pytest.mark.slow
+def test_worker_that_was_told_to_finish_gets_no_stale_frames() -> None:
+    collection = {"totalFrames": 200, "weights": {"maxStaleness": 1}}
+    job = make_job(num_envs=2, policy="versioned", action="box", collection=collection, lengths=(3, 8))
+    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True, gaps=True)
+    with fleet_of(job, workers=2) as fleet:
+        for batch in fleet.batches():
+            checker.take(batch)
+            for _ in range(3):  # what waits in the queue is stale, also after the last frame was collected
+                fleet.publish(numbered(fleet.version + 1))
+        stats = fleet.stats()
+        assert checker.frames == stats.frames == 200
+        assert (stats.restarts, stats.dropped["stale"] > 0) == (0, True)
+
+
 @on_all_placements_slowly
 def test_a_slow_consumer_drops_the_oldest_and_the_counts_add_up() -> None:
     job = make_job(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -130,6 +131,22 @@ def test_whole_floats_are_valid_integer_actions() -> None:
     assert actor.act((np.ones((1, 2), np.float32),), (), first).actions[0].tolist() == [2]
     with pytest.raises(PolicyMismatch, match=r"float32 with 0\.5, the environment expects whole numbers"):
         actor.act((np.full((1, 2), 0.25, np.float32),), (), first)
+
+
+@pytest.mark.parametrize("is_output", [False, True])
+def test_a_policy_that_answers_for_other_rows_is_refused(is_output: bool) -> None:
+    def first_of_three(obs: torch.Tensor) -> Any:
+        found = obs[:1] if len(obs) == 3 else obs.clone()
+        return {"action": obs.clone(), "value": found} if is_output else found
+
+    actor = box(first_of_three)
+    with pytest.raises(PolicyMismatch, match=r"shape \(1, 2\) for 3 environments; the first dimension must be 3"):
+        actor.act((np.zeros((3, 2), np.float32),), (), np.ones(3, np.bool_))
+
+
+def test_one_row_may_be_squeezed() -> None:
+    actor = indices(lambda obs: obs[:, 0].long().squeeze())
+    assert actor.act((np.ones((1, 2), np.float32),), (), np.ones(1, np.bool_)).actions[0].tolist() == [1]
 
 
 class Remembers(TensorDictModuleBase):

@@ -69,6 +69,7 @@ class Reaper:
         idle = tuple(islice(untold, _MOST_FINISHES))
         for handle in idle:
             core.pool.told_to_finish(handle)
+            core.scheduler.may_not_collect(handle.slot)  # frames found stale from now on are another worker's
             handle.send(Finish(saves=is_done and not lifecycle.is_closing))
         return len(idle) == _MOST_FINISHES
 

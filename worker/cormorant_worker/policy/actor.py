@@ -125,7 +125,7 @@ class PolicyActor:
         if self._is_simple:
             result = self.models.acting(torch.from_numpy(obs[0]))
             if isinstance(result, torch.Tensor):
-                return Acted((_to_numpy(as_numpy(result), self._action[0]),))
+                return Acted((_to_numpy(as_numpy(result), self._action[0], len(is_init)),))
         written = self._call(obs, states, is_init)
         try:
             tensors = [written[key] for key in self._written]
@@ -134,7 +134,8 @@ class PolicyActor:
                 f"the policy did not write {missing} in this step; it must write the same keys in every step"
             ) from missing
         arrays: Sequence[Any] = tensors if self._staging is None else self._staging.download(tensors)
-        found = [_to_numpy(array, leaf) for array, leaf in zip(arrays, self._leaves, strict=True)]
+        n = len(is_init)
+        found = [_to_numpy(array, leaf, n) for array, leaf in zip(arrays, self._leaves, strict=True)]
         actions, outputs = len(self._action), len(self._action) + len(self.outputs)
         return Acted(tuple(found[:actions]), tuple(found[actions:outputs]), tuple(found[outputs:]))
 
@@ -229,15 +230,19 @@ class PolicyActor:
             ) from error
 
 
-def _to_numpy(tensor: Any, leaf: Leaf) -> Array:
+def _to_numpy(tensor: Any, leaf: Leaf, n: int) -> Array:
     array: Array = tensor if isinstance(tensor, np.ndarray) else as_numpy(tensor)
     if array.dtype != leaf.dtype:
         array = cast_to(leaf, array)
+    if array.shape == (n, *leaf.shape):
+        return array
+    if n == 1 and array.shape == leaf.shape:
+        return array[None]  # squeezed
     if array.shape[1:] != leaf.shape:
         raise PolicyMismatch(
             f"the policy's {'.'.join(leaf.key)} has shape {array.shape[1:]}, but {leaf.shape} in the first step"
         )
-    return array
+    raise _other_rows(leaf.key, array, n)  # one of several would be broadcast to all of them where it is stored
 
 
 def cast_to(leaf: Leaf, array: Array) -> Array:
@@ -274,11 +279,14 @@ def output_leaf(key: Key, value: Any, n: int) -> Leaf:
             f"support ({error}); return it as float32"
         ) from error
     if array.shape[:1] != (n,):
-        raise PolicyMismatch(
-            f"the policy's {'.'.join(key)} has shape {array.shape} for {n} environments; "
-            f"the first dimension must be {n}"
-        )
+        raise _other_rows(key, array, n)
     return Leaf(key=key, shape=array.shape[1:], dtype=array.dtype)
+
+
+def _other_rows(key: Key, array: Array, n: int) -> PolicyMismatch:
+    return PolicyMismatch(
+        f"the policy's {'.'.join(key)} has shape {array.shape} for {n} environments; the first dimension must be {n}"
+    )
 
 
 def _key(key: str | tuple[str, ...]) -> Key:
