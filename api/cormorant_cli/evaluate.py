@@ -13,7 +13,7 @@ import typer
 
 from cormorant_cli.connection import CaFile, Connection, Context, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import BadInput
-from cormorant_cli.printing import columns_of, quiet_logs
+from cormorant_cli.printing import columns_of, quiet_logs, told_when_slow
 from cormorant_cli.run import (
     Device,
     DeviceOption,
@@ -148,9 +148,10 @@ def show_running(connection: Connection, *, wait_s: float, as_json: bool) -> Non
     deadline = time.monotonic() + wait_s
     with connection.client("read") as client:
         found = client.evaluation()
-        while len(found.episodes) < found.planned and time.monotonic() < deadline:
-            time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
-            found = client.evaluation()
+        with told_when_slow(f"until {found.planned} episodes are played, at most {wait_s:g} s"):
+            while len(found.episodes) < found.planned and time.monotonic() < deadline:
+                time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+                found = client.evaluation()
     document = found.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     tables = _apart(document)
     if as_json:

@@ -7,7 +7,7 @@ import typer
 
 from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import BadInput
-from cormorant_cli.printing import size_of
+from cormorant_cli.printing import size_of, told_when_slow
 from cormorant_cli.weights import write_whole
 
 app = typer.Typer(
@@ -25,7 +25,7 @@ def save(
     connection: Connection,
 ) -> None:
     """Save the fleet's state to a file: frame counts, random streams, and environments that can be saved."""
-    with connection.client("write") as client:
+    with connection.client("write") as client, told_when_slow("until every worker is at the end of a batch"):
         data = client.state()
     write_whole(Path(out), data)
     typer.echo(f"{out}: {size_of(len(data))}")
@@ -42,6 +42,6 @@ def load(
         data = Path(file).read_bytes()
     except OSError as error:
         raise BadInput(f"cannot read {file}: {error.strerror or error}") from error
-    with connection.client("write") as client:
+    with connection.client("write") as client, told_when_slow("until the fleet has loaded the state"):
         client.load_state(data)
     typer.echo(f"loaded {file}; `{connection.command('resume')}` continues from it")
