@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 from cormorant_cli.errors import CliError, ObjectMissing
 from cormorant_cli.jobs import condition, holds, identity, is_current, read_time
-from cormorant_cli.sources import Entry, Reading, Written
+from cormorant_cli.sources import AskedHead, Entry, Figures, HeadClient, Written, end_all
 
 if TYPE_CHECKING:
     from cormorant_cli.cluster import Cluster, Raw
-    from cormorant_contract.rest.status import Status, Workers
 
 MOST_HEADS = 8
 """Heads that are asked at a time: each is a connection through the API server."""
@@ -31,18 +31,6 @@ LIST_S = 5.0
 _CLOSE_S = 2.0
 _ENDS = ("Completed", "Failed")
 _BEGINNINGS = ("Pending", "Starting", "Restarting", "Degraded")
-
-
-class HeadClient(Protocol):
-    """What is asked of a head: `cormorant_client.Client` answers it."""
-
-    def status(self) -> "Status": ...
-
-    def workers(self) -> "Workers": ...
-
-
-OpenHead = Callable[["Raw"], AbstractContextManager[HeadClient]]
-"""A client of a job's head. Raises CliError with a sentence, on the way there and inside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +46,10 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    open_head: OpenHead
+    open_head: Callable[["Raw"], AbstractContextManager[HeadClient]]
+    """A client of a job's head, as `OpenHead` of one head."""
     workers: bool
     """For every worker, too."""
-
-
-@dataclass(slots=True)
-class _Head:
-    """A head that is asked, by a thread of its own."""
-
-    thread: threading.Thread
-    reading: Reading | None = None
-    error: str = ""
-    is_asked: bool = False
 
 
 @dataclass(slots=True)
@@ -104,9 +83,9 @@ class Census:
         """
         self._cluster, self._scope, self._asking, self._interval_s = cluster, scope, asking, interval_s
         self._changed = threading.Condition()
-        """Guards `_seen`, `_heads` and `_notice`; notified at every answer of a head."""
+        """Guards `_seen`, `_heads`, what they hold, and `_notice`; notified at every answer of a head."""
         self._seen = _Seen()
-        self._heads: dict[str, _Head] = {}
+        self._heads: dict[str, AskedHead] = {}
         """By the job's uid."""
         self._notice = ""
         self._closed = threading.Event()
@@ -143,11 +122,10 @@ class Census:
         """Ask no more, and leave the cluster alone as far as answers come at once."""
         self._closed.set()
         with self._changed:
-            threads = [head.thread for head in self._heads.values()]
-        deadline = time.monotonic() + _CLOSE_S
-        for thread in (self._lister, *threads):
-            if thread.is_alive():
-                thread.join(max(0.0, deadline - time.monotonic()))
+            heads = list(self._heads.values())
+        end_all(heads)
+        if self._lister.is_alive():
+            self._lister.join(_CLOSE_S)
 
     # -- the list ----------------------------------------------------------------------------------------------
 
@@ -180,50 +158,23 @@ class Census:
     def _take(self, found: _Seen) -> None:
         with self._changed:
             self._seen, self._notice = found, ""
-            if self._asking is None:
+            if self._asking is None or self._closed.is_set():
                 return
-            for job in found.jobs.values():
-                uid = job["metadata"]["uid"]
-                if uid not in self._heads and len(self._heads) < MOST_HEADS and _may_have_head(job):
-                    thread = threading.Thread(
-                        target=self._ask, args=(uid, self._asking), name=f"top-{uid}", daemon=True
-                    )
-                    self._heads[uid] = _Head(thread)
-                    thread.start()
+            asked = {job["metadata"]["uid"]: job for job in found.jobs.values() if _may_have_head(job)}
+            for uid in self._heads.keys() - asked.keys():
+                self._heads.pop(uid).end()  # another one's turn
+            for uid in [uid for uid in asked if uid not in self._heads][: MOST_HEADS - len(self._heads)]:
+                open_head = partial(self._open_head, self._asking, asked[uid])
+                self._heads[uid] = AskedHead(
+                    open_head, self._changed, workers=self._asking.workers, interval_s=self._interval_s
+                )
 
-    # -- heads -------------------------------------------------------------------------------------------------
-
-    def _ask(self, uid: str, asking: Asking) -> None:
-        """Ask a head until its job ends or goes, over one connection as long as it holds."""
-        while (job := self._wanted(uid)) is not None:
-            try:
-                with asking.open_head(job) as client:
-                    while self._wanted(uid) is not None:
-                        status = client.status()
-                        workers = client.workers().workers if asking.workers else ()
-                        self._hear(uid, Reading(status=status, workers=workers), "")
-                        if not self._interval_s or self._closed.wait(self._interval_s):
-                            return
-            except CliError as error:
-                self._hear(uid, None, str(error))
-            if not self._interval_s or self._closed.wait(max(self._interval_s, LIST_S)):
-                return
+    def _open_head(self, asking: Asking, job: "Raw") -> AbstractContextManager[HeadClient]:
+        """To the job as it was listed last."""
+        uid = job["metadata"]["uid"]
         with self._changed:
-            del self._heads[uid]  # another one's turn
-
-    def _wanted(self, uid: str) -> "Raw | None":
-        """The job as it was listed last; None when its head is not asked any more."""
-        if self._closed.is_set():
-            return None
-        with self._changed:
-            job = next((job for job in self._seen.jobs.values() if job["metadata"]["uid"] == uid), None)
-        return job if job is not None and _may_have_head(job) else None
-
-    def _hear(self, uid: str, reading: Reading | None, error: str) -> None:
-        with self._changed:
-            head = self._heads[uid]
-            head.reading, head.error, head.is_asked = reading, error, True
-            self._changed.notify_all()
+            listed = next((new for new in self._seen.jobs.values() if new["metadata"]["uid"] == uid), job)
+        return asking.open_head(listed)
 
     # -- both --------------------------------------------------------------------------------------------------
 
@@ -233,16 +184,13 @@ class Census:
             written = read_written(job, now=self._seen.time, options=self._cluster.options_of(job))
             if written.age_s is not None:
                 written = replace(written, age_s=written.age_s + since_s)
-            entry = Entry(name=name, written=written, is_asked=True)
             head = self._heads.get(job["metadata"]["uid"])
             if head is not None:
-                error = head.error if head.is_asked else late
-                entry = replace(entry, reading=head.reading, error=error, is_asked=head.is_asked or bool(late))
-            elif self._asking is not None and _may_have_head(job):
-                entry = replace(
-                    entry, error=f"its head is not asked: at most {MOST_HEADS} heads are asked at a time; name this job"
-                )
-            yield entry
+                yield head.entry(name, written=written, late=late)
+                continue
+            is_left_out = self._asking is not None and _may_have_head(job)
+            error = f"its head is not asked: at most {MOST_HEADS} heads are asked at a time; name this job"
+            yield Entry(name=name, written=written, error=error if is_left_out else "", is_asked=True)
         for name, sentence in self._seen.missing.items():
             yield Entry(name=name, error=sentence, is_asked=True)
 
@@ -262,14 +210,16 @@ def read_written(job: "Raw", *, now: datetime | None, options: str = "") -> Writ
     age_s = _age_s(job, now)
     return Written(
         namespace=job["metadata"]["namespace"],
-        phase=str(status.get("phase") or ""),
-        frames=int(frames.get("collected") or 0),
-        target=int(frames.get("target") or 0),
-        per_second=per_second,
-        ready=sum(int(group.get("ready") or 0) for group in groups),
-        desired=sum(int(group.get("desired") or 0) for group in groups),
-        version=int(weights.get("version") or 0),
-        min_applied_version=int(weights.get("minAppliedVersion") or 0),
+        figures=Figures(
+            phase=str(status.get("phase") or ""),
+            frames=int(frames.get("collected") or 0),
+            target=int(frames.get("target") or 0),
+            per_second=per_second,
+            ready=sum(int(group.get("ready") or 0) for group in groups),
+            desired=sum(int(group.get("desired") or 0) for group in groups),
+            version=int(weights.get("version") or 0),
+            min_applied_version=int(weights.get("minAppliedVersion") or 0),
+        ),
         note="; ".join(_notes(job, options)),
         age_s=age_s,
         is_stale=per_second > 0 and age_s is not None and age_s > STALE_S,

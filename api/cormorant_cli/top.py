@@ -14,7 +14,7 @@ import typer
 
 from cormorant_cli.connection import AsJson, CaFile, Connection, Context, Namespace, Token, are_written
 from cormorant_cli.errors import BadInput, CommandFailed
-from cormorant_cli.sources import Board, Entry, url_sources
+from cormorant_cli.sources import Board, Entry, HeadClient, url_heads
 from cormorant_cli.top_table import NUMBERS, columns, cut, lines_of, rows_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from cormorant_cli.census import Asking, HeadClient
+    from cormorant_cli.census import Asking
     from cormorant_cli.cluster import Cluster, Raw
 
 _REDRAW_S = 0.5
@@ -98,8 +98,8 @@ def top(
     if is_cluster and are_written(urls or (), "CORMORANT_URL"):
         raise BadInput("--url names a head outside a cluster; remove --url, or the names, -n, -A and --context")
     if urls and not is_cluster:
-        sources = url_sources(urls, token=token, token_files=token_files or (), ca_file=ca_file, workers=workers)
-        show(Board(sources, interval_s=interval_s), is_once=not interval_s, as_json=as_json)
+        heads = url_heads(urls, token=token, token_files=token_files or (), ca_file=ca_file)
+        show(Board(heads, workers=workers, interval_s=interval_s), is_once=not interval_s, as_json=as_json)
         return
     files = token_files if token_files and are_written(token_files, "CORMORANT_TOKEN_FILE") else []
     if len(files) > 1:

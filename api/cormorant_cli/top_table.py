@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cormorant_cli.jobs import age
-from cormorant_cli.sources import Entry, Written
+from cormorant_cli.sources import Entry, Figures, Reading, Written
 
 if TYPE_CHECKING:
     from cormorant_contract.rest.status import Status, Worker
@@ -59,7 +59,7 @@ def rows_of(entries: Sequence[Entry]) -> Iterator[Row]:
             note = entry.error if entry.is_asked else "asking"
             yield Row(job=entry.name, phase="Unreachable" if entry.error else _NOTHING, note=note)
             continue
-        row = _job_row(reading.status, error=entry.error)
+        row = _job_row(reading, error=entry.error)
         if entry.written is not None:
             row = replace(row, job=entry.name, as_of=_age(time.monotonic() - reading.read_at))
         yield row
@@ -98,19 +98,30 @@ def columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]
     return tuple(_HEADINGS[i] for i in kept), [tuple(cells[i] for i in kept) for cells in table]
 
 
+def _row_of(figures: Figures, *, job: str, **said: Any) -> Row:
+    """The columns that every job has; `said`: the others."""
+    share = f" ({min(1.0, figures.frames / figures.target):.0%})" if figures.target else ""
+    return replace(
+        Row(
+            job=job,
+            phase=figures.phase,
+            fps=f"{figures.per_second:,.0f}",
+            frames=f"{figures.frames:,}{share}",
+            workers=f"{figures.ready}/{figures.desired}",
+            version=f"{figures.version}",
+            behind=f"{max(0, figures.version - figures.min_applied_version)}",
+        ),
+        **said,
+    )
+
+
 def _written_row(name: str, written: Written, *, error: str) -> Row:
-    if not written.phase:
+    if not written.figures.phase:
         return Row(job=name, phase=_NOTHING, note="; ".join(filter(None, (written.note, error))))
     away = "its status is too old: is the operator running (`cormorant doctor`)?" if written.is_stale else ""
-    share = f" ({min(1.0, written.frames / written.target):.0%})" if written.target else ""
-    return Row(
+    return _row_of(
+        written.figures,
         job=name,
-        phase=written.phase,
-        fps=f"{written.per_second:,.0f}",
-        frames=f"{written.frames:,}{share}",
-        workers=f"{written.ready}/{written.desired}",
-        version=f"{written.version}",
-        behind=f"{max(0, written.version - written.min_applied_version)}",
         as_of=_age(written.age_s) if written.age_s is not None else _NOTHING,
         note="; ".join(filter(None, (away, written.note, error))),
         is_stale=written.is_stale,
@@ -122,23 +133,17 @@ def _age(seconds: float) -> str:
     return age(now - timedelta(seconds=seconds), now)
 
 
-def _job_row(status: "Status", *, error: str) -> Row:
-    frames, fresh, queue = status.frames, status.weights, status.queue
-    share = f" ({min(1.0, frames.collected / frames.target):.0%})" if frames.target else ""
-    mean_return = status.episodes.mean_return
-    return Row(
+def _job_row(reading: Reading, *, error: str) -> Row:
+    status, mean_return, queue = reading.status, reading.status.episodes.mean_return, reading.status.queue
+    row = _row_of(
+        reading.figures,
         job=f"{status.namespace}/{status.job}" if status.namespace not in ("", "default") else status.job,
-        phase="Unreachable" if error else status.phase,
-        fps=f"{frames.per_second:,.0f}",
-        frames=f"{frames.collected:,}{share}",
-        workers=_workers_of([status]),
-        version=f"{fresh.version}",
-        behind=f"{fresh.version - fresh.min_applied_version}",
         mean_return=f"{mean_return:.2f}" if mean_return is not None else _NOTHING,
         queue=f"{queue.filled}/{queue.capacity}" if queue.capacity else _NOTHING,
         note=error or _note_of(status),
         is_stale=bool(error),
     )
+    return replace(row, phase="Unreachable") if error else row
 
 
 def _note_of(status: "Status") -> str:
@@ -162,44 +167,17 @@ def _worker_row(worker: "Worker", *, is_stale: bool) -> Row:
 
 
 def _sum_row(entries: Sequence[Entry]) -> Row:
-    """Sums of current values: those of jobs that no longer answer are left out."""
-    if any(entry.written is not None for entry in entries):
-        return _cluster_sum_row(entries)
-    answering = [entry.reading.status for entry in entries if entry.reading is not None and not entry.error]
+    """Sums of what heads say that answer, and of what the operator wrote of other jobs; an old rate counts nothing."""
+    said = [entry.reading.figures for entry in entries if entry.reading is not None and entry.is_fresh]
+    written = [entry.written for entry in entries if entry.written is not None and not entry.is_fresh]
+    rates = [figures.per_second for figures in said]
+    rates += [0.0 if known.is_stale else known.figures.per_second for known in written]
+    figures = [*said, *(known.figures for known in written)]
+    is_cluster = any(entry.written is not None for entry in entries)
     return Row(
         job=f"{len(entries)} jobs",
-        phase=f"{len(answering)} answer",
-        fps=f"{sum(status.frames.per_second for status in answering):,.0f}",
-        frames=f"{sum(status.frames.collected for status in answering):,}",
-        workers=_workers_of(answering),
-    )
-
-
-def _cluster_sum_row(entries: Sequence[Entry]) -> Row:
-    rates: list[float] = []
-    frames, ready, desired = 0, 0, 0
-    for entry in entries:
-        written = entry.written
-        if entry.reading is not None and not entry.error:
-            found = entry.reading.status
-            rates.append(found.frames.per_second)
-            frames += found.frames.collected
-            ready += sum(group.ready for group in found.groups)
-            desired += sum(group.desired for group in found.groups)
-        elif written is not None:
-            rates.append(0.0 if written.is_stale else written.per_second)
-            frames += written.frames
-            ready += written.ready
-            desired += written.desired
-    return Row(
-        job=f"{len(entries)} jobs",
-        phase=f"{sum(rate > 0 for rate in rates)} moving",
+        phase=f"{sum(rate > 0 for rate in rates)} moving" if is_cluster else f"{len(said)} answer",
         fps=f"{sum(rates):,.0f}",
-        frames=f"{frames:,}",
-        workers=f"{ready}/{desired}",
+        frames=f"{sum(known.frames for known in figures):,}",
+        workers=f"{sum(known.ready for known in figures)}/{sum(known.desired for known in figures)}",
     )
-
-
-def _workers_of(statuses: "Sequence[Status]") -> str:
-    groups = [group for status in statuses for group in status.groups]
-    return f"{sum(group.ready for group in groups)}/{sum(group.desired for group in groups)}"

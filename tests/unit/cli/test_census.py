@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from cormorant_cli import census as census_module
+from cormorant_cli import sources
 from cormorant_cli.__main__ import run
 from cormorant_cli.census import MOST_HEADS, Asking, Census, Scope, read_written
 from cormorant_cli.cluster import connected
@@ -233,7 +234,7 @@ def test_heads_are_asked_a_few_at_a_time_and_the_others_say_so(serve: Any) -> No
 
 
 def test_connection_to_a_head_is_reused_and_reopened(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(census_module, "LIST_S", 0.01)
+    monkeypatch.setattr(sources, "RETRY_S", 0.01)
     answers, opened = ["first", "second", "broken", "third"], []
 
     class Client:
@@ -252,7 +253,7 @@ def test_connection_to_a_head_is_reused_and_reopened(serve: Any, monkeypatch: py
 
     def is_there() -> bool:
         (entry,) = census.entries()
-        heard.append(entry.reading.status if entry.reading is not None else entry.error)
+        heard.append(entry.error or (entry.reading.status if entry.reading is not None else ""))
         return heard[-1] == "third"
 
     with serve(lambda _heard: listing(make_job())), connected() as cluster:
@@ -260,7 +261,7 @@ def test_connection_to_a_head_is_reused_and_reopened(serve: Any, monkeypatch: py
         census = Census(cluster, Scope(namespace="rl"), asking=asking, interval_s=0.05)
         until(is_there)
         census.close()
-        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("top-uid")]
+        assert not [thread.name for thread in threading.enumerate() if thread.name == "top-head"]
     assert opened == ["pong", "pong"]
     assert [word for word in dict.fromkeys(heard) if word] == ["first", "second", "it broke", "third"]
 

@@ -3,7 +3,10 @@
 import json
 import threading
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +14,7 @@ from typer.testing import CliRunner
 from cormorant_cli import __main__ as entry
 from cormorant_cli import top
 from cormorant_cli.errors import BadInput, CommandFailed
-from cormorant_cli.sources import Board, Entry, Reading, Source, Written, url_sources
+from cormorant_cli.sources import Board, Entry, Figures, OpenHead, Reading, Written, url_heads
 from cormorant_cli.status import lines_of as status_lines
 from cormorant_cli.top_table import cut, lines_of, rows_of
 from cormorant_contract.rest.status import (
@@ -24,6 +27,7 @@ from cormorant_contract.rest.status import (
     Status,
     WeightsReport,
     Worker,
+    Workers,
 )
 
 WORKER = Worker(
@@ -59,15 +63,32 @@ def status(job: str = "pong", **changes: object) -> Status:
     return Status.model_validate(known | changes)
 
 
-def fails(sentence: str) -> Source:
-    def fetch() -> Reading:
-        raise CommandFailed(sentence)
+class SaidHead:
+    """A head that says what it is told to."""
 
-    return Source(name="http://gone:8000", fetch=fetch)
+    def __init__(self, *answers: Callable[[], Status], workers: tuple[Worker, ...] = ()) -> None:
+        self._answers, self._workers = list(answers), workers
+
+    def status(self) -> Status:
+        return self._answers.pop(0)() if len(self._answers) > 1 else self._answers[0]()
+
+    def workers(self) -> Workers:
+        return Workers(workers=self._workers)
 
 
-def says(found: Status, *workers: Worker) -> Source:
-    return Source(name="http://here:8000", fetch=lambda: Reading(status=found, workers=workers))
+def fail(sentence: str) -> Status:
+    raise CommandFailed(sentence)
+
+
+def fails(sentence: str) -> OpenHead:
+    return lambda: nullcontext(SaidHead(partial(fail, sentence)))
+
+
+def says(found: Status, *workers: Worker) -> OpenHead:
+    return lambda: nullcontext(SaidHead(lambda: found, workers=workers))
+
+
+HERE, GONE = "http://here:8000", "http://gone:8000"
 
 
 def test_a_job_is_one_line() -> None:
@@ -127,9 +148,8 @@ def test_columns_are_aligned_and_workers_stand_below_their_job() -> None:
 
 
 def test_a_job_that_fails_is_a_cell_and_no_crash(capsys: pytest.CaptureFixture[str]) -> None:
-    top.show(
-        Board([says(status()), fails("the token is\nnone of the job's")], interval_s=0), is_once=True, as_json=False
-    )
+    heads = {HERE: says(status()), GONE: fails("the token is\nnone of the job's")}
+    top.show(Board(heads, interval_s=0), is_once=True, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:3] == ["pong", "Running", "1,234"]
     assert lines[2].startswith("http://gone:8000  Unreachable")
@@ -138,15 +158,8 @@ def test_a_job_that_fails_is_a_cell_and_no_crash(capsys: pytest.CaptureFixture[s
 
 
 def test_what_a_job_said_last_stays_when_it_falls_silent() -> None:
-    answers = [Reading(status=status()), None]
-
-    def fetch() -> Reading:
-        found = answers.pop(0) if answers else None
-        if found is None:
-            raise CommandFailed("no head answers")
-        return found
-
-    board = Board([Source(name="u", fetch=fetch)], interval_s=0.01)
+    head = SaidHead(status, partial(fail, "no head answers"))
+    board = Board({"u": lambda: nullcontext(head)}, interval_s=0.01)
     deadline = time.monotonic() + 10
     while not board.entries()[0].error:
         assert time.monotonic() < deadline
@@ -161,11 +174,12 @@ def test_what_a_job_said_last_stays_when_it_falls_silent() -> None:
 def test_a_job_that_keeps_silent_holds_nobody_up() -> None:
     release = threading.Event()
 
-    def fetch() -> Reading:
+    def too_late() -> Status:
         release.wait(20)
-        raise CommandFailed("too late")
+        return fail("too late")
 
-    board = Board([Source(name="slow", fetch=fetch), says(status())], interval_s=0)
+    heads = {"slow": lambda: nullcontext(SaidHead(too_late)), HERE: says(status())}
+    board = Board(heads, interval_s=0)
     try:
         slow, quick = board.wait(0.2)
     finally:
@@ -175,7 +189,8 @@ def test_a_job_that_keeps_silent_holds_nobody_up() -> None:
 
 
 def test_json_has_every_job(capsys: pytest.CaptureFixture[str]) -> None:
-    top.show(Board([says(status(), WORKER), fails("gone")], interval_s=0), is_once=True, as_json=True)
+    heads = {HERE: says(status(), WORKER), GONE: fails("gone")}
+    top.show(Board(heads, workers=True, interval_s=0), is_once=True, as_json=True)
     good, bad = json.loads(capsys.readouterr().out)["jobs"]
     assert (good["status"]["frames"]["collected"], good["workers"][0]["id"], good["error"]) == (12_345, "cpu-0", "")
     assert (bad["status"], bad["workers"], bad["error"]) == (None, [], "gone")
@@ -195,7 +210,7 @@ def test_it_fails_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> Non
 )
 def test_options_that_do_not_fit_are_refused(urls: tuple[str, ...], files: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
-        url_sources(urls, token="", token_files=files, workers=False)
+        url_heads(urls, token="", token_files=files)
 
 
 def test_help_names_the_ways_to_say_where() -> None:
@@ -215,8 +230,10 @@ def test_what_has_no_room_on_the_screen_is_counted() -> None:
 
 def test_heads_answer_is_shown_before_the_status() -> None:
     written = Written(
-        namespace="rl", phase="Starting", frames=1, target=0, per_second=0.0, ready=0, desired=1, version=0,
-        min_applied_version=0, note="", age_s=70.0, is_stale=False, status={},
+        namespace="rl", note="", age_s=70.0, is_stale=False, status={},
+        figures=Figures(
+            phase="Starting", frames=1, target=0, per_second=0.0, ready=0, desired=1, version=0, min_applied_version=0
+        ),
     )  # fmt: skip
     head = Entry(name="pong", reading=Reading(status=status(namespace="rl")), written=written, is_asked=True)
     silent = Entry(name="pong", written=written, error="no way there", is_asked=True)
