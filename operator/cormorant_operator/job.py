@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -79,6 +79,16 @@ class Unreadable:
     status: CollectorJobStatus | None
     """None: the status cannot be parsed, and is left alone."""
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """A condition without times."""
+
+    type: ConditionType
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str = ""
 
 
 def find(status: CollectorJobStatus, kind: ConditionType) -> Condition | None:

@@ -21,19 +21,18 @@
 Completed and Failed exist only when true, and are final.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
 
 from cormorant_contract.status import CollectorJobStatus, Condition, ConditionType
 from cormorant_operator import names
 from cormorant_operator.decide import progress
 from cormorant_operator.decide.obstacles import acceptance_trouble, scheduling_trouble
-from cormorant_operator.decide.outcome import Outcome, how_it_ended
+from cormorant_operator.decide.outcome import how_it_ended
 from cormorant_operator.decide.suspension import State
 from cormorant_operator.decide.view import View
-from cormorant_operator.job import find
+from cormorant_operator.job import Fact, find
 from cormorant_operator.observed import Pod
 
 _MAX_MESSAGE = 1024
@@ -47,16 +46,6 @@ _PAUSES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
-    """A condition without times."""
-
-    type: ConditionType
-    status: Literal["True", "False", "Unknown"]
-    reason: str
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What this reconcile decided, as far as conditions show it."""
 
@@ -65,7 +54,8 @@ class Decision:
     is_updating: bool = False
     is_trying_image: bool = False
     is_stalled: bool = False
-    outcome: Outcome | None = None
+    outcome: Fact | None = None
+    """Completed or Failed."""
 
 
 def facts(view: View, decision: Decision) -> tuple[Fact, ...]:
@@ -80,9 +70,8 @@ def facts(view: View, decision: Decision) -> tuple[Fact, ...]:
         _stalled(view, decision),
         _paused(view),
         _suspended(view, decision),
-        *_ended(decision),
     ]
-    return tuple(found)
+    return (*found, decision.outcome) if decision.outcome is not None else tuple(found)
 
 
 _BLOCKING: tuple[tuple[ConditionType, str], ...] = (
@@ -130,7 +119,7 @@ def _dated(status: CollectorJobStatus, fact: Fact, *, generation: int, now: date
 def _accepted(view: View) -> Fact:
     trouble = acceptance_trouble(view)
     if trouble is not None:
-        return Fact(type="Accepted", status="False", reason=trouble.reason, message=trouble.message)
+        return trouble
     if view.job.unknown:
         shown = ", ".join(view.job.unknown[:_MAX_UNKNOWN])
         message = (
@@ -144,7 +133,7 @@ def _accepted(view: View) -> Fact:
 def _scheduled(view: View) -> Fact:
     trouble = scheduling_trouble(view)
     if trouble is not None:
-        return Fact(type="Scheduled", status="False", reason=trouble.reason, message=trouble.message)
+        return trouble
     placed = sum(pod.is_live and pod.is_scheduled for pod in view.examined if pod.role == "worker")
     placed += sum(view.num_counted(group.name) for group in view.groups)
     wanted = sum(view.sizes.values())
@@ -278,10 +267,3 @@ def _suspended(view: View, decision: Decision) -> Fact:
     if view.eviction and not view.job.spec.suspend:
         return Fact(type="Suspended", status="False", reason="Evicted", message=f"Kueue: {view.eviction}")
     return Fact(type="Suspended", status="False", reason="Suspending")
-
-
-def _ended(decision: Decision) -> Iterator[Fact]:
-    if decision.outcome is not None:
-        yield Fact(
-            type=decision.outcome.kind, status="True", reason=decision.outcome.reason, message=decision.outcome.message
-        )

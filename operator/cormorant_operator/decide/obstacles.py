@@ -3,46 +3,46 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from cormorant_operator import names
 from cormorant_operator.decide.plan import POD_OWNER
 from cormorant_operator.decide.view import View
+from cormorant_operator.job import Fact
 from cormorant_operator.observed import Obstacle, Pod, RefusalKind
 
 _QUEUE_KINDS = ("Workload", "ResourceFlavor", "WorkloadPriorityClass")
 _SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE, RefusalKind.SERVER, RefusalKind.LEAVING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    reason: str
-    message: str
+_NOT_ACCEPTED = partial(Fact, type="Accepted", status="False")
+_NOT_SCHEDULED = partial(Fact, type="Scheduled", status="False")
 
 
-def acceptance_trouble(view: View) -> Cause | None:
+def acceptance_trouble(view: View) -> Fact | None:
     """Why the API server rejects the manifest."""
     owners = [names.HEAD, *(group.name for group in view.groups)]
     for owner, template in zip(owners, view.all_templates, strict=True):
         verdict = view.verdict(template)
         if verdict is not None and verdict.error:
-            return Cause(reason=RefusalKind.INVALID.value, message=f"pod template of {owner}: {verdict.error}")
+            return _NOT_ACCEPTED(reason=RefusalKind.INVALID.value, message=f"pod template of {owner}: {verdict.error}")
     for pod in view.canaries:
         if pod.is_live and pod.obstacle is not Obstacle.NONE and _is_missing(view, names.CANARY):
             words = f"the new image is not verified yet, so nothing was replaced: {pod.name}: {pod.obstacle_message}"
-            return Cause(reason=pod.obstacle.value, message=words)
+            return _NOT_ACCEPTED(reason=pod.obstacle.value, message=words)
     for owner, refusal in sorted(view.observed.refusals.items()):
         if refusal.kind not in _SCHEDULING and _is_missing(view, owner):
-            return Cause(reason=refusal.kind.value, message=refusal.message)
+            return _NOT_ACCEPTED(reason=refusal.kind.value, message=refusal.message)
     return None
 
 
-def scheduling_trouble(view: View) -> Cause | None:
+def scheduling_trouble(view: View) -> Fact | None:
     """Why a pod is not scheduled, or its image is not pulled."""
     if (queued := _queue_trouble(view)) is not None:
         return queued
     for owner, refusal in sorted(view.observed.refusals.items()):
         if refusal.kind in _SCHEDULING and _is_missing(view, owner):
-            return Cause(reason=refusal.kind.value, message=refusal.message)
+            return _NOT_SCHEDULED(reason=refusal.kind.value, message=refusal.message)
     if (volume := _volume_trouble(view)) is not None:
         return volume
     stuck = sorted(
@@ -53,7 +53,7 @@ def scheduling_trouble(view: View) -> Cause | None:
         return None
     first = stuck[0]
     others = f"; {len(stuck)} pods are waiting" if len(stuck) > 1 else ""
-    return Cause(reason=first.obstacle.value, message=f"{first.name}: {first.obstacle_message}{others}")
+    return _NOT_SCHEDULED(reason=first.obstacle.value, message=f"{first.name}: {first.obstacle_message}{others}")
 
 
 def is_waiting_for_room(view: View) -> bool:
@@ -68,7 +68,7 @@ def is_waiting_for_room(view: View) -> bool:
     )
 
 
-def _queue_trouble(view: View) -> Cause | None:
+def _queue_trouble(view: View) -> Fact | None:
     """Why a job with a queue does not have all its pods: Kueue did not admit it."""
     queue, found = view.job.queue, view.workload
     is_whole = view.live_head is not None and not any(_is_missing(view, group.name) for group in view.groups)
@@ -89,17 +89,17 @@ def _queue_trouble(view: View) -> Cause | None:
             or "Kueue has not answered yet; check that Kueue runs"
         )
         words = f"Workload {found.name}: {words}"
-    return Cause(reason="WaitingForQuota", message=f"queue {queue.name}: {words}")
+    return _NOT_SCHEDULED(reason="WaitingForQuota", message=f"queue {queue.name}: {words}")
 
 
-def _volume_trouble(view: View) -> Cause | None:
+def _volume_trouble(view: View) -> Fact | None:
     """A head that waits for a volume that Kubernetes does not detach from a lost node by itself."""
     head, claim = view.live_head, view.job.spec.head.persistence.claim_name
     lost = next((pod for pod in view.heads if pod.is_terminating and view.is_lost(pod)), None)
     if head is None or head.is_ready or not head.is_scheduled or not claim or lost is None:
         return None
     node = lost.node or "of that pod"
-    return Cause(
+    return _NOT_SCHEDULED(
         reason="VolumeOnLostNode",
         message=f"{head.name} may be waiting for claim {claim}: {lost.name} is on the lost node {node}, and a "
         "ReadWriteOnce volume stays attached to it. Once you are sure that the node is off, run: "

@@ -1,26 +1,22 @@
 """Decides whether and how a job ends, and what is cleaned up. Every waiting state has a deadline."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from functools import partial
 
 from cormorant_operator.decide import progress
 from cormorant_operator.decide.backoff import failures_after
 from cormorant_operator.decide.obstacles import acceptance_trouble, is_late, late_at, scheduling_trouble
 from cormorant_operator.decide.plan import Action, DeleteJob, DeletePod, Plan
 from cormorant_operator.decide.view import View
+from cormorant_operator.job import Fact
 from cormorant_operator.observed import EXIT_REFUSED, Pod
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    kind: Literal["Completed", "Failed"]
-    reason: str
-    message: str
+_COMPLETED = partial(Fact, type="Completed", status="True")
+_FAILED = partial(Fact, type="Failed", status="True")
 
 
-def find_outcome(view: View) -> Outcome | None:
+def find_outcome(view: View) -> Fact | None:
     return next(_outcomes(view), None)
 
 
@@ -40,7 +36,7 @@ def outcome_dues(view: View) -> Iterator[datetime]:
                 yield at
 
 
-def _outcomes(view: View) -> Iterator[Outcome]:
+def _outcomes(view: View) -> Iterator[Fact]:
     yield from _completions(view)
     yield from _head_failures(view)
     yield from _slot_failures(view)
@@ -49,41 +45,35 @@ def _outcomes(view: View) -> Iterator[Outcome]:
         yield from _missed_deadlines(view)
 
 
-def _completions(view: View) -> Iterator[Outcome]:
+def _completions(view: View) -> Iterator[Fact]:
     frames = progress.frames_collected(view)
     if any(head.phase == "Succeeded" for head in view.heads):
-        yield Outcome(
-            kind="Completed", reason="AllFramesDelivered", message=f"{frames} frames were collected and delivered"
-        )
+        yield _COMPLETED(reason="AllFramesDelivered", message=f"{frames} frames were collected and delivered")
     drained = progress.drain_deadline(view)
     if drained is not None and drained.is_over:
-        yield Outcome(
-            kind="Completed",
+        yield _COMPLETED(
             reason="DrainTimedOut",
             message=f"{frames} frames were collected; learners did not acknowledge all of them within drainSeconds "
             f"({view.policy.drain_seconds})",
         )
 
 
-def _head_failures(view: View) -> Iterator[Outcome]:
+def _head_failures(view: View) -> Iterator[Fact]:
     head = view.newest_head
     if head is None or not head.is_failure:
         return
     if head.exit_code == EXIT_REFUSED:
         words = head.message or "it left no termination message; see its log"
-        yield Outcome(
-            kind="Failed", reason="HeadRefused", message=f"{head.name} rejected its configuration: {words}"[-1024:]
-        )
+        yield _FAILED(reason="HeadRefused", message=f"{head.name} rejected its configuration: {words}"[-1024:])
     failures, limit = failures_after(head), view.policy.max_head_restarts
     if failures > limit:
-        yield Outcome(
-            kind="Failed",
+        yield _FAILED(
             reason="HeadRestartsExceeded",
             message=f"the head failed {failures} times in a row (maxHeadRestarts {limit}); {how_it_ended(head)}",
         )
 
 
-def _slot_failures(view: View) -> Iterator[Outcome]:
+def _slot_failures(view: View) -> Iterator[Fact]:
     limit = view.policy.max_restarts_per_slot
     for group in view.groups:
         template = view.templates.worker(group)
@@ -92,37 +82,33 @@ def _slot_failures(view: View) -> Iterator[Outcome]:
             if newest is None or slot.index >= view.sizes[group.name] or not newest.is_failure:
                 continue
             if (failures := slot.failures(template)) > limit:
-                yield Outcome(
-                    kind="Failed",
+                yield _FAILED(
                     reason="SlotRestartsExceeded",
                     message=f"worker {group.name}-{slot.index} failed {failures} times in a row "
                     f"(maxRestartsPerSlot {limit}); {how_it_ended(newest)}",
                 )
 
 
-def _missed_deadlines(view: View) -> Iterator[Outcome]:
+def _missed_deadlines(view: View) -> Iterator[Fact]:
     policy = view.policy
     started, stalled = progress.startup_deadline(view), progress.stall_deadline(view)
     if started is not None and started.is_over:
         trouble = acceptance_trouble(view) or scheduling_trouble(view)
         words = f": {trouble.message}" if trouble is not None else "; see the events of its pods"
         what = "the job did not become ready again" if progress.has_collected(view) else "no frames were collected"
-        yield Outcome(
-            kind="Failed",
+        yield _FAILED(
             reason="StartupDeadlineExceeded",
             message=f"{what} within startupDeadlineSeconds ({policy.startup_deadline_seconds}){words}",
         )
     late = [pod for pod in view.examined if is_late(view, pod)]
     if policy.on_unschedulable == "Fail" and late:
-        yield Outcome(
-            kind="Failed",
+        yield _FAILED(
             reason="Unschedulable",
             message=f"{late[0].name} was not scheduled within unschedulableAfterSeconds "
             f"({policy.unschedulable_after_seconds}): {late[0].obstacle_message}",
         )
     if policy.on_stall == "Fail" and stalled is not None and stalled.is_over:
-        yield Outcome(
-            kind="Failed",
+        yield _FAILED(
             reason="Stalled",
             message=f"no frames were collected within progressDeadlineSeconds ({policy.progress_deadline_seconds})",
         )

@@ -8,7 +8,7 @@ from cormorant_operator.decide.view import View
 
 def phase_of(view: View, decision: Decision) -> Phase:
     if decision.outcome is not None:
-        return decision.outcome.kind
+        return "Completed" if decision.outcome.type == "Completed" else "Failed"
     if decision.suspension != "no":
         return "Suspended" if decision.suspension == "suspended" else "Suspending"
     head = view.live_head

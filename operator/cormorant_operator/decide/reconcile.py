@@ -12,7 +12,7 @@ from cormorant_operator.decide.conditions import Decision
 from cormorant_operator.decide.events import events_between
 from cormorant_operator.decide.heads import HeadPlan, plan_head, render_head
 from cormorant_operator.decide.obstacles import Fit, fit
-from cormorant_operator.decide.outcome import Outcome, clean_up, find_outcome, outcome_dues
+from cormorant_operator.decide.outcome import clean_up, find_outcome, outcome_dues
 from cormorant_operator.decide.plan import (
     Action,
     ApplyChild,
@@ -34,7 +34,7 @@ from cormorant_operator.decide.suspension import Suspension, plan_suspension
 from cormorant_operator.decide.view import View
 from cormorant_operator.decide.workers import plan_workers, render_worker
 from cormorant_operator.defaults import OperatorDefaults
-from cormorant_operator.job import Job
+from cormorant_operator.job import Fact, Job
 from cormorant_operator.names import Manifest
 from cormorant_operator.observed import Observed, Obstacle
 from cormorant_operator.render.children import budgets, certificates, config_map, digest_of, network_policy, services
@@ -82,7 +82,7 @@ def _without_refused(view: View, plan: Plan) -> Plan:
     return replace(plan, actions=tuple(actions), due=min(dues, default=None))
 
 
-def _end(view: View, outcome: Outcome) -> Plan:
+def _end(view: View, outcome: Fact) -> Plan:
     # Written before the cleanup: a deleted head must not look like one to replace.
     decision = Decision(outcome=outcome)
     return _plan(view, decision, (), dues=(view.now,), epoch=view.epoch)
