@@ -6,27 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cormorant_contract.tensor_file import TensorEntry, TensorFile
+from cormorant_contract.tensor_file import NUMPY_NAMES, TensorEntry, TensorFile
 
 Array = npt.NDArray[Any]
 
-NUMPY_BY_NAME: Mapping[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(np.bool_),
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
-    "U16": np.dtype(np.uint16),
-    "I16": np.dtype(np.int16),
-    "F16": np.dtype(np.float16),
-    "U32": np.dtype(np.uint32),
-    "I32": np.dtype(np.int32),
-    "F32": np.dtype(np.float32),
-    "U64": np.dtype(np.uint64),
-    "I64": np.dtype(np.int64),
-    "F64": np.dtype(np.float64),
-    "C64": np.dtype(np.complex64),
-}
-"""What numpy can hold; BF16 and the 8-bit floats need torch."""
-
+NUMPY_BY_NAME: Mapping[str, np.dtype[Any]] = {name: np.dtype(attribute) for name, attribute in NUMPY_NAMES.items()}
 NAME_BY_NUMPY: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_BY_NAME.items()}
 
 

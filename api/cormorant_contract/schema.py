@@ -98,7 +98,7 @@ def _column(name: str, kind: str, path: str, description: str, priority: int) ->
 
 def _inline(node: Schema, definitions: Schema) -> Schema:
     """Resolve references, optional unions and defaults of one node and all below it."""
-    node = _resolve(node, definitions)
+    node = resolved(node, definitions)
     result: Schema = {"type": node["type"]} if "type" in node else {}
     for key, value in node.items():
         if key == "properties":
@@ -118,16 +118,15 @@ def _inline(node: Schema, definitions: Schema) -> Schema:
     return result
 
 
-def _resolve(node: Schema, definitions: Schema) -> Schema:
-    """Merge what a node refers to into it; what the node says itself wins."""
-    if "anyOf" in node and "x-kubernetes-int-or-string" not in node:
-        (choice,) = [option for option in node["anyOf"] if option.get("type") != "null"]
-        rest = {key: value for key, value in node.items() if key != "anyOf"}
-        return _resolve(choice, definitions) | rest
+def resolved(node: Schema, definitions: Schema) -> Schema:
+    """Merge what a node refers to into it; what the node says itself wins. `X | None` is X: a null counts as absent."""
     if "$ref" in node:
         target = definitions[node["$ref"].removeprefix("#/$defs/")]
-        rest = {key: value for key, value in node.items() if key != "$ref"}
-        return _resolve(target, definitions) | rest
+        return resolved(target, definitions) | {key: value for key, value in node.items() if key != "$ref"}
+    choices = [choice for choice in node.get("anyOf", ()) if choice.get("type") != "null"]
+    if len(choices) == 1:
+        rest = {key: value for key, value in node.items() if key not in ("anyOf", "default")}
+        return resolved(choices[0], definitions) | rest
     return node
 
 

@@ -14,47 +14,31 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MEDIA_TYPE = "application/vnd.safetensors"
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """Longer headers are refused before they are read: a policy has thousands of tensors at most."""
-ITEM_BYTES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "U16": 2,
-    "I16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "U32": 4,
-    "I32": 4,
-    "F32": 4,
-    "U64": 8,
-    "I64": 8,
-    "F64": 8,
-    "C64": 8,
+_DTYPES = {
+    # the attribute of torch, and of numpy where it has one; bytes of one element
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "U16": ("uint16", 2),
+    "I16": ("int16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "U32": ("uint32", 4),
+    "I32": ("int32", 4),
+    "F32": ("float32", 4),
+    "U64": ("uint64", 8),
+    "I64": ("int64", 8),
+    "F64": ("float64", 8),
+    "C64": ("complex64", 8),
 }
-"""Bytes of one element, by the format's name of its dtype."""
-TORCH_NAMES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "U16": "uint16",
-    "I16": "int16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "U32": "uint32",
-    "I32": "int32",
-    "F32": "float32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F64": "float64",
-    "C64": "complex64",
-}
-"""Attributes of `torch`, by the format's name of the dtype."""
+"""By the format's name of the dtype."""
+ITEM_BYTES = {name: size for name, (_, size) in _DTYPES.items()}
+TORCH_NAMES = {name: attribute for name, (attribute, _) in _DTYPES.items()}
+NUMPY_NAMES = {name: attribute for name, attribute in TORCH_NAMES.items() if name not in ("F8_E4M3", "F8_E5M2", "BF16")}
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 64

@@ -1,12 +1,10 @@
 """values.schema.json, which Helm validates values with. Closed at every level, so that a typo is an error."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from cormorant_contract.base import in_json_schema_words
 from cormorant_contract.chart.values import Values
-
-Schema = dict[str, Any]
+from cormorant_contract.schema import Schema, resolved
 
 _LEFT_OUT = ("title", "$defs", "format")
 
@@ -38,7 +36,7 @@ def leaves(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 def _inline(node: Schema, definitions: Schema) -> Schema:
     """Resolve references and optional unions of a node and its descendants."""
-    node = _resolve(node, definitions)
+    node = resolved(node, definitions)
     result: Schema = {}
     for key, value in node.items():
         if key == "properties":
@@ -55,18 +53,3 @@ def _inline(node: Schema, definitions: Schema) -> Schema:
         # Its parts have defaults of their own.
         result.pop("default", None)
     return result
-
-
-def _resolve(node: Schema, definitions: Schema) -> Schema:
-    """Merge what a node refers to into it; what the node says itself wins.
-
-    `X | None` is X: to Helm a null means unset.
-    """
-    if "$ref" in node:
-        target = definitions[node["$ref"].removeprefix("#/$defs/")]
-        return _resolve(target, definitions) | {key: value for key, value in node.items() if key != "$ref"}
-    choices = [choice for choice in node.get("anyOf", ()) if choice.get("type") != "null"]
-    if len(choices) == 1:
-        rest = {key: value for key, value in node.items() if key not in ("anyOf", "default")}
-        return _resolve(choices[0], definitions) | rest
-    return node

@@ -22,31 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from cormorant_contract.tensor_file import make_header
+from cormorant_contract.tensor_file import NUMPY_NAMES, make_header
 from cormorant_worker.collect.block import Block
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.spaces import Array, Arrays, Leaf
 
 FORMAT = 1
 _LINE = 64
-_DTYPES = {
-    np.dtype(dtype): name
-    for dtype, name in (
-        (np.bool_, "BOOL"),
-        (np.uint8, "U8"),
-        (np.int8, "I8"),
-        (np.uint16, "U16"),
-        (np.int16, "I16"),
-        (np.float16, "F16"),
-        (np.uint32, "U32"),
-        (np.int32, "I32"),
-        (np.float32, "F32"),
-        (np.uint64, "U64"),
-        (np.int64, "I64"),
-        (np.float64, "F64"),
-        (np.complex64, "C64"),
-    )
-}
+_DTYPES = {np.dtype(attribute): name for name, attribute in NUMPY_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
