@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from cormorant_cli.connection import Connection, with_connection
-from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_cli.errors import CommandFailed
 from cormorant_cli.printing import size_of
-from cormorant_cli.weights import write_whole
+from cormorant_cli.weights import read_whole, write_whole
 
 app = typer.Typer(
     name="annotations",
@@ -67,10 +67,7 @@ def put(
     ] = -1,
 ) -> None:
     """Store a file as the value of a key."""
-    try:
-        value = Path(file).read_bytes()
-    except OSError as error:
-        raise BadInput(f"cannot read {file}: {error.strerror or error}") from error
+    value = read_whole(file)
     with connection.client("write") as client:
         entry = client.annotations.put(key, value, version=version if version >= 0 else None)
     typer.echo(f"{key}: version {entry.version}, {size_of(entry.bytes)}")

@@ -46,7 +46,6 @@ Kind = Literal[
     "SelfSubjectAccessReview",
     "Workload",
 ]
-DryRun = Literal["none", "server"]
 
 MANAGER = "cormorant-cli"
 """Field manager of what the command line writes."""
@@ -154,7 +153,7 @@ class Cluster:
         """Objects as the server prints them: `columnDefinitions` and `rows`."""
         return self._ask("GET", _path(kind, namespace, name), accept=_TABLE)
 
-    def apply(self, manifest: Raw, *, dry_run: DryRun = "none", is_forced: bool = False) -> tuple[Raw, bool]:
+    def apply(self, manifest: Raw, *, is_dry_run: bool = False, is_forced: bool = False) -> tuple[Raw, bool]:
         """Bring an object about by server-side apply. Returns it, and True when it is new.
 
         Raises:
@@ -164,7 +163,7 @@ class Cluster:
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata.get("namespace", ""), metadata["name"])
         query = {"fieldManager": MANAGER, "force": str(is_forced).lower(), "fieldValidation": "Strict"}
-        query |= {"dryRun": "All"} if dry_run == "server" else {}
+        query |= {"dryRun": "All"} if is_dry_run else {}
         reply = self._send("PATCH", path, query=query, body=manifest, content_type="application/apply-patch+yaml")
         return _read_json(reply.data), reply.status == 201
 

@@ -1,15 +1,15 @@
 """`cormorant delete JOB...`: jobs and all that belongs to them."""
 
 import time
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from cormorant_cli.cluster import Cluster, Raw, connected
 from cormorant_cli.connection import Context, Namespace
-from cormorant_cli.errors import BadInput, CommandFailed
-from cormorant_cli.jobs import identity, pods_of
-from cormorant_cli.printing import Output, told_when_slow
+from cormorant_cli.errors import CommandFailed
+from cormorant_cli.jobs import identity, name_of, pods_of
+from cormorant_cli.printing import told_when_slow
 
 _POLL_S = 0.3
 
@@ -20,11 +20,9 @@ def delete(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait with --wait.")] = 120.0,
     namespace: Namespace = "",
     context: Context = "",
-    output: Annotated[Output, typer.Option("--output", "-o", help="table or name.")] = Output.TABLE,
+    output: Annotated[Literal["table", "name"], typer.Option("--output", "-o", help="Output format.")] = "table",
 ) -> None:
     """Delete jobs with their pods, Services, Secrets and code. Durable datasets are kept."""
-    if output not in (Output.TABLE, Output.NAME):
-        raise BadInput(f"-o {output} is not supported here; use table or name")
     with connected(context) as cluster:
         where = namespace or cluster.namespace
         # All of them are looked up first: a name that is wrong deletes nothing.
@@ -36,8 +34,7 @@ def delete(
             if wait:
                 with told_when_slow(f"until {identity(job)} and its pods are gone, at most {timeout:g} s"):
                     _wait_until_gone(cluster, job, deadline=deadline, timeout_s=timeout)
-            name = f"collectorjob.cormorant.dev/{job['metadata']['name']}"
-            typer.echo(name if output is Output.NAME else f"{identity(job)}: deleted")
+            typer.echo(name_of(job) if output == "name" else f"{identity(job)}: deleted")
 
 
 def _wait_until_gone(cluster: Cluster, job: Raw, *, deadline: float, timeout_s: float) -> None:

@@ -15,9 +15,7 @@ from cormorant_cli.connection import CaFile, Connection, Context, Namespace, Tok
 from cormorant_cli.errors import BadInput
 from cormorant_cli.printing import columns_of, quiet_logs, told_when_slow
 from cormorant_cli.run import (
-    Device,
     DeviceOption,
-    FleetKind,
     FleetOption,
     JobName,
     RayAddress,
@@ -72,8 +70,8 @@ def evaluate(
     workers: Annotated[
         int, typer.Option(min=0, rich_help_panel="Workers", help="Number of workers (0: one per core).")
     ] = 0,
-    device: DeviceOption = Device.AUTO,
-    fleet: FleetOption = FleetKind.LOCAL,
+    device: DeviceOption = "auto",
+    fleet: FleetOption = "local",
     ray_address: RayAddress = "",
     wait: Annotated[
         float,
@@ -125,7 +123,7 @@ def evaluate(
                     deterministic=deterministic,
                     workers=workers,
                     directory=folder or "",
-                    device="" if device is Device.AUTO else device.value,
+                    device="" if device == "auto" else device,
                     engine=site.engine(),
                     look=_teller(Path(uri).name),
                     videos=video,

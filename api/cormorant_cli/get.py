@@ -7,7 +7,7 @@ import typer
 from cormorant_cli.cluster import Cluster, connected
 from cormorant_cli.connection import Context, Namespace
 from cormorant_cli.errors import BadInput
-from cormorant_cli.printing import Output, OutputOption, show_objects, show_table
+from cormorant_cli.printing import OutputOption, show_objects, show_table
 
 
 def get(
@@ -17,7 +17,7 @@ def get(
         bool, typer.Option("--all-namespaces", "-A", help="List jobs in all namespaces.")
     ] = False,
     context: Context = "",
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = "table",
 ) -> None:
     """List jobs: phase, frames, frames per second, policy version, workers."""
     names = list(dict.fromkeys(jobs or ()))
@@ -25,11 +25,11 @@ def get(
         raise BadInput("--all-namespaces lists all jobs; remove the names and --namespace")
     with connected(context) as cluster:
         where = "" if all_namespaces else namespace or cluster.namespace
-        if output in (Output.TABLE, Output.WIDE):
+        if output in ("table", "wide"):
             tables = [cluster.table("CollectorJob", name, namespace=where) for name in names or [""]]
             whole = {**tables[0], "rows": [row for table in tables for row in table.get("rows") or ()]}
             if whole["rows"]:
-                typer.echo(show_table(whole, is_wide=output is Output.WIDE, has_namespaces=all_namespaces))
+                typer.echo(show_table(whole, is_wide=output == "wide", has_namespaces=all_namespaces))
             else:
                 _say_none(cluster, where)
             return
@@ -37,7 +37,7 @@ def get(
         found = found if names else cluster.objects("CollectorJob", namespace=where)
         if not found:
             _say_none(cluster, where)
-        if found or output is not Output.NAME:
+        if found or output != "name":
             typer.echo(show_objects(found, output, is_list=len(names) != 1))
 
 

@@ -6,8 +6,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 import yaml
@@ -16,16 +15,7 @@ from cormorant_cli.cluster import Raw
 from cormorant_cli.jobs import name_of, strip
 
 _SLOW_S = 3.0
-
-
-class Output(StrEnum):
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-    NAME = "name"
-
-
+Output = Literal["table", "wide", "json", "yaml", "name"]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format; wide shows all columns.")]
 
 
@@ -45,14 +35,14 @@ def show_objects(found: Sequence[Raw], output: Output, *, is_list: bool) -> str:
     """Objects in JSON, YAML or by name.
 
     Args:
-        output: JSON, YAML or NAME.
+        output: json, yaml or name.
         is_list: wrap them in a List, also when it is one.
     """
-    if output is Output.NAME:
+    if output == "name":
         return "\n".join(map(name_of, found))
     bare = [strip(raw) for raw in found]
     document = {"apiVersion": "v1", "kind": "List", "items": bare} if is_list else bare[0]
-    if output is Output.JSON:
+    if output == "json":
         return json.dumps(document, indent=2)
     return yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True).rstrip("\n")
 

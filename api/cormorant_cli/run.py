@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -64,20 +63,10 @@ _DRAIN_S = 3.0
 """Workers get so long to finish; with the rest of closing it stays within five seconds."""
 
 
-class Device(StrEnum):
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class FleetKind(StrEnum):
-    LOCAL = "local"
-    RAY = "ray"
-
-
+FleetKind = Literal["local", "ray"]
 JobName = Annotated[str, typer.Option("--name", help="metadata.name of the job, if the file has several.")]
 DeviceOption = Annotated[
-    Device,
+    Literal["auto", "cpu", "cuda"],
     typer.Option("--device", rich_help_panel="Workers", help="Device of the policies (auto: as in the worker groups)."),
 ]
 FleetOption = Annotated[
@@ -110,8 +99,8 @@ def run(
             min=0, rich_help_panel="Workers", help="Number of workers (0: as in the manifest, at most one per core)."
         ),
     ] = 0,
-    device: DeviceOption = Device.AUTO,
-    fleet: FleetOption = FleetKind.LOCAL,
+    device: DeviceOption = "auto",
+    fleet: FleetOption = "local",
     ray_address: RayAddress = "",
     frames: Annotated[int, typer.Option(min=0, help="Frames to collect (0: totalFrames of the manifest).")] = 0,
     serve: Annotated[
@@ -164,7 +153,7 @@ def run(
                 raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
             with translated_errors(), _logged_to(display, debug=debug):
                 session = _Session(job, display, interrupts, site, serving, metrics_port)
-                reason = session.run(workers, "" if device is Device.AUTO else device.value)
+                reason = session.run(workers, "" if device == "auto" else device)
         except KeyboardInterrupt:
             reason = "interrupted"
             display.fail("interrupted before the first frame", INTERRUPTED)
@@ -193,7 +182,7 @@ class Site:
     @property
     def is_this_machine(self) -> bool:
         """True where more workers than processors are no use."""
-        return self.fleet is FleetKind.LOCAL or not self.ray_address
+        return self.fleet == "local" or not self.ray_address
 
     def engine(self) -> "Engine | None":
         """Where workers run; None: this machine.
@@ -201,7 +190,7 @@ class Site:
         Raises:
             ModuleNotFoundError: Ray is asked for and not installed.
         """
-        if self.fleet is FleetKind.LOCAL:
+        if self.fleet == "local":
             return None
         from cormorant_worker.fleet.ray.engine import RayEngine
         from cormorant_worker.fleet.ray.options import RayOptions

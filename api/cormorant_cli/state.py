@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 from cormorant_cli.connection import Connection, with_connection
-from cormorant_cli.errors import BadInput
 from cormorant_cli.printing import size_of, told_when_slow
-from cormorant_cli.weights import write_whole
+from cormorant_cli.weights import read_whole, write_whole
 
 app = typer.Typer(
     name="state",
@@ -38,10 +37,7 @@ def load(
     connection: Connection,
 ) -> None:
     """Restore a saved state into a paused fleet. Pause it first and resume it afterwards."""
-    try:
-        data = Path(file).read_bytes()
-    except OSError as error:
-        raise BadInput(f"cannot read {file}: {error.strerror or error}") from error
+    data = read_whole(file)
     with connection.client("write") as client, told_when_slow("until the fleet has loaded the state"):
         client.load_state(data)
     typer.echo(f"loaded {file}; `{connection.command('resume')}` continues from it")

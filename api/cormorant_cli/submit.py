@@ -7,7 +7,6 @@ is theirs until --force-conflicts.
 """
 
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,12 +26,6 @@ from cormorant_manifest.reader import load_jobs
 _POLL_S = 0.5
 
 
-class DryRun(StrEnum):
-    NONE = "none"
-    CLIENT = "client"
-    SERVER = "server"
-
-
 def submit(
     manifest: Annotated[
         str, typer.Argument(metavar="FILE", help="CollectorJob manifest in YAML; - reads standard input.")
@@ -45,24 +38,24 @@ def submit(
     ] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait with --wait.")] = 600.0,
     dry_run: Annotated[
-        DryRun,
+        Literal["none", "client", "server"],
         typer.Option(
             "--dry-run", help="client: send nothing. server: let the API server check the request without storing it."
         ),
-    ] = DryRun.NONE,
+    ] = "none",
     force_conflicts: Annotated[
         bool, typer.Option("--force-conflicts", help="Take over fields owned by other managers.")
     ] = False,
     namespace: Namespace = "",
     context: Context = "",
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = "table",
 ) -> None:
     """Create or update the jobs of a manifest, after the same checks as `cormorant validate`."""
     jobs = load_jobs(manifest)
     files = read_code(code) if code is not None else None
     for job in jobs:
         _refuse_contradictions(job, files, namespace=namespace, is_alone=len(jobs) == 1)
-    if dry_run is DryRun.CLIENT:
+    if dry_run == "client":
         found = [document_of(job, files, namespace=namespace) for job in jobs]
         _show(found, output, words=["created (dry run of the client)"] * len(found))
         return
@@ -72,14 +65,14 @@ def submit(
                 cluster,
                 document_of(job, files, namespace=namespace or cluster.namespace),
                 files,
-                dry_run,
+                is_dry_run=dry_run == "server",
                 is_forced=force_conflicts,
             )
             for job in jobs
         ]
-        suffix = " (dry run of the server)" if dry_run is DryRun.SERVER else ""
+        suffix = " (dry run of the server)" if dry_run == "server" else ""
         _show([raw for raw, _ in made], output, words=[word + suffix for _, word in made])
-        if wait and dry_run is DryRun.NONE:
+        if wait and dry_run == "none":
             deadline = time.monotonic() + timeout
             for raw, _ in made:
                 _wait_until_ready(cluster, raw, deadline=deadline, timeout_s=timeout)
@@ -129,27 +122,26 @@ def _submit(
     cluster: Cluster,
     document: Raw,
     files: CodeMap | None,
-    dry_run: DryRun,
     *,
+    is_dry_run: bool,
     is_forced: bool,
 ) -> tuple[Raw, str]:
     """Bring a job and its code about. Returns it, and what became of it."""
     name, namespace = document["metadata"]["name"], document["metadata"]["namespace"]
-    kind: Literal["none", "server"] = "server" if dry_run is DryRun.SERVER else "none"
     before = cluster.find("CollectorJob", name, namespace=namespace)
     owner = before if before is not None and "deletionTimestamp" not in before["metadata"] else None
     had_code = True
     if files is not None:
         # Before the job: a pod that misses its code waits for the kubelet's next try.
-        _, is_new = cluster.apply(files.manifest(name, namespace=namespace, owner=owner), dry_run=kind)
+        _, is_new = cluster.apply(files.manifest(name, namespace=namespace, owner=owner), is_dry_run=is_dry_run)
         had_code = not is_new
     try:
-        job, is_created = cluster.apply(document, dry_run=kind, is_forced=is_forced)
+        job, is_created = cluster.apply(document, is_dry_run=is_dry_run, is_forced=is_forced)
     except CliError:
-        if files is not None and not had_code and dry_run is DryRun.NONE:
+        if files is not None and not had_code and not is_dry_run:
             cluster.delete("ConfigMap", files.name(name), namespace=namespace)
         raise
-    if files is not None and owner is None and dry_run is DryRun.NONE:
+    if files is not None and owner is None and not is_dry_run:
         # Also takes it over from a job of this name that is gone, before the garbage collector does.
         cluster.apply(files.manifest(name, namespace=namespace, owner=job))
     if is_created:
@@ -159,7 +151,7 @@ def _submit(
 
 
 def _show(found: list[Raw], output: Output, *, words: list[str]) -> None:
-    if output in (Output.TABLE, Output.WIDE):
+    if output in ("table", "wide"):
         for raw, word in zip(found, words, strict=True):
             name = identity(raw) if "namespace" in raw["metadata"] else raw["metadata"]["name"]
             typer.echo(f"{name}: {word}")

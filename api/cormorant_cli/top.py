@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,26 +22,11 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from cormorant_cli.census import Asking
+    from cormorant_cli.census import Asking, Census
     from cormorant_cli.cluster import Cluster, Raw
 
 _REDRAW_S = 0.5
 _ANSWER_S = 10.0
-
-
-class Jobs(Protocol):
-    """Jobs that are asked, again and again."""
-
-    @property
-    def notice(self) -> str:
-        """What is to be said of all of them, as a sentence; empty when nothing is."""
-
-    def wait(self, timeout_s: float, /) -> tuple[Entry, ...]:
-        """Wait until each was asked once."""
-
-    def entries(self) -> tuple[Entry, ...]: ...
-
-    def close(self) -> None: ...
 
 
 def top(
@@ -142,7 +127,7 @@ def _is_once(*, once: bool, as_json: bool) -> bool:
     return as_json or once or not sys.stdout.isatty()
 
 
-def show(jobs: Jobs, *, is_once: bool, as_json: bool) -> None:
+def show(jobs: "Board | Census", *, is_once: bool, as_json: bool) -> None:
     """Show jobs, wherever they are asked, and close them.
 
     Raises:
@@ -168,7 +153,7 @@ def _print(entries: Sequence[Entry], *, notice: str, as_json: bool) -> None:
         raise CommandFailed("no job answered; see the table for the reasons" if not as_json else "no job answered")
 
 
-def _watch(jobs: Jobs) -> None:
+def _watch(jobs: "Board | Census") -> None:
     # rich takes a while to load, and a pipe needs none of it.
     from rich.console import Console
     from rich.live import Live

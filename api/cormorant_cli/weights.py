@@ -147,6 +147,18 @@ def _told(version: int, wait_s: float) -> AbstractContextManager[None]:
     return told_when_slow(f"until the workers apply version {version}, at most {wait_s:g} s")
 
 
+def read_whole(file: str) -> bytes:
+    """A file of the user's.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise BadInput(f"cannot read {file}: {error.strerror or error}") from error
+
+
 def write_whole(path: Path, data: memoryview) -> None:
     """Write a file that is there with all its bytes, or not at all.
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 
@@ -358,13 +358,7 @@ def _counts_of(record: _Record) -> WorkerCounts:
 def _describe(record: _Record, *, with_receipts: bool = True) -> Update:
     published = record.published
     receipts = tuple(
-        UpdateReceipt(
-            worker=name,
-            version=receipt.version,
-            state=receipt.state,
-            latency_ms=receipt.latency_ms,
-            error=receipt.error,
-        )
+        UpdateReceipt(worker=name, **asdict(receipt))
         for name, receipt in (sorted(record.receipts.items()) if with_receipts else ())
     )
     return Update(

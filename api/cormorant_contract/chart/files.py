@@ -5,7 +5,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from cormorant_contract.chart.schema import Schema, leaves, values_schema
+from cormorant_contract.chart.schema import leaves, values_schema
+from cormorant_contract.schema import Schema
 
 TABLE_BEGIN, TABLE_END = "<!-- values: generated -->", "<!-- end of values -->"
 _HEADER = """# Generated from cormorant_contract.chart (make docs): change the models there.

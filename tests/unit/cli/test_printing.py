@@ -8,7 +8,7 @@ import yaml
 
 from cormorant_cli.jobs import age, read_pod
 from cormorant_cli.logs import Selection
-from cormorant_cli.printing import Output, show_objects, show_table
+from cormorant_cli.printing import show_objects, show_table
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 JOB = {
@@ -60,11 +60,11 @@ def test_table_has_the_servers_columns_and_wide_has_all() -> None:
 
 
 def test_objects_are_printed_without_book_keeping() -> None:
-    one = yaml.safe_load(show_objects([JOB], Output.YAML, is_list=False))
+    one = yaml.safe_load(show_objects([JOB], "yaml", is_list=False))
     assert one["metadata"] == {"name": "pong", "namespace": "rl"}
-    many = yaml.safe_load(show_objects([JOB], Output.JSON, is_list=True))
+    many = yaml.safe_load(show_objects([JOB], "json", is_list=True))
     assert (many["kind"], len(many["items"])) == ("List", 1)
-    assert show_objects([JOB, JOB], Output.NAME, is_list=True) == "\n".join(["collectorjob.cormorant.dev/pong"] * 2)
+    assert show_objects([JOB, JOB], "name", is_list=True) == "\n".join(["collectorjob.cormorant.dev/pong"] * 2)
 
 
 @pytest.mark.parametrize(
