@@ -276,7 +276,7 @@ class Controller:
         if isinstance(job, Unreadable):
             await self._refuse(job)
             return
-        if job.identity.namespace in self.lost:
+        if job.namespace in self.lost:
             return  # queued when the namespace can be listed again
         with about(job):
             await self._decide(job)
@@ -420,7 +420,7 @@ class Controller:
             )
         except HeadSilent as error:
             if not state.is_silent:
-                log.warning("head_silent", job=job.name, namespace=job.identity.namespace, reason=str(error))
+                log.warning("head_silent", job=job.name, namespace=job.namespace, reason=str(error))
             state.is_silent, state.is_token_refused = True, isinstance(error, TokenRefused)
             state.distrust = str(error) if isinstance(error, CertificateRefused) else ""
             state.refused_since = (state.refused_since or self._clock()) if state.is_token_refused else None

@@ -116,7 +116,7 @@ class Executor:
 
     def _refuse(self, job: Job, state: JobState, owner: str, kind: RefusalKind, message: str) -> None:
         state.refuse(owner, kind, message, at=self._clock())
-        log.warning("refused", owner=owner, namespace=job.identity.namespace, kind=kind.value, reason=message)
+        log.warning("refused", owner=owner, namespace=job.namespace, kind=kind.value, reason=message)
 
     async def write_counters(self, identity: Identity, status: CollectorJobStatus) -> None:
         """Write a counter-only status, unless the job was written since: it must not undo a newer condition."""
@@ -169,9 +169,7 @@ class Executor:
         name = action.manifest["metadata"]["name"]
         if self._cache.is_past(action.manifest):
             # The plan is outdated: its pod may have come and gone, and must not be created again.
-            log.info(
-                "pod_not_created", pod=name, namespace=job.identity.namespace, reason="its slot was filled meanwhile"
-            )
+            log.info("pod_not_created", pod=name, namespace=job.namespace, reason="its slot was filled meanwhile")
             return
         try:
             self._cache.see(await self._api.create(action.manifest))
@@ -180,13 +178,13 @@ class Executor:
                 raise
             await self._handle_existing_pod(job, action)
         else:
-            log.info("pod_created", pod=name, namespace=job.identity.namespace)
+            log.info("pod_created", pod=name, namespace=job.namespace)
 
     async def _handle_existing_pod(self, job: Job, action: CreatePod) -> None:
         """A pod of this name exists: our own, not cached yet, or another owner's."""
         name = action.manifest["metadata"]["name"]
         try:
-            found = await self._api.get("Pod", namespace=job.identity.namespace, name=name)
+            found = await self._api.get("Pod", namespace=job.namespace, name=name)
         except NotFound:
             self._cache.note_created(action.manifest)
             return
@@ -195,20 +193,18 @@ class Executor:
         elif _is_leaving(found, job):
             # The head of an earlier job may drain for minutes. The next plan takes the next epoch.
             self._cache.note_created(action.manifest)
-            log.info("pod_name_passed_over", pod=name, namespace=job.identity.namespace)
+            log.info("pod_name_passed_over", pod=name, namespace=job.namespace)
         else:
             raise NameTaken(f"pod {name}", is_leaving=False)
 
     async def _delete_pod(self, job: Job, action: DeletePod) -> None:
         pod = action.pod
         try:
-            left = await self._api.delete(
-                "Pod", namespace=job.identity.namespace, name=pod.name, preconditions={"uid": pod.uid}
-            )
+            left = await self._api.delete("Pod", namespace=job.namespace, name=pod.name, preconditions={"uid": pod.uid})
         except NotFound:
             self._cache.forget(pod.uid)
             return
-        log.info("pod_deleted", pod=pod.name, namespace=job.identity.namespace, reason=action.why)
+        log.info("pod_deleted", pod=pod.name, namespace=job.namespace, reason=action.why)
         if left.get("kind") == "Pod" and left["metadata"].get("deletionTimestamp"):
             self._cache.see(left)
         else:
@@ -218,7 +214,7 @@ class Executor:
         value = write_time(action.at) if action.at is not None else None
         body = {"metadata": {"uid": action.pod.uid, "annotations": {action.annotation: value}}}
         try:
-            marked = await self._api.patch("Pod", namespace=job.identity.namespace, name=action.pod.name, body=body)
+            marked = await self._api.patch("Pod", namespace=job.namespace, name=action.pod.name, body=body)
             self._cache.see(marked)
         except NotFound:
             self._cache.forget(action.pod.uid)
@@ -251,7 +247,7 @@ class Executor:
     async def _patch_workload(self, job: Job, action: PatchWorkload) -> None:
         found = action.workload
         body = {"metadata": {"uid": found.uid, "resourceVersion": found.version}, "status": action.status}
-        namespace = job.identity.namespace
+        namespace = job.namespace
         try:
             raw = await self._api.patch(
                 "Workload", namespace=namespace, name=found.name, body=body, subresource="status"
@@ -268,7 +264,7 @@ class Executor:
     async def _require_free_name(self, job: Job, kind: str, name: str) -> None:
         """Raise NameTaken unless the name is free or the job's own. Objects of an earlier job are never adopted."""
         try:
-            found = await self._api.get(kind, namespace=job.identity.namespace, name=name)
+            found = await self._api.get(kind, namespace=job.namespace, name=name)
         except NotFound:
             return
         if controller_uid(found) != job.uid:
@@ -302,7 +298,7 @@ class Executor:
         except Conflict as conflict:
             if conflict.reason != "AlreadyExists":
                 raise
-            log.debug("tokens_exist", secret=name, namespace=job.identity.namespace)
+            log.debug("tokens_exist", secret=name, namespace=job.namespace)
         state.has_tokens = True
 
     async def _tokens_owner(self, job: Job) -> Raw:
@@ -313,7 +309,7 @@ class Executor:
             if conflict.reason != "AlreadyExists":
                 raise
         name = manifest["metadata"]["name"]
-        found = await self._api.get("ConfigMap", namespace=job.identity.namespace, name=name)
+        found = await self._api.get("ConfigMap", namespace=job.namespace, name=name)
         if controller_uid(found) != job.uid:
             raise NameTaken(f"ConfigMap {name}", is_leaving=_is_leaving(found, job))
         return found
@@ -323,7 +319,7 @@ class Executor:
         next rejected poll.
         """
         state.refused_since = self._clock()
-        name, namespace = names.tokens_secret(job.name), job.identity.namespace
+        name, namespace = names.tokens_secret(job.name), job.namespace
         try:
             owner = await self._api.get("ConfigMap", namespace=namespace, name=name)
             if controller_uid(owner) != job.uid:
@@ -338,11 +334,11 @@ class Executor:
 
     async def _delete_child(self, job: Job, action: DeleteChild) -> None:
         try:
-            found = await self._api.get(action.kind, namespace=job.identity.namespace, name=action.name)
+            found = await self._api.get(action.kind, namespace=job.namespace, name=action.name)
             uid = found["metadata"]["uid"]
             if controller_uid(found) == job.uid:
                 await self._api.delete(
-                    action.kind, namespace=job.identity.namespace, name=action.name, preconditions={"uid": uid}
+                    action.kind, namespace=job.namespace, name=action.name, preconditions={"uid": uid}
                 )
             self._cache.forget(uid)
         except (NotFound, Conflict):
@@ -378,15 +374,13 @@ class Executor:
                 await self._heads.drain(job, action.pod)
         except HeadSilent as error:
             # The next answer shows that the command did not arrive, and it is sent again.
-            log.warning("head_not_told", job=job.name, namespace=job.identity.namespace, reason=str(error))
+            log.warning("head_not_told", job=job.name, namespace=job.namespace, reason=str(error))
 
     async def _delete_job(self, job: Job) -> None:
         preconditions = {"uid": job.uid, "resourceVersion": job.identity.resource_version}
         try:
-            await self._api.delete(KIND, namespace=job.identity.namespace, name=job.name, preconditions=preconditions)
-            log.info(
-                "job_deleted", job=job.name, namespace=job.identity.namespace, reason="ttlSecondsAfterFinished elapsed"
-            )
+            await self._api.delete(KIND, namespace=job.namespace, name=job.name, preconditions=preconditions)
+            log.info("job_deleted", job=job.name, namespace=job.namespace, reason="ttlSecondsAfterFinished elapsed")
         except (NotFound, Conflict):
             return
 

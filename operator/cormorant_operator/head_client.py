@@ -97,7 +97,7 @@ class HeadClient:
         place = {
             "scheme": "https" if head.is_tls else "http",
             "ip": f"[{head.ip}]" if ":" in head.ip else head.ip,
-            "namespace": job.identity.namespace,
+            "namespace": job.namespace,
             "job": job.name,
             "epoch": head.epoch,
         }
@@ -113,7 +113,7 @@ class HeadClient:
                 headers=headers,
                 ssl=self._trust,
                 # It is asked by its address, and has the certificate of its Service.
-                server_hostname=api_host(job.name, job.identity.namespace) if head.is_tls else None,
+                server_hostname=api_host(job.name, job.namespace) if head.is_tls else None,
             ) as response:
                 content = bytearray()
                 async for part in response.content.iter_any():
@@ -124,7 +124,7 @@ class HeadClient:
             raise CertificateRefused(
                 f"the operator does not trust the certificate of {head.name}: {error.certificate_error}; give the "
                 f"authority that signed it to the chart as jobs.tls.caBundle, and see that it names "
-                f"{api_host(job.name, job.identity.namespace)}"
+                f"{api_host(job.name, job.namespace)}"
             ) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise HeadSilent(

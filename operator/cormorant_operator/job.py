@@ -58,6 +58,10 @@ class Job:
         return self.identity.name
 
     @property
+    def namespace(self) -> str:
+        return self.identity.namespace
+
+    @property
     def uid(self) -> str:
         return self.identity.uid
 

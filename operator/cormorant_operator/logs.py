@@ -40,7 +40,7 @@ def about(job: Job) -> AbstractContextManager[None]:
     """Add the job's fields to log lines of this task inside the block."""
     return structlog.contextvars.bound_contextvars(
         job=job.name,
-        namespace=job.identity.namespace,
+        namespace=job.namespace,
         epoch=job.status.epoch or None,
         version=job.status.weights.version,
     )

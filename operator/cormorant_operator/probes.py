@@ -51,7 +51,7 @@ class Probes:
         uids = controller.cache.jobs()
         # Only the leader reports jobs: a standby knows them from its last term at best.
         found = [controller.cache.job(uid) for uid in uids] if self._is_leading() else []
-        jobs = {(job.identity.namespace, job.name): job.status for job in found if isinstance(job, Job)}
+        jobs = {(job.namespace, job.name): job.status for job in found if isinstance(job, Job)}
         return {
             declared.LEADER: {(): int(self._is_leading())},
             declared.JOBS: {(): len(uids)},

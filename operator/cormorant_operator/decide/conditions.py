@@ -215,7 +215,7 @@ def _head_silent(view: View, head: Pod) -> Fact:
         message = (
             f"{head.name} rejects the operator's token: Secret {secret} or the operator's key was changed. The "
             "operator replaces the Secret within five minutes, and the head picks it up without a restart. If this "
-            f"lasts, run kubectl delete secret {secret} -n {view.job.identity.namespace}"
+            f"lasts, run kubectl delete secret {secret} -n {view.job.namespace}"
         )
         return Fact(type="Progressing", status="Unknown", reason="TokenRefused", message=message)
     if view.observed.distrust:

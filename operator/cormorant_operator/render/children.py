@@ -81,7 +81,7 @@ def certificates(job: Job) -> list[Manifest]:
     if tls is None or tls.cert_manager is None:
         return []
     issuer, name = tls.cert_manager.issuer_ref, names.tls_secret(job.name)
-    service, namespace = names.api_service(job.name), job.identity.namespace
+    service, namespace = names.api_service(job.name), job.namespace
     host = names.api_host(job.name, namespace)
     spec = {
         "secretName": name,
@@ -93,7 +93,7 @@ def certificates(job: Job) -> list[Manifest]:
 
 
 def config_map(job: Job, *, digest: str) -> Manifest:
-    metadata = json.dumps({"name": job.name, "namespace": job.identity.namespace})
+    metadata = json.dumps({"name": job.name, "namespace": job.namespace})
     spec = job.templates.text
     text = f'{{\n"apiVersion": "{API_VERSION}",\n"kind": "{KIND}",\n"metadata": {metadata},\n"spec": {spec}\n}}'
     return child(job, "ConfigMap", names.config_map(job.name, digest), {"data": {"job.yaml": text}})
@@ -152,7 +152,7 @@ def child(job: Job, kind: str, name: str, body: Mapping[str, Any], *, api_versio
         "kind": kind,
         "metadata": {
             "name": name,
-            "namespace": job.identity.namespace,
+            "namespace": job.namespace,
             "labels": names.child_labels(job.name, job.uid),
             "ownerReferences": [owner_reference(job)],
         },

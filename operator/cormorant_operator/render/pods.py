@@ -286,7 +286,7 @@ def _sealed(template: dict[str, Any], job: Job, parts: _PodParts, origin: PodOri
         "kind": "Pod",
         "metadata": {
             "name": parts.name,
-            "namespace": job.identity.namespace,
+            "namespace": job.namespace,
             "labels": {**(metadata.get("labels") or {}), **labels},
             "annotations": {**(metadata.get("annotations") or {}), **annotations},
             "ownerReferences": [owner_reference(job)],
