@@ -17,14 +17,7 @@ class ApiError(Exception):
     """Raised anywhere below a route; one handler turns it into problem+json."""
 
     def __init__(self, kind: ProblemType, detail: str, /, **members: Any) -> None:
-        """Describe the problem.
-
-        Args:
-            kind: problem type.
-            detail: what failed, the values, and the remedy.
-            members: further members of the problem; `retry_after_s` is also sent as a header, `status` replaces the
-                type's.
-        """
+        """`members`: further ones of the problem. `retry_after_s` is a header, too; `status` replaces the type's."""
         super().__init__(detail)
         self.status: int = members.pop("status", kind.status)
         self.kind = kind

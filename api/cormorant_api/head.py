@@ -349,7 +349,6 @@ class Head:
                 log.warning("weights_not_applied", version=update.version, state=update.state, reason=update.error)
 
     def sample(self, stats: FleetStats) -> None:
-        """Copy the fleet's counters into the metrics."""
         exported = self.journal.note_exported(stats.frames)
         self.metrics.fleet.sample(replace(stats, frames=min(stats.frames, exported)))
 

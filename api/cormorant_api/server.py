@@ -123,10 +123,6 @@ class HeadServer:
     def wait(self, should_stop: Callable[[], bool], look: Callable[[FleetStats], None] | None = None) -> End:
         """Serve until the job is complete or `should_stop`; then drain.
 
-        Args:
-            should_stop: called ten times a second.
-            look: called with the counters as often.
-
         Raises:
             CormorantError: the fleet failed.
         """

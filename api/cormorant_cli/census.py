@@ -74,7 +74,6 @@ class Census:
 
         Args:
             cluster: closed by the caller, after `close`.
-            scope: which jobs.
             asking: of heads; None: the list is all.
             interval_s: between two questions to a head, and at least LIST_S between two lists; 0: ask once.
 
@@ -196,13 +195,7 @@ class Census:
 
 
 def read_written(job: "Raw", *, now: datetime | None, options: str = "") -> Written:
-    """What the operator wrote of a job.
-
-    Args:
-        job: as the API server sends it.
-        now: the API server's clock; None: ages are not known.
-        options: what a command about it must say beside its name.
-    """
+    """What the operator wrote of a job. `now`: the API server's clock; None: ages are not known."""
     status = job.get("status") or {}
     frames, weights = status.get("frames") or {}, status.get("weights") or {}
     groups: Sequence[Raw] = status.get("groups") or ()

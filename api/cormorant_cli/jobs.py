@@ -68,7 +68,6 @@ def read_pod(raw: Raw) -> JobPod:
 
 
 def live_head(pods: Iterable[JobPod]) -> JobPod | None:
-    """The head that lives, or None."""
     return next((pod for pod in pods if pod.role == HEAD and pod.is_live), None)
 
 
@@ -92,7 +91,6 @@ def condition(raw: Raw, kind: str) -> Raw:
 
 
 def holds(job: Raw, kind: str) -> bool:
-    """Whether a condition is True."""
     return condition(job, kind).get("status") == "True"
 
 

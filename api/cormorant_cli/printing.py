@@ -32,12 +32,7 @@ def told_when_slow(what: str, *, after_s: float = _SLOW_S) -> Iterator[None]:
 
 
 def show_objects(found: Sequence[Raw], output: Output, *, is_list: bool) -> str:
-    """Objects in JSON, YAML or by name.
-
-    Args:
-        output: json, yaml or name.
-        is_list: wrap them in a List, also when it is one.
-    """
+    """Objects in JSON, YAML or by name. `is_list`: wrap them in a List, also when it is one."""
     if output == "name":
         return "\n".join(map(name_of, found))
     bare = [strip(raw) for raw in found]

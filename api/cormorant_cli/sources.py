@@ -176,10 +176,8 @@ def url_heads(urls: Sequence[str], *, token: str, token_files: Sequence[str], ca
     """The heads of URLs, by URL.
 
     Args:
-        urls: of heads.
         token: for all of them; empty: the token files.
         token_files: one for all, one for each URL in the same order, or none.
-        ca_file: certificates to trust with https; empty: the system's.
 
     Raises:
         BadInput: there are no URLs, or the token files do not fit.

@@ -93,10 +93,8 @@ class Head:
         """Send a request, again and again while the head is away or not ready.
 
         Args:
-            method: GET, PUT, ...
             path: below the head's address, from `/v1` on.
             params: of the query; None values are left out.
-            headers: beside the token.
             body: pieces; they must stay as they are until this returns.
             wait_s: how long the head was asked to wait before it answers.
             is_bulk: prefer the data port.

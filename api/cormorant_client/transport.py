@@ -124,10 +124,7 @@ class Transport:
         """Send one request and receive its whole answer.
 
         Args:
-            address: the listener.
-            method: GET, PUT, ...
             path: with the query, from `/v1` on.
-            headers: beside the token's.
             body: pieces, sent one after another without being joined.
             wait_s: how long the head may think about it, beyond the usual timeout.
             interrupt: breaks the request from another thread.

@@ -42,7 +42,6 @@ def parse_job(document: object, source: str = "", *, position: int = 1) -> Colle
     """Make a CollectorJob of what a YAML or JSON reader returned.
 
     Args:
-        document: Dicts, lists and scalars; it is not changed.
         source: Where it came from, as the user wrote it; problems begin with it.
         position: Which document of the source it is, from 1.
 

@@ -27,12 +27,7 @@ _UNQUOTED = re.compile(r"[-+]?\d+(\.\d*)?|true|false")
 
 
 def sentences(error: ValidationError, schema: Schema) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Turn a validation error into places and sentences, the broken rules of one model each by itself.
-
-    Args:
-        error: What pydantic raised for a document with the manifest's spelling.
-        schema: The structural schema of the same document; it gives known names, bounds and descriptions.
-    """
+    """Turn a validation error into places and sentences, the broken rules of one model each by itself."""
     for details in error.errors(include_url=False):
         location = details["loc"]
         context: dict[str, Any] = details.get("ctx", {})

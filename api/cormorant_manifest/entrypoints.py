@@ -35,12 +35,7 @@ class Entrypoint:
 
 
 def missing_entrypoints(job: CollectorJob, *, folder: Path | None = None) -> list[Problem]:
-    """What a manifest names and no source file has.
-
-    Args:
-        job: the manifest.
-        folder: searched first; the manifest's own.
-    """
+    """What a manifest names and no source file has. `folder`: searched first; the manifest's own."""
     path = ([str(folder)] if folder is not None else []) + sys.path
     return [
         Problem(message=sentence, name=job.metadata.name, location=entry.location)

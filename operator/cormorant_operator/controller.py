@@ -79,7 +79,6 @@ class Controller:
             key: job tokens are derived from it.
             namespaces: those to watch; empty: all.
             selector: label selector of the jobs to manage; empty: all.
-            clock: returns aware times.
         """
         self._api, self._heads, self._defaults, self._clock = cluster, heads, defaults, clock
         self._namespaces, self._selector = namespaces or ("",), selector

@@ -75,22 +75,14 @@ class HeadClient:
     async def set_desired(
         self, job: Job, head: Pod, *, sizes: dict[str, int], empty_slots: dict[str, tuple[int, ...]], paused: bool
     ) -> None:
-        """Set the desired workers by group, and whether the fleet is paused.
-
-        Raises:
-            HeadSilent: the head did not confirm it.
-        """
+        """Raises HeadSilent where the head did not confirm it."""
         # Heads before `empty_slots` refuse a body with it: it is left out where it says nothing.
         wanted = Desired(groups=sizes, paused=paused, empty_slots=empty_slots)
         body = wanted.model_dump_json(exclude_defaults=True)
         await self._call(job, head, "PUT", "/v1/desired", DesiredReport, body=body)
 
     async def drain(self, job: Job, head: Pod) -> None:
-        """Ask a head to start no new batches.
-
-        Raises:
-            HeadSilent: the head did not confirm it.
-        """
+        """As `set_desired`."""
         await self._call(job, head, "POST", "/v1/drain", DrainReport)
 
     async def _call(self, job: Job, head: Pod, method: str, path: str, answer: type[T], *, body: str = "") -> T:

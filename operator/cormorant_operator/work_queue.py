@@ -20,12 +20,7 @@ class WorkQueue:
     """A queue of keys with due times. Belongs to one event loop."""
 
     def __init__(self, *, clock: Callable[[], float] | None = None, jitter: Callable[[], float] | None = None) -> None:
-        """Start empty.
-
-        Args:
-            clock: monotonic seconds (default: the event loop's).
-            jitter: factor of a failure's delay (default: uniform from 0.5 to 1.5).
-        """
+        """`clock`: by default the event loop's. `jitter`: factor of a failure's delay, by default from 0.5 to 1.5."""
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._jitter = jitter or (lambda: random.uniform(0.5, 1.5))
         self._due: dict[str, float] = {}

@@ -290,7 +290,6 @@ class Ledger:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the fleet has no more batches."""
         return self._is_exhausted
 
     def is_only(self, batch_id: str) -> bool:

@@ -79,7 +79,6 @@ def _is_locked(descriptor: int) -> bool:
 def _located(
     tensors: Iterable[tuple[str, TensorEntry]], buffers: Sequence[memoryview]
 ) -> list[tuple[str, TensorEntry, memoryview]]:
-    """The bytes of each tensor."""
     ordered = sorted(tensors, key=lambda item: item[1].begin)
     flat = [buffer.cast("B") if buffer.nbytes else memoryview(b"") for buffer in buffers]
     found, index, start = [], 0, 0

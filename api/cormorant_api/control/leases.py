@@ -115,13 +115,7 @@ class PauseKeeper:
         resume: Callable[[], None],
         starts_paused: bool = False,
     ) -> None:
-        """Make a keeper; `start` begins.
-
-        Args:
-            pause: returns when every worker has stopped.
-            resume: lets the workers continue.
-            starts_paused: whether the fleet is paused now.
-        """
+        """`pause` returns when every worker has stopped."""
         self.book = book
         self.notifier = AsyncNotifier()
         """Notified when the state changes."""

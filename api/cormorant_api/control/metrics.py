@@ -47,7 +47,6 @@ class HeadMetrics:
         self._update_bytes.inc(update.bytes)
 
     def update_ended(self, update: Update) -> None:
-        """Count the result of a publish, and observe its durations if it was applied."""
         self._results[update.state].inc()
         if update.state != "applied":
             return

@@ -16,11 +16,7 @@ _OURS = frozenset({"same-origin", "none"})
 
 
 def refuse_cross_origin(headers: Mapping[str, str], *, what: str) -> None:
-    """Refuse a request that a browser sends for a page of another origin.
-
-    Args:
-        headers: of the request, with lower-case names.
-        what: method and path, for the message.
+    """Refuse a request that a browser sends for a page of another origin. `headers` have lower-case names.
 
     Raises:
         ApiError: 403.

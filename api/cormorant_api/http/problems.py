@@ -64,7 +64,6 @@ def problem_bytes(problem: Problem) -> bytes:
 
 
 def install(app: FastAPI) -> None:
-    """Respond to every error of an application with a problem."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)

@@ -39,7 +39,6 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse data, unless the head exceeds its limit."""
         if self._is_in_head:
             self._head_bytes += len(data)
         super().data_received(data)

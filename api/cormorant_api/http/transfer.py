@@ -88,10 +88,7 @@ class BufferResponse(Response):
         """Describe the answer.
 
         Args:
-            buffers: consecutive pieces of the body.
-            status_code: 200, or 206 with a span.
-            span: bytes (begin, end) to send; default: all.
-            stall_timeout_s: longest time for one chunk.
+            span: bytes (begin, end) to send, with status code 206; default: all.
             on_end: called once on the event loop when the memory is no longer read; True if everything was sent.
         """
         super().__init__(None, status_code=status_code, headers=dict(headers), media_type=media_type)

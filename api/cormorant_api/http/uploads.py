@@ -125,10 +125,6 @@ async def receive(
 ) -> Received:
     """Stream a body into a buffer, which is allocated once the first bytes look like safetensors.
 
-    Args:
-        make_buffer: allocates that many writable bytes; called after the first chunk was checked.
-        stall_timeout_s: longest time without data.
-
     Raises:
         ApiError: 400, malformed or truncated; 408, the sender stalled; 415, a pickle; 422, it does not match its
             digest.
@@ -172,7 +168,6 @@ def parse_body(body: bytes | memoryview) -> TensorFile:
 
 
 def malformed(error: MalformedTensorFile) -> ApiError:
-    """The 400 response for a malformed file."""
     return ApiError(ProblemType.MALFORMED_SAFETENSORS, f"the body is not safetensors: {error}", offset=error.offset)
 
 
@@ -209,7 +204,6 @@ def _check_head(head: bytes, size: int) -> None:
 
 
 def unsafe_format() -> ApiError:
-    """The 415 response to a pickle."""
     return ApiError(
         ProblemType.UNSAFE_FORMAT,
         "the body is a pickle (torch.save, an archive), which the head never loads; "

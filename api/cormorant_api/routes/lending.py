@@ -59,7 +59,6 @@ def oldest_wanted(head: Head, max_staleness: int | None) -> int | None:
 
 
 def unknown_batch(batch_id: str) -> ApiError:
-    """The error for a batch id that this head never issued."""
     return ApiError(
         ProblemType.UNKNOWN_BATCH,
         f"unknown batch id {batch_id[:80]!r}; ids issued before a restart of the head are unknown",

@@ -51,7 +51,6 @@ def guarded(role: Role, *kinds: ProblemType, also: Answers | None = None, **extr
 
     Args:
         kinds: its own problems, beside those of every route.
-        also: its other answers.
         extra: further members of the operation.
     """
     found: dict[int, list[str]] = {}

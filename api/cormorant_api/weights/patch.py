@@ -12,10 +12,6 @@ def merge(base: StoredModel, patch: WeightsBlob) -> WeightsBlob:
 
     The layout is the base's, so the same patch over the same base gives the same bytes and digest.
 
-    Args:
-        base: one model of a version.
-        patch: verified tensors of this model only.
-
     Raises:
         ApiError: 409, the base lacks such a tensor.
     """

@@ -74,9 +74,7 @@ def check_specs(
     """Compare every tensor with the policy's specs.
 
     Args:
-        found: entries by model and name.
         only: the only model allowed; empty: any model of the policy.
-        is_partial: tensors may be missing.
 
     Raises:
         ApiError: 422 with all differences.

@@ -73,5 +73,4 @@ class Metric:
 
 
 def by_name(metrics: tuple[Metric, ...]) -> Mapping[str, Metric]:
-    """Metrics by the names of their samples."""
     return {name: metric for metric in metrics for name in metric.sample_names}

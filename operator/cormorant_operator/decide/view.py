@@ -282,7 +282,6 @@ class View:
 
     @property
     def all_templates(self) -> tuple[str, ...]:
-        """Templates of the head and of each group."""
         return self.templates.head, *(self.templates.worker(group) for group in self.groups)
 
     def is_proven(self, template: str) -> bool:

@@ -33,12 +33,7 @@ class WorkerPlan:
 
 
 def plan_workers(view: View, *, may_create: bool, may_update: bool = True) -> WorkerPlan:
-    """Decide about every worker pod.
-
-    Args:
-        may_create: a head exists or is about to.
-        may_update: outdated workers may be replaced; not while the head has another image than they would have.
-    """
+    """Decide about every worker pod. `may_create`: a head exists or is about to."""
     slots = view.slots
     missing = sum(
         slot.live is None or not slot.live.is_ready
@@ -167,7 +162,6 @@ def _is_released(view: View, group: WorkerGroup) -> bool:
 
 
 def live_workers(view: View) -> Iterator[Pod]:
-    """Worker pods that are not terminating."""
     return (pod for pod in view.observed.pods if pod.role == "worker" and not pod.is_terminating)
 
 

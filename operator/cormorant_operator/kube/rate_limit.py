@@ -46,13 +46,7 @@ class RateLimiter:
     """A token bucket; each request takes one token."""
 
     def __init__(self, *, rate: float, burst: int, clock: Callable[[], float] | None = None) -> None:
-        """Start with a full bucket.
-
-        Args:
-            rate: tokens per second.
-            burst: capacity of the bucket.
-            clock: monotonic seconds (default: the event loop's).
-        """
+        """Start with a full bucket of `burst` tokens; it gets `rate` a second. `clock`: by default the event loop's."""
         self._rate = rate
         self._burst = self._tokens = float(burst)
         self._clock = clock or (lambda: asyncio.get_running_loop().time())

@@ -71,9 +71,7 @@ def settings(kinds: Kinds, selector: str = "") -> kopf.OperatorSettings:
 def registry(kinds: Kinds, notice: Notice, on_listed: Callable[[], None]) -> kopf.OperatorRegistry:
     """Handlers that forward every event. Both callbacks run in kopf's thread.
 
-    Args:
-        notice: called with the object, and whether it was deleted.
-        on_listed: called for each object from a relisting rather than a stream.
+    `on_listed`: called for each object from a relisting rather than a stream.
     """
     handlers = kopf.OperatorRegistry()
 

@@ -71,7 +71,6 @@ def head_command(*, epoch: int, floor_frames: int, drain_s: int, is_tls: bool = 
         epoch: incarnation of the head, from 1; attempts and seeds of earlier ones do not come again.
         floor_frames: frames of earlier heads that are not collected again.
         drain_s: after SIGTERM, for batches under way to be acknowledged.
-        is_tls: speak HTTPS, with the certificate of TLS_FOLDER.
     """
     return [
         *(*_SUPERVISOR, "head", "--"),
@@ -104,8 +103,6 @@ def worker_env(
     Args:
         secret: name of the token Secret.
         head: name of the Service of the head's Ray.
-        attempt: number of pods that filled the slot before.
-        grace_s: time from SIGTERM to SIGKILL.
     """
     own = {
         "CORMORANT_HEAD": f"{head}:{GCS_PORT}",

@@ -60,12 +60,7 @@ def owner_reference(job: Job) -> dict[str, Any]:
 def head_pod(
     job: Job, defaults: OperatorDefaults, origin: PodOrigin, *, epoch: int, floor_frames: int, config: str
 ) -> Manifest:
-    """The head pod of an epoch.
-
-    Args:
-        floor_frames: settled frames, which are not collected again.
-        config: name of the ConfigMap with the manifest.
-    """
+    """The head pod of an epoch. `config`: name of the ConfigMap with the manifest."""
     head, secret = job.spec.head, names.tokens_secret(job.name)
     claim = head.persistence.claim_name
     state = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {"sizeLimit": _STATE_SIZE}}
@@ -129,7 +124,6 @@ def head_pod(
 def worker_pod(
     job: Job, defaults: OperatorDefaults, origin: PodOrigin, *, group: WorkerGroup, index: int, attempt: int
 ) -> Manifest:
-    """The worker pod of a slot. `attempt`: number of pods that filled the slot before."""
     grace_s = _grace_s(group.template, defaults.worker_grace_s)
     env = entrypoints.worker_env(
         job=job.name,
