@@ -14,7 +14,7 @@ LONGEST_WAIT_S = 300.0
 PauseState = Literal["running", "draining", "paused"]
 """draining: pause requested, some workers still step."""
 TtlSeconds = Annotated[float, Number, Field(gt=0, le=LONGEST_TTL_S)]
-WaitSeconds = Annotated[float, Number, Field(ge=0, le=LONGEST_WAIT_S)]
+WaitSeconds = Annotated[float, Number, Field(ge=0, le=int(LONGEST_WAIT_S))]
 
 
 def _printable(text: str) -> str:
