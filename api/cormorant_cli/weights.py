@@ -3,9 +3,9 @@ and imports the worker, in its body; the others ask a running head.
 """
 
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from cormorant_cli.connection import AsJson, Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed, installed
 from cormorant_cli.printing import counted, quiet_logs, size_of, told_when_slow
 from cormorant_cli.run import JobName
+
+if TYPE_CHECKING:
+    from cormorant_client import Client, Update
 
 app = typer.Typer(
     name="weights",
@@ -28,6 +31,8 @@ Wait = Annotated[
     float,
     typer.Option("--wait", min=0, help="Seconds to wait until the workers have applied the weights (0: do not wait)."),
 ]
+
+_HELD = "the job is paused and applies it after resuming"
 
 
 @app.command()
@@ -67,18 +72,13 @@ def push(
     """Publish a safetensors file. Exits with 1 if no worker applied it."""
     path = Path(file)
     with connection.client("write") as client:
-        # Paused workers would take the whole wait to do nothing.
-        is_paused = client.status().pause_state != "running"
-        update = client.publish(path, model=model, version=version or None)
-        if wait and not is_paused:
-            with _told(update.version, wait):
-                update.wait(wait)
+        update, is_held = _publish(client, wait, lambda: client.publish(path, model=model, version=version or None))
     if as_json:
         typer.echo(update.answer.model_dump_json(indent=2))
         return
     workers = update.answer.workers
-    if is_paused and update.state != "applied":
-        typer.echo(f"version {update.version}: {update.state}; the job is paused and applies it after resuming")
+    if is_held:
+        typer.echo(f"version {update.version}: {update.state}; {_HELD}")
         return
     typer.echo(f"version {update.version}: {update.state}, {workers.acked} of {workers.total} workers, {update.digest}")
 
@@ -136,15 +136,20 @@ def rollback(
 ) -> None:
     """Publish an old version's weights again, under a new number."""
     with connection.client("write") as client:
-        update = client.rollback(version, model=model)
-        if wait:
-            with _told(update.version, wait):
-                update.wait(wait)
-    typer.echo(f"version {update.version} has the weights of version {version}: {update.state}")
+        update, is_held = _publish(client, wait, lambda: client.rollback(version, model=model))
+    held = f"; {_HELD}" if is_held else ""
+    typer.echo(f"version {update.version} has the weights of version {version}: {update.state}{held}")
 
 
-def _told(version: int, wait_s: float) -> AbstractContextManager[None]:
-    return told_when_slow(f"until the workers apply version {version}, at most {wait_s:g} s")
+def _publish(client: "Client", wait_s: float, send: Callable[[], "Update"]) -> tuple["Update", bool]:
+    """Send, and wait until the workers apply it. True when they are paused, and apply it after resuming."""
+    # Paused workers would take the whole wait to do nothing.
+    is_paused = client.status().pause_state != "running"
+    update = send()
+    if wait_s and not is_paused:
+        with told_when_slow(f"until the workers apply version {update.version}, at most {wait_s:g} s"):
+            update.wait(wait_s)
+    return update, is_paused and update.state != "applied"
 
 
 def read_whole(file: str) -> bytes:

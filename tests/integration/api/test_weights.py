@@ -418,7 +418,7 @@ def test_models_and_updates_that_do_not_exist(endless: Served) -> None:
     ]
 
 
-def test_push_to_a_paused_job_says_so_at_once(
+def test_publish_to_a_paused_job_says_so_at_once(
     endless: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = current(endless) + 1
@@ -426,13 +426,17 @@ def test_push_to_a_paused_job_says_so_at_once(
     file.write_bytes(weights_file(version))
     (tmp_path / "token").write_text(endless.writer.token)
     endless.writer.post("/v1/pauses", {"owner": "tests", "wait_seconds": 60})
+    options = ["--url", endless.server.url, "--token-file", str(tmp_path / "token"), "--wait", "100"]
     try:
-        began = time.monotonic()
-        options = ["--url", endless.server.url, "--token-file", str(tmp_path / "token"), "--wait", "50"]
-        assert command_line.run(["weights", "push", str(file), *options]) == 0
-        assert time.monotonic() - began < 25
-        said = capsys.readouterr().out.splitlines()[-1]
-        assert said.startswith(f"version {version}: ")
-        assert said.endswith("; the job is paused and applies it after resuming")
+        for command, begins in (
+            (["push", str(file)], f"version {version}: "),
+            (["rollback", str(version)], f"version {version + 1} has the weights of version {version}: "),
+        ):
+            began = time.monotonic()
+            assert command_line.run(["weights", *command, *options]) == 0
+            assert time.monotonic() - began < 50
+            said = capsys.readouterr().out.splitlines()[-1]
+            assert said.startswith(begins)
+            assert said.endswith("; the job is paused and applies it after resuming")
     finally:
         endless.writer.post("/v1/resume", {"owner": "tests"})
