@@ -87,7 +87,7 @@ class InstantConnection:
 
     def send(self, message: object) -> None:
         if isinstance(message, Finish):
-            self._say(Finished(durable_frames=0))
+            self._say(Finished())
             self.is_open = False
         else:
             assert isinstance(message, Begin), message
@@ -97,7 +97,6 @@ class InstantConnection:
         self._say(
             Sealed(
                 number=ticket.number,
-                block_index=ticket.block_index,
                 num_frames=ticket.num_frames,
                 num_rows=1,
                 num_ends=0,

@@ -75,7 +75,7 @@ def _collecting(
         for _ in range(BATCHES):
             filled = collector.fill(block, block.layout.num_frames)
             sealed = Sealed(
-                number=0, block_index=0, num_frames=filled.num_frames, num_rows=block.num_rows, num_ends=0,
+                number=0, num_frames=filled.num_frames, num_rows=block.num_rows, num_ends=0,
                 min_version=0, max_version=0, returns=tuple(filled.episodes.returns),
                 lengths=tuple(filled.episodes.lengths), durable_frames=0, env_restarts=0,
                 num_terminated=filled.episodes.num_terminated,

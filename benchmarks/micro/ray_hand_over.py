@@ -54,7 +54,7 @@ class SealingActor(WorkerActor):
             block.lengths[:] = start.num_rows
             self._uplink.send(
                 Sealed(
-                    number=ticket.number, block_index=ticket.block_index, num_frames=start.num_frames,
+                    number=ticket.number, num_frames=start.num_frames,
                     num_rows=start.num_rows, num_ends=0, min_version=0, max_version=0, returns=(), lengths=(),
                     durable_frames=0, env_restarts=0, num_terminated=0,
                     timing=BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0),

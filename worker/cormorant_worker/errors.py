@@ -115,12 +115,10 @@ class WeightsError(CormorantError):
 class MalformedWeights(WeightsError):
     """The bytes are not safetensors."""
 
-    def __init__(self, message: str, *, offset: int = 0, is_pickle: bool = False) -> None:
+    def __init__(self, message: str, *, offset: int = 0) -> None:
         super().__init__(message)
         self.offset = offset
         """Where in the bytes the fault lies."""
-        self.is_pickle = is_pickle
-        """They look like what torch.save writes."""
 
 
 class WeightsMismatch(WeightsError):

@@ -37,7 +37,6 @@ def make_stats(**changed: Any) -> FleetStats:
         "paused": False,
         "workers": (),
         "groups": {},
-        "queue_capacity": 1,
         "queue_waits_s": {},
         "undurable_frames": 0,
     }

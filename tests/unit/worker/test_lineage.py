@@ -23,7 +23,7 @@ def make_lineage(*, epoch: int = 0, warmup: int = 0, **written: int) -> Lineage:
 def sealed(frames: int, *, random: int = 0, next_trajectory: int = 0) -> Sealed:
     timing = BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0)
     return Sealed(
-        number=1, block_index=0, num_frames=frames, num_rows=1, num_ends=0, min_version=-1, max_version=-1,
+        number=1, num_frames=frames, num_rows=1, num_ends=0, min_version=-1, max_version=-1,
         returns=(), lengths=(), num_terminated=0, timing=timing, durable_frames=0, env_restarts=0,
         next_trajectory=next_trajectory, random_frames=random,
     )  # fmt: skip

@@ -26,9 +26,9 @@ LAYOUT = Layout(
 NO_TIMING = BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0)
 
 
-def sealed(*, num_frames: int, block_index: int, version: int) -> Sealed:
+def sealed(*, num_frames: int, version: int) -> Sealed:
     return Sealed(
-        number=0, block_index=block_index, num_frames=num_frames, num_rows=1, num_ends=0, min_version=version,
+        number=0, num_frames=num_frames, num_rows=1, num_ends=0, min_version=version,
         max_version=version, returns=(), lengths=(), durable_frames=0, env_restarts=0, num_terminated=0,
         timing=NO_TIMING,
     )  # fmt: skip
@@ -138,7 +138,7 @@ class Books(RuleBasedStateMachine):
         late = self.deliveries.land(
             grant.round,
             place,
-            RoundShare(sealed(num_frames=frames, block_index=block_index, version=acted), block_index),
+            RoundShare(sealed(num_frames=frames, version=acted), block_index),
         )
         for other in late:
             assert any(held.round is grant.round for held, _, _ in self.tickets[other])
@@ -247,7 +247,7 @@ class Books(RuleBasedStateMachine):
                 if self.tickets.get(place):
                     grant, block_index, version = self.tickets[place].pop(0)
                     self.landed_frames += grant.num_frames
-                    message = sealed(num_frames=grant.num_frames, block_index=block_index, version=version)
+                    message = sealed(num_frames=grant.num_frames, version=version)
                     self.deliveries.land(grant.round, place, RoundShare(message, block_index))
             self.take(1)
         else:
@@ -343,7 +343,7 @@ def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
     for number in (0, 2, 1):  # cpu-0 is done with both of its tickets before cpu-1 is with its one
         grant = grants[number]
         block_index, _ = deliveries.blocks.lend(1)
-        part = RoundShare(sealed(num_frames=grant.num_frames, block_index=block_index, version=0), block_index)
+        part = RoundShare(sealed(num_frames=grant.num_frames, version=0), block_index)
         deliveries.land(grant.round, grant.slot, part)
         deliveries.accept()
         accepted.append(schedule.accepted_frames)
@@ -391,9 +391,7 @@ def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
     for _ in range(3):
         (grant,) = hand_out(schedule, {("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
         block_index, _ = deliveries.blocks.lend(1)
-        deliveries.land(
-            grant.round, ("cpu", 0), RoundShare(sealed(num_frames=5, block_index=block_index, version=0), block_index)
-        )
+        deliveries.land(grant.round, ("cpu", 0), RoundShare(sealed(num_frames=5, version=0), block_index))
         deliveries.accept()
     assert deliveries.dropped == {"drop_oldest": 10}
     assert schedule.accepted_frames == 15
@@ -403,9 +401,7 @@ def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
     # The consumer at work does not keep the next one out.
     (grant,) = hand_out(schedule, {("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
     block_index, _ = deliveries.blocks.lend(1)
-    deliveries.land(
-        grant.round, ("cpu", 0), RoundShare(sealed(num_frames=5, block_index=block_index, version=0), block_index)
-    )
+    deliveries.land(grant.round, ("cpu", 0), RoundShare(sealed(num_frames=5, version=0), block_index))
     deliveries.accept()
     assert schedule.accepted_frames == 20
     deliveries.blocks.close()
@@ -418,9 +414,7 @@ def test_stale_frames_are_recollected_unless_stored(has_dataset: bool, accepted:
     deliveries.blocks = SharedBlockPool(LAYOUT, 3)
     (grant,) = hand_out(schedule, {("cpu", 0): 0}, num_workers=1, ahead_of_consumer=0, room=1)
     block_index, _ = deliveries.blocks.lend(1)
-    deliveries.land(
-        grant.round, ("cpu", 0), RoundShare(sealed(num_frames=5, block_index=block_index, version=3), block_index)
-    )
+    deliveries.land(grant.round, ("cpu", 0), RoundShare(sealed(num_frames=5, version=3), block_index))
     deliveries.accept()
     assert schedule.accepted_frames == 5
     assert deliveries.take(min_version=4) is None
@@ -438,9 +432,7 @@ def test_random_frames_do_not_hide_stale_ones(versions: tuple[int, int], is_take
     grants = hand_out(schedule, dict.fromkeys(places, 0), num_workers=2, ahead_of_consumer=0, room=2)
     for place, grant, version in zip(places, grants, versions, strict=True):
         block_index, _ = deliveries.blocks.lend(1)
-        deliveries.land(
-            grant.round, place, RoundShare(sealed(num_frames=5, block_index=block_index, version=version), block_index)
-        )
+        deliveries.land(grant.round, place, RoundShare(sealed(num_frames=5, version=version), block_index))
     deliveries.accept()
     assert (deliveries.take(min_version=4) is not None) is is_taken
     assert deliveries.dropped == ({} if is_taken else {"stale": 10})

@@ -95,7 +95,7 @@ class FleetCore:
     def stats(self) -> FleetStats:
         """The whole fleet at this moment, without `workers`."""
         self.hang_detector.sweep(_SWEPT)
-        counters, pool, queue = self.counters, self.pool, self.job.spec.output.queue
+        counters, pool = self.counters, self.pool
         accepted = self.scheduler.accepted_frames
         return FleetStats(
             frames=accepted,
@@ -118,7 +118,6 @@ class FleetCore:
                 group.name: counters.group(group.name, desired=pool.slots.sizes.get(group.name, 0))
                 for group in self.job.spec.worker_groups
             },
-            queue_capacity=queue.capacity_batches if queue is not None else 0,
             queue_waits_s=counters.waits_s,
             undurable_frames=counters.undurable_frames if self.dataset else 0,
             statistics={} if self.statistics is None else self.statistics.glance(),

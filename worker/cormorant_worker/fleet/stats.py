@@ -99,8 +99,6 @@ class FleetStats:
     paused: bool = False
     workers: tuple[WorkerStats, ...] = ()
     groups: Mapping[str, GroupStats] = field(default_factory=dict)
-    queue_capacity: int = 0
-    """Batches; 0: no queue."""
     queue_waits_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds waited: producers for room, consumers for a batch."""
     undurable_frames: int = 0

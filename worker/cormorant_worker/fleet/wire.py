@@ -52,7 +52,8 @@ def encode(loan: Loan, *, batch_id: str, delivery: int) -> WireBatch:
         batch_id: how consumers name it, `<epoch>-<n>`.
         delivery: how often it was handed out, this time included; from 1.
     """
-    tensors = [(f"{i}/{key}", array) for i, part in enumerate(loan.parts) for key, array in arrays_of(part.block)]
+    found = ((i, key, array) for i, part in enumerate(loan.parts) for key, array in arrays_of(part.block))
+    tensors = [(f"{i}/{key}", array) for i, key, array in found if array.size]
     tensors.sort(key=lambda item: (item[1].nbytes % _LINE > 0, -item[1].itemsize))
     described = ((name, _DTYPES[array.dtype], array.shape) for name, array in tensors)
     header, file = make_header(described, {"cormorant_batch": json.dumps(describe(loan, batch_id, delivery))})
@@ -92,14 +93,8 @@ def describe(loan: Loan, batch_id: str, delivery: int) -> dict[str, Any]:
 
 
 def arrays_of(block: Block) -> Iterator[tuple[str, Array]]:
-    """Every array of a sealed block that has elements, by its key: views, each of them contiguous."""
+    """Every array of a sealed block, by its key: views, each of them contiguous."""
     block.blank_padding()
-    for key, array in _all_arrays(block):
-        if array.size:
-            yield key, array
-
-
-def _all_arrays(block: Block) -> Iterator[tuple[str, Array]]:
     layout, rows, ends = block.layout, block.num_rows, block.num_ends
     yield from _named("", layout.observation, block.observation, rows + 1)
     yield from _named("", layout.states, block.states, rows + 1)

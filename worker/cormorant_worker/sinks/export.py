@@ -1,6 +1,5 @@
 """Exports a dataset to Minari or Parquet. Called by `cormorant dataset export`."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -11,13 +10,12 @@ from cormorant_worker.sinks.reading import Exported
 ExportFormat = Literal["minari", "parquet"]
 
 
-def export(uri: str, target: Path, *, to: ExportFormat, progress: Callable[[int], None] = lambda _: None) -> Exported:
+def export(uri: str, target: Path, *, to: ExportFormat) -> Exported:
     """Write a dataset in another format into a new folder. Holds a few batches in memory, however long it is.
 
     Args:
         target: a folder that does not exist yet, or is empty.
         to: minari (HDF5 layout, opened by `minari.MinariDataset(target / "data")`) or parquet (a file a part).
-        progress: called with the number of frames written so far.
 
     Raises:
         DatasetError: the target is not empty or cannot be written; h5py is not installed; the dataset is corrupt.
@@ -31,11 +29,11 @@ def export(uri: str, target: Path, *, to: ExportFormat, progress: Callable[[int]
         if to == "parquet":
             from cormorant_worker.sinks.parquet import export_parquet
 
-            return export_parquet(dataset, target, progress)
+            return export_parquet(dataset, target)
         try:
             from cormorant_worker.sinks.minari import export_minari
         except ImportError as error:
             raise DatasetError("exporting to Minari needs h5py; install cormorant[datasets]") from error
-        return export_minari(dataset, target, progress)
+        return export_minari(dataset, target)
     except OSError as error:
         raise DatasetError(f"{target} cannot be written: {error.strerror or error}") from error

@@ -10,7 +10,6 @@ HDF5 takes a "/" in a key for a path: such keys are percent-encoded, in `main_da
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ _COMPRESS_BYTES = 1 << 20
 _CHUNK_BYTES = 256 << 10
 
 
-def export_minari(dataset: Dataset, target: Path, progress: Callable[[int], None]) -> Exported:
+def export_minari(dataset: Dataset, target: Path) -> Exported:
     """Write `<target>/data`. Episodes are numbered in the order in which they ended."""
     data = target / "data"
     data.mkdir()
@@ -40,7 +39,6 @@ def export_minari(dataset: Dataset, target: Path, progress: Callable[[int], None
         episodes = _Episodes(file, dataset)
         for stretch in iter_stretches(dataset, max_bytes=_HELD_BYTES):
             episodes.add(stretch)
-            progress(episodes.frames)
     _write_metadata(data, dataset, episodes, path.stat().st_size)
     return Exported(path=data, frames=episodes.frames, episodes=episodes.count, cut=episodes.cut)
 

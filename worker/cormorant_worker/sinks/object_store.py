@@ -90,7 +90,7 @@ class ObjectStore:
         if number % _LINES == 0:
             lines.clear()
         text = "".join(f"{known}\n" for known in (*lines, line))
-        self._put(f"{self._root}/{part}/{_MANIFEST}/{number:06d}.json", text.encode())
+        self.put(f"{self._root}/{part}/{_MANIFEST}/{number:06d}.json", text.encode())
         if (counted := self._read_end(part)) is not None and counted <= number:
             raise OSError(f"another head of this job ended the part after {counted} shards")
         lines.append(line)
@@ -145,10 +145,7 @@ class ObjectStore:
     def free_bytes(self) -> int | None:
         return None
 
-    def put(self, path: str, data: bytes) -> None:
-        self._put(path, data)
-
-    def _put(self, path: str, data: bytes, *, mode: str = "overwrite") -> None:
+    def put(self, path: str, data: bytes, *, mode: str = "overwrite") -> None:
         def put() -> None:
             try:
                 self._fs.pipe_file(path, data, mode=mode)
@@ -167,7 +164,7 @@ class ObjectStore:
     def _put_once(self, path: str, data: bytes) -> None:
         """Put an object unless there is one. Of several that are put at the same moment one stays."""
         with suppress(FileExistsError):  # a repeated request may find its own object
-            self._put(path, data, mode="create")
+            self.put(path, data, mode="create")
 
     def _read(self, path: str) -> bytes | None:
         try:

@@ -5,7 +5,6 @@ row-major order, its shape in the field's metadata; `next.<leaf>` is null where 
 following row of the same `traj_id` says it.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ _GROUP_BYTES = 64 << 20
 _MOST_ROWS = 1 << 20
 
 
-def export_parquet(dataset: Dataset, target: Path, progress: Callable[[int], None]) -> Exported:
+def export_parquet(dataset: Dataset, target: Path) -> Exported:
     """Write `<target>/<part>.parquet` for each part that has frames."""
     schema = dataset.description.schema
     arrow = _arrow_schema(dataset)
@@ -42,7 +41,6 @@ def export_parquet(dataset: Dataset, target: Path, progress: Callable[[int], Non
                 written += len(frames)
                 ended += int(np.count_nonzero(frames.terminated | frames.truncated))
                 cut += _count_cut(frames, seen)
-                progress(written)
         cut += sum(not done for _, done in seen.values())
         draft.rename(target / f"{part.name}.parquet")
     return Exported(path=target, frames=written, episodes=ended, cut=cut)

@@ -95,7 +95,8 @@ class FrameSchema:
     def frame_bytes(self) -> int:
         """Bytes of one frame before compression, without its `next.` columns."""
         leaves = (leaf for _, leaves in self.kinds for leaf in leaves)
-        return sum(leaf_bytes(leaf) for leaf in leaves) + sum(dtype.itemsize for _, dtype in self.plain)
+        own = sum(int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize for leaf in leaves)
+        return own + sum(dtype.itemsize for _, dtype in self.plain)
 
     def fingerprint(self) -> str:
         """Sixteen hex digits that are equal for equal schemas, in every process and version."""
@@ -174,10 +175,6 @@ def to_numpy(leaf: Leaf, column: Any) -> Array:
     if leaf.dtype == np.bool_:
         values = values.view(np.bool_)
     return values.reshape((len(column), *leaf.shape))
-
-
-def leaf_bytes(leaf: Leaf) -> int:
-    return int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize
 
 
 def _stored(leaf: Leaf) -> np.dtype[Any]:

@@ -158,7 +158,7 @@ def _parse(data: memoryview) -> TensorFile:
         # Only now: the length of a safetensors header may begin with the same bytes as a pickle.
         if looks_like_pickle(bytes(data[:8])):
             raise MalformedWeights(
-                "the weights are a pickle (torch.save); save them with safetensors.torch.save_file", is_pickle=True
+                "the weights are a pickle (torch.save); save them with safetensors.torch.save_file"
             ) from error
         raise MalformedWeights(f"the weights are not safetensors: {error}", offset=error.offset) from error
 

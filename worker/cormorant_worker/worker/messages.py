@@ -115,7 +115,6 @@ class Sealed:
     """Worker -> fleet: a ticket's batch is complete."""
 
     number: int
-    block_index: int
     num_frames: int
     num_rows: int = 0
     num_ends: int = 0
@@ -177,7 +176,6 @@ class Leaving:
 class Finished:
     """Worker -> fleet: the dataset is closed; nothing more will come."""
 
-    durable_frames: int
     state: bytes = b""
     """The collector's, if it was asked for and could be saved."""
 

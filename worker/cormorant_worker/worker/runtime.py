@@ -191,7 +191,7 @@ class WorkerRuntime:
                 return
             # What was offered during the batch need not wait for the next ticket: the queue may be full for long.
             with self._boundary:
-                self._apply_weights()
+                self.collector.weights.apply()
 
     def _fill(self, ticket: Ticket) -> None:
         """Collect one ticket's batch.
@@ -204,7 +204,7 @@ class WorkerRuntime:
         version = PolicyVersion(ticket.version)
         self.collector.weights.wait_until_offered(version, _OFFER_TIMEOUT_S)
         with self._boundary:
-            self._apply_weights()
+            self.collector.weights.apply()
             self._heartbeat.enter(Phase.STEPPING)
             with self._sealable(ticket.number):
                 filled = self.collector.fill(block, ticket.num_frames)
@@ -221,7 +221,6 @@ class WorkerRuntime:
         self._uplink.send(
             Sealed(
                 number=ticket.number,
-                block_index=ticket.block_index,
                 num_frames=filled.num_frames,
                 num_rows=block.num_rows,
                 num_ends=block.num_ends,
@@ -260,7 +259,6 @@ class WorkerRuntime:
         self._uplink.send(
             Sealed(
                 number=ticket.number,
-                block_index=ticket.block_index,
                 num_frames=len(played),
                 min_version=version,
                 max_version=version,
@@ -307,20 +305,14 @@ class WorkerRuntime:
         """Tells whether the stepping thread is in a phase, or steps."""
         return lambda is_in_it: self._heartbeat.enter(phase if is_in_it else Phase.STEPPING)
 
-    def _apply_weights(self) -> None:
-        """Let the newest staged weights act. The caller holds `_boundary`."""
-        self.collector.weights.apply()
-
     def _finish(self, *, saves: bool = False) -> None:
         self._heartbeat.enter(Phase.STORING)
         self._timing.rest(STORE)
-        durable = 0
         if self._sink is not None:
             self._sink.close()
-            durable = self._sink.durable_frames
         state = self._last_state() if saves else b""
         self.collector.close()
-        self._uplink.send(Finished(durable_frames=durable, state=state))
+        self._uplink.send(Finished(state=state))
 
     def _last_state(self) -> bytes:
         try:

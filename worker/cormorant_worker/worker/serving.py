@@ -101,7 +101,7 @@ class ServerRuntime:
         if server.served.acts:
             self._tell(server)
         server.close()
-        self._uplink.send(Finished(durable_frames=0))
+        self._uplink.send(Finished())
 
     def _is_told_to_finish(self, server: InferenceServer) -> bool:
         self._heartbeat.frames[0] += 1  # each turn is a sign of life

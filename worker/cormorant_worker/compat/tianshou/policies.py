@@ -147,7 +147,6 @@ class TianshouActor:
         self._is_box = isinstance(action, gymnasium.spaces.Box)
         self._action = leaves(action, ("action",))[0]
         self._check = ActionCheck(action)
-        self._grad = False
         self._dry_run(observation, num_rows)
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:

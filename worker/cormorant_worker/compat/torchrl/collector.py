@@ -276,7 +276,7 @@ class FleetCollector:
 
     def _place(self, batch: TensorDictBase, loan: Loan) -> TensorDictBase:
         """The batch where its collector's are stored."""
-        device = self._storing[min(worker_index(loan), len(self._storing) - 1)]
+        device = self._storing[min(number_of(loan.parts[0].worker), len(self._storing) - 1)]
         if device != "cpu":
             return batch.to(device)
         return batch.pin_memory() if self._settings.pin_memory and torch.cuda.is_available() else batch
@@ -356,7 +356,7 @@ class FleetCollector:
 
     def _names_of(self, worker_ids: Any) -> tuple[str, ...]:
         is_list = isinstance(worker_ids, Sequence) and not isinstance(worker_ids, str)
-        known = {int(worker.name.rpartition("-")[2]): worker.name for worker in self.fleet.stats().workers}
+        known = {number_of(worker.name): worker.name for worker in self.fleet.stats().workers}
         if is_list and not worker_ids:
             raise ValueError(
                 f"worker_ids is empty: there are {sorted(known)}; name some, or leave worker_ids out for all of them; "
@@ -460,7 +460,7 @@ class FleetCollector:
             "restarts": found.restarts,
         } | ({} if self._pool is None else {"episodes_given_up": self._pool.given_up})
         each = {
-            f"worker_{worker.name.rpartition('-')[2]}/{key}": getattr(worker, key)
+            f"worker_{number_of(worker.name)}/{key}": getattr(worker, key)
             for worker in found.workers
             for key in ("frames", "version", "phase")
         }
@@ -571,6 +571,6 @@ def _envs_of(batch: TensorDictBase, loan: Loan) -> list[tuple[str, int]]:
     return [(part.worker, row) for part in loan.parts for row in range(rows)]
 
 
-def worker_index(loan: Loan) -> int:
-    """The number of the collector whose batch it is, or of the first of them."""
-    return int(loan.parts[0].worker.rpartition("-")[2])
+def number_of(worker: str) -> int:
+    """A collector's number, from its worker's name."""
+    return int(worker.rpartition("-")[2])

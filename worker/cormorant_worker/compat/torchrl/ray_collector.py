@@ -14,7 +14,7 @@ from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.compat.torchrl import ray_arguments as arguments
 from cormorant_worker.compat.torchrl import receivers
 from cormorant_worker.compat.torchrl.attributes import execute
-from cormorant_worker.compat.torchrl.collector import FleetCollector
+from cormorant_worker.compat.torchrl.collector import FleetCollector, number_of
 from cormorant_worker.compat.torchrl.devices import devices_of, storing_devices
 from cormorant_worker.compat.torchrl.makers import Maker, policy_maker
 from cormorant_worker.compat.torchrl.plan import Plan
@@ -278,7 +278,7 @@ class RayCollector(FleetCollector):
             due |= {name for name in last if self._batches_since[name] >= max(1, self._update_interval)}
         if due:
             everybody = self._plan.mode == "sync"
-            self.update_policy_weights_(worker_ids=None if everybody else [_number(name) for name in sorted(due)])
+            self.update_policy_weights_(worker_ids=None if everybody else [number_of(name) for name in sorted(due)])
 
     def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> Receipt:
         receipt = super()._publish(weights, worker_ids)
@@ -406,7 +406,3 @@ def _makers(create_env_fn: Any, env_kwargs: Any, num_envs: int, count: int) -> t
     fns = broadcast(create_env_fn, "create_env_fn", count)
     kwargs = broadcast(env_kwargs, "create_env_kwargs", count)
     return tuple((Maker(fn, given),) * num_envs for fn, given in zip(fns, kwargs, strict=True))
-
-
-def _number(name: str) -> int:
-    return int(name.rpartition("-")[2])
