@@ -91,7 +91,11 @@ class Tokens:
             return Role.OPERATOR
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
-            raise ApiError(ProblemType.UNAUTHENTICATED, "no token; send the job's token as Authorization: Bearer TOKEN")
+            raise ApiError(
+                ProblemType.UNAUTHENTICATED,
+                "no token; send the job's token as Authorization: Bearer TOKEN, from Python with "
+                "connect(url, token_file=...)",
+            )
         sent = token.strip().encode("latin-1", "replace")
         found = Role.NOBODY
         for role, known in self.by_role.items():
