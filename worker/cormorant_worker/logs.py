@@ -75,7 +75,6 @@ class LogTail:
 
 
 TAIL = LogTail()
-"""Tail of this process."""
 
 
 def configure_logs(context: LogContext, *, stream: TextIO | None = None) -> None:

@@ -143,11 +143,7 @@ def _refuse_unwritten(keys: Sequence[str], actor: Actor) -> None:
 
 
 def make_normalizer(job: CollectorJob, observation: Space) -> Normalizer | None:
-    """What normalises observations, with what came with the initial weights; None: nothing does.
-
-    Raises:
-        ManifestError, WeightsError: the manifest's keys, or those statistics, do not fit the observations.
-    """
+    """What normalises observations, with what came with the initial weights; None: nothing does."""
     normalize, uri = job.spec.collection.normalize, job.spec.policy.initial_weights
     if normalize is None:
         return None
@@ -186,11 +182,7 @@ def build_policy(
     device: torch.device,
     num_rows: int,
 ) -> ServedPolicy | None:
-    """Build what acts, and its weights as the manifest says; None: actions are random.
-
-    Raises:
-        PolicyError, WeightsError: what the parts say.
-    """
+    """Build what acts, and its weights as the manifest says; None: actions are random."""
     seen = observation if normalizer is None else normalizer.space
     # Built under the job's own seed: the policy's first weights are the same in every worker.
     with torch.random.fork_rng(devices=[]):
@@ -253,8 +245,6 @@ def rebuild(
 
 
 class BuiltEnvs(NamedTuple):
-    """A worker's environments."""
-
     groups: Sequence[VectorEnv]
     """One for each EnvGroup."""
     num_threads: int
@@ -418,7 +408,6 @@ def _build_made(
     *,
     raises: bool,
 ) -> VectorEnv:
-    """Environments that a script's callables make."""
     made = MadeEnvs(makers)
     if len(makers) == 1:
         # A worker is a process already: its only environment needs no other.

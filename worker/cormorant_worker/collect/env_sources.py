@@ -21,7 +21,6 @@ def info_fields(env: EnvBlock) -> tuple[InfoField, ...]:
 
 
 def envpool_task(env: EnvBlock) -> EnvPoolTask:
-    """What EnvPool builds for `env.envpool`."""
     assert env.envpool is not None
     return EnvPoolTask(
         task_id=env.envpool.task_id, kwargs=dict(env.envpool.kwargs), max_episode_steps=env.max_episode_steps
@@ -29,7 +28,6 @@ def envpool_task(env: EnvBlock) -> EnvPoolTask:
 
 
 def env_factory(env: EnvBlock) -> EnvFactory:
-    """What builds one environment of `env.gymnasium`."""
     block = env.gymnasium
     assert block is not None
     return EnvFactory(

@@ -49,7 +49,6 @@ class WorkerOverrides:
         return self.policy_factory(observation, action) if self.takes_spaces else self.policy_factory()
 
     def to_bytes(self) -> bytes:
-        """As bytes for a worker."""
         try:
             data: bytes = cloudpickle.dumps(self)
         except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:

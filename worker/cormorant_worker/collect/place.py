@@ -32,7 +32,6 @@ class WorkerPlace:
     servers: tuple[Address, ...] = ()
     """Addresses of the inference servers that act for this worker, the one to use first; empty: it acts itself."""
     is_server: bool = False
-    """It is an inference server."""
     seed: int = 0
     """What the streams of all workers are derived from: the manifest's seed, or the one that took its place."""
 
@@ -43,7 +42,6 @@ class WorkerPlace:
 
     @property
     def seeds(self) -> SeedPath:
-        """The streams of this worker."""
         return SeedPath(
             job_seed=self.seed,
             index=self.index,
@@ -55,7 +53,6 @@ class WorkerPlace:
 
 
 def find_device(name: str) -> torch.device:
-    """The torch device of that name."""
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise DeviceUnavailable(

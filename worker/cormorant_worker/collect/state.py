@@ -23,7 +23,6 @@ FORMAT = 1
 
 
 def save_state(collector: "Collector") -> bytes:
-    """Serialise a collector between two batches."""
     arrays: dict[str, Array] = {"torch_rng": collector.rng.state.numpy()}
     if collector.rng.cuda_state is not None:
         arrays["cuda_rng"] = collector.rng.cuda_state.numpy()

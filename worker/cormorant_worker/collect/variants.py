@@ -23,8 +23,6 @@ from cormorant_worker.spaces import Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The variants of one worker's environments."""
-
     variants: tuple[Variant, ...]
     """All of the manifest."""
     task_ids: Array

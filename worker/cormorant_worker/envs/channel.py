@@ -81,9 +81,7 @@ class ChildFailed:
     what: str
     """ "raised ValueError: ..." for kind raised, else a whole sentence."""
     steps: int
-    """Steps completed."""
     details: str
-    """The traceback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

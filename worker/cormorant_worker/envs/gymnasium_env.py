@@ -41,7 +41,6 @@ class EnvFactory:
     entrypoint: str = ""
     """`package.module:attribute` of something that returns a gymnasium.Env when called with `kwargs`."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments for the environment's constructor."""
     wrappers: tuple[str | Mapping[str, Any], ...] = ()
     """`package.module:attribute`, or `{"entrypoint": ..., "kwargs": {...}}`; the first is the innermost."""
     max_episode_steps: int = 0
@@ -185,7 +184,6 @@ def _wrap(env: Env, wrapper: str | Mapping[str, Any]) -> Env:
 
 
 def construct(make: Callable[[], Any], what: str) -> Any:
-    """Call a user's constructor."""
     try:
         return make()
     except Exception as error:

@@ -28,7 +28,6 @@ class MadeEnvs:
         return f"environment {row}"
 
     def build(self, row: int) -> Env:
-        """Call the maker of a row."""
         if row in self._built:
             return self._built.pop(row)
         made = self.make(row)
@@ -43,11 +42,7 @@ class MadeEnvs:
         return made
 
     def make(self, row: int) -> Any:
-        """Whatever the maker of a row returns.
-
-        Raises:
-            EnvBuildError: it raised.
-        """
+        """Whatever the maker of a row returns."""
         return construct(self._makers[row], f"the environment of {name_of(self._makers[row])}")
 
     def keep(self, row: int, env: Env) -> None:

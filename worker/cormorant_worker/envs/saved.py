@@ -87,7 +87,6 @@ def pack(envs: Sequence[EnvState], restarts: dict[str, Any]) -> bytes:
 
 
 def unpack(state: bytes, *, num_envs: int) -> tuple[Sequence[EnvState], dict[str, Any]]:
-    """Decode what `pack` made."""
     try:
         decoded = json.loads(state)
         envs, restarts = decoded["envs"], decoded["restarts"]

@@ -54,11 +54,7 @@ class VariantEnvs:
         return f"environment {row} (variant {self._names[self._task_ids[row]]})"
 
     def build(self, row: int) -> Env:
-        """Construct the environment of a row.
-
-        Raises:
-            UnknownEnv, EnvBuildError: it cannot be built, or its spaces are not those of another variant built here.
-        """
+        """Construct the environment of a row."""
         task_id = self._task_ids[row]
         name = self._names[task_id]
         with naming(name):

@@ -52,7 +52,6 @@ class EpisodeBook:
         return ResultTable.of(self.planned, self._folder.played())
 
     def finish(self) -> ResultTable:
-        """Write the table to the folder."""
         table = self.table()
         if not table.is_complete:
             raise EvaluationError(
@@ -91,7 +90,6 @@ def _without_speed(env: dict[str, Any]) -> dict[str, Any]:
 
 
 def digest_of(uri: str) -> str:
-    """SHA-256 of a weights file."""
     try:
         with fsspec.open(uri, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -155,11 +155,7 @@ class Player:
             raise EnvCrashed(message, has_stepped=error.has_stepped) from error
 
     def record(self, played: Sequence[PlayedEpisode]) -> None:
-        """Make results durable.
-
-        Raises:
-            EvaluationError: the folder does not take them.
-        """
+        """Make results durable."""
         self._folder.record(played)
 
     def _play(self, env: VectorEnv, first: Arrays, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:

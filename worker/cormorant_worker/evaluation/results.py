@@ -34,8 +34,6 @@ SUCCESS = ("is_success", "success")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedEpisode:
-    """One row of the result table."""
-
     task: str
     seed: int
     options: Mapping[str, Any]

@@ -82,8 +82,6 @@ class BackgroundTasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenOff:
-    """A worker that has ended."""
-
     how: str
     """Empty where that was told already."""
     durable_frames: int | None = None
@@ -93,11 +91,7 @@ class SeenOff:
 def see_off(
     connection: WorkerConnection, *, is_killed: bool, is_told: bool, durable_frames: Callable[[], int] | None = None
 ) -> SeenOff:
-    """See to the end of a worker, and ask the dataset what it has of it: the fleet does not know.
-
-    Raises:
-        DatasetError: the dataset cannot be read.
-    """
+    """See to the end of a worker, and ask the dataset what it has of it: the fleet does not know."""
     if is_killed:
         connection.kill()
     else:

@@ -158,8 +158,6 @@ class Loan:
 
 @dataclass(frozen=True, slots=True)
 class RoundShare:
-    """One worker's share of a round."""
-
     message: Sealed
     block_index: int
     """Where it lies in the block pool."""

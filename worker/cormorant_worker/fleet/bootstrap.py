@@ -71,11 +71,7 @@ class Bootstrap:
         core.background.submit(lambda: self._lay_out(ready, limit, fewest), lambda found: self._laid_out(ready, found))
 
     def size_blocks(self) -> None:
-        """The number of slots has changed.
-
-        Raises:
-            FleetError: there is no room for one round.
-        """
+        """The number of slots has changed."""
         if (blocks := self._core.queue.blocks) is not None:
             limit, fewest = self._blocks_needed()
             blocks.resize(limit, at_least=fewest)

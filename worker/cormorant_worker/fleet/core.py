@@ -126,11 +126,7 @@ class FleetCore:
 
 
 def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: Waker) -> FleetCore:
-    """An empty fleet.
-
-    Raises:
-        DatasetError: the manifest's dataset cannot be opened, or another process writes to it.
-    """
+    """An empty fleet."""
     collection, queue = job.spec.collection, job.spec.output.queue
     events = Events()
     episodes = episodes_of(job)

@@ -62,7 +62,6 @@ class DatasetRoot:
 
     @property
     def frames(self) -> int:
-        """Durable frames of earlier runs."""
         return self.written.total()
 
     def next_attempt(self, slot: Slot) -> int:

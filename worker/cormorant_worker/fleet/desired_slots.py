@@ -81,21 +81,12 @@ class DesiredSlots:
         return self._want(wanted)
 
     def give_up(self, name: str) -> frozenset[Slot]:
-        """Leave a worker's slot empty until its group's size is raised. Returns that slot alone.
-
-        Raises:
-            NoSuchWorker: it is not there, or was given up before.
-            LastWorker: no worker would be left.
-        """
+        """Leave a worker's slot empty until its group's size is raised. Returns that slot alone."""
         (given_up,) = self.of((name,))
         return self._want([slot for slot in self._wanted if slot != given_up])
 
     def of(self, names: Collection[str]) -> frozenset[Slot]:
-        """The slots of workers by name.
-
-        Raises:
-            FleetError: no such worker.
-        """
+        """The slots of workers by name."""
         known = {"{}-{}".format(*slot): slot for slot in self._wanted}
         if unknown := [name for name in names if name not in known]:
             raise NoSuchWorker(f"there is no worker {', '.join(unknown)}; there are {', '.join(known)}")

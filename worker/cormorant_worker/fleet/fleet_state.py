@@ -38,7 +38,6 @@ class FleetState:
     run: str = ""
     """Names the fleet."""
     epoch: int = 0
-    """Epoch of the fleet."""
     dataset: str = ""
     """URI; empty: none."""
     written: Mapping[str, int] = field(default_factory=dict)

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 def dataset_of(job: CollectorJob, *, epoch: int) -> "DatasetRoot | None":
     """The dataset that frames go to, looked at; None: none. `epoch`: of the fleet, unless the dataset has seen as high
     a one.
-
-    Raises:
-        DatasetError: it cannot be read or written, or another process writes to it.
     """
     if job.spec.output.dataset is None or job.spec.collection.episodes is not None:
         return None
@@ -25,11 +22,7 @@ def dataset_of(job: CollectorJob, *, epoch: int) -> "DatasetRoot | None":
 
 
 def episodes_of(job: CollectorJob) -> "EpisodeBook | None":
-    """The episodes that an evaluation has still to play; None: the job collects frames.
-
-    Raises:
-        EvaluationError: its folder cannot be used, or holds the results of another evaluation.
-    """
+    """The episodes that an evaluation has still to play; None: the job collects frames."""
     if job.spec.collection.episodes is None:
         return None
     from cormorant_worker.evaluation.book import EpisodeBook
@@ -48,7 +41,6 @@ def serves(job: CollectorJob, group: str) -> bool:
 
 
 def describe_env(job: CollectorJob) -> str:
-    """The environment and its arguments."""
     env = job.spec.env
     if env.envpool is not None:
         return f"EnvPool's {env.envpool.task_id} with kwargs {dict(env.envpool.kwargs)}"

@@ -20,8 +20,6 @@ _BATCHES_AHEAD = 4
 
 
 class Lineage:
-    """One fleet's part in its job."""
-
     def __init__(self, *, epoch: int, written: Mapping[Slot, int], warmup_frames: int) -> None:
         """Begin an epoch.
 
@@ -52,9 +50,6 @@ class Lineage:
         Args:
             first_free: the first attempt that has no part in the dataset.
             batch_ids: ids that one batch can use.
-
-        Raises:
-            CormorantError: a number does not fit a trajectory id.
         """
         slot = place.group, place.index
         attempt = self.attempts[slot] = max(self.attempts.get(slot, -1) + 1, first_free)

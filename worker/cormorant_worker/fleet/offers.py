@@ -47,7 +47,6 @@ class Offers:
 
     @property
     def has_due(self) -> bool:
-        """Whether `send_due` has something to do."""
         return bool(self._due)
 
     def publish(
@@ -157,7 +156,6 @@ class Offers:
         return is_serving and is_given and handle.version < version and handle.refusal[0] != version
 
     def receipt(self, version: PolicyVersion) -> Receipt:
-        """What became of a published version."""
         serving = (h for h in self._workers.values() if h.is_ready and not h.is_leaving and h.takes_weights)
         given = sorted((h for h in serving if self.published.version_of(h.slot) >= version), key=lambda h: h.name)
         behind = [h for h in given if h.version < version]

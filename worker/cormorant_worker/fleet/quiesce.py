@@ -204,12 +204,7 @@ class Quiesce:
             core.queue.count_dropped("restore", handle.drop_ahead())
 
     def reseed(self, seed: int) -> tuple[str, ...]:
-        """Reseed every worker. Between batches. Returns those that have.
-
-        Raises:
-            FleetError: everything is collected.
-            WorkerFailed, ControlTimeout: environments could not be built again, or not in time.
-        """
+        """Reseed every worker. Between batches. Returns those that have."""
         core = self._core
         if core.scheduler.is_done or not core.pool.is_complete:
             raise FleetError("this fleet has collected all its frames; there is nothing left to seed")

@@ -74,7 +74,6 @@ class Reaper:
         return len(idle) == _MOST_FINISHES
 
     def finished(self, handle: WorkerHandle, state: bytes) -> None:
-        """A worker has closed everything."""
         handle.has_finished = True
         self.final_states[handle.slot] = state
 

@@ -117,7 +117,6 @@ class Scheduler:
 
     @property
     def num_open(self) -> int:
-        """Rounds that are not accepted yet."""
         return len(self._open)
 
     def round_up(self, num_envs: int, *, num_workers: int) -> None:

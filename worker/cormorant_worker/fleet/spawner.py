@@ -28,21 +28,13 @@ class Spawner:
         self._core, self._bootstrap, self._reaper = core, bootstrap, reaper
 
     def resize(self, workers: int | Mapping[str, int | Collection[int]]) -> None:
-        """Say how many slots there are, in all or by group: see `DesiredSlots.resize`.
-
-        Raises:
-            FleetError: no such group, a negative size, or no worker would be left.
-        """
+        """Say how many slots there are, in all or by group: see `DesiredSlots.resize`."""
         each = self._core.engine.descriptors_each
         self._reaper.give_up(self._core.pool.resize(workers, check=lambda number: raise_file_limit(number, each=each)))
         self._core.servers.reassign()
 
     def retire(self, name: str) -> None:
-        """Give a worker's slot up until its group's size is raised. It finishes what it holds.
-
-        Raises:
-            FleetError: no such worker, or no worker would be left.
-        """
+        """Give a worker's slot up until its group's size is raised. It finishes what it holds."""
         self._reaper.give_up(self._core.pool.give_up(name))
         self._core.servers.reassign()
 

@@ -37,7 +37,6 @@ class WorkerStats:
     frames: int
     """Frames that this attempt has stepped."""
     version: PolicyVersion
-    """The version that acts."""
     pid: int
     """0 while it has none: a Ray actor that is not placed."""
     env_restarts: int
@@ -90,7 +89,6 @@ class FleetStats:
     task_episodes: Mapping[str, int] = field(default_factory=dict)
     """Episodes by variant; empty without variants."""
     version: PolicyVersion
-    """The newest published version."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Frames that were stepped and never delivered, by reason: crash, stale, drop_oldest, drain, restore, seed."""
     restarts: int = 0

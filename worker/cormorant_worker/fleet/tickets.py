@@ -14,7 +14,6 @@ class Tickets:
 
     def __init__(self, core: FleetCore) -> None:
         self.num_out = 0
-        """Tickets that workers hold."""
         self._core = core
 
     @property

@@ -19,8 +19,6 @@ _LONG_REQUESTS = frozenset({"save", "restore", "kept"})
 
 @dataclass(frozen=True, slots=True)
 class TicketOut:
-    """A ticket that a worker holds."""
-
     round: Round
     block_index: int
     num_frames: int
@@ -63,7 +61,6 @@ class WorkerHandle:
     refusal: tuple[PolicyVersion, str] = (INITIAL_VERSION, "")
     """The version that it refused last, and why."""
     version: PolicyVersion = INITIAL_VERSION
-    """The version that acts."""
     cached_version: PolicyVersion = INITIAL_VERSION
     """The newest weights that its pod has of an earlier head, until they are fetched."""
     policy_call: str = ""
@@ -109,7 +106,6 @@ class WorkerHandle:
 
     @property
     def stepped_frames(self) -> int:
-        """Frames that this attempt has stepped."""
         return 0 if self.is_server else self.connection.frames
 
     # -- talking -----------------------------------------------------------------------------------------------

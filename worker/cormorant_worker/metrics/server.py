@@ -49,7 +49,6 @@ class MetricsServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
-        """Where it listens."""
         self._unsubscribe = fleet.subscribe(metrics.hear)
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 

@@ -122,7 +122,6 @@ class Statistics:
 
     @classmethod
     def of_document(cls, document: Any) -> "Statistics":
-        """What `document` gave."""
         try:
             return cls({name: _moments(found) for name, found in document.items()})
         except (KeyError, TypeError, ValueError, AttributeError) as error:

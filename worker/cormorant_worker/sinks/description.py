@@ -28,7 +28,6 @@ class DatasetDescription:
     action_space: Space
     schema: FrameSchema
     job: str = ""
-    """The CollectorJob's name."""
     seed: int = 0
     manifest_sha256: str = ""
     """Digest of the manifest that created the dataset."""

@@ -75,7 +75,6 @@ class LocalStore:
         return sorted(entry.name for entry in self.root.iterdir() if entry.is_dir() and entry.name[0] != ".")
 
     def create_part(self, part: str) -> None:
-        """Make a part's folder, durably."""
         (self.root / part).mkdir()
         sync_path(self.root)
 

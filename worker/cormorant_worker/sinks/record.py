@@ -38,7 +38,6 @@ class ShardRecord:
 
     @classmethod
     def from_line(cls, line: str, *, where: str) -> "ShardRecord":
-        """Parse a manifest line."""
         try:
             found = json.loads(line)
             record = cls(**found)

@@ -106,7 +106,6 @@ class FrameSchema:
         return hashlib.sha256(json.dumps([FORMAT_VERSION, described]).encode()).hexdigest()[:16]
 
     def arrow(self, metadata: dict[str, str]) -> Any:
-        """The pyarrow.Schema of a shard."""
         fields = [
             pa.field(column_name(leaf), arrow_type(leaf), nullable=False, metadata=_describe(kind, leaf))
             for kind, leaves in self.kinds

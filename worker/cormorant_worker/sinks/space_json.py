@@ -13,7 +13,6 @@ Json = dict[str, Any]
 
 
 def to_json(space: Space) -> Json:
-    """Describe a space in JSON values."""
     match space:
         case gymnasium.spaces.Dict():
             return {"type": "Dict", "spaces": [[str(name), to_json(part)] for name, part in space.spaces.items()]}

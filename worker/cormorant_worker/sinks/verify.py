@@ -30,7 +30,6 @@ class Report:
     size_bytes: int
     """Bytes of sealed shards, as the manifests say."""
     ends: int
-    """Trajectories that ended."""
     problems: tuple[str, ...]
     """What is wrong, one sentence each; empty for a good dataset."""
     notes: tuple[str, ...]

@@ -48,7 +48,6 @@ class PodProbes:
 
         self._server = Server(("::" if ":" in pod_ip else "0.0.0.0", port), Handler)  # the kubelet asks
         self.port: int = self._server.server_address[1]
-        """Where it listens."""
         threading.Thread(target=self._server.serve_forever, name="probes", daemon=True).start()
 
     def close(self) -> None:

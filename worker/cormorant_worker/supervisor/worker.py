@@ -136,11 +136,7 @@ class WorkerPod:
         raise PodBlocked(self._blocked_file.read_text())
 
     def _complain(self, found: Diagnosis, *, last_words: str) -> None:
-        """Say why Ray ended.
-
-        Raises:
-            PodRefused, PodBlocked: it was the last of several refusals.
-        """
+        """Say why Ray ended."""
         if found.cause not in ("token", "version"):
             self._refusals = 0
             log.warning("ray_ended", cause=found.cause, reason=found.sentence, text=last_words[-_LAST_WORDS:])

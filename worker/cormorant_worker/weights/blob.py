@@ -80,11 +80,7 @@ class WeightsBlob:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> "WeightsBlob":
-        """Copy and check the bytes of a file.
-
-        Raises:
-            MalformedWeights: they are not safetensors.
-        """
+        """Copy and check the bytes of a file."""
         return cls.joined((data,)).check()
 
     @classmethod

@@ -22,7 +22,6 @@ _LONGEST_HEADER = 100_000_000
 
 
 def to_bytes(weights: Weights) -> bytes:
-    """Serialise tensors by model and name."""
     return bytes(WeightsBlob.of(weights).buffer)
 
 
@@ -31,9 +30,6 @@ def from_bytes(data: bytes) -> dict[str, dict[str, torch.Tensor]]:
 
     Returns:
         Views of the bytes, to be read only.
-
-    Raises:
-        MalformedWeights: the bytes are not safetensors.
     """
     return read_weights(memoryview(data))
 

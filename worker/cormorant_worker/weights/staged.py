@@ -120,7 +120,6 @@ class StagedWeights:
         """Guards `_offered` and the versions; notified of every offer."""
         self._offered: Weights | None = None
         self._statistics: Statistics | None = None
-        """Statistics of the pending offer."""
         self._offered_version = INITIAL_VERSION
         self._seen_version = INITIAL_VERSION
         """The newest version seen, staged or refused: `wait_until_offered` returns for it."""

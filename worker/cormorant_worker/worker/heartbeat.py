@@ -71,5 +71,4 @@ class Heartbeat:
         return spent_ns(self.timing)
 
     def close(self) -> None:
-        """Let go of the descriptor."""
         self.memory.close()

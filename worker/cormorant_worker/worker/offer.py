@@ -15,9 +15,6 @@ def take_offer(
 ) -> None:
     """Stage a publish, let it act if that can be now, and keep it for a new head. `boundary`: held by the thread that
     acts, within a batch or while it acts for rows.
-
-    Raises:
-        WeightsError: the publish does not fit.
     """
     version = PolicyVersion(request.version)
     try:

@@ -94,7 +94,6 @@ class WorkerRuntime:
         self._kept = kept or CachedWeights(None)
         self._sink: ShardWriter | None = None
         self._is_built = False
-        """There is a collector."""
         self._servers = AssignedServers()
         self._serving = threading.Event()
         """Everything is open: tickets and requests can be answered."""
@@ -194,11 +193,7 @@ class WorkerRuntime:
                 self.collector.weights.apply()
 
     def _fill(self, ticket: Ticket) -> None:
-        """Collect one ticket's batch.
-
-        Raises:
-            Stopped: the fleet gave the batch up.
-        """
+        """Collect one ticket's batch."""
         self._timing.rest(WEIGHTS)
         block = self._uplink.block(ticket, self._layout)
         version = PolicyVersion(ticket.version)
@@ -241,11 +236,7 @@ class WorkerRuntime:
         )
 
     def _play(self, ticket: Ticket) -> None:
-        """Play one ticket's episodes of an evaluation, and make their results durable.
-
-        Raises:
-            Stopped: the fleet gave them up.
-        """
+        """Play one ticket's episodes of an evaluation, and make their results durable."""
         block = self._uplink.block(ticket, self._layout)
         block.begin(0)
         with self._boundary:

@@ -49,9 +49,6 @@ class Hooks:
 
         Returns:
             The batch, with what episode hooks returned under "hooked".
-
-        Raises:
-            ValueError: a hook returned values that cannot be stored.
         """
         if self.on_step is not None:
             for row in range(int(lengths.max(initial=0))):

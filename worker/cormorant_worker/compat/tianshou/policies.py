@@ -125,12 +125,7 @@ class TianshouActor:
     """Asks a policy of Tianshou's. What it computes beside actions is found by one dry run."""
 
     def __init__(self, policy: Any, observation: Space, action: Space, *, noise: bool | Noise, num_rows: int) -> None:
-        """Take a policy of Tianshou 1 or 2.
-
-        Raises:
-            PolicyError: it raised in the dry run, or Tianshou is not there to make its batches.
-            PolicyMismatch: its action does not fit the action space.
-        """
+        """Take a policy of Tianshou 1 or 2."""
         self.outputs: tuple[Leaf, ...] = ()
         self.states: tuple[Leaf, ...] = ()
         self.initial_states: Arrays = ()

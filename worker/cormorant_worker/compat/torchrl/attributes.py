@@ -7,7 +7,6 @@ _STEP = re.compile(r"""\.?([A-Za-z_]\w*)|\[(?:'([^']*)'|"([^"]*)"|(-?\d+))\]""")
 
 
 def find(root: object, path: str) -> Any:
-    """What a path leads to."""
     found: Any = root
     at = 0
     while at < len(path):

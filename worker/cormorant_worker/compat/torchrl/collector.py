@@ -484,7 +484,6 @@ class FleetCollector:
         raise NotImplementedError(f"fake_tensordict is not implemented by {type(self).__name__}; ask a Collector")
 
     def getattr_rb(self, attr: str) -> Any:
-        """An attribute of the replay buffer."""
         return getattr(self._settings.replay_buffer, attr)
 
     def start(self) -> None:
@@ -499,7 +498,6 @@ class FleetCollector:
             self._running = FreeRunning(self._collect)
 
     def is_running(self) -> bool:
-        """True while `start`'s thread collects."""
         return self._running is not None and self._running.is_running
 
     @contextmanager

@@ -28,11 +28,7 @@ class InProcessFleet:
     """Collects each batch when it is asked for. Publishing copies weights into the policy, and counts a version."""
 
     def __init__(self, job: CollectorJob, parts: WorkerOverrides) -> None:
-        """Build the environments and try the policy.
-
-        Raises:
-            EnvError, PolicyError: they cannot be used; says why.
-        """
+        """Build the environments and try the policy."""
         self.job = job
         self._parts = parts
         self._place = WorkerPlace(seed=job.spec.collection.seed)
@@ -52,12 +48,7 @@ class InProcessFleet:
         return self._collector.layout(self._steps)
 
     def borrow(self) -> Loan | None:
-        """Collect the next batch; None when there is none left.
-
-        Raises:
-            FleetClosed: the collector was shut down.
-            Exception: what an environment raised.
-        """
+        """Collect the next batch; None when there is none left."""
         if self._is_closed:
             raise FleetClosed("the collector was shut down; make another one")
         left = None if self._total is None else self._total - self._frames

@@ -149,7 +149,6 @@ def ray_options(init: Mapping[str, Any] | None, remote: list[Mapping[str, Any]])
 
 
 def remote_options(remote_configs: Any, num_collectors: int) -> list[Mapping[str, Any]]:
-    """Arguments of `ray.remote` for each collector."""
     each = [dict(one or {}) for one in broadcast(remote_configs, "remote_configs", num_collectors)]
     for one in each:
         if unknown := sorted(set(one) - set(_ACTOR)):

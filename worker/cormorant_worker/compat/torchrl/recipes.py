@@ -126,7 +126,6 @@ class OnPolicyCollectorConfig:
     collector_device: Any = field(default_factory=lambda: ["cpu"])
     """Torch device of policy and batches, or one for each collector."""
     pin_memory: bool = False
-    """Batches lie in pinned memory."""
     frames_per_batch: int = 1000
     """Frames of a batch, of all environments together."""
     total_frames: int = 50_000_000
@@ -144,7 +143,6 @@ class OnPolicyCollectorConfig:
     max_frames_per_traj: int = -1
     """Frames after which a trajectory is cut; -1: never."""
     gamma: float = 0.99
-    """Discount of multi-step rewards."""
 
 
 @dataclass
@@ -152,7 +150,6 @@ class OffPolicyCollectorConfig(OnPolicyCollectorConfig):
     multi_step: bool = False
     """Sum rewards over `n_steps_return` steps."""
     n_steps_return: int = 3
-    """Steps of a multi-step reward."""
     init_random_frames: int = 50_000
     """The first frames have random actions."""
 

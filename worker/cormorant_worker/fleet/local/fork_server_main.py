@@ -41,7 +41,6 @@ class Children:
         return self._codes.get(number)
 
     def kill(self, number: int) -> None:
-        """Kill a worker that lives."""
         # The dead keep their ids until `return_code` takes note of their end: no stranger has this one.
         if number in self._pids and self.return_code(number) is None:
             os.kill(self._pids[number], signal.SIGKILL)

@@ -192,7 +192,6 @@ class WorkerActor:
 
     @_method(concurrency_group="tell")
     def tell(self, turn: int, message: object) -> None:
-        """Take Begin, Reseed or Finish."""
         self._uplink.deliver(turn, message)
 
     @_method(concurrency_group="answer")

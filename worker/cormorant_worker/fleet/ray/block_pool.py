@@ -77,9 +77,6 @@ class RayBlockPool:
             limit: blocks that are wanted.
             store_bytes: memory of the object store.
             shares: of the fleets that use the store; None: this is the only one.
-
-        Raises:
-            FleetError: not even one batch fits.
         """
         self._layout = layout
         self.block_bytes = layout.size_bytes

@@ -34,11 +34,7 @@ class RayEngine:
     """Ray's connections to the actor and to its node."""
 
     def __init__(self, options: RayOptions | None = None) -> None:
-        """Connect to a cluster, or start one.
-
-        Raises:
-            FleetError: it cannot be reached or started.
-        """
+        """Connect to a cluster, or start one."""
         self._options = options = options or RayOptions()
         self.cluster = Cluster(options)
         self._node_id = self.cluster.node_id

@@ -33,7 +33,6 @@ class RayOptions:
     get none. They count before the others; CPUs are not asked for in a cluster of the fleet's own. May grow while the
     fleet runs."""
     init: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of `ray.init`."""
     object_store_bytes: int = 0
     """Memory for batches in a cluster of the fleet's own, at least 78,643,200; 0: Ray's default, 30 % of the machine's
     memory."""
