@@ -155,10 +155,47 @@ def test_actions_are_new_memory_in_every_step() -> None:
 def test_layers_that_are_not_plain_stay_as_they_are() -> None:
     hooked = nn.Sequential(nn.Linear(5, 2), nn.Tanh())
     hooked[0].register_forward_hook(lambda module, given, out: out * 2)
+    within = nn.Sequential(nn.Sequential(nn.Linear(5, 2), nn.Tanh()), nn.Tanh())
+    within[0].register_forward_hook(lambda module, given, out: out.clamp(-0.99, 0.99))
     strange = nn.Sequential(nn.Linear(5, 2), nn.GELU())
     double = nn.Sequential(nn.Flatten(), nn.Linear(5, 2))
-    for policy in (hooked, strange, double):
+    for policy in (hooked, within, strange, double):
         assert tried(actor_of(policy, action=ACTIONS["box"])).chosen == "eager"
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_layers_whose_forward_was_replaced_keep_theirs(depth: int) -> None:
+    policy = nn.Sequential(nn.Linear(5, 2), nn.Tanh())
+    changed = policy[0] if depth else policy
+    theirs = changed.forward
+    changed.forward = lambda x: theirs(x.clamp(-6, 6))  # random observations of a trial do not show it
+    actor = actor_of(policy, action=ACTIONS["box"])
+    assert tried(actor).chosen == "eager"
+    large = 50 * rows(4)
+    np.testing.assert_array_equal(acts(actor, (large,))[0], acts(actor, (large.clip(-6, 6),))[0])
+
+
+def test_layers_act_in_bfloat16_under_autocast() -> None:
+    class Greedy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(5, 32), nn.Tanh(), nn.Linear(32, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x).argmax(-1) + 2
+
+    torch.manual_seed(0)
+    policy = Greedy()
+    actors = [actor_of(policy)]
+    for _ in range(2):
+        module = TensorDictModule(policy, in_keys=["observation"], out_keys=["action"])
+        actors.append(
+            PolicyActor(in_dtype(wrap_policy(module, "test"), "bfloat16", CPU), BOX, ACTIONS["discrete"], device=CPU)
+        )
+    tried(actors[2])
+    exact, expected, found = (acts(actor, (rows(4096),))[0] for actor in actors)
+    np.testing.assert_array_equal(found, expected)
+    assert not np.array_equal(found, exact)
 
 
 def test_a_candidate_that_differs_does_not_act(monkeypatch: pytest.MonkeyPatch) -> None:

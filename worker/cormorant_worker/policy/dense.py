@@ -38,8 +38,10 @@ class DenseStack:
         self._buffers: list[Tensor] = []
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What the layers give, without gradient; with one, or for another dtype or shape, they are asked."""
-        if x.dtype != torch.float32 or x.dim() != 2 or torch.is_grad_enabled():
+        """What the layers give, without gradient; with one, under autocast, or for another dtype or shape, they are
+        asked.
+        """
+        if x.dtype != torch.float32 or x.dim() != 2 or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return self._eager(x)
         if x.shape[0] != self._rows:
             self._allocate(x.shape[0])
@@ -119,7 +121,7 @@ def _layers(modules: Sequence[nn.Module]) -> list[_Layer]:
     """The layers of modules that follow each other; empty: something in them is no plain layer on a CPU."""
     found: list[_Layer] = []
     for module in _flat(modules):
-        if isinstance(module, nn.Module) and _has_hooks(module):
+        if isinstance(module, nn.Module) and _is_changed(module):
             return []
         if type(module) is nn.Linear:
             if module.weight.dtype != torch.float32 or module.weight.device.type != "cpu":
@@ -136,7 +138,9 @@ def _layers(modules: Sequence[nn.Module]) -> list[_Layer]:
 
 def _flat(modules: Sequence[nn.Module]) -> Iterator[Any]:
     for module in modules:
-        if type(module) is nn.Sequential:
+        if isinstance(module, nn.Module) and _is_changed(module):
+            yield module
+        elif type(module) is nn.Sequential:
             yield from _flat(list(module))
         elif type(module) is Perceptron:
             for layer in module.layers:
@@ -146,5 +150,6 @@ def _flat(modules: Sequence[nn.Module]) -> Iterator[Any]:
             yield module
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def _is_changed(module: nn.Module) -> bool:
+    """It does not just what its class does."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
