@@ -130,7 +130,7 @@ def _inference(head: Head, group: str, stats: GroupStats) -> InferenceReport:
 def describe_worker(head: Head, worker: WorkerStats, *, published: int) -> Worker:
     return Worker(
         id=worker.name,
-        group=group_of(worker),
+        group=worker.name.rpartition("-")[0],
         ready=worker.phase not in _NOT_READY,
         phase=worker.phase,
         attempt=worker.attempt,
@@ -141,10 +141,6 @@ def describe_worker(head: Head, worker: WorkerStats, *, published: int) -> Worke
         env_restarts=worker.env_restarts,
         pid=worker.pid,
     )
-
-
-def group_of(worker: WorkerStats) -> str:
-    return worker.name.rpartition("-")[0]
 
 
 def phase_of(head: Head, running: Running, stats: FleetStats) -> Phase:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from cormorant_cli.errors import BadInput, CommandFailed, installed
-from cormorant_cli.printing import counted, size_of
+from cormorant_cli.printing import columns_of, counted, size_of
 
 app = typer.Typer(
     name="dataset",
@@ -51,24 +51,16 @@ def ls(uri: Uri, as_json: AsJson = False) -> None:
         whole = {"uri": uri, "job": description.job, "env": dict(description.env), "frames": frames, "parts": rows}
         typer.echo(json.dumps(whole, indent=2))
         return
-    # rich takes a while to import, and --json needs none of it.
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("part", box=box.SIMPLE)
-    for title in ("frames", "shards", "size", "trajectories", "policy versions"):
-        table.add_column(title, justify="right")
+    lines = [["PART", "FRAMES", "SHARDS", "SIZE", "TRAJECTORIES", "POLICY VERSIONS"]]
     for row in rows:
         low, high = row["minPolicyVersion"], row["maxPolicyVersion"]
         versions = "-" if low is None else f"{low}..{high}"
         counts = (f"{row[name]:,}" for name in ("frames", "shards"))
         size, ended = size_of(int(str(row["sizeBytes"]))), f"{row['trajectoriesEnded']:,}"
-        table.add_row(str(row["part"]), *counts, size, ended, versions)
-    console = Console()
-    console.print(f"{uri}: {json.dumps(dict(description.env))}", markup=False, highlight=False, soft_wrap=True)
-    console.print(table)
-    console.print(f"{counted(frames, 'frame')} in {counted(len(rows), 'part')}", highlight=False)
+        lines.append([str(row["part"]), *counts, size, ended, versions])
+    typer.echo(f"{uri}: {json.dumps(dict(description.env))}")
+    typer.echo(columns_of(lines, numbers=range(1, 6)))
+    typer.echo(f"{counted(frames, 'frame')} in {counted(len(rows), 'part')}")
 
 
 @app.command()

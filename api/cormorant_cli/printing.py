@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Literal
 
@@ -54,13 +54,21 @@ def show_table(table: Raw, *, is_wide: bool, has_namespaces: bool) -> str:
     return columns_of([(["NAMESPACE"] if has_namespaces else []) + header, *rows])
 
 
-def columns_of(rows: Iterable[Sequence[str]], *, indent: str = "") -> str:
-    """Rows of cells as aligned text, three blanks between columns."""
+def columns_of(
+    rows: Iterable[Sequence[str]], *, indent: str = "", gap: str = "   ", numbers: Collection[int] = ()
+) -> str:
+    """Rows of cells as aligned text. `numbers`: columns that end in line."""
     lines = [list(row) for row in rows]
     if not lines:
         return ""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    padded = ("   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    padded = (
+        gap.join(
+            cell.rjust(width) if column in numbers else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
     return "\n".join(indent + line.rstrip() for line in padded)
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from cormorant_cli.jobs import age
+from cormorant_cli.printing import columns_of
 from cormorant_cli.sources import Entry, Figures, Reading, Written
 
 if TYPE_CHECKING:
@@ -80,15 +81,8 @@ def cut(rows: Sequence[Row], most: int) -> list[Row]:
 def lines_of(rows: Sequence[Row]) -> list[str]:
     """The table as plain text, columns aligned."""
     headings, lines = columns(rows)
-    table = [headings, *lines]
-    widths = [max(len(cells[i]) for cells in table) for i in range(len(headings))]
-    return [
-        "  ".join(
-            cell.rjust(width) if heading in NUMBERS else cell.ljust(width)
-            for heading, cell, width in zip(headings, cells, widths, strict=True)
-        ).rstrip()
-        for cells in table
-    ]
+    numbers = [column for column, heading in enumerate(headings) if heading in NUMBERS]
+    return columns_of([headings, *lines], gap="  ", numbers=numbers).split("\n")
 
 
 def columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -26,6 +26,7 @@ Bytes = bytes | bytearray | memoryview
 _SEND_AT_ONCE = 4 * 1024 * 1024
 """A socket's timeout covers one `sendall`: pieces make it a limit for standing still, not for the whole body."""
 _MOST_IDLE = 8
+_CONNECT_S = 10.0
 
 
 class Broken(Exception):
@@ -97,13 +98,12 @@ class Transport:
         tls: ssl.SSLContext | None = None,
         server_name: str = "",
         timeout_s: float,
-        connect_timeout_s: float = 10.0,
     ) -> None:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._tls, self._server_name = tls, server_name
         self.timeout_s = timeout_s
         """A connection that says nothing for so long is broken."""
-        self._connect_timeout_s = min(timeout_s, connect_timeout_s)
+        self._connect_timeout_s = min(timeout_s, _CONNECT_S)
         self._lock = threading.Lock()
         """Guards the idle connections."""
         self._idle: dict[Address, list[http.client.HTTPConnection]] = {}

@@ -71,7 +71,6 @@ class Controller:
         defaults: OperatorDefaults,
         namespaces: tuple[str, ...] = (),
         selector: str = "",
-        clock: Callable[[], datetime] = now_utc,
     ) -> None:
         """Start empty; `run` lists the cluster.
 
@@ -80,7 +79,7 @@ class Controller:
             namespaces: those to watch; empty: all.
             selector: label selector of the jobs to manage; empty: all.
         """
-        self._api, self._heads, self._defaults, self._clock = cluster, heads, defaults, clock
+        self._api, self._heads, self._defaults = cluster, heads, defaults
         self._namespaces, self._selector = namespaces or ("",), selector
         self.cache = Cache()
         self.jobs_due, self.heads_due, self.counters_due = WorkQueue(), WorkQueue(), WorkQueue()
@@ -88,7 +87,7 @@ class Controller:
         self._asked: set[str] = set()
         """Jobs whose heads are polled; their counters move."""
         self.census = Census()
-        self._executor = Executor(cluster, heads, self.cache, key=key, clock=clock)
+        self._executor = Executor(cluster, heads, self.cache, key=key, clock=now_utc)
         self._is_resync_wanted = asyncio.Event()
         self._wanted: set[str] = set()
         """Namespaces to resync soon."""
@@ -287,7 +286,7 @@ class Controller:
             # A head that is ready has mounted the Secret.
             self._states[uid] = JobState(has_tokens=head is not None and head.is_ready)
         state = self._states[uid]
-        now = self._clock()
+        now = now_utc()
         plan = reconcile(job, self.observe(uid), now, defaults=self._defaults.for_jobs(len(self._asked)))
         if not self.has_workloads.is_set() and self.cache.workload(uid) is not None:
             self.has_workloads.set()
@@ -330,7 +329,7 @@ class Controller:
             await self._executor.write_counters(*state.counters)
 
     async def _refuse(self, job: Unreadable) -> None:
-        status = refused_status(job, self._clock().replace(microsecond=0))
+        status = refused_status(job, now_utc().replace(microsecond=0))
         if status is not None:
             with purpose(Purpose.STATUS):
                 await self._executor.write_status(job.identity, status)
@@ -378,7 +377,7 @@ class Controller:
             )
             self.jobs_due.add(job.uid, after_s=0.0 if is_answered else 0.1)
         if plan.due is not None:
-            self.jobs_due.add(job.uid, after_s=(plan.due - self._clock()).total_seconds())
+            self.jobs_due.add(job.uid, after_s=(plan.due - now_utc()).total_seconds())
         state.poll_s = plan.poll_s
         if plan.poll_s is None:
             self._asked.discard(job.uid)
@@ -388,7 +387,7 @@ class Controller:
         if plan.counters_at is not None:
             # Whatever the head answers then, its earlier counters must be written.
             state.is_answer_due = True
-            self.heads_due.add(job.uid, after_s=(plan.counters_at - self._clock()).total_seconds())
+            self.heads_due.add(job.uid, after_s=(plan.counters_at - now_utc()).total_seconds())
         if words:
             # Do not repeat commands at once to a head that does not apply them.
             after_s = self._defaults.fast_poll_s if words == state.told else 0.0
@@ -403,7 +402,7 @@ class Controller:
     async def _tell(self, identity: Identity, notes: tuple[JobEvent, ...]) -> None:
         for note in notes:
             with suppress(ApiError):
-                await self._api.create(event(identity, note, at=self._clock()))
+                await self._api.create(event(identity, note, at=now_utc()))
 
     # -- one head ----------------------------------------------------------------------------------------------
 
@@ -415,14 +414,14 @@ class Controller:
         before = state.head_report
         try:
             state.record_answer(
-                await self._heads.ask(job, head), at=self._clock(), max_gap_s=self._defaults.max_answer_gap_s
+                await self._heads.ask(job, head), at=now_utc(), max_gap_s=self._defaults.max_answer_gap_s
             )
         except HeadSilent as error:
             if not state.is_silent:
                 log.warning("head_silent", job=job.name, namespace=job.namespace, reason=str(error))
             state.is_silent, state.is_token_refused = True, isinstance(error, TokenRefused)
             state.distrust = str(error) if isinstance(error, CertificateRefused) else ""
-            state.refused_since = (state.refused_since or self._clock()) if state.is_token_refused else None
+            state.refused_since = (state.refused_since or now_utc()) if state.is_token_refused else None
             if state.is_token_refused and state.may_remake_tokens(asyncio.get_running_loop().time()):
                 # The changed Secret may be deleted by now: recreate it, and the head picks it up.
                 state.has_tokens, state.is_answer_due = False, True

@@ -18,8 +18,8 @@ _MOST_WAITING = 16
 class DiskWrites:
     """Used by the event loops of both ports."""
 
-    def __init__(self, *, within_s: float = 10.0) -> None:
-        self.within_s = within_s
+    def __init__(self) -> None:
+        self.within_s = 10.0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._waiting = 0
         self._lock = threading.Lock()

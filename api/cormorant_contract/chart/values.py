@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cormorant_contract.base import (
+    OPTIONAL_LABEL_PATTERN,
     OPTIONAL_NAME_PATTERN,
     Contract,
     Flag,
@@ -12,7 +13,6 @@ from cormorant_contract.base import (
     Text,
     Whole,
 )
-from cormorant_contract.chart.monitoring import Dashboards, PrometheusRule
 
 NAME_PATTERN = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 DIGEST_PATTERN = "^(sha256:[a-f0-9]{64})?$"
@@ -251,6 +251,33 @@ class PodMonitor(Contract):
 
     labels: Names = Field(default={})
     """Labels that your Prometheus selects PodMonitors by."""
+
+
+class PrometheusRule(Contract):
+    """Recording rules and alerts (Prometheus operator)."""
+
+    enabled: Flag = True
+    """Creates one if the cluster has the kind PrometheusRule. `files/rules/cormorant.yaml` is the same as a plain rule
+    file."""
+
+    labels: Names = Field(default={})
+    """Labels that your Prometheus selects rules by."""
+
+
+class Dashboards(Contract):
+    """Grafana dashboards as ConfigMaps for Grafana's sidecar."""
+
+    enabled: Flag = True
+    """Creates one ConfigMap per dashboard: fleet, job, operator."""
+
+    labels: Names = Field(default={"grafana_dashboard": "1"})
+    """Labels that the sidecar selects ConfigMaps by."""
+
+    annotations: Names = Field(default={})
+    """Annotations of the ConfigMaps, such as the folder for the sidecar."""
+
+    namespace: Annotated[str, Field(strict=True, max_length=63, pattern=OPTIONAL_LABEL_PATTERN)] = ""
+    """Namespace of the ConfigMaps (default: the release's). Some sidecars search only their own namespace."""
 
 
 class Values(Contract):
