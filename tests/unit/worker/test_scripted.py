@@ -4,7 +4,7 @@ import gymnasium
 import pytest
 
 from cormorant_worker import make_collector, open_fleet
-from cormorant_worker.envs.gymnasium_env import load_object
+from cormorant_worker.entrypoints import load_object
 from cormorant_worker.errors import EnvBuildError, ManifestError, PolicyLoadError, UnknownEnv
 from cormorant_worker.policy.loading import load_policy
 from cormorant_worker.scripted import Scripted

@@ -15,7 +15,7 @@ What EnvPool 1.2.5 does and this module hides (each one is pinned by a test):
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
@@ -161,6 +161,7 @@ class _Pool:
     def __init__(self, pool: Any, *, name: str, spaces: tuple[Space, Space], info: Sequence[InfoField] = ()) -> None:
         self.observation_space, self.action_space = spaces
         num_envs = self.num_envs = int(pool.config["num_envs"])
+        self.batch_size = int(pool.config["batch_size"])
         self._name = name
         self._pool = pool
         self._send, self._recv = self._pool._send, self._pool._recv
@@ -264,25 +265,17 @@ class _Pool:
         self._pool = self._send = self._recv = None  # collected, it stops its threads; its own close() does not
 
 
-_WHY_NOT_SAVED = "EnvPool can neither save nor read an environment's state or generator"
+class _OverPool(NeverSaved):
+    """What both ways of stepping a pool have in common."""
 
-
-class EnvPoolVectorEnv(NeverSaved):
-    """All environments of a pool, in lockstep."""
-
-    lockstep = True
-    min_in_flight = 1
     restarts = 0
-    why_not_saved = _WHY_NOT_SAVED
-
-    def __init__(
-        self, task: EnvPoolTask, *, num_threads: int, seeds: Sequence[int], info: Sequence[InfoField] = ()
-    ) -> None:
-        self._take(_Pool.build(task, batch_size=len(seeds), num_threads=num_threads, seeds=seeds, info=info))
+    why_not_saved = "EnvPool can neither save nor read an environment's state or generator"
 
     @classmethod
-    def around(cls, built: Any) -> "EnvPoolVectorEnv":
-        """Step a pool that `envpool.make` built, of any `env_type`; nothing else may step it from now on."""
+    def around(cls, built: Any) -> Self:
+        """Step a pool that `envpool.make` built, of any `env_type`, and that has not been stepped; nothing else may
+        step it from now on.
+        """
         env = cls.__new__(cls)
         env._take(_Pool.around(built))
         return env
@@ -292,6 +285,24 @@ class EnvPoolVectorEnv(NeverSaved):
         self.num_envs = pool.num_envs
         self.observation_space, self.action_space = pool.observation_space, pool.action_space
         self.info_leaves = pool.info_leaves
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class EnvPoolVectorEnv(_OverPool):
+    """All environments of a pool, in lockstep."""
+
+    lockstep = True
+    min_in_flight = 1
+
+    def __init__(
+        self, task: EnvPoolTask, *, num_threads: int, seeds: Sequence[int], info: Sequence[InfoField] = ()
+    ) -> None:
+        self._take(_Pool.build(task, batch_size=len(seeds), num_threads=num_threads, seeds=seeds, info=info))
+
+    def _take(self, pool: _Pool) -> None:
+        super()._take(pool)
         self._all = np.arange(self.num_envs, dtype=np.int32)
         self._rows: slice | Rows = EVERY_ROW
         self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in leaves(self.observation_space, ()))
@@ -332,16 +343,11 @@ class EnvPoolVectorEnv(NeverSaved):
         self._pool.reset(rows.astype(np.int32))
         return self._pool.obs(self._pool.recv())
 
-    def close(self) -> None:
-        self._pool.close()
 
-
-class AsyncEnvPoolVectorEnv(NeverSaved):
+class AsyncEnvPoolVectorEnv(_OverPool):
     """A pool that returns `batch_size` environments as soon as any of them are ready."""
 
     lockstep = False
-    restarts = 0
-    why_not_saved = _WHY_NOT_SAVED
 
     def __init__(
         self,
@@ -353,22 +359,11 @@ class AsyncEnvPoolVectorEnv(NeverSaved):
         info: Sequence[InfoField] = (),
     ) -> None:
         """Build a pool of one environment a seed that hands out `batch_size` of them at a time."""
-        pool = _Pool.build(task, batch_size=batch_size, num_threads=num_threads, seeds=seeds, info=info)
-        self._take(pool, batch_size)
+        self._take(_Pool.build(task, batch_size=batch_size, num_threads=num_threads, seeds=seeds, info=info))
 
-    @classmethod
-    def around(cls, built: Any) -> "AsyncEnvPoolVectorEnv":
-        """Step a pool that the caller built and that has not been stepped; nothing else may step it from now on."""
-        env = cls.__new__(cls)
-        env._take(_Pool.around(built), int(built.config["batch_size"]))
-        return env
-
-    def _take(self, pool: _Pool, batch_size: int) -> None:
-        self._pool = pool
-        self.num_envs = pool.num_envs
-        self.min_in_flight = batch_size
-        self.observation_space, self.action_space = self._pool.observation_space, self._pool.action_space
-        self.info_leaves = pool.info_leaves
+    def _take(self, pool: _Pool) -> None:
+        super()._take(pool)
+        self.min_in_flight = pool.batch_size
         self._is_under_way: Array = np.zeros(self.num_envs, dtype=np.bool_)
         self._has_started = False
         # The transition of an ended row waits here until its next episode's first observation is known.
@@ -444,9 +439,6 @@ class AsyncEnvPoolVectorEnv(NeverSaved):
     def restart(self, rows: Rows) -> Arrays:
         """Not possible while other rows are in flight; `build.py` refuses the settings that would need it."""
         raise EnvCrashed("environments of an asynchronous EnvPool cannot be restarted one by one")
-
-    def close(self) -> None:
-        self._pool.close()
 
 
 _INFO_AT_ROOT = ("elapsed_step",)

@@ -2,13 +2,14 @@
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import gymnasium
 from gymnasium.wrappers import TimeLimit
 
+from cormorant_worker.entrypoints import did_you_mean, load_object
 from cormorant_worker.errors import EnvBuildError, UnknownEnv
 from cormorant_worker.spaces import leaves
 
@@ -23,6 +24,7 @@ class EnvSource(Protocol):
 
     def called(self, row: int) -> str:
         """What messages call the environment of a row."""
+        return f"environment {row}"
 
     def build(self, row: int) -> Env:
         """Construct the environment of a row.
@@ -33,7 +35,7 @@ class EnvSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvFactory:
+class EnvFactory(EnvSource):
     """Which environment to build. Plain data: pickled once for every process that builds one."""
 
     id: str = ""
@@ -56,9 +58,6 @@ class EnvFactory:
     def name(self) -> str:
         """The id or the entrypoint: what messages call this environment."""
         return self.id or self.entrypoint
-
-    def called(self, row: int) -> str:
-        return f"environment {row}"
 
     def build(self, row: int = 0) -> Env:  # the same for every row
         """Construct the environment and its wrappers.
@@ -104,41 +103,6 @@ def limit_episodes(env: Env, max_episode_steps: int) -> Env:
     return TimeLimit(env, max_episode_steps)
 
 
-def load_object(entrypoint: str, *, what: str) -> Callable[..., Any]:
-    """Import `package.module:attribute`.
-
-    Args:
-        entrypoint: where it is; the attribute may have dots.
-        what: "environment" or "wrapper", for messages.
-
-    Raises:
-        EnvBuildError: the form is wrong, the import failed, the attribute is missing or cannot be called.
-    """
-    module_name, _, attribute = entrypoint.partition(":")
-    if not module_name or not attribute:
-        raise EnvBuildError(f'the {what} entrypoint "{entrypoint}" is not of the form "package.module:attribute"')
-    if module_name == "__main__":
-        raise EnvBuildError(
-            f"the {what} entrypoint {entrypoint} names the script itself, which workers do not import; move "
-            f"{attribute} to a module beside the manifest, or pass the object: open_fleet(env={attribute})"
-        )
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:
-        raise EnvBuildError(
-            f"cannot import {module_name} of the {what} entrypoint {entrypoint}: {type(error).__name__}: {error}; "
-            "is it installed, or in a folder on PYTHONPATH?"
-        ) from error
-    for name in attribute.split("."):
-        if not hasattr(found, name):
-            hint = _did_you_mean(name, [known for known in vars(found) if not known.startswith("_")])
-            raise EnvBuildError(f"{module_name} has no {attribute}, named in the {what} entrypoint {entrypoint}{hint}")
-        found = getattr(found, name)
-    if not callable(found):
-        raise EnvBuildError(f"{entrypoint} is a {type(found).__name__}; the {what} entrypoint must be callable")
-    return found  # type: ignore[no-any-return]  # whatever the user wrote, and it can be called
-
-
 _REGISTERED_BY = {"ALE": "ale_py", "dm_control": "shimmy", "metaworld": "metaworld", "Meta-World": "metaworld"}
 """Packages that register a namespace of gymnasium's when they are imported."""
 
@@ -165,7 +129,7 @@ def _check_registered(env_id: str) -> None:
         )
     raise UnknownEnv(
         f'no gymnasium environment is registered as "{name}"; a package that registers it on import is named as '
-        f'"package:Name-v0"{_did_you_mean(name, gymnasium.registry)}'
+        f'"package:Name-v0"{did_you_mean(name, gymnasium.registry)}'
     )
 
 
@@ -195,10 +159,3 @@ def _construct(make: Callable[[], Any], what: str) -> Env:
     if not isinstance(env, gymnasium.Env):
         raise EnvBuildError(f"{what} is a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env")
     return env
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    # Processes of environments import this module, and never pydantic, which takes 0.4 s.
-    from cormorant_contract.sentences import did_you_mean
-
-    return did_you_mean(name, known)

@@ -7,12 +7,12 @@ from typing import Any
 import cloudpickle
 import gymnasium
 
-from cormorant_worker.envs.gymnasium_env import Env, construct
+from cormorant_worker.envs.gymnasium_env import Env, EnvSource, construct
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.spaces import leaves
 
 
-class MadeEnvs:
+class MadeEnvs(EnvSource):
     """Builds gymnasium environments by calling one maker a row. Pickled for every process that builds one."""
 
     def __init__(self, makers: Sequence[Callable[[], Any]]) -> None:
@@ -23,9 +23,6 @@ class MadeEnvs:
     @property
     def name(self) -> str:
         return " | ".join(dict.fromkeys(name_of(maker) for maker in self._makers))
-
-    def called(self, row: int) -> str:
-        return f"environment {row}"
 
     def build(self, row: int) -> Env:
         if row in self._built:

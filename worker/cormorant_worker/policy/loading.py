@@ -8,13 +8,13 @@ A factory is `factory(observation_space, action_space, **kwargs)` and returns on
 - a mapping of named modules with "policy" among them: that one acts, all of them take published weights.
 """
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from cormorant_worker.entrypoints import load_object
 from cormorant_worker.errors import PolicyLoadError
 from cormorant_worker.spaces import Space
 
@@ -41,7 +41,7 @@ def load_policy(entrypoint: str, kwargs: Mapping[str, Any], observation: Space, 
     Raises:
         PolicyLoadError: the path cannot be imported, the factory raised, or it returned something else.
     """
-    factory = _import(entrypoint)
+    factory = load_object(entrypoint, what="policy")
     try:
         made = factory(observation, action, **kwargs)
     except Exception as error:  # the user's own code: whatever it raises is reported as its failure
@@ -74,29 +74,3 @@ def wrap_policy(made: object, source: str) -> PolicyModels:
         f"{source} returned {type(made).__name__}; return a TensorDictModule, a torch module, a callable, "
         f'or a mapping of modules with "{MAIN_MODEL}"'
     )
-
-
-def _import(entrypoint: str) -> Callable[..., Any]:
-    module_name, _, attribute = entrypoint.partition(":")
-    if not module_name or not attribute:
-        raise PolicyLoadError(f'policy entrypoint "{entrypoint}" is not of the form "package.module:factory"')
-    if module_name == "__main__":
-        raise PolicyLoadError(
-            f"policy entrypoint {entrypoint} names the script itself, which workers do not import; move {attribute} to "
-            "a module beside the manifest, or pass the object: open_fleet(env=..., policy_factory=...)"
-        )
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise PolicyLoadError(
-            f"cannot import {module_name} of policy entrypoint {entrypoint}: {error}; "
-            "is its folder on PYTHONPATH (`cormorant run` adds the manifest's folder)?"
-        ) from error
-    found: Any = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise PolicyLoadError(f"{module_name} has no {attribute}, named in policy entrypoint {entrypoint}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise PolicyLoadError(f"{entrypoint} is a {type(found).__name__}; a policy factory must be callable")
-    return found  # type: ignore[no-any-return]  # checked to be callable; what it returns is checked by wrap_policy
