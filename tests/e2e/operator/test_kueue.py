@@ -73,7 +73,7 @@ def test_job_is_held_until_its_queue_has_quota(scene: Scene, quota: Quota) -> No
     # Both are whole seconds, and the machine is busy: the bound that counts is measured.
     assert waited_s <= 3
     assert {pod["spec"]["nodeSelector"]["pool"] for pod in pods(scene)} == {"spot"}
-    assert quota.used_cpu() == "450m"
+    scene.until(lambda: quota.used_cpu() == "450m", "its quota is used")
     scene.until(lambda: condition(workload(scene), "PodsReady").get("status") == "True", "Kueue is told")
 
 
