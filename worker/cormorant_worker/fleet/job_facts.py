@@ -1,4 +1,4 @@
-"""What a fleet reads from its manifest: where frames are kept, what runs where, and how to name it in messages."""
+"""What a fleet reads from its manifest: where frames are kept, and how to name its environment in messages."""
 
 from typing import TYPE_CHECKING
 
@@ -28,16 +28,6 @@ def episodes_of(job: CollectorJob) -> "EpisodeBook | None":
     from cormorant_worker.evaluation.book import EpisodeBook
 
     return EpisodeBook(job)
-
-
-def device_of(job: CollectorJob, group: str) -> str:
-    """The torch device of a group's policies."""
-    return "cuda" if any(g.name == group and g.device == "gpu" for g in job.spec.worker_groups) else "cpu"
-
-
-def serves(job: CollectorJob, group: str) -> bool:
-    """Whether a group's members are inference servers."""
-    return any(g.name == group and g.serves for g in job.spec.worker_groups)
 
 
 def describe_env(job: CollectorJob) -> str:

@@ -8,7 +8,6 @@ from cormorant_worker.errors import CormorantError
 from cormorant_worker.fleet.bootstrap import Bootstrap
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.file_limit import raise_file_limit
-from cormorant_worker.fleet.job_facts import device_of, serves
 from cormorant_worker.fleet.reaper import Reaper
 from cormorant_worker.fleet.scheduler import Slot
 from cormorant_worker.fleet.transport import WorkerConnection
@@ -57,22 +56,21 @@ class Spawner:
     def _start(self, slot: Slot) -> None:
         core = self._core
         group, index = slot
-        is_server = serves(core.job, group)
-        # Groups of servers do not count: with them and without, environments have the same seeds.
-        collecting = [known.name for known in core.job.spec.worker_groups if not known.serves]
-        names = [known.name for known in core.job.spec.worker_groups if known.serves]
-        names = [*collecting, *names]
+        # Groups of servers come last and do not count: with them and without, environments have the same seeds.
+        groups = sorted(core.job.spec.worker_groups, key=lambda known: known.serves)
+        found = next(known for known in groups if known.name == group)
+        is_server, device = found.serves, "cuda" if found.device == "gpu" else "cpu"
         place = WorkerPlace(
             group=group,
             index=index,
-            group_number=names.index(group),
-            num_groups=len(collecting),
+            group_number=groups.index(found),
+            num_groups=sum(not known.serves for known in groups),
             warmup_frames=0 if is_server else core.lineage.warmup_of(slot, core.pool.slots.collecting),
             is_server=is_server,
             servers=() if is_server else core.servers.of(slot),
             max_threads=core.engine.cpus_for(core.num_slots),
             num_threads=self._bootstrap.num_threads,
-            device=core.options.device or device_of(core.job, group),
+            device=core.options.device or device,
             seed=self.seed,
         )
         first_free = core.dataset.next_attempt(slot) if core.dataset is not None else 0
