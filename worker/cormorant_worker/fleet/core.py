@@ -7,9 +7,6 @@ Inbox            what workers say
 Quiesce          callers that wait for workers; a fleet between two batches
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import StateError, WeightsError
 from cormorant_worker.fleet.background import BackgroundTasks
@@ -33,41 +30,65 @@ from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.fleet.worker_pool import WorkerPool
 from cormorant_worker.normalize.book import StatisticsBook
 
-if TYPE_CHECKING:
-    from cormorant_worker.evaluation.book import EpisodeBook
-    from cormorant_worker.fleet.dataset_root import DatasetRoot
-
 _NEVER_STALE = 1 << 60
 _SWEPT = 256
 """Workers whose heartbeats are read for an answer: of a larger fleet, the others' were within the last second."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetCore:
-    job: CollectorJob
-    options: FleetOptions
-    engine: Engine
-    waker: Waker
-    events: Events
-    lifecycle: Lifecycle
-    scheduler: Scheduler
-    queue: BatchQueue
-    background: BackgroundTasks
-    pool: WorkerPool
-    requests: Requests
-    servers: InferenceServers
-    offers: Offers
-    counters: FleetCounters
-    hang_detector: HangDetector
-    replacements: Replacements
-    lineage: Lineage
-    dataset: "DatasetRoot | None"
-    episodes: "EpisodeBook | None"
-    """Set for an evaluation, whose frames are episodes."""
-    statistics: StatisticsBook | None
-    """None where the manifest normalises nothing."""
-    found_frames: int
-    """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
+    def __init__(self, job: CollectorJob, options: FleetOptions, engine: Engine) -> None:
+        """An empty fleet. The engine stays the caller's to close."""
+        self.job, self.options, self.engine = job, options, engine
+        collection, queue = job.spec.collection, job.spec.output.queue
+        self.waker, self.events = Waker(), Events()
+        self.background = BackgroundTasks(self.waker.wake)
+        self.lifecycle = Lifecycle(self.events, is_paused=options.starts_paused)
+        self.episodes = episodes = episodes_of(job)
+        """Set for an evaluation, whose frames are episodes."""
+        self.scheduler = Scheduler(
+            mode=collection.mode,
+            frames_per_batch=collection.frames_per_batch,
+            total_frames=collection.total_frames,
+            max_staleness=collection.weights.max_staleness,
+            preemptive_threshold=collection.preemptive_threshold,
+        )
+        if episodes is not None:
+            # No worker holds a second ticket: what it had to play later, others could play now.
+            self.scheduler = Scheduler(
+                mode="async",
+                frames_per_batch=episodes.chunk_size(num_envs=job.spec.env.num_envs, num_workers=options.workers),
+                total_frames=len(episodes.planned),
+                max_staleness=_NEVER_STALE,
+            )
+        self.dataset = dataset = dataset_of(job, epoch=options.epoch)
+        self.found_frames = options.floor_frames if dataset is None else dataset.frames
+        """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
+        if episodes is not None:
+            self.found_frames = episodes.found
+        earlier = options.statistics if dataset is None or not dataset.frames else dataset.statistics
+        self.statistics = None if collection.normalize is None else StatisticsBook(earlier)
+        """None where the manifest normalises nothing."""
+        self.queue = BatchQueue(
+            self.scheduler,
+            capacity=queue.capacity_batches if queue else 0,
+            drops_oldest=queue is not None and queue.on_full == "drop_oldest",
+            has_dataset=dataset is not None,
+            events=self.events,
+            statistics=self.statistics,
+        )
+        self.pool, self.counters = WorkerPool(DesiredSlots(job)), FleetCounters()
+        self.requests = Requests(self.pool.workers)
+        self.servers = InferenceServers(self.pool.slots, self.pool.workers, self.requests, engine.listen)
+        self.offers = Offers(
+            self.pool.workers, self.events, next_number=self.requests.next_number, statistics=self.statistics
+        )
+        self.hang_detector = HangDetector(job, options, self.pool.workers, self.counters)
+        self.replacements = Replacements(job, options)
+        self.lineage = Lineage(
+            epoch=options.epoch if dataset is None else dataset.epoch,
+            written={} if dataset is None else dataset.written,
+            warmup_frames=max(0, collection.init_random_frames - self.found_frames),
+        )
 
     @property
     def dataset_uri(self) -> str:
@@ -123,67 +144,3 @@ class FleetCore:
             statistics={} if self.statistics is None else self.statistics.glance(),
             inference={group: dict(books) for group, books in self.servers.served.items()},
         )
-
-
-def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: Waker) -> FleetCore:
-    """An empty fleet."""
-    collection, queue = job.spec.collection, job.spec.output.queue
-    events = Events()
-    episodes = episodes_of(job)
-    scheduler = Scheduler(
-        mode=collection.mode,
-        frames_per_batch=collection.frames_per_batch,
-        total_frames=collection.total_frames,
-        max_staleness=collection.weights.max_staleness,
-        preemptive_threshold=collection.preemptive_threshold,
-    )
-    if episodes is not None:
-        # No worker holds a second ticket: what it had to play later, others could play now.
-        scheduler = Scheduler(
-            mode="async",
-            frames_per_batch=episodes.chunk_size(num_envs=job.spec.env.num_envs, num_workers=options.workers),
-            total_frames=len(episodes.planned),
-            max_staleness=_NEVER_STALE,
-        )
-    pool, counters = WorkerPool(DesiredSlots(job)), FleetCounters()
-    requests = Requests(pool.workers)
-    dataset = dataset_of(job, epoch=options.epoch)
-    found_frames = options.floor_frames if dataset is None else dataset.frames
-    if episodes is not None:
-        found_frames = episodes.found
-    earlier = options.statistics if dataset is None or not dataset.frames else dataset.statistics
-    statistics = None if collection.normalize is None else StatisticsBook(earlier)
-    return FleetCore(
-        job=job,
-        options=options,
-        engine=engine,
-        waker=waker,
-        events=events,
-        lifecycle=Lifecycle(events, is_paused=options.starts_paused),
-        scheduler=scheduler,
-        queue=BatchQueue(
-            scheduler,
-            capacity=queue.capacity_batches if queue else 0,
-            drops_oldest=queue is not None and queue.on_full == "drop_oldest",
-            has_dataset=dataset is not None,
-            events=events,
-            statistics=statistics,
-        ),
-        background=BackgroundTasks(waker.wake),
-        pool=pool,
-        requests=requests,
-        servers=InferenceServers(pool.slots, pool.workers, requests, engine.listen),
-        offers=Offers(pool.workers, events, next_number=requests.next_number, statistics=statistics),
-        counters=counters,
-        hang_detector=HangDetector(job, options, pool.workers, counters),
-        replacements=Replacements(job, options),
-        lineage=Lineage(
-            epoch=options.epoch if dataset is None else dataset.epoch,
-            written={} if dataset is None else dataset.written,
-            warmup_frames=max(0, collection.init_random_frames - found_frames),
-        ),
-        dataset=dataset,
-        episodes=episodes,
-        statistics=statistics,
-        found_frames=found_frames,
-    )

@@ -25,7 +25,7 @@ from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StaleWeights, WeightsError
 from cormorant_worker.fleet.batch_queue import Batch, Delivery, Loan
 from cormorant_worker.fleet.bootstrap import Bootstrap
-from cormorant_worker.fleet.core import make_core
+from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.events import Listener
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.inbox import Inbox
@@ -39,7 +39,6 @@ from cormorant_worker.fleet.spawner import Spawner
 from cormorant_worker.fleet.stats import FleetStats, Receipt, WorkerStats
 from cormorant_worker.fleet.tickets import Tickets
 from cormorant_worker.fleet.transport import Engine, Payload
-from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob
@@ -90,7 +89,7 @@ class Fleet:
         try:
             self.options = self._engine.complete(job, options or FleetOptions())
             self._engine.check_devices(job, self.options.device)
-            self._core = core = make_core(job, self.options, self._engine, Waker())
+            self._core = core = FleetCore(job, self.options, self._engine)
         except BaseException:
             self._engine.close()
             raise
