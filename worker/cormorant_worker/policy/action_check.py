@@ -22,11 +22,7 @@ class ActionCheck:
         self._checks = tuple(_value_check(part) for part in self._parts)
 
     def fit(self, actions: Arrays, num_envs: int) -> None:
-        """Refuse actions whose shape or dtype cannot be those of this space.
-
-        Raises:
-            PolicyMismatch: naming the leaf, what the policy gave and what the space wants.
-        """
+        """Refuse actions whose shape or dtype cannot be those of this space."""
         if len(actions) != len(self.leaves):
             raise PolicyMismatch(
                 f"the policy returned {len(actions)} action arrays, the action space has {len(self.leaves)}: "
@@ -39,9 +35,6 @@ class ActionCheck:
         """Refuse NaN, infinite and out-of-range values.
 
         A Box action outside its bounds is left to the environment (most clip), but it must be finite.
-
-        Raises:
-            InvalidAction: naming the environments, the values and the space.
         """
         for check, action, leaf, part in zip(self._checks, actions, self.leaves, self._parts, strict=True):
             if not check(action):

@@ -129,11 +129,7 @@ class NormalHead:
 
 
 def make_head(space: Space) -> ActionHead:
-    """The head of one leaf of an action space.
-
-    Raises:
-        PolicyMismatch: the leaf is a Box of whole numbers, or no leaf.
-    """
+    """The head of one leaf of an action space."""
     match space:
         case gymnasium.spaces.Discrete():
             return CategoricalHead(space)

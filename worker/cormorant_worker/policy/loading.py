@@ -37,9 +37,6 @@ def load_policy(entrypoint: str, kwargs: Mapping[str, Any], observation: Space, 
     Args:
         entrypoint: "package.module:attribute".
         kwargs: passed to the factory by name.
-
-    Raises:
-        PolicyLoadError: the path cannot be imported, the factory raised, or it returned something else.
     """
     factory = load_object(entrypoint, what="policy")
     try:
@@ -53,11 +50,7 @@ def load_policy(entrypoint: str, kwargs: Mapping[str, Any], observation: Space, 
 
 
 def wrap_policy(made: object, source: str) -> PolicyModels:
-    """Sort what a factory returned into what acts and what takes weights.
-
-    Raises:
-        PolicyLoadError: it is neither a module, a callable, nor a mapping of modules with "policy".
-    """
+    """Sort what a factory returned into what acts and what takes weights."""
     if isinstance(made, Mapping):
         modules = {str(name): module for name, module in made.items() if isinstance(module, torch.nn.Module)}
         if set(modules) != {str(name) for name in made} or MAIN_MODEL not in modules:

@@ -44,11 +44,7 @@ class Normalizer:
         self.use(self.empty)
 
     def use(self, statistics: Statistics) -> None:
-        """Act with these from now on.
-
-        Raises:
-            ManifestError: they are those of other observations.
-        """
+        """Act with these from now on."""
         scales: list[tuple[Array, Array, float] | None] = []
         for name, leaf in zip(self.names, self._leaves, strict=True):
             moments = statistics.moments.get(name) if name else None

@@ -143,13 +143,9 @@ class InProcessFleet:
 def _lend(block: Block, num_frames: int, version: int) -> Loan:
     return Loan(
         (LoanPart(worker=_NAME, attempt=0, block=block, memory=None),),
-        mode="async",
         num_frames=num_frames,
         min_version=version,
         max_version=version,
-        storing_device="cpu",
-        on_copied=lambda: None,
-        on_release=lambda: None,
     )
 
 
