@@ -447,7 +447,8 @@ def test_a_nan_action_ends_the_fleet_with_the_workers_traceback() -> None:
     job = make_job(num_envs=2, policy="nan_at", policy_kwargs={"step": 3}, action="box", lengths=9)
     with start(job, workers=1) as fleet:
         with pytest.raises(
-            WorkerFailed, match=r"worker cpu-0: the policy's action for environment 0 is \[nan, nan\]"
+            WorkerFailed,
+            match=r"worker cpu-0: the policy's action for environment 0 is \[nan, nan\] .* NaN: look for NaN",
         ) as caught:
             list(fleet.batches())
         assert "InvalidAction" in "".join(caught.value.__notes__)

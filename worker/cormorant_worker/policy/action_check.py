@@ -81,7 +81,9 @@ def _value_check(space: Space) -> _Check:
 
 def _describe_bad(action: Array, leaf: Leaf, space: Space, check: _Check) -> str:
     bad = [row for row in range(len(action)) if not check(action[row : row + 1])]
+    is_nan = action.dtype.kind == "f" and bool(np.isnan(action[bad[0]]).any())
+    why = "NaN: look for NaN in its weights and in what it saw" if is_nan else f"outside {space}"
     return (
         f"the policy's {'.'.join(leaf.key)} for environment {bad[0]} is {action[bad[0]].tolist()} "
-        f"({len(bad)} of {len(action)} environments), outside {space}; no environment was stepped"
+        f"({len(bad)} of {len(action)} environments), {why}; no environment was stepped"
     )
