@@ -50,7 +50,11 @@ def judge(file: str, *, imports: bool = False) -> Verdict:
     try:
         jobs = tuple(load_jobs(file))
         folder = None if file == STDIN else Path(file).resolve().parent
-        found = [problem for job in jobs for problem in unplayed(job)]
+        found = [
+            Problem(message=sentence, name=job.metadata.name, location=("spec", "env", "variants"))
+            for job in jobs
+            if (sentence := unplayed(job.spec))
+        ]
         found += [problem for job in jobs for problem in missing_entrypoints(job, folder=folder)] if imports else []
         if found:
             return Verdict(source=file, problems=tuple(replace(problem, source=file) for problem in found))

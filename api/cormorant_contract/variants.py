@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from cormorant_contract.base import INFO_KEY_PATTERN, Contract, JsonObject, Whole, keyed_by
-from cormorant_contract.errors import Problem
 from cormorant_contract.info import repeated
 from cormorant_contract.rule import Rule, Value
 
 if TYPE_CHECKING:
     from cormorant_contract.env import Env
-    from cormorant_contract.job import CollectorJob
+    from cormorant_contract.spec import CollectorJobSpec
 
 MAX_VARIANTS = 64
 """Each one is a label value of metrics."""
@@ -105,9 +104,10 @@ def seats_of(variants: Sequence[Variant], *, group_number: int, index: int, num_
     return sorted(seats[seat % len(seats)] for seat in range(first, first + num_envs))
 
 
-def unplayed(job: "CollectorJob") -> list[Problem]:
-    """What is wrong where the fleet, scaled as far as the manifest lets it, has no environment for some variants."""
-    spec = job.spec
+def unplayed(spec: "CollectorJobSpec") -> str:
+    """What is wrong where the fleet, scaled as far as the manifest lets it, has no environment for some variants; empty
+    where it has.
+    """
     variants, num_envs = spec.env.variants or (), spec.env.num_envs
     weight = sum(variant.weight for variant in variants)
     played, envs = set[int](), 0
@@ -118,9 +118,8 @@ def unplayed(job: "CollectorJob") -> list[Problem]:
             played.update(seats_of(variants, group_number=number, index=0, num_envs=min(weight, size * num_envs)))
     missing = [variant.name for task_id, variant in enumerate(variants) if task_id not in played]
     if not missing or not envs or spec.collection.episodes is not None:  # an evaluation plays the variants of its list
-        return []
-    sentence = (
+        return ""
+    return (
         f"no environment plays the variants {', '.join(missing)}: the fleet has {envs} environments for "
         f"{len(variants)} variants; raise numEnvs or the number of workers, or change the weights"
     )
-    return [Problem(message=sentence, name=job.metadata.name, location=("spec", "env", "variants"))]

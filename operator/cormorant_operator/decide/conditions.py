@@ -1,6 +1,6 @@
 """`status.conditions`: the state of a job, and why. Reasons are part of the API.
 
-    Accepted     True: Accepted UnknownFields
+    Accepted     True: Accepted UnknownFields UnplayedVariants
                  False: InvalidPodTemplate NameConflict Forbidden InvalidSpec
     Scheduled    True: AllPodsScheduled
                  False: Unschedulable QuotaExceeded NamespaceTerminating ImagePull ContainerConfig PodsPending NotWanted
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cormorant_contract.status import CollectorJobStatus, Condition, ConditionType
+from cormorant_contract.variants import unplayed
 from cormorant_operator import names
 from cormorant_operator.decide import progress
 from cormorant_operator.decide.obstacles import acceptance_trouble, scheduling_trouble
@@ -127,6 +128,8 @@ def _accepted(view: View) -> Fact:
             "changes; upgrade the operator"
         )
         return Fact(type="Accepted", status="True", reason="UnknownFields", message=message)
+    if sentence := unplayed(view.job.spec):
+        return Fact(type="Accepted", status="True", reason="UnplayedVariants", message=sentence)
     return Fact(type="Accepted", status="True", reason="Accepted")
 
 

@@ -28,6 +28,7 @@ _BLOCKED = (
     "ContainerConfig",
     "ApiServerError",
     "UnknownFields",
+    "UnplayedVariants",
     "HeadBlocked",
     "VolumeOnLostNode",
 )

@@ -67,17 +67,16 @@ def test_a_worker_of_many_environments_has_the_shares_itself() -> None:
 )
 def test_variants_without_an_environment_are_named(workers: int, weights: list[int], missing: str) -> None:
     variants = [{"name": f"v{i}", "weight": weight} for i, weight in enumerate(weights)]
-    found = unplayed(make_job(num_envs=1, variants=variants, workers=workers))
+    found = unplayed(make_job(num_envs=1, variants=variants, workers=workers).spec)
     wanted = (
         f"no environment plays the variants {missing}: the fleet has {workers} environments for {len(weights)} "
         "variants; raise numEnvs or the number of workers, or change the weights"
     )
-    assert [problem.message for problem in found] == ([wanted] if missing else [])
-    evaluation = {"episodes": {"count": 2}}
-    assert (
-        unplayed(make_job(num_envs=1, variants=variants, workers=workers, dataset="results", collection=evaluation))
-        == []
+    assert found == (wanted if missing else "")
+    evaluation = make_job(
+        num_envs=1, variants=variants, workers=workers, dataset="results", collection={"episodes": {"count": 2}}
     )
+    assert unplayed(evaluation.spec) == ""
 
 
 def test_without_variants_there_is_no_task() -> None:
