@@ -313,10 +313,12 @@ def summary_lines(summary: Summary) -> list[str]:
             f"; mean return {summary.mean_return:.2f} and mean length {summary.mean_length:.1f} over the last {last}"
         )
         played += "".join(f"; {name} {value:.3g}" for name, value in summary.metrics.items() if value is not None)
-    lines = [
-        f"{verb} {summary.new_frames:,} frames in {summary.seconds:.1f} s: {summary.fps:,.0f} frames/s",
-        played,
-    ]
+    rate = (
+        f" in {summary.seconds:.1f} s: {summary.fps:,.0f} frames/s"
+        if summary.fps
+        else " while the last workers started"
+    )
+    lines = [f"{verb} {summary.new_frames:,} frames{rate}", played]
     if summary.dropped:
         lines.append(f"dropped frames: {_counts(summary.dropped)}")
     if not summary.dataset and summary.was_served:

@@ -293,7 +293,9 @@ class _Session:
             self._interrupts.defer()
             began, before = time.monotonic(), fleet.stats()
             self._rate.observe(began, before.stepped_frames)
-            reason: Reason = "already_complete" if _is_complete(before) else self._collect(fleet, server)
+            # A short job may be over by now, too.
+            is_old = _is_complete(before) and before.frames == fleet.found_frames
+            reason: Reason = "already_complete" if is_old else self._collect(fleet, server)
             seconds = time.monotonic() - began
         stats = fleet.stats()
         fps = (stats.frames - before.frames) / seconds

@@ -58,6 +58,14 @@ def test_job_fills_its_dataset_and_a_rerun_finds_it_complete(start: Started, wri
     assert "nothing to do: the dataset at data/small already has 1,003 frames" in again
 
 
+@pytest.mark.slow
+def test_job_that_ends_while_workers_start_is_not_called_old(start: Started, write: Written) -> None:
+    write(collection={"framesPerBatch": 64, "totalFrames": 64}, output={"dataset": {"uri": "data/small"}}, replicas=2)
+    code, out, err = start("run", "job.yaml").end()
+    assert code == 0, err
+    assert "collected 64 frames" in out
+
+
 def test_a_reader_that_goes_away_is_no_traceback(write: Written, tmp_path: Path) -> None:
     write(collection={"framesPerBatch": 64, "totalFrames": 500})
     done = subprocess.run(

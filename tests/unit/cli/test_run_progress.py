@@ -188,6 +188,15 @@ def test_log_lines(event: dict[str, object], line: str, capsys: pytest.CaptureFi
             ],
         ),
         (
+            replace(SUMMARY, new_frames=64, fps=0.0, seconds=0.004, episodes=0, mean_return=None, dataset_bytes=64),
+            [
+                "collected 64 frames while the last workers started",
+                "0 episodes",
+                "dataset: data/pong, 200,000 frames, 64 bytes",
+                "next: cormorant dataset verify data/pong",
+            ],
+        ),
+        (
             replace(SUMMARY, reason="already_complete", new_frames=0),
             [
                 "nothing to do: the dataset at data/pong already has 200,000 frames",
@@ -195,7 +204,7 @@ def test_log_lines(event: dict[str, object], line: str, capsys: pytest.CaptureFi
             ],
         ),
     ],
-    ids=["done", "interrupted", "already_complete"],
+    ids=["done", "interrupted", "soon_done", "already_complete"],
 )
 def test_summary(summary: Summary, lines: list[str]) -> None:
     assert summary_lines(summary) == lines

@@ -165,6 +165,8 @@ def open_store(uri: str) -> DatasetStore:
     path = local_path(uri)
     if path is not None:
         return LocalStore(path)
+    if uri.endswith("://"):
+        raise DatasetError(f"the dataset URI {uri} names no bucket or folder; add it, for example {uri}bucket/dataset")
     from cormorant_worker.sinks.object_store import ObjectStore  # plain folders need no fsspec
 
     try:
@@ -236,7 +238,9 @@ def _readable(where: str) -> Iterator[None]:
     except NotADirectoryError as error:
         raise DatasetError(f"{where} is not a folder; give the dataset its own folder") from error
     except OSError as error:
-        raise DatasetError(f"{where} cannot be read: {error.strerror or error}") from error
+        is_refused = isinstance(error, PermissionError) and "://" in where
+        remedy = "; check the credentials, and that they allow to list, read and write it" if is_refused else ""
+        raise DatasetError(f"{where} cannot be read: {error.strerror or error}{remedy}") from error
 
 
 @contextmanager

@@ -30,9 +30,8 @@ _OWNER = "owner"
 _ENDED = "ended.json"
 _LINES = 64
 """Manifest lines an object: a part of 6,400 shards is read with 100 requests."""
-
-
 _PAUSE_S = 1.0
+_BUCKET_SCHEMES = frozenset({"s3", "gs", "az"})
 
 
 class ObjectStore:
@@ -48,6 +47,9 @@ class ObjectStore:
         self._has_answered = False
         self._fs, root = fsspec.core.url_to_fs(self.uri)
         self._root = root.rstrip("/")
+        protocols = {self._fs.protocol} if isinstance(self._fs.protocol, str) else {*self._fs.protocol}
+        self._bucket = self._root.partition("/")[0] if protocols & _BUCKET_SCHEMES else None
+        """None: a store of folders. A bucket is never made: a name that is wrong by a letter would be one more."""
         self._lines: dict[str, list[str]] = {}
         """The last manifest lines of the parts that are written here, up to `_LINES` each."""
 
@@ -150,6 +152,8 @@ class ObjectStore:
             try:
                 self._fs.pipe_file(path, data, mode=mode)
             except FileNotFoundError:  # some stores do have folders
+                if self._bucket is not None:
+                    raise FileNotFoundError(f"bucket {self._bucket} does not exist") from None
                 self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
                 self._fs.pipe_file(path, data, mode=mode)
             except OSError:

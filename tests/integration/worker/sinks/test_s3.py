@@ -24,6 +24,7 @@ from cormorant_worker.errors import DatasetError
 from cormorant_worker.evaluation.results import ResultFolder
 from cormorant_worker.sinks.dataset import Dataset, open_dataset, read_dataset
 from cormorant_worker.sinks.description import DatasetDescription
+from cormorant_worker.sinks.object_store import ObjectStore
 from cormorant_worker.sinks.reading import iter_frames
 from cormorant_worker.sinks.verify import verify
 from cormorant_worker.spaces import leaves
@@ -171,6 +172,13 @@ def test_a_store_that_never_answered_is_told_at_once(uri: str, monkeypatch: pyte
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     with pytest.raises(DatasetError, match="cannot be read: Could not connect to the endpoint URL"):
         read_dataset(uri)
+
+
+def test_a_bucket_is_never_made(uri: str) -> None:
+    store = ObjectStore(uri.replace(BUCKET, f"{BUCKET}-of-nobody"))
+    with pytest.raises(FileNotFoundError, match="bucket cormorant-of-nobody does not exist"):
+        store.write_root_once("dataset.json", b"{}")
+    assert not store._fs.exists(f"{BUCKET}-of-nobody")
 
 
 def test_a_store_that_is_gone_for_a_while_costs_time_alone(

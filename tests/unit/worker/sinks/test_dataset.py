@@ -141,6 +141,17 @@ def test_refused_put_of_an_existing_object_is_not_repeated(memory_uri, monkeypat
     assert (store.read_root("a"), len(asked)) == (b"first", 1)
 
 
+def test_refused_credentials_and_a_missing_bucket_have_remedies(memory_uri, monkeypatch):
+    def refuse(self, path, **kwargs):
+        raise PermissionError(errno.EACCES, "Forbidden")
+
+    monkeypatch.setattr(type(ObjectStore(memory_uri)._fs), "cat_file", refuse)
+    with pytest.raises(DatasetError, match="cannot be read: Forbidden; check the credentials"):
+        find_dataset(memory_uri)
+    with pytest.raises(DatasetError, match="s3:// names no bucket or folder; add it, for example s3://bucket/dataset"):
+        find_dataset("s3://")
+
+
 def test_a_job_ends_its_own_parts_and_no_other_jobs(make_dice, stored, memory_uri):
     dice = make_dice()
     dataset = stored(dice, uri=memory_uri, shards=1)
