@@ -198,7 +198,7 @@ class Books(RuleBasedStateMachine):
         before = self.schedule.landed_frames
         self.deliveries.discard("restore")
         self.schedule.count_from(before)
-        assert self.schedule.num_open == 0
+        assert not self.schedule._open
 
     @invariant()
     def never_more_than_the_total_is_asked_for(self) -> None:

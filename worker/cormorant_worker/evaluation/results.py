@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -53,27 +53,14 @@ class PlayedEpisode:
 
     def document(self) -> dict[str, Any]:
         """JSON; floats are written with all their digits."""
-        return {
-            **({"checkpoint": self.checkpoint} if self.checkpoint else {}),
-            "task": self.task,
-            "seed": self.seed,
-            "options": dict(self.options),
-            "return": self.total,
-            "length": self.length,
-            "terminated": self.terminated,
-            "metrics": dict(self.metrics),
-        }
+        found = asdict(self)
+        found["return"] = found.pop("total")
+        return found if self.checkpoint else {name: value for name, value in found.items() if name != "checkpoint"}
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
-        return cls(
-            total=document["return"],
-            checkpoint=document.get("checkpoint", ""),
-            **{name: document[name] for name in _ROW_FIELDS},
-        )
-
-
-_ROW_FIELDS = ("task", "seed", "options", "length", "terminated", "metrics")
+        fields = dict(document)
+        return cls(total=fields.pop("return"), **fields)
 
 
 def planned_episodes(job: CollectorJob) -> tuple[PlannedEpisode, ...]:

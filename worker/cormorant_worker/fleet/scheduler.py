@@ -115,10 +115,6 @@ class Scheduler:
             return False
         return self.is_draining or (self.total_frames is not None and self.accepted_frames >= self.total_frames)
 
-    @property
-    def num_open(self) -> int:
-        return len(self._open)
-
     def round_up(self, num_envs: int, *, num_workers: int) -> None:
         """Ask for whole steps of `num_envs` environments, of every worker in sync mode. Called before any decision."""
         self.frames_per_batch += -self.frames_per_batch % num_envs

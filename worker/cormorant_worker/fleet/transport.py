@@ -135,10 +135,6 @@ class BlockPool(Protocol):
     def room(self) -> int:
         """How many blocks can be lent now."""
 
-    @property
-    def num_made(self) -> int:
-        """Blocks that exist: how much memory is taken."""
-
     def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
         """Take a block for a worker's ticket: its number, and its memory where the worker has to map it."""
 

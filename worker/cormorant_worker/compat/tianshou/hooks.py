@@ -101,17 +101,8 @@ class Hooks:
         return batch
 
     def _named(self, frames: "TensorDict") -> dict[str, Any]:
-        following = frames["next"]
-        named = {
-            "obs": frames["observation"],
-            "act": frames["action"],
-            "rew": following["reward"].squeeze(-1),
-            "obs_next": following["observation"],
-            **{name: following[name].squeeze(-1) for name in ("terminated", "truncated", "done")},
-        }
-        if "policy" in frames:
-            named["policy"] = frames["policy"]
-        return named
+        named = {name: frames[place] for name, place in _PLACES.items() if name != "policy" or "policy" in frames}
+        return named | {name: named[name].squeeze(-1) for name in ("rew", *_FLAGS)}
 
     def _wrapped(self, named: dict[str, Any], n: int) -> Any:
         if self._batch_class is not None:
@@ -149,12 +140,13 @@ def _room(batch: "TensorDict", key: str, values: torch.Tensor) -> torch.Tensor:
     return found
 
 
+_FLAGS = ("terminated", "truncated", "done")
 _PLACES: Mapping[str, tuple[str, ...]] = {
     "obs": ("observation",),
     "act": ("action",),
     "rew": ("next", "reward"),
     "obs_next": ("next", "observation"),
-    **{name: ("next", name) for name in ("terminated", "truncated", "done")},
+    **{name: ("next", name) for name in _FLAGS},
     "policy": ("policy",),
 }
 """By what hooks are given: where batches have it."""
