@@ -9,7 +9,7 @@ Only the thread of `PauseKeeper` pauses and resumes the fleet.
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import structlog
@@ -162,15 +162,7 @@ class PauseKeeper:
         return Pauses(state=self.state, spec_paused=self.book.spec_paused, leases=leases, error=self.error)
 
     def describe_lease(self, lease: Lease) -> PauseLease:
-        return PauseLease(
-            id=lease.id,
-            owner=lease.owner,
-            reason=lease.reason,
-            mode="now",
-            created_at=lease.created_at,
-            expires_at=lease.expires_at,
-            state=self.state,
-        )
+        return PauseLease(**asdict(lease), mode="now", state=self.state)
 
     def _run(self) -> None:
         while not self._is_closed:

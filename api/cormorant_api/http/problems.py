@@ -46,6 +46,16 @@ _KIND_OF_STATUS = {
     415: ProblemType.UNSUPPORTED_FORMAT,
     422: ProblemType.INVALID_REQUEST,
 }
+_KIND_OF_ERROR: tuple[tuple[type[CormorantError], ProblemType, dict[str, float]], ...] = (
+    (StaleWeights, ProblemType.VERSION_CONFLICT, {}),
+    (WeightsMismatch, ProblemType.TENSOR_MISMATCH, {}),
+    (StateError, ProblemType.STATE_MISMATCH, {}),
+    (ControlTimeout, ProblemType.CONTROL_TIMEOUT, {}),
+    (NoSuchWorker, ProblemType.UNKNOWN_WORKER, {}),
+    (LastWorker, ProblemType.LAST_WORKER, {}),
+    (WorkerFailed, ProblemType.FLEET_FAILED, {"retry_after_s": 10}),
+    (FleetClosed, ProblemType.DRAINING, {"retry_after_s": 10}),
+)
 
 
 class ProblemResponse(Response):
@@ -73,25 +83,10 @@ def install(app: FastAPI) -> None:
 
 
 def as_api_error(error: CormorantError) -> ApiError:
-    detail = str(error)
-    match error:
-        case StaleWeights():
-            return ApiError(ProblemType.VERSION_CONFLICT, detail)
-        case WeightsMismatch():
-            return ApiError(ProblemType.TENSOR_MISMATCH, detail)
-        case StateError():
-            return ApiError(ProblemType.STATE_MISMATCH, detail)
-        case ControlTimeout():
-            return ApiError(ProblemType.CONTROL_TIMEOUT, detail)
-        case NoSuchWorker():
-            return ApiError(ProblemType.UNKNOWN_WORKER, detail)
-        case LastWorker():
-            return ApiError(ProblemType.LAST_WORKER, detail)
-        case WorkerFailed():
-            return ApiError(ProblemType.FLEET_FAILED, detail, retry_after_s=10)
-        case FleetClosed():
-            return ApiError(ProblemType.DRAINING, detail, retry_after_s=10)
-    return ApiError(ProblemType.FLEET_FAILED, detail, retry_after_s=5)
+    for known, kind, members in _KIND_OF_ERROR:
+        if isinstance(error, known):
+            return ApiError(kind, str(error), **members)
+    return ApiError(ProblemType.FLEET_FAILED, str(error), retry_after_s=5)
 
 
 def make_problem(error: ApiError, path: str) -> Problem:

@@ -25,6 +25,7 @@ from cormorant_contract.tensor_file import (
     looks_like_pickle,
     parse_header,
 )
+from cormorant_worker.errors import MalformedWeights
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -116,7 +117,7 @@ def check_headers(request: Request, *, limit_bytes: int) -> Expected:
             limit_bytes=limit_bytes,
         )
     if size <= _HEAD_BYTES:
-        raise malformed(MalformedTensorFile(f"the body has {size} bytes; a safetensors file has at least 10"))
+        raise refusal_of(MalformedTensorFile(f"the body has {size} bytes; a safetensors file has at least 10"))
     return Expected(size_bytes=size, sha256=_sha256_of(headers.get("content-digest", "")))
 
 
@@ -136,7 +137,10 @@ async def receive(
     while len(first) < _HEAD_BYTES:
         chunk = await _next_chunk(request, len(first), expected, stall_timeout_s)
         first += chunk
-    _check_head(first, expected.size_bytes)
+    try:
+        header_size(first, file_size=expected.size_bytes)
+    except MalformedTensorFile as error:
+        raise refusal_of(error, first) from error
     buffer = make_buffer(expected.size_bytes)
     at = _store(buffer, 0, first, hasher, sha)
     while at < expected.size_bytes:
@@ -162,12 +166,18 @@ def parse_body(body: bytes | memoryview) -> TensorFile:
     try:
         return parse_header(body)
     except MalformedTensorFile as error:
-        if looks_like_pickle(bytes(body[:8])):
-            raise unsafe_format() from error
-        raise malformed(error) from error
+        raise refusal_of(error, bytes(body[:8])) from error
 
 
-def malformed(error: MalformedTensorFile) -> ApiError:
+def refusal_of(error: MalformedTensorFile | MalformedWeights, head: bytes = b"") -> ApiError:
+    """The answer to a body that begins with `head` and is not safetensors: 415 to a pickle, 400 otherwise."""
+    if looks_like_pickle(head):
+        return ApiError(
+            ProblemType.UNSAFE_FORMAT,
+            "the body is a pickle (torch.save, an archive), which the head never loads; "
+            "send safetensors: cormorant_client's publish(state_dict), or safetensors.torch.save(state_dict)",
+            accepted=(SAFETENSORS,),
+        )
     return ApiError(ProblemType.MALFORMED_SAFETENSORS, f"the body is not safetensors: {error}", offset=error.offset)
 
 
@@ -192,24 +202,6 @@ async def _next_chunk(request: Request, at: int, expected: Expected, stall_timeo
             ProblemType.MALFORMED_REQUEST, f"the body is longer than its Content-Length {expected.size_bytes:,}"
         )
     return chunk
-
-
-def _check_head(head: bytes, size: int) -> None:
-    try:
-        header_size(head, file_size=size)
-    except MalformedTensorFile as error:
-        if looks_like_pickle(head):
-            raise unsafe_format() from error
-        raise malformed(error) from error
-
-
-def unsafe_format() -> ApiError:
-    return ApiError(
-        ProblemType.UNSAFE_FORMAT,
-        "the body is a pickle (torch.save, an archive), which the head never loads; "
-        "send safetensors: cormorant_client's publish(state_dict), or safetensors.torch.save(state_dict)",
-        accepted=(SAFETENSORS,),
-    )
 
 
 def _store(buffer: memoryview, at: int, chunk: bytes, hasher: "xxhash.xxh3_128", sha: "_Hash | None") -> int:

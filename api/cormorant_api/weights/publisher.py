@@ -18,7 +18,7 @@ import structlog
 from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError, StoreError
 from cormorant_api.http.conditions import check_preconditions, names_etag
-from cormorant_api.http.uploads import malformed, parse_body
+from cormorant_api.http.uploads import parse_body, refusal_of
 from cormorant_api.traces import Traces
 from cormorant_api.weights.patch import merge
 from cormorant_api.weights.specs import check_finite, check_specs
@@ -29,7 +29,6 @@ from cormorant_contract.rest.headers import make_etag
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import ModelUpdate, Update
 from cormorant_contract.tensor_file import (
-    MalformedTensorFile,
     TensorEntry,
     TensorFile,
     make_header,
@@ -266,7 +265,7 @@ class Publisher:
         try:
             blob.check(default_model=model or default, header=parsed)
         except MalformedWeights as error:
-            raise malformed(MalformedTensorFile(str(error), offset=error.offset)) from error
+            raise refusal_of(error) from error
         check_specs(blob.tensors, specs, only=model, is_partial=is_partial)
         return parsed
 
