@@ -27,7 +27,7 @@ from benchmarks.cluster.addresses import allow_many_connections
 from benchmarks.cluster.jobs import manifest
 from benchmarks.cluster.process import Counted, frames_now, move_heads, stub_heads
 from benchmarks.cluster.upkeep import Objects, Raw
-from cormorant_operator import names
+from cormorant_contract.children import INDEX, JOB
 from cormorant_operator.controller import Controller
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import Conflict
@@ -61,7 +61,7 @@ class PacedObjects(Objects):
         await self._turn("POST")
         made = await super().create(manifest, is_dry_run=is_dry_run)
         labels = manifest["metadata"].get("labels") or {}
-        waiting = self.born.pop(f"{labels.get(names.JOB)}/{labels.get(names.INDEX)}", None)
+        waiting = self.born.pop(f"{labels.get(JOB)}/{labels.get(INDEX)}", None)
         if manifest["kind"] == "Pod" and not is_dry_run and waiting is not None and not waiting.done():
             waiting.set_result(time.monotonic())
         return made

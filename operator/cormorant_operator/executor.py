@@ -9,9 +9,9 @@ from typing import Any
 
 import structlog
 
+from cormorant_contract.children import QUEUE, tokens_secret
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.status import CollectorJobStatus
-from cormorant_operator import names
 from cormorant_operator.cache import Cache
 from cormorant_operator.decide.plan import (
     Action,
@@ -47,7 +47,7 @@ _MAX_NODES = 64
 Raw = dict[str, Any]
 _ABSENT_KINDS = {
     "Certificate": "install cert-manager, or give head.tls.secretName",
-    "Workload": f"install Kueue 0.15 or newer, or remove the label {names.QUEUE} from the job",
+    "Workload": f"install Kueue 0.15 or newer, or remove the label {QUEUE} from the job",
 }
 """Kinds of other projects, and what to do where the API server does not know them."""
 _LEAVING_LOOKS = 10
@@ -276,7 +276,7 @@ class Executor:
         The claim, a ConfigMap, proves later that the Secret is the job's own, even if the operator restarts between
         the two requests.
         """
-        tokens, name = derive(self._key, uid=job.uid), names.tokens_secret(job.name)
+        tokens, name = derive(self._key, uid=job.uid), tokens_secret(job.name)
         try:
             await self._api.create(secret(job, tokens), is_dry_run=True)
         except Conflict as conflict:
@@ -319,7 +319,7 @@ class Executor:
         next rejected poll.
         """
         state.refused_since = self._clock()
-        name, namespace = names.tokens_secret(job.name), job.namespace
+        name, namespace = tokens_secret(job.name), job.namespace
         try:
             owner = await self._api.get("ConfigMap", namespace=namespace, name=name)
             if controller_uid(owner) != job.uid:

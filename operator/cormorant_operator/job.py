@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from cormorant_contract.children import PRIORITY_CLASS, QUEUE
 from cormorant_contract.errors import ManifestError
 from cormorant_contract.parsing import parse_job
 from cormorant_contract.schema import structural_schema
 from cormorant_contract.spec import CollectorJobSpec
 from cormorant_contract.status import CollectorJobStatus, Condition, ConditionType
-from cormorant_operator import names
 from cormorant_operator.templates import Templates
 
 _DERIVED = ("phase", "conditions", "recentFailures", "groups", "elastic", "workers")
@@ -144,8 +144,8 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
 
 
 def _queue_of(labels: Mapping[str, str]) -> Queue | None:
-    name = labels.get(names.QUEUE, "")
-    return Queue(name=name, priority_class=labels.get(names.PRIORITY_CLASS, "")) if name else None
+    name = labels.get(QUEUE, "")
+    return Queue(name=name, priority_class=labels.get(PRIORITY_CLASS, "")) if name else None
 
 
 def _read_status(document: Mapping[str, Any]) -> CollectorJobStatus:

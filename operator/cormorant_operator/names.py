@@ -9,45 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from cormorant_contract.children import (
-    ATTEMPT,
-    EPOCH,
-    GROUP,
-    HEAD,
-    INDEX,
-    JOB,
-    JOB_UID,
-    PREFIX,
-    PRIORITY_CLASS,
-    QUEUE,
-    RESTARTS,
-    ROLE,
-    WORKER,
-    api_host,
-    api_service,
-    tls_secret,
-    tokens_secret,
-)
-
-__all__ = [
-    "ATTEMPT",
-    "EPOCH",
-    "GROUP",
-    "HEAD",
-    "INDEX",
-    "JOB",
-    "JOB_UID",
-    "PREFIX",
-    "PRIORITY_CLASS",
-    "QUEUE",
-    "RESTARTS",
-    "ROLE",
-    "WORKER",
-    "api_host",
-    "api_service",
-    "tls_secret",
-    "tokens_secret",
-]
+from cormorant_contract.children import GROUP, JOB, JOB_UID, PREFIX, ROLE
 
 Manifest: TypeAlias = dict[str, Any]
 """A Kubernetes object as JSON."""

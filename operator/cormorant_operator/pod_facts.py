@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, get_args
 
+from cormorant_contract.children import ATTEMPT, EPOCH, GROUP, INDEX, RESTARTS, ROLE
 from cormorant_operator import names
 from cormorant_operator.observed import NodeFact, Obstacle, Pod, PodPhase, Role
 
@@ -20,7 +21,7 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
     """The facts of a pod; None if it lacks the operator's labels."""
     metadata, status = raw["metadata"], raw.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    role = _role(labels.get(names.ROLE))
+    role = _role(labels.get(ROLE))
     if role is None:
         return None
     conditions = {item["type"]: item for item in status.get("conditions") or ()}
@@ -35,16 +36,16 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         uid=metadata["uid"],
         role=role,
         created=datetime.fromisoformat(metadata["creationTimestamp"]),
-        group=labels.get(names.GROUP, ""),
-        index=_count(labels.get(names.INDEX)),
-        attempt=_count(labels.get(names.ATTEMPT)),
-        epoch=_count(labels.get(names.EPOCH)),
+        group=labels.get(GROUP, ""),
+        index=_count(labels.get(INDEX)),
+        attempt=_count(labels.get(ATTEMPT)),
+        epoch=_count(labels.get(EPOCH)),
         template=labels.get(names.TEMPLATE, ""),
         image=str(container.get("image") or ""),
         base_image=annotations.get(names.BASE_IMAGE, ""),
         cuda_image=annotations.get(names.CUDA_IMAGE, ""),
         failures=_count(annotations.get(names.FAILURES)),
-        restarts=_count(annotations.get(names.RESTARTS)),
+        restarts=_count(annotations.get(RESTARTS)),
         phase=_phase(raw, ended),
         node=(raw.get("spec") or {}).get("nodeName") or "",
         is_taint_evicted="deletionTimestamp" in metadata and disruption.get("reason") == _EXPELLED,
@@ -78,9 +79,9 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
 def pod_identity(raw: Mapping[str, Any]) -> tuple[Role | None, tuple[str, int], int]:
     """Role, slot (group, index), and epoch or attempt of a pod object or manifest."""
     labels = raw["metadata"].get("labels") or {}
-    role = _role(labels.get(names.ROLE))
-    number = labels.get(names.EPOCH if role == "head" else names.ATTEMPT)
-    return role, (labels.get(names.GROUP, ""), _count(labels.get(names.INDEX))), _count(number)
+    role = _role(labels.get(ROLE))
+    number = labels.get(EPOCH if role == "head" else ATTEMPT)
+    return role, (labels.get(GROUP, ""), _count(labels.get(INDEX))), _count(number)
 
 
 def controller_uid(raw: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from cormorant_contract.children import HEAD, WORKER
 from cormorant_contract.spec import CollectorJobSpec
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator import names
@@ -67,7 +68,7 @@ class Templates:
     @cached_property
     def head(self) -> str:
         spec = self.spec
-        return names.digest(REVISION, names.HEAD, spec.image, self._code, spec.head.to_document(), self.config)
+        return names.digest(REVISION, HEAD, spec.image, self._code, spec.head.to_document(), self.config)
 
     @cached_property
     def quota(self) -> str:
@@ -84,7 +85,7 @@ class Templates:
     def _workers(self) -> Mapping[str, str]:
         dataset = self.spec.output.dataset
         secret = (dataset.secret,) if dataset is not None and dataset.secret else ()
-        common = (REVISION, names.WORKER, self.spec.image, self._code, *secret)
+        common = (REVISION, WORKER, self.spec.image, self._code, *secret)
         return {
             group.name: names.digest(*common, group.device, group.resources, group.template)
             for group in self.spec.worker_groups

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from cormorant_contract.children import HEAD
 from cormorant_operator import names
 from cormorant_operator.decide.plan import Action, CreatePod, DeletePod
 from cormorant_operator.decide.view import View
@@ -100,5 +101,5 @@ def _canary(view: View, head: Manifest) -> Manifest:
 
 
 def _container(pod: Manifest) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = next(item for item in pod["spec"]["containers"] if item["name"] == names.HEAD)
+    found: Mapping[str, Any] = next(item for item in pod["spec"]["containers"] if item["name"] == HEAD)
     return found

@@ -25,9 +25,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from cormorant_contract.children import tokens_secret
 from cormorant_contract.status import CollectorJobStatus, Condition, ConditionType
 from cormorant_contract.variants import unplayed
-from cormorant_operator import names
 from cormorant_operator.decide import progress
 from cormorant_operator.decide.obstacles import acceptance_trouble, scheduling_trouble
 from cormorant_operator.decide.outcome import how_it_ended
@@ -214,7 +214,7 @@ def _progressing(view: View, decision: Decision) -> Fact:
 
 def _head_silent(view: View, head: Pod) -> Fact:
     if view.observed.is_token_refused:
-        secret = names.tokens_secret(view.job.name)
+        secret = tokens_secret(view.job.name)
         message = (
             f"{head.name} rejects the operator's token: Secret {secret} or the operator's key was changed. The "
             "operator replaces the Secret within five minutes, and the head picks it up without a restart. If this "

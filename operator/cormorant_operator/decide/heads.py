@@ -9,7 +9,7 @@ epoch 1 runs -> fails                      -> backoff, epoch 2; counted
 from dataclasses import dataclass
 from datetime import datetime
 
-from cormorant_operator import names
+from cormorant_contract.children import HEAD
 from cormorant_operator.decide.backoff import RESET_AFTER_S, next_attempt_at
 from cormorant_operator.decide.canary import tidy_canaries, try_image
 from cormorant_operator.decide.plan import Action, CheckNode, CreatePod, DeletePod
@@ -52,7 +52,7 @@ def plan_head(view: View) -> HeadPlan:
         return HeadPlan(actions=tidy, epoch=live.epoch, is_coming=True, due=tidy_at)
     if not view.is_proven(view.templates.head) or not view.may_create:
         return HeadPlan(actions=tidy, epoch=view.epoch)
-    if (until := view.refused_until(names.HEAD)) is not None:
+    if (until := view.refused_until(HEAD)) is not None:
         return HeadPlan(actions=tidy, epoch=view.epoch, due=until)
     not_before = _blocked_until(view, newest) if newest is not None else None
     if newest is not None and not_before is not None and not_before > view.now:
@@ -61,7 +61,7 @@ def plan_head(view: View) -> HeadPlan:
         due = min(not_before, look_at or not_before)
         return HeadPlan(actions=(*tidy, *looks), epoch=view.epoch, is_coming=True, due=due)
     epoch = view.epoch + 1
-    create = CreatePod(owner=names.HEAD, manifest=render_head(view, epoch=epoch))
+    create = CreatePod(owner=HEAD, manifest=render_head(view, epoch=epoch))
     return HeadPlan(actions=(*tidy, create), epoch=epoch, is_coming=True)
 
 
@@ -72,7 +72,7 @@ def render_head(view: View, *, epoch: int) -> Manifest:
         base_image=image,
         cuda_image=view.next_cuda_image,
         failures=view.head_failures,
-        placement=view.placement(names.HEAD),
+        placement=view.placement(HEAD),
     )
     config = config_map(view.job, digest=view.templates.config)["metadata"]["name"]
     # Unacknowledged frames are lost with their head; the next one collects them again.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
+from cormorant_contract.children import HEAD
 from cormorant_operator import names
 from cormorant_operator.decide.plan import POD_OWNER
 from cormorant_operator.decide.view import View
@@ -21,7 +22,7 @@ _NOT_SCHEDULED = partial(Fact, type="Scheduled", status="False")
 
 def acceptance_trouble(view: View) -> Fact | None:
     """Why the API server rejects the manifest."""
-    owners = [names.HEAD, *(group.name for group in view.groups)]
+    owners = [HEAD, *(group.name for group in view.groups)]
     for owner, template in zip(owners, view.all_templates, strict=True):
         verdict = view.verdict(template)
         if verdict is not None and verdict.error:
@@ -162,7 +163,7 @@ def fit(view: View) -> Fit:
 
 def _is_missing(view: View, owner: str) -> bool:
     """Whether the refused object is still needed and missing."""
-    if owner == names.HEAD:
+    if owner == HEAD:
         return view.live_head is None
     if owner == names.CANARY:
         return view.live_head is not None and view.live_head.template != view.templates.head

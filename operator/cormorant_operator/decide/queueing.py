@@ -9,6 +9,7 @@ none. A new Workload takes the place of a deleted one.
 
 from collections.abc import Iterator
 
+from cormorant_contract.children import HEAD
 from cormorant_operator import names
 from cormorant_operator.decide.heads import render_head
 from cormorant_operator.decide.plan import Action, ApplyChild, DeleteChild, PatchWorkload, QueueKind, ReadQueueObject
@@ -73,7 +74,7 @@ def _request(view: View, queue: Queue, found: Workload | None) -> Iterator[Actio
     if queue.priority_class and priority is None:
         yield from _read(view, "WorkloadPriorityClass", queue.priority_class)
         return
-    requests = [PodSetRequest(name=names.HEAD, count=1, pod=render_head(view, epoch=view.epoch + 1))]
+    requests = [PodSetRequest(name=HEAD, count=1, pod=render_head(view, epoch=view.epoch + 1))]
     for group in view.groups:
         count, least = counts[group.name]
         pod = render_worker(view, group)

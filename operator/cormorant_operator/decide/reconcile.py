@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from cormorant_contract.children import tokens_secret
 from cormorant_operator import names
 from cormorant_operator.decide.conditions import Decision
 from cormorant_operator.decide.events import events_between
@@ -176,7 +177,7 @@ def _may_lack_tokens(view: View, head: HeadPlan) -> bool:
     # A head mounts it. Without it the pod waits for its volume, and no pod condition says so.
     if view.epoch and any(isinstance(action, CreatePod) for action in head.actions):
         return True
-    secret = names.tokens_secret(view.job.name)
+    secret = tokens_secret(view.job.name)
     return any(pod.obstacle is Obstacle.CONTAINER_CONFIG and secret in pod.obstacle_message for pod in view.examined)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import kopf
 import structlog
 
+from cormorant_contract.children import PREFIX
 from cormorant_contract.job import GROUP, VERSION
 from cormorant_contract.schema import PLURAL
 from cormorant_operator import names
@@ -51,7 +52,7 @@ def settings(kinds: Kinds, selector: str = "") -> kopf.OperatorSettings:
     chosen = kopf.OperatorSettings()
     chosen.posting.enabled = False
     chosen.peering.standalone = True
-    chosen.persistence.finalizer = f"{names.PREFIX}/unused"
+    chosen.persistence.finalizer = f"{PREFIX}/unused"
     chosen.watching.chunk_size = PAGE
     # kopf keeps an object's last event for this long: by default 5 s, so a list of everything at once. At 0 it may
     # miss events.

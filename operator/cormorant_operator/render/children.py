@@ -4,6 +4,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from cormorant_contract.children import (
+    EPOCH,
+    HEAD,
+    JOB_UID,
+    ROLE,
+    WORKER,
+    api_host,
+    api_service,
+    tls_secret,
+    tokens_secret,
+)
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_operator import names
 from cormorant_operator.defaults import OperatorDefaults
@@ -16,7 +27,7 @@ from cormorant_operator.render.tokens import Tokens
 
 def services(job: Job, *, epoch: int) -> list[Manifest]:
     """The head's Services. Their selectors contain the epoch, so that an old head that returns gets no traffic."""
-    selector = {names.JOB_UID: job.uid, names.ROLE: names.HEAD, names.EPOCH: str(epoch)}
+    selector = {JOB_UID: job.uid, ROLE: HEAD, EPOCH: str(epoch)}
     # Workers must reach Ray before the head is ready, because it becomes ready when the first worker joins. A ClusterIP
     # rather than a headless Service: clients cache DNS answers for seconds after a head is gone.
     ray = {
@@ -33,13 +44,13 @@ def services(job: Job, *, epoch: int) -> list[Manifest]:
     }
     return [
         child(job, "Service", names.head_service(job.name), {"spec": ray}),
-        child(job, "Service", names.api_service(job.name), {"spec": api}),
+        child(job, "Service", api_service(job.name), {"spec": api}),
     ]
 
 
 def network_policy(job: Job, defaults: OperatorDefaults) -> Manifest:
     """Pods of the job reach each other on every port; others reach the API, bulk data and metrics ports."""
-    own = {"matchLabels": {names.JOB_UID: job.uid}}
+    own = {"matchLabels": {JOB_UID: job.uid}}
     ports = sorted({entrypoints.API_PORT, entrypoints.DATA_PORT, entrypoints.WORKER_PORT})
     others = [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": cidr}} for cidr in defaults.open_to_cidrs)]
     spec = {
@@ -57,9 +68,9 @@ def network_policy(job: Job, defaults: OperatorDefaults) -> Manifest:
 def budgets(job: Job, *, workers: int) -> list[Manifest]:
     """PodDisruptionBudgets as `runPolicy.disruptionBudget` asks. `workers`: total of all groups."""
     policy = job.spec.run_policy
-    kept = {} if policy.disruption_budget == "None" else {names.HEAD: 1}
+    kept = {} if policy.disruption_budget == "None" else {HEAD: 1}
     if policy.disruption_budget == "All":
-        kept[names.WORKER] = max(0, workers - policy.unavailable_of(workers))
+        kept[WORKER] = max(0, workers - policy.unavailable_of(workers))
     return [_budget(job, role, least) for role, least in kept.items()]
 
 
@@ -67,7 +78,7 @@ def _budget(job: Job, role: str, least: int) -> Manifest:
     spec = {
         # A number, because percentages and maxUnavailable need a controller that Kubernetes knows.
         "minAvailable": least,
-        "selector": {"matchLabels": {names.JOB_UID: job.uid, names.ROLE: role}},
+        "selector": {"matchLabels": {JOB_UID: job.uid, ROLE: role}},
         # A broken pod must not block a node drain.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
@@ -80,9 +91,9 @@ def certificates(job: Job) -> list[Manifest]:
     tls = job.spec.head.tls
     if tls is None or tls.cert_manager is None:
         return []
-    issuer, name = tls.cert_manager.issuer_ref, names.tls_secret(job.name)
-    service, namespace = names.api_service(job.name), job.namespace
-    host = names.api_host(job.name, namespace)
+    issuer, name = tls.cert_manager.issuer_ref, tls_secret(job.name)
+    service, namespace = api_service(job.name), job.namespace
+    host = api_host(job.name, namespace)
     spec = {
         "secretName": name,
         "dnsNames": [host, f"{host}.cluster.local", f"{service}.{namespace}", service],
@@ -103,7 +114,7 @@ def tokens_owner(job: Job) -> Manifest:
     """An empty ConfigMap that owns the token Secret: when it is deleted, Kubernetes deletes the Secret, which the
     operator may not. It lacks the watched label, because nothing depends on what it holds.
     """
-    owner = child(job, "ConfigMap", names.tokens_secret(job.name), {})
+    owner = child(job, "ConfigMap", tokens_secret(job.name), {})
     del owner["metadata"]["labels"][names.MANAGED_BY]
     return owner
 
@@ -114,7 +125,7 @@ def secret(job: Job, tokens: Tokens, *, owner: Mapping[str, Any] | None = None) 
     """
     by_role = {"read": tokens.read, "write": tokens.write, "operator": tokens.operator}
     data = {**by_role, "ray": tokens.ray, "tokens.json": json.dumps(by_role)}
-    manifest = child(job, "Secret", names.tokens_secret(job.name), {"type": "Opaque", "stringData": data})
+    manifest = child(job, "Secret", tokens_secret(job.name), {"type": "Opaque", "stringData": data})
     if owner is not None:
         found = {key: owner["metadata"][key] for key in ("name", "uid")}
         manifest["metadata"]["ownerReferences"] = [

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cormorant_contract.children import ATTEMPT, EPOCH, GROUP, HEAD, INDEX, RESTARTS, WORKER, tls_secret, tokens_secret
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator import names
@@ -17,8 +18,8 @@ from cormorant_operator.workload import NO_PLACEMENT, Placement
 
 GPU = "nvidia.com/gpu"
 _REQUESTS: Mapping[str, Mapping[str, str]] = {
-    names.HEAD: {"cpu": "250m", "memory": "1Gi"},
-    names.WORKER: {"cpu": "100m", "memory": "512Mi"},
+    HEAD: {"cpu": "250m", "memory": "1Gi"},
+    WORKER: {"cpu": "100m", "memory": "512Mi"},
 }
 """Default requests: what an idle container of each role needs."""
 _SCRATCH_SIZE, _STATE_SIZE = "10Gi", "20Gi"
@@ -61,7 +62,7 @@ def head_pod(
     job: Job, defaults: OperatorDefaults, origin: PodOrigin, *, epoch: int, floor_frames: int, config: str
 ) -> Manifest:
     """The head pod of an epoch. `config`: name of the ConfigMap with the manifest."""
-    head, secret = job.spec.head, names.tokens_secret(job.name)
+    head, secret = job.spec.head, tokens_secret(job.name)
     claim = head.persistence.claim_name
     state = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {"sizeLimit": _STATE_SIZE}}
     grace_s = _grace_s(head.template, defaults.head_grace_s)
@@ -97,16 +98,16 @@ def head_pod(
         {"name": "state", **state},
     ]
     if head.tls is not None:
-        certificate = {"secretName": head.tls.secret_name or names.tls_secret(job.name), "defaultMode": 0o440}
+        certificate = {"secretName": head.tls.secret_name or tls_secret(job.name), "defaultMode": 0o440}
         volumes.append({"name": "tls", "secret": certificate})
         container["volumeMounts"].append({"name": "tls", "mountPath": entrypoints.TLS_FOLDER, "readOnly": True})
     return _pod(
         job,
         defaults,
         _PodParts(
-            role=names.HEAD,
+            role=HEAD,
             name=names.head_pod(job.name, epoch=epoch),
-            labels={names.EPOCH: str(epoch)},
+            labels={EPOCH: str(epoch)},
             resources=head.resources,
             overlay=head.template,
             annotations={
@@ -127,7 +128,7 @@ def worker_pod(
     grace_s = _grace_s(group.template, defaults.worker_grace_s)
     env = entrypoints.worker_env(
         job=job.name,
-        secret=names.tokens_secret(job.name),
+        secret=tokens_secret(job.name),
         head=names.head_service(job.name),
         group=group.name,
         index=index,
@@ -138,9 +139,9 @@ def worker_pod(
         job,
         defaults,
         _PodParts(
-            role=names.WORKER,
+            role=WORKER,
             name=names.worker_pod(job.name, job.uid, group=group.name, index=index, attempt=attempt),
-            labels={names.GROUP: group.name, names.INDEX: str(index), names.ATTEMPT: str(attempt)},
+            labels={GROUP: group.name, INDEX: str(index), ATTEMPT: str(attempt)},
             resources=group.resources,
             is_gpu=group.device == "gpu",
             overlay=group.template,
@@ -273,7 +274,7 @@ def _sealed(template: dict[str, Any], job: Job, parts: _PodParts, origin: PodOri
     annotations = {
         names.BASE_IMAGE: origin.base_image,
         names.FAILURES: str(origin.failures),
-        names.RESTARTS: str(origin.restarts),
+        RESTARTS: str(origin.restarts),
     }
     return {
         "apiVersion": "v1",

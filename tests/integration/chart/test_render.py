@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cormorant_cli.crd import crd_yaml
-from cormorant_contract.children import API_PORT, JOB, api_host
+from cormorant_contract.children import API_PORT, HEAD, JOB, api_host
 from cormorant_contract.parsing import parse_job
 from cormorant_operator import names
 from cormorant_operator.defaults import OperatorDefaults
@@ -328,7 +328,7 @@ def test_network_policy_lets_the_operator_reach_heads() -> None:
     assert [port["port"] for port in api["ports"]] == [16443]
     assert [port["port"] for port in heads["ports"]] == [entrypoints.API_PORT]
     (peer,) = heads["to"]
-    head_labels = names.child_labels("pong", "uid", role=names.HEAD)
+    head_labels = names.child_labels("pong", "uid", role=HEAD)
     assert peer["podSelector"]["matchLabels"].items() <= head_labels.items()
 
 

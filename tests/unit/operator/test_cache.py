@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cormorant_operator import names
+from cormorant_contract.children import ATTEMPT, EPOCH, GROUP, INDEX, ROLE
 from cormorant_operator.cache import Cache
 from cormorant_operator.job import Job
 from cormorant_testing.operator_world import make_spec
@@ -28,7 +28,7 @@ def pod(
             "uid": uid,
             "resourceVersion": str(version),
             "creationTimestamp": "2026-01-01T00:00:00Z",
-            "labels": {names.ROLE: "worker", names.GROUP: "cpu", names.INDEX: "3", names.ATTEMPT: str(attempt)},
+            "labels": {ROLE: "worker", GROUP: "cpu", INDEX: "3", ATTEMPT: str(attempt)},
             "ownerReferences": [{"uid": owner, "controller": True}] if owner else [],
         },
         "status": {"phase": phase},
@@ -126,7 +126,7 @@ def test_epochs_are_remembered_of_heads_that_left_no_record() -> None:
     cache = Cache()
     cache.see(job())
     head = pod(uid="h")
-    head["metadata"]["labels"] = {names.ROLE: "head", names.EPOCH: "2"}
+    head["metadata"]["labels"] = {ROLE: "head", EPOCH: "2"}
     cache.see(head)
     cache.see(head, is_deleted=True)
     assert (cache.epoch("j1"), cache.is_past(head), cache.attempts("j1")) == (2, True, {})

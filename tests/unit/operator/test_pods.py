@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cormorant_operator import names, pod_facts
+from cormorant_contract.children import JOB_UID
+from cormorant_operator import pod_facts
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.names import Manifest
 from cormorant_operator.observed import NodeFact, Pod
@@ -297,7 +298,7 @@ def test_head_and_workers_have_the_credentials_of_the_dataset() -> None:
 
 def test_overlay_adds_and_cannot_take_a_pod_from_its_job() -> None:
     template = {
-        "metadata": {"labels": {"team": "a", names.JOB_UID: "stolen"}},
+        "metadata": {"labels": {"team": "a", JOB_UID: "stolen"}},
         "spec": {
             "restartPolicy": "Always",
             "nodeSelector": {"disk": "ssd"},
@@ -307,7 +308,7 @@ def test_overlay_adds_and_cannot_take_a_pod_from_its_job() -> None:
     pod = worker(template=template)
     assert pod["spec"]["restartPolicy"] == "Never"
     assert pod["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux", "disk": "ssd"}
-    assert (pod["metadata"]["labels"]["team"], pod["metadata"]["labels"][names.JOB_UID]) == ("a", "0f3c9a52-uid")
+    assert (pod["metadata"]["labels"]["team"], pod["metadata"]["labels"][JOB_UID]) == ("a", "0f3c9a52-uid")
     env = [item["name"] for item in main_container(pod)["env"]]
     assert env[-1] == "OMP_NUM_THREADS"
     assert "CORMORANT_HEAD" in env
