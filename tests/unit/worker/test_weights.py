@@ -7,8 +7,8 @@ from cormorant_testing.collecting import make_checker, make_collector
 from cormorant_testing.policies import numbered
 from cormorant_worker.collect.pause_gate import PauseGate, Stopped
 from cormorant_worker.errors import InvalidAction, StaleWeights, WeightsError, WeightsMismatch
-from cormorant_worker.weights.blob import by_model
-from cormorant_worker.weights.file import from_bytes, in_models, to_bytes
+from cormorant_worker.weights.blob import by_model, read_weights
+from cormorant_worker.weights.file import in_models, to_bytes
 from cormorant_worker.weights.staged import StagedWeights, verify
 from cormorant_worker.worker.runtime import describe_failure
 
@@ -126,15 +126,15 @@ def test_who_waits_for_an_offer_sees_it_come() -> None:
 def test_weights_travel_as_safetensors_and_never_as_pickle() -> None:
     _, modules = slot_of(3, 4)
     weights = {name: filled(module, 3.0) for name, module in modules.items()}
-    found = from_bytes(to_bytes(weights))
+    found = read_weights(memoryview(to_bytes(weights)))
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[m][name], tensor) for m in weights for name, tensor in weights[m].items())
     assert by_model(weights["policy"]).keys() == {"policy"}
     tied = torch.ones(3)
-    assert set(from_bytes(to_bytes({"policy": {"a": tied, "b": tied}}))["policy"]) == {"a", "b"}
+    assert set(read_weights(memoryview(to_bytes({"policy": {"a": tied, "b": tied}})))["policy"]) == {"a", "b"}
     for data in (b"", b"\x80\x04K\x01.", b"PK\x03\x04rest", b"nonsense"):
         with pytest.raises(WeightsError):
-            from_bytes(data)
+            read_weights(memoryview(data))
 
 
 # -- the gate --------------------------------------------------------------------------------------------------

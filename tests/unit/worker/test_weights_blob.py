@@ -11,7 +11,7 @@ import torch
 from cormorant_contract.tensor_file import make_header
 from cormorant_worker.errors import MalformedWeights, WeightsError, WeightsMismatch
 from cormorant_worker.weights.blob import WeightsBlob, read_weights
-from cormorant_worker.weights.file import from_bytes, to_bytes
+from cormorant_worker.weights.file import to_bytes
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights, specs_of, specs_of_tensors, verify
 
 DTYPES = [
@@ -35,7 +35,7 @@ def test_blob_reads_back_in_the_reference_library() -> None:
         "critic": {"empty": torch.zeros(0, 4), **{str(d): torch.arange(5).to(d) for d in DTYPES}},
     }
     blob = WeightsBlob.of(weights)
-    for found in (blob.weights(), received(bytes(blob.buffer)).weights(), from_bytes(to_bytes(weights))):
+    for found in (blob.weights(), received(bytes(blob.buffer)).weights(), read_weights(memoryview(to_bytes(weights)))):
         assert {m: set(t) for m, t in found.items()} == {m: set(t) for m, t in weights.items()}
         for model, tensors in weights.items():
             for name, tensor in tensors.items():

@@ -25,15 +25,6 @@ def to_bytes(weights: Weights) -> bytes:
     return bytes(WeightsBlob.of(weights).buffer)
 
 
-def from_bytes(data: bytes) -> dict[str, dict[str, torch.Tensor]]:
-    """Read tensors by model and name; names without a prefix belong to the model "policy".
-
-    Returns:
-        Views of the bytes, to be read only.
-    """
-    return read_weights(memoryview(data))
-
-
 def in_models(weights: Mapping[str, torch.Tensor] | Weights) -> Weights:
     """A state dict, or state dicts by model name, by model name."""
     weights = _published(weights)
@@ -72,4 +63,4 @@ def read(uri: str) -> dict[str, dict[str, torch.Tensor]]:
             data = file.read()
     except (OSError, ValueError, ImportError) as error:
         raise WeightsError(f"cannot read weights from {uri}: {error}") from error
-    return from_bytes(data)
+    return read_weights(memoryview(data))

@@ -1,7 +1,7 @@
 """The process that forks workers, as fleets hold it: what a worker imports is imported once, not once a worker.
 
     fleets ──ForkRequest, descriptors──> fork server ──fork──> worker, worker ...
-           ──Kill, StatusQuery, Release───>   │ <──waits for them──┘
+           ──Order────────────────────────>   │ <──waits for them──┘
 
 All fleets of a process share one (decision 0031). It ends with the last of them, and with their process, however that
 ends. `fork_server_main.py` is its other side.
@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import send_handle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cormorant_worker.fleet.local.channel import socket_pair
 
@@ -52,9 +52,10 @@ class ForkRequest:
 
 
 @dataclass(frozen=True)
-class StatusQuery:
-    """How did this worker end?"""
+class Order:
+    """About one worker: how did it end? kill it, if it lives; it is not asked for again."""
 
+    what: Literal["status", "kill", "release"]
     number: int
 
 
@@ -64,20 +65,6 @@ class ExitStatus:
 
     number: int
     code: int | None
-
-
-@dataclass(frozen=True)
-class Kill:
-    """This worker shall end at once, if it lives."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Release:
-    """This worker is not asked for again."""
-
-    number: int
 
 
 class ForkServer:
@@ -141,7 +128,7 @@ class ForkServer:
         """How a worker ended, negative for a signal. None while it runs or is not forked yet, and if not known."""
         deadline = time.monotonic() + _ANSWER_S
         with self._lock, suppress(OSError, EOFError):
-            self._connection.send(StatusQuery(number))
+            self._connection.send(Order("status", number))
             # An answer that came too late is still in the socket.
             while self._connection.poll(max(0.0, deadline - time.monotonic())):
                 answer: ExitStatus = self._connection.recv()
@@ -152,12 +139,12 @@ class ForkServer:
     def kill(self, number: int) -> None:
         """Have a worker killed, unless it has ended. Does not wait; a fork server that has ended kills no worker."""
         with self._lock, suppress(OSError):
-            self._connection.send(Kill(number))
+            self._connection.send(Order("kill", number))
 
     def forget(self, number: int) -> None:
         """This worker is not asked for again."""
         with self._lock, suppress(OSError):
-            self._connection.send(Release(number))
+            self._connection.send(Order("release", number))
 
     def describe_end(self) -> str:
         """How the fork server itself ended, as a clause; empty while it lives."""

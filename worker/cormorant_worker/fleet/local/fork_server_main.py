@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
 
-from cormorant_worker.fleet.local.fork_server import ExitStatus, ForkRequest, Kill, Release, StatusQuery
+from cormorant_worker.fleet.local.fork_server import ExitStatus, ForkRequest, Order
 from cormorant_worker.fleet.local.worker_main import run_worker
 
 _NUM_DESCRIPTORS = 4
@@ -80,22 +80,23 @@ def _serve(connection: Connection, children: Children) -> tuple[ForkRequest, lis
                 wanted.clear()
                 continue
             message = connection.recv()
-            if isinstance(message, StatusQuery):
-                connection.send(ExitStatus(message.number, children.return_code(message.number)))
-            elif isinstance(message, Kill):
-                children.kill(message.number)
-            elif isinstance(message, Release):
-                children.forget(message.number)
-            else:
-                descriptors = [recv_handle(connection) for _ in range(_NUM_DESCRIPTORS)]
-                _import(message.imports.now)
-                wanted.update(dict.fromkeys(message.imports.when_idle))
-                pid = os.fork()
-                if not pid:
-                    return message, descriptors
-                children.add(message.number, pid)
-                for descriptor in descriptors:
-                    os.close(descriptor)
+            match message:
+                case Order(what="status"):
+                    connection.send(ExitStatus(message.number, children.return_code(message.number)))
+                case Order(what="kill"):
+                    children.kill(message.number)
+                case Order():
+                    children.forget(message.number)
+                case ForkRequest():
+                    descriptors = [recv_handle(connection) for _ in range(_NUM_DESCRIPTORS)]
+                    _import(message.imports.now)
+                    wanted.update(dict.fromkeys(message.imports.when_idle))
+                    pid = os.fork()
+                    if not pid:
+                        return message, descriptors
+                    children.add(message.number, pid)
+                    for descriptor in descriptors:
+                        os.close(descriptor)
     except (EOFError, OSError):
         return None
 
