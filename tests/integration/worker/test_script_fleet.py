@@ -1,9 +1,11 @@
-"""A script without a manifest: its own class, its own network, in workers of their own."""
+"""A script or a notebook without a manifest: its own class, its own network, in workers of their own."""
 
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+import pytest
 
 SCRIPT = """
     import gymnasium, numpy as np, torch
@@ -33,9 +35,13 @@ SCRIPT = """
 """
 
 
-def test_class_and_function_of_a_script_travel_to_the_workers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_notebook", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_class_and_function_of_a_script_travel_to_the_workers(is_notebook: bool, tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(SCRIPT))
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=110)
+    # As in a notebook, __main__ has no file and its cells are compiled under names of their own.
+    cells = f"exec(compile(open({str(path)!r}).read(), '<ipython-input-1>', 'exec'))"
+    arguments = ["-c", cells] if is_notebook else [str(path)]
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"200 {[float(value) for value in range(1, 11)]}"
