@@ -10,6 +10,7 @@ from cormorant_testing.collecting import make_collector
 from cormorant_testing.envs import CountingEnv
 from cormorant_worker.collect.block import Block
 from cormorant_worker.compat.torchrl.attributes import execute
+from cormorant_worker.compat.torchrl.batches import mark_padding
 from cormorant_worker.compat.torchrl.episodes import EpisodePool
 from cormorant_worker.compat.torchrl.ray_arguments import (
     check_schemes,
@@ -182,6 +183,12 @@ def frames(ids: list[list[int]], ends: list[list[bool]], lengths: list[int] | No
     if lengths is not None:
         batch["collector", "mask"] = torch.arange(number.shape[1])[None] < torch.tensor(lengths)[:, None]
     return batch
+
+
+def test_padding_has_the_trajectory_id_of_torchrls() -> None:
+    batch = frames([[5, 6, 6], [0, 0, 0]], [[True, False, False]] * 2, lengths=[2, 1])
+    mark_padding(batch)
+    assert batch["collector", "traj_ids"].tolist() == [[5, 6, -1], [0, -1, -1]]
 
 
 def test_episodes_are_put_together_over_batches_padded_and_masked() -> None:
