@@ -1,4 +1,4 @@
-"""The fleet's state at a batch boundary: everything needed to continue collecting from it."""
+"""The fleet's state and its seed, at a batch boundary: everything needed to continue collecting, or to begin again."""
 
 import asyncio
 import itertools
@@ -19,6 +19,7 @@ from cormorant_api.status import describe
 from cormorant_api.weights.store import digest_of
 from cormorant_contract.rest.headers import SAFETENSORS
 from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.rest.seed import Reseed, Seeded
 from cormorant_contract.rest.status import Status
 
 _PAUSE_WITHIN_S = 90.0
@@ -104,6 +105,24 @@ async def put_state(request: Request) -> Status:
         await _paused(head, "cormorant/put-state", restore)
     log.info("state_restored", digest=received.digest, bytes=len(state), who=author_of(request))
     return describe(head, running, await head.stats(workers=False))
+
+
+@router.post("/v1/seed", **guarded(Role.WRITE, ProblemType.STREAM_ENDED, ProblemType.STATE_MISMATCH))
+async def seed(request: Request, body: Reseed) -> Seeded:
+    """Restart every worker's environments and random streams with this seed, at the next batch boundary.
+
+    Responds when all workers have. Open batches are finished first, even during a pause, which stays in force. Open
+    trajectories end with their last batch; weights, versions and the frame count stay.
+    """
+    head = head_of(request)
+    head.refuse_changes_while_draining()
+    fleet = head.running.fleet
+    if await head.quick(lambda: fleet.is_done):
+        raise ApiError(ProblemType.STREAM_ENDED, "all frames are collected; no worker is left to seed")
+    # Shielded: a client that disconnects must not leave half of the workers with the old seed.
+    workers = await asyncio.shield(head.at_boundary(fleet.seed, body.seed))
+    log.info("fleet_seeded", seed=body.seed, workers=len(workers), who=author_of(request))
+    return Seeded(seed=body.seed, workers=workers)
 
 
 async def _paused(head: Head, owner: str, call: Any) -> Any:

@@ -3,11 +3,10 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from cormorant_contract.status import CollectorJobStatus, Condition, ElasticStatus, Failure, GroupStatus
+from cormorant_contract.status import CollectorJobStatus, Condition, ElasticStatus, Failure, GroupStatus, Phase
 from cormorant_operator import names
 from cormorant_operator.decide import progress
 from cormorant_operator.decide.conditions import Decision, blocking_reason, facts, merge
-from cormorant_operator.decide.phases import phase_of
 from cormorant_operator.decide.view import View
 from cormorant_operator.job import Unreadable, find
 from cormorant_operator.observed import Pod
@@ -25,7 +24,7 @@ def make_status(view: View, decision: Decision, *, epoch: int, head_restarts: in
     found = facts(view, decision)
     return CollectorJobStatus(
         observed_generation=generation,
-        phase=phase_of(view, decision),
+        phase=_phase(view, decision),
         reason=blocking_reason(found),
         epoch=max(before.epoch, epoch),
         head_restarts=head_restarts,
@@ -80,6 +79,34 @@ def refused_status(job: Unreadable, now: datetime) -> CollectorJobStatus | None:
     others = tuple(condition for condition in job.status.conditions if condition.type != "Accepted")
     after = job.status.model_copy(update={"conditions": (accepted, *others)})
     return None if after == job.status else after
+
+
+def _phase(view: View, decision: Decision) -> Phase:
+    """A one-word summary for people. No decision uses it."""
+    if decision.outcome is not None:
+        return "Completed" if decision.outcome.type == "Completed" else "Failed"
+    if decision.suspension != "no":
+        return "Suspended" if decision.suspension == "suspended" else "Suspending"
+    head = view.live_head
+    if progress.is_all_collected(view) and head is not None:
+        return "Completing"
+    if head is None or not head.is_ready:
+        return _beginning(view)
+    if progress.pause_reason(view):
+        return "Paused"
+    if not view.has_enough:
+        return "Starting" if view.job.status.frames.last_progress_time is None else "Degraded"
+    is_whole = all(view.ready(group.name) >= view.sizes[group.name] for group in view.groups)
+    return "Running" if is_whole else "Degraded"
+
+
+def _beginning(view: View) -> Phase:
+    if not view.may_create and not view.has_pods:
+        return "Pending"
+    if view.epoch > 1:
+        return "Restarting"
+    is_placed = any(pod.is_live and pod.is_scheduled for pod in view.observed.pods)
+    return "Starting" if is_placed else "Pending"
 
 
 def _group(view: View, name: str) -> GroupStatus:
