@@ -34,18 +34,13 @@ _GIVE_BACK_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What an iteration asks for."""
+    """What an iteration asks for, as `Client.batches` describes it."""
 
     consumer: str
-    """Name of the consumer in the head's status. Consumers share the stream."""
     frames: int | None = None
-    """Stop after at least this many frames; None: at the end of the stream."""
     prefetch: int = 2
-    """Number of batches to prefetch; 0 fetches on demand."""
     max_staleness: int | None = None
-    """The head drops batches whose oldest version lags further behind."""
     memory: MemoryUse = "auto"
-    """auto: map the head's memory when on the same machine, otherwise receive bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

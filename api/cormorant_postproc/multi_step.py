@@ -13,7 +13,6 @@ from cormorant_postproc.pieces import at_steps, flag, last_step, valid_frames
 from cormorant_postproc.protocol import PostprocError
 
 _REWARD = ("next", "reward")
-_ORIGINAL = ("next", "original_reward")
 
 
 class MultiStep:
