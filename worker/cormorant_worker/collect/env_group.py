@@ -143,7 +143,7 @@ class LockstepEnvGroup:
         self._cursor: Array = np.zeros(n, dtype=np.int64)
         self._dense_rows = 0
         self._row = 0
-        self._row_version: int | Array = _NO_VERSION
+        self._row_version = _NO_VERSION
         """What the rest of the block's versions were filled with."""
         self._is_dense = True
         self._is_filling = False
@@ -264,8 +264,10 @@ class LockstepEnvGroup:
         for stored, value in zip(self._action, acted.actions, strict=True):
             stored[t] = value
         self._traj_ids[t] = self._ids
-        if decided is not self._row_version:
-            self._version[t:] = self._row_version = decided
+        if decided is not version:
+            self._version[t], self._row_version = decided, _NO_VERSION
+        elif version != self._row_version:
+            self._version[t:] = self._row_version = version
         if acted.outputs:
             for stored, value in zip(self._outputs, acted.outputs, strict=True):
                 stored[t] = value
