@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _RECONNECT_S = 3.0
 """A person waits: a head that restarts is asked for again by the next command."""
+TIMEOUT_S = 30.0
+"""A head that says nothing for so long does not answer."""
 _URL, _TOKEN, _TOKEN_FILE = "CORMORANT_URL", "CORMORANT_TOKEN", "CORMORANT_TOKEN_FILE"
 _ROLES: "tuple[Role, ...]" = ("read", "write", "operator")
 
@@ -130,7 +132,9 @@ class Connection:
                 yield client
 
     @contextmanager
-    def client_in(self, cluster: "Cluster", job: "Raw", role: "Role") -> Iterator["Client"]:
+    def client_in(
+        self, cluster: "Cluster", job: "Raw", role: "Role", *, timeout_s: float = TIMEOUT_S
+    ) -> Iterator["Client"]:
         from cormorant_cli.forward import forwarded
         from cormorant_cli.jobs import identity
 
@@ -147,7 +151,7 @@ class Connection:
             hint = "" if is_own else f"; the token comes from Secret {secret}"
             try:
                 url = f"{'https' if tls else 'http'}://127.0.0.1:{forwarder.port}"
-                with _client_of(url, token, hint=hint, **tls) as client:
+                with _client_of(url, token, hint=hint, timeout_s=timeout_s, **tls) as client:
                     yield client
             except HeadAway as error:
                 reason = forwarder.error or str(error)
@@ -256,12 +260,12 @@ def _head_of(cluster: "Cluster", job: "Raw") -> "JobPod":
 
 
 @contextmanager
-def _client_of(url: str, token: str, *, hint: str, **tls: Any) -> Iterator["Client"]:
-    """`tls`: ca_file, ca_data and server_name of `connect`."""
+def _client_of(url: str, token: str, *, hint: str, **options: Any) -> Iterator["Client"]:
+    """`options`: ca_file, ca_data, server_name and timeout_s of `connect`."""
     from cormorant_client import BadAddress, BadTensors, ClientError, HeadUnreachable, Unauthenticated, connect
 
     try:
-        with connect(url, token=token, reconnect_s=_RECONNECT_S, **tls) as client:
+        with connect(url, token=token, reconnect_s=_RECONNECT_S, **options) as client:
             yield client
     except (BadAddress, BadTensors) as error:
         raise BadInput(str(error)) from error

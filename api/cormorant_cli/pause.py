@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cormorant_cli.connection import Connection, with_connection
+from cormorant_cli.connection import TIMEOUT_S, Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed, HeadAway, NoHead, NotAllowed
 from cormorant_cli.printing import told_when_slow
 
@@ -113,7 +113,8 @@ def _set_paused(connection: Connection, *, is_paused: bool, wait_s: float) -> No
 def _wait(connection: Connection, cluster: "Cluster", job: "Raw", *, is_paused: bool, wait_s: float) -> "Pauses":
     """What the head says of its pauses when it has heard of the spec, or in the end."""
     deadline = time.monotonic() + wait_s
-    with connection.client_in(cluster, job, "read") as client:
+    # One request to a head that has stopped takes no longer than all of them may.
+    with connection.client_in(cluster, job, "read", timeout_s=min(wait_s, TIMEOUT_S)) as client:
         while True:
             found = client.pauses()
             if is_reached(found, is_paused=is_paused) or time.monotonic() >= deadline:

@@ -202,7 +202,7 @@ class Head:
         """Log that something is waited for, if it takes long: waiting must not look like hanging."""
         now = time.monotonic()
         with self._lock:
-            if patience.spent_s < _SILENT_S or now < self._next_telling:
+            if not _SILENT_S <= patience.spent_s < patience.total_s or now < self._next_telling:
                 return
             self._next_telling = now + _TELL_EVERY_S
         log.warning(
@@ -211,7 +211,7 @@ class Head:
         )  # fmt: skip
 
     def _unreachable(self, method: str, path: str, error: Broken, patience: Patience | None) -> str:
-        tried = f" for {patience.total_s:.0f} s" if patience and patience.total_s else ""
+        tried = f" for {patience.spent_s:.0f} s" if patience and patience.total_s else ""
         return (
             f"no head answers at {self.address}{tried} ({method} {path}: {error}); check that it is "
             "running and that the URL is right"

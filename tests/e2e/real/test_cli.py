@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ import yaml
 from cormorant_cli.__main__ import run
 from cormorant_testing.kubectl import Namespace
 from cormorant_testing.real_cluster import Installation
+from cormorant_testing.real_job import Job as RealJob
 from cormorant_testing.real_job import note
 from cormorant_testing.terminal import Terminal
 from cormorant_worker.policies import mlp
@@ -209,6 +211,23 @@ def test_follower_goes_on_with_the_next_head(job: Job) -> None:
         process.kill()
         process.communicate()
     assert events.index("head_ended") < events.index("head_ready")
+
+
+def test_resume_of_a_job_whose_head_hangs_ends_in_time(job: Job) -> None:
+    cart = RealJob(job.namespace, job.name)
+    head = cart.head()
+    cart.signal(head, "cormorant_api", signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        code, _, err = job("resume", "cart", "--wait", "5")
+        took_s = time.monotonic() - began
+    finally:
+        cart.signal(head, "cormorant_api", signal.SIGCONT)
+    assert code == 0
+    assert err.startswith(f"waiting until the workers of {job.namespace.name}/cart run again, at most 5 s\n")
+    assert "resumed in its spec, but its workers could not be checked: " in err
+    # One request without an answer has 30 s elsewhere.
+    assert took_s < 25
 
 
 def until_ready(lines: Iterable[str]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ WAIT_S = 180.0
 OURS = "app.kubernetes.io/managed-by=cormorant-operator"
 SMALL = {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}}
 """Resources of a pod on a node of two processors."""
-_KILL = """
+_SIGNAL = """
 import os, sys
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
@@ -27,7 +28,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
         continue
     is_other = int(pid) != os.getpid() and "cormorant_worker.supervisor" not in words
     if is_other and any(word.startswith(sys.argv[1]) for word in words):
-        os.kill(int(pid), 9)
+        os.kill(int(pid), int(sys.argv[2]))
         print(pid)
 """
 
@@ -154,9 +155,12 @@ class Job:
         self.namespace("patch", "collectorjob", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
     def kill(self, pod: str, word: str) -> None:
-        """SIGKILL to processes of a pod whose command line has a word that begins so."""
-        killed = self.namespace("exec", pod, "--", "python", "-c", _KILL, word)
-        assert killed.strip(), f"there is no process of {word} in {pod}"
+        self.signal(pod, word, signal.SIGKILL)
+
+    def signal(self, pod: str, word: str, number: signal.Signals) -> None:
+        """A signal to processes of a pod whose command line has a word that begins so."""
+        told = self.namespace("exec", pod, "--", "python", "-c", _SIGNAL, word, str(int(number)))
+        assert told.strip(), f"there is no process of {word} in {pod}"
 
     def delete(self) -> float:
         """Delete it. Returns the seconds until nothing is left of it."""
