@@ -10,6 +10,7 @@ import pytest
 from cormorant_testing.kubectl import Kubelet, Namespace, require_crd
 from cormorant_testing.kueue_process import KueueProcess, Quota, skip_without_kueue
 from cormorant_testing.operator_scene import Scene
+from cormorant_testing.real_job import note
 from cormorant_testing.stub_heads import StubHeads
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -70,6 +71,7 @@ def test_job_is_held_until_its_queue_has_quota(scene: Scene, quota: Quota) -> No
     admitted = datetime.fromisoformat(condition(workload(scene), "Admitted")["lastTransitionTime"])
     head = next(pod for pod in pods(scene) if pod["metadata"]["name"].startswith("pong-head"))
     waited_s = (datetime.fromisoformat(head["metadata"]["creationTimestamp"]) - admitted).total_seconds()
+    note(f"admitted to the head created: {waited_s:.0f} s")
     # Both are whole seconds, and the machine is busy: the bound that counts is measured.
     assert waited_s <= 3
     assert {pod["spec"]["nodeSelector"]["pool"] for pod in pods(scene)} == {"spot"}
