@@ -199,7 +199,7 @@ class Knee:
         """A worker's pod vanishes: when is its successor created?"""
         job, index = random.randrange(self._jobs), random.randrange(self._workers)
         place = f"bench-{job}/{index}"
-        pods = self._controller.cache.pods(f"uid-of-CollectorJob-bench-{job}")
+        pods = self._controller.cache.record(f"uid-of-CollectorJob-bench-{job}").pods
         victim = next((pod for pod in pods if pod.role == "worker" and pod.index == index and pod.is_live), None)
         if victim is None or place in self.objects.born:
             return

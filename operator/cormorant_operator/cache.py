@@ -35,7 +35,7 @@ class _Member:
 
 
 @dataclass(slots=True)
-class _JobRecord:
+class JobRecord:
     namespace: str
     job: Job | Unreadable | None = None
     version: int = 0
@@ -50,10 +50,22 @@ class _JobRecord:
     epoch: int = 0
     """Highest epoch of a head ever seen."""
 
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        return tuple(self.pod_index.pods.values())
+
+    @property
+    def children(self) -> dict[tuple[str, str], str]:
+        """Digests of the job's children other than pods, by (kind, name); of a Workload, of what it asks for."""
+        known = {(s.kind, s.name): s.fact for s in self.members.values() if isinstance(s.fact, str)}
+        if self.workload is not None:
+            known["Workload", self.workload.name] = self.workload.request
+        return known
+
 
 class Cache:
     def __init__(self) -> None:
-        self._records: dict[str, _JobRecord] = {}
+        self._records: dict[str, JobRecord] = {}
         self._owners: dict[str, str] = {}
         """Owner of each member, by the member's uid."""
         self._tombstones: OrderedDict[str, float] = OrderedDict()
@@ -98,7 +110,7 @@ class Cache:
         return {owner for uid in members if (owner := self._remove(uid, is_job=False, version=limit))}
 
     def job(self, uid: str) -> Job | Unreadable | None:
-        return self._record(uid).job
+        return self.record(uid).job
 
     def jobs(self, namespace: str = "") -> list[str]:
         return [
@@ -107,25 +119,14 @@ class Cache:
             if record.job is not None and namespace in ("", record.namespace)
         ]
 
-    def pods(self, uid: str) -> tuple[Pod, ...]:
-        return tuple(self._record(uid).pod_index.pods.values())
-
-    def pod_index(self, uid: str) -> PodIndex:
-        """The job's pods, indexed. Changes with the next event."""
-        return self._record(uid).pod_index
-
-    def attempts(self, uid: str) -> Mapping[tuple[str, int], int]:
-        """Highest attempt ever seen of each slot, by (group, index). Changes with the next event."""
-        return self._record(uid).attempts
-
-    def epoch(self, uid: str) -> int:
-        """Highest epoch of a head ever seen; 0: none."""
-        return self._record(uid).epoch
+    def record(self, uid: str) -> JobRecord:
+        """What is known of a job; an empty record of one that was never seen. Changes with the next event."""
+        return self._records.get(uid) or JobRecord("")
 
     def is_past(self, manifest: Mapping[str, Any]) -> bool:
         """Whether this pod, or a later one in its place, was created before, by any operator."""
         role, place, number = pod_identity(manifest)
-        record = self._record(controller_uid(manifest))
+        record = self.record(controller_uid(manifest))
         return number <= (record.epoch if role == "head" else record.attempts.get(place, -1))
 
     def note_created(self, raw: Mapping[str, Any]) -> None:
@@ -139,25 +140,11 @@ class Cache:
         elif role == "worker":
             record.attempts[place] = max(record.attempts.get(place, -1), number)
 
-    def children(self, uid: str) -> dict[tuple[str, str], str]:
-        """Digests of a job's children other than pods, by (kind, name); of a Workload, of what it asks for."""
-        record = self._record(uid)
-        known = {(s.kind, s.name): s.fact for s in record.members.values() if isinstance(s.fact, str)}
-        if record.workload is not None:
-            known["Workload", record.workload.name] = record.workload.request
-        return known
-
-    def workload(self, uid: str) -> Workload | None:
-        return self._record(uid).workload
-
     def forget(self, uid: str) -> None:
         self._remove(uid, is_job=False, version=math.inf)
 
-    def _record(self, uid: str) -> _JobRecord:
-        return self._records.get(uid) or _JobRecord("")
-
     def _see_job(self, raw: Mapping[str, Any], uid: str, version: int) -> str:
-        record = self._records.setdefault(uid, _JobRecord(raw["metadata"]["namespace"]))
+        record = self._records.setdefault(uid, JobRecord(raw["metadata"]["namespace"]))
         if record.job is not None and version <= record.version:
             return ""
         record.job, record.version = read_job(raw, before=record.job), version
@@ -172,7 +159,7 @@ class Cache:
         if not owner or fact is None:
             # Another client removed our labels or our owner reference.
             return self._remove(uid, is_job=False, version=version)
-        record = self._records.setdefault(owner, _JobRecord(raw["metadata"]["namespace"]))
+        record = self._records.setdefault(owner, JobRecord(raw["metadata"]["namespace"]))
         self.note_created(raw)
         record.members[uid] = _Member(owner, version, fact, raw["metadata"]["name"], raw["kind"])
         if isinstance(fact, Pod):

@@ -282,13 +282,13 @@ class Controller:
     async def _decide(self, job: Job) -> None:
         uid = job.uid
         if uid not in self._states:
-            head = _live_head(self.cache.pod_index(uid))
+            head = _live_head(self.cache.record(uid).pod_index)
             # A head that is ready has mounted the Secret.
             self._states[uid] = JobState(has_tokens=head is not None and head.is_ready)
         state = self._states[uid]
         now = now_utc()
         plan = reconcile(job, self.observe(uid), now, defaults=self._defaults.for_jobs(len(self._asked)))
-        if not self.has_workloads.is_set() and self.cache.workload(uid) is not None:
+        if not self.has_workloads.is_set() and self.cache.record(uid).workload is not None:
             self.has_workloads.set()
         state.counters = None
         failed = await self._carry_out(job, plan, state, decided_at=now)
@@ -311,7 +311,7 @@ class Controller:
     async def _carry_out(self, job: Job, plan: Plan, state: JobState, *, decided_at: datetime) -> ApiError | None:
         """Carry out a plan. A failing action stops neither the others nor the status. Returns the first failure."""
         if state.refusals:
-            state.forget_refusals({pod.name for pod in self.cache.pods(job.uid)})
+            state.forget_refusals({pod.name for pod in self.cache.record(job.uid).pods})
         failed: ApiError | None = None
         for action in plan.actions:
             try:
@@ -343,13 +343,13 @@ class Controller:
 
     def observe(self, uid: str) -> Observed:
         """Collect the facts about a job."""
-        state = self._states.setdefault(uid, JobState())
+        state, record = self._states.setdefault(uid, JobState()), self.cache.record(uid)
         return Observed(
-            pods=self.cache.pods(uid),
-            pod_index=self.cache.pod_index(uid),
-            attempts=self.cache.attempts(uid),
-            epoch=self.cache.epoch(uid),
-            children=self.cache.children(uid),
+            pods=record.pods,
+            pod_index=record.pod_index,
+            attempts=record.attempts,
+            epoch=record.epoch,
+            children=record.children,
             has_tokens=state.has_tokens,
             answer=state.answer,
             answering_since=state.answering_since,
@@ -362,7 +362,7 @@ class Controller:
             is_cut_off=state.is_silent and self.census.is_cut_off,
             refusals=dict(state.refusals),
             verdicts=dict(state.verdicts),
-            workload=self.cache.workload(uid),
+            workload=record.workload,
             flavors=state.flavors,
             priorities=state.priorities,
             nodes=dict(state.nodes),
@@ -394,7 +394,7 @@ class Controller:
             state.told, state.is_answer_due = words, True
             self.heads_due.add(job.uid, after_s=after_s)
             return
-        head = _live_head(self.cache.pod_index(job.uid))
+        head = _live_head(self.cache.record(job.uid).pod_index)
         age_s = asyncio.get_running_loop().time() - state.polled_at if state.polled_at is not None else plan.poll_s
         is_new = head is not None and head.uid != state.polled_pod
         self.heads_due.add(job.uid, after_s=0.0 if is_new else plan.poll_s - age_s)
@@ -407,7 +407,7 @@ class Controller:
     # -- one head ----------------------------------------------------------------------------------------------
 
     async def _poll(self, uid: str) -> None:
-        job, head = self.cache.job(uid), _live_head(self.cache.pod_index(uid))
+        job, head = self.cache.job(uid), _live_head(self.cache.record(uid).pod_index)
         state = self._states.get(uid)
         if not isinstance(job, Job) or state is None or head is None or not head.is_asked:
             return

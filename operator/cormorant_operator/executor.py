@@ -223,7 +223,7 @@ class Executor:
 
     async def _apply(self, job: Job, manifest: Manifest) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
-        if (kind, name) not in self._cache.children(job.uid):
+        if (kind, name) not in self._cache.record(job.uid).children:
             await self._require_free_name(job, kind, name)
         try:
             self._cache.see(await self._api.apply(manifest))

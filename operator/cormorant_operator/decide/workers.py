@@ -53,15 +53,15 @@ def plan_workers(view: View, *, may_create: bool, may_update: bool = True) -> Wo
             _roll(view, plan, group)
     for name, pods in view.examined_workers.items():
         if name not in view.sizes:
-            plan.actions += [_delete(pod, "its group was removed") for pod in pods if not pod.is_terminating]
+            plan.actions += [DeletePod(pod=pod, why="its group was removed") for pod in pods if not pod.is_terminating]
     return plan
 
 
 def _keep(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot, *, may_create: bool, may_update: bool) -> None:
     template = view.templates.worker(group)
-    plan.actions += [_delete(pod, "a newer attempt fills its slot") for pod in slot.superseded]
+    plan.actions += [DeletePod(pod=pod, why="a newer attempt fills its slot") for pod in slot.superseded]
     over, until = slot.leftovers(view.now)
-    plan.actions += [_delete(pod, "its successor is running") for pod in over]
+    plan.actions += [DeletePod(pod=pod, why="its successor is running") for pod in over]
     plan.dues += [until] if until is not None else []
     if slot.live is not None:
         if slot.live.retiring_since is not None:
@@ -116,7 +116,7 @@ def _update(view: View, plan: WorkerPlan, group: WorkerGroup, pod: Pod) -> None:
     if not is_foreign and pod.is_ready:
         plan.outdated.append(pod)
     else:
-        plan.actions.append(_delete(pod, "its template changed"))
+        plan.actions.append(DeletePod(pod=pod, why="its template changed"))
 
 
 def _roll(view: View, plan: WorkerPlan, group: WorkerGroup) -> None:
@@ -130,7 +130,7 @@ def _roll(view: View, plan: WorkerPlan, group: WorkerGroup) -> None:
         plan.is_updating = True
         going = heapq.nsmallest(plan.may_go, outdated, key=lambda pod: pod.index)
         plan.may_go -= len(going)
-        plan.actions += [_delete(pod, "its template changed") for pod in going]
+        plan.actions += [DeletePod(pod=pod, why="its template changed") for pod in going]
 
 
 def _scale_down(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot) -> None:
@@ -139,12 +139,12 @@ def _scale_down(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot) ->
         if pod.is_terminating:
             continue
         if not pod.is_ready or view.live_head is None or _is_released(view, group):
-            plan.actions.append(_delete(pod, "its group was scaled down"))
+            plan.actions.append(DeletePod(pod=pod, why="its group was scaled down"))
         elif pod.retiring_since is None:
             plan.is_waiting_for_head = True
             plan.actions.append(MarkPod(pod=pod, annotation=names.RETIRING, at=view.now))
         elif view.now >= (until := view.after(pod.retiring_since, view.policy.drain_seconds)):
-            plan.actions.append(_delete(pod, "it did not finish its batch in time"))
+            plan.actions.append(DeletePod(pod=pod, why="it did not finish its batch in time"))
         else:
             plan.is_waiting_for_head = True
             plan.dues.append(until)
@@ -163,7 +163,3 @@ def _is_released(view: View, group: WorkerGroup) -> bool:
 
 def live_workers(view: View) -> Iterator[Pod]:
     return (pod for pod in view.observed.pods if pod.role == "worker" and not pod.is_terminating)
-
-
-def _delete(pod: Pod, why: str) -> DeletePod:
-    return DeletePod(pod=pod, why=why)

@@ -45,7 +45,7 @@ def test_news_name_the_job_and_old_news_nobody() -> None:
     assert found.spec.replicas == 2
     assert cache.see(pod(version=7, phase="Running")) == "j1"
     assert cache.see(pod(version=6)) == ""
-    assert [p.phase for p in cache.pods("j1")] == ["Running"]
+    assert [p.phase for p in cache.record("j1").pods] == ["Running"]
 
 
 def test_versions_are_compared_as_numbers() -> None:
@@ -60,7 +60,7 @@ def test_what_was_deleted_is_not_brought_back_by_a_late_answer() -> None:
     cache.see(pod())
     assert cache.see(pod(version=5), is_deleted=True) == "j1"
     assert cache.see(pod(version=4)) == ""
-    assert cache.pods("j1") == ()
+    assert cache.record("j1").pods == ()
 
 
 def test_pods_may_be_seen_before_their_job() -> None:
@@ -68,14 +68,14 @@ def test_pods_may_be_seen_before_their_job() -> None:
     cache.see(pod())
     assert (cache.job("j1"), cache.jobs()) == (None, [])
     cache.see(job())
-    assert len(cache.pods("j1")) == 1
+    assert len(cache.record("j1").pods) == 1
 
 
 def test_pods_of_nobody_and_of_other_jobs_are_kept_apart() -> None:
     cache = Cache()
     assert cache.see(pod(owner="")) == ""
     cache.see(pod(uid="p2", owner="j2"))
-    assert (cache.pods("j1"), len(cache.pods("j2"))) == ((), 1)
+    assert (cache.record("j1").pods, len(cache.record("j2").pods)) == ((), 1)
 
 
 def test_complete_list_buries_what_a_broken_watch_never_told_of() -> None:
@@ -85,7 +85,7 @@ def test_complete_list_buries_what_a_broken_watch_never_told_of() -> None:
     cache.see(pod(version=9, uid="newer"))
     assert cache.prune("Pod", [], version="5", namespace="another") == set()
     assert cache.prune("Pod", [], version="5") == {"j1"}
-    assert [p.uid for p in cache.pods("j1")] == ["newer"], "what came after the list stays"
+    assert [p.uid for p in cache.record("j1").pods] == ["newer"], "what came after the list stays"
     assert cache.prune("CollectorJob", [], version="5") == {"j1"}
     assert cache.job("j1") is None
 
@@ -95,7 +95,7 @@ def test_job_made_again_under_its_name_is_another() -> None:
     cache.see(job())
     cache.see(pod())
     cache.see(job(uid="j2", version=8))
-    assert cache.pods("j2") == ()
+    assert cache.record("j2").pods == ()
 
 
 def test_everything_of_a_deleted_job_is_forgotten() -> None:
@@ -111,13 +111,13 @@ def test_everything_of_a_deleted_job_is_forgotten() -> None:
 def test_attempts_of_vanished_and_unseen_pods_are_remembered() -> None:
     cache = Cache()
     cache.see(job())
-    assert (cache.attempts("j1"), cache.is_past(pod(attempt=0))) == ({}, False)
+    assert (cache.record("j1").attempts, cache.is_past(pod(attempt=0))) == ({}, False)
     cache.see(pod(attempt=4))
     cache.see(pod(attempt=4, version=3), is_deleted=True)
-    assert cache.attempts("j1") == {("cpu", 3): 4}
+    assert cache.record("j1").attempts == {("cpu", 3): 4}
     cache.see(pod(attempt=6, uid="never-seen", version=9), is_deleted=True)
     cache.see(pod(attempt=5, uid="late", version=5))
-    assert cache.attempts("j1") == {("cpu", 3): 6}
+    assert cache.record("j1").attempts == {("cpu", 3): 6}
     assert [cache.is_past(pod(attempt=attempt)) for attempt in (0, 6, 7)] == [True, True, False]
     assert not cache.is_past(pod(owner="j2", attempt=0)), "another job of that name"
 
@@ -129,7 +129,7 @@ def test_epochs_are_remembered_of_heads_that_left_no_record() -> None:
     head["metadata"]["labels"] = {ROLE: "head", EPOCH: "2"}
     cache.see(head)
     cache.see(head, is_deleted=True)
-    assert (cache.epoch("j1"), cache.is_past(head), cache.attempts("j1")) == (2, True, {})
+    assert (cache.record("j1").epoch, cache.is_past(head), cache.record("j1").attempts) == (2, True, {})
 
 
 def test_job_that_left_a_shard_and_comes_back_still_has_its_pods() -> None:
@@ -142,5 +142,5 @@ def test_job_that_left_a_shard_and_comes_back_still_has_its_pods() -> None:
     assert cache.see(pod(version=6, uid="p2", attempt=3)) == "j1"
     assert cache.see(job(version=4)) == ""
     assert cache.see(job(version=8)) == "j1"
-    assert [p.attempt for p in cache.pods("j1")] == [2, 3]
-    assert cache.attempts("j1") == {("cpu", 3): 3}
+    assert [p.attempt for p in cache.record("j1").pods] == [2, 3]
+    assert cache.record("j1").attempts == {("cpu", 3): 3}

@@ -346,14 +346,14 @@ def test_undeletable_pods_of_a_finished_job_are_reported_once() -> None:
 def test_full_list_that_failed_is_tried_again_soon() -> None:
     async def acts(scene: Scene) -> None:
         scene.api.is_away = True
-        before = {pod.uid for pod in scene.controller.cache.pods("j")}
+        before = {pod.uid for pod in scene.controller.cache.record("j").pods}
         victim = next(key for key in scene.api.stored if key[1].startswith("pong-cpu-0-"))
         del scene.api.stored[victim]  # and no watch tells of it
         lists = scene.api.lists
         scene.controller.want_resync()
         await scene.until(lambda: scene.api.lists >= lists + 2)
         scene.api.is_away = False
-        await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.pods("j")} - before) == 1)
+        await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.record("j").pods} - before) == 1)
         assert victim not in scene.api.stored
 
     play(acts)
@@ -380,25 +380,25 @@ def test_condition_overtakes_waiting_counters() -> None:
 
 def test_glance_finds_that_all_pods_went_unseen() -> None:
     async def acts(scene: Scene) -> None:
-        before = {pod.uid for pod in scene.controller.cache.pods("j")}
+        before = {pod.uid for pod in scene.controller.cache.record("j").pods}
         for key in [key for key in scene.api.stored if key[0] == "Pod"]:
             del scene.api.stored[key]  # and no watch tells of it
         await scene.controller.quick_resync()
-        await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.pods("j")} - before) == 3)
+        await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.record("j").pods} - before) == 3)
 
     play(acts)
 
 
 def test_glance_reads_no_third_page_and_asks_for_no_secret() -> None:
     async def acts(scene: Scene) -> None:
-        before = scene.controller.cache.pods("j")
+        before = scene.controller.cache.record("j").pods
         refused = scene.api.refused_secrets
         scene.api.page = 1
         scene.api.pages.clear()
         await scene.controller.quick_resync()
         await asyncio.sleep(3 * SITE.poll_s)
         assert scene.api.pages["Pod"] == 2
-        assert scene.controller.cache.pods("j") == before
+        assert scene.controller.cache.record("j").pods == before
         assert scene.api.refused_secrets == refused
 
     play(acts)
@@ -406,12 +406,12 @@ def test_glance_reads_no_third_page_and_asks_for_no_secret() -> None:
 
 def test_missed_events_cost_no_request_for_secrets() -> None:
     async def acts(scene: Scene) -> None:
-        before = {pod.uid for pod in scene.controller.cache.pods("j")}
+        before = {pod.uid for pod in scene.controller.cache.record("j").pods}
         refused, lists = scene.api.refused_secrets, scene.api.lists
         victim = next(key for key in scene.api.stored if key[1].startswith("pong-cpu-0-"))
         del scene.api.stored[victim]  # and no watch tells of it
         scene.controller.want_resync()
-        await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.pods("j")} - before) == 1)
+        await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.record("j").pods} - before) == 1)
         await asyncio.sleep(3 * SITE.poll_s)
         assert scene.api.lists > lists
         assert scene.api.refused_secrets == refused

@@ -243,7 +243,7 @@ def test_service_of_an_earlier_job_is_waited_for() -> None:
     del scene.api.stored["Service", "pong-api"]
     scene.state.refusals.update(aged(scene.state))
     scene.do(ApplyChild(manifest=service))
-    assert (scene.state.refusals, ("Service", "pong-api") in scene.cache.children(JOB.uid)) == ({}, True)
+    assert (scene.state.refusals, ("Service", "pong-api") in scene.cache.record(JOB.uid).children) == ({}, True)
 
 
 def test_name_that_is_about_to_be_free_is_looked_at_every_second() -> None:
@@ -271,8 +271,8 @@ def test_head_of_an_earlier_job_that_drains_is_passed_over() -> None:
     own = {"name": "pong", "namespace": "team-a", "uid": JOB.uid, "resourceVersion": "1"}
     scene.cache.see({**document, "metadata": own})
     scene.do(order)
-    assert (scene.state.refusals, scene.cache.epoch(JOB.uid)) == ({}, 1)
-    world.epoch = scene.cache.epoch(JOB.uid)
+    assert (scene.state.refusals, scene.cache.record(JOB.uid).epoch) == ({}, 1)
+    world.epoch = scene.cache.record(JOB.uid).epoch
     (order,) = (order for order in of_kind(world.plan().actions, CreatePod) if order.owner == "head")
     assert order.manifest["metadata"]["name"] == "pong-head-2"
 
@@ -297,11 +297,11 @@ def test_child_that_lost_its_labels_is_applied_once() -> None:
     scene.cache.see(
         {**lost, "metadata": {**lost["metadata"], "labels": service["metadata"]["labels"]}}, is_deleted=True
     )
-    assert scene.cache.children(JOB.uid) == {}
+    assert scene.cache.record(JOB.uid).children == {}
     before = len(scene.api.requests)
     scene.do(ApplyChild(manifest=service))
     assert scene.api.requests[before:] == ["GET pong-api", "APPLY pong-api"]
-    assert list(scene.cache.children(JOB.uid)) == [("Service", "pong-api")]
+    assert list(scene.cache.record(JOB.uid).children) == [("Service", "pong-api")]
 
 
 def test_label_that_others_changed_is_put_right() -> None:
