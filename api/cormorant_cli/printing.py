@@ -14,6 +14,8 @@ import yaml
 from cormorant_cli.cluster import Raw
 from cormorant_cli.jobs import name_of, strip
 
+RECENT_EPISODES = 100
+"""Episodes that a fleet keeps returns and lengths of."""
 _SLOW_S = 3.0
 Output = Literal["table", "wide", "json", "yaml", "name"]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format; wide shows all columns.")]

@@ -19,12 +19,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from cormorant_cli.printing import counted, size_of
+from cormorant_cli.printing import RECENT_EPISODES, counted, size_of
 
 Event = Mapping[str, object]
-
-RECENT_EPISODES = 100
-"""Episodes that a fleet keeps returns and lengths of."""
 
 _WINDOW_S = 10.0
 _MOST_WORKERS = 8

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cormorant_cli.connection import AsJson, Connection, with_connection
+from cormorant_cli.printing import RECENT_EPISODES
 
 if TYPE_CHECKING:
     from cormorant_contract.rest.status import Status
@@ -72,7 +73,8 @@ def lines_of(found: "Status") -> Iterator[str]:
             f"std {statistics.std[0]:.3g} to {statistics.std[1]:.3g}"
         )
     if found.episodes.mean_return is not None:
-        yield f"  episodes  {found.episodes.count:,}, mean return {found.episodes.mean_return:.2f} over the last 100"
+        last = min(found.episodes.count, RECENT_EPISODES)
+        yield f"  episodes  {found.episodes.count:,}, mean return {found.episodes.mean_return:.2f} over the last {last}"
     for name, value in found.episodes.metrics.items():
         yield f"  metric    {name}: {'no number yet' if value is None else f'mean {value:.4g}'}"
     for lease in found.pauses:

@@ -416,7 +416,7 @@ def test_worker_failing_too_often_ends_the_fleet() -> None:
     job = make_job(num_envs=2, lengths=9, failures=dies, run_policy={"maxRestartsPerSlot": 1})
     with (
         start(job, workers=1) as fleet,
-        pytest.raises(WorkerFailed, match=r"it was restarted 1 times already") as caught,
+        pytest.raises(WorkerFailed, match=r"it was restarted once already") as caught,
     ):
         list(fleet.batches())
     assert "worker cpu-0 was" in str(caught.value)
@@ -439,7 +439,7 @@ def test_a_worker_that_was_healthy_fails_for_the_first_time_again() -> None:
         assert fleet.stats().restarts == 3
     with start(job, workers=1) as fleet:
         kill_again_and_again(fleet, 2)
-        with pytest.raises(WorkerFailed, match=r"restarted 1 times already .*, and never lived 600 s in between"):
+        with pytest.raises(WorkerFailed, match=r"restarted once already .*, and never lived 600 s in between"):
             list(fleet.batches())
 
 

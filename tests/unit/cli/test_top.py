@@ -110,7 +110,7 @@ def test_status_says_what_is_waited_for_and_what_fills_the_queue() -> None:
     )
     lines = list(status_lines(found))
     assert "  queue     4 of 4, 2 waiting for room, 1 returned, 2 with learners" in lines
-    assert "  episodes  3, mean return -20.50 over the last 100" in lines
+    assert "  episodes  3, mean return -20.50 over the last 3" in lines
     assert lines[-2:] == ["  Ready: 2 of 2 workers are ready", f"  Progressing: {sentence}"]
 
 

@@ -44,9 +44,8 @@ class Replacements:
             field = "max_restarts" if self._options.overrides else "spec.runPolicy.maxRestartsPerSlot"
             healthy_s = self._options.healthy_s
             between = f", and never lived {healthy_s:g} s in between" if math.isfinite(healthy_s) else ""
-            raise WorkerFailed(
-                f"worker {handle.name} {reason}; it was restarted {self._limit} times already ({field}){between}"
-            )
+            often = "once" if self._limit == 1 else f"{self._limit} times"
+            raise WorkerFailed(f"worker {handle.name} {reason}; it was restarted {often} already ({field}){between}")
         backoff = 0.0 if failures == 1 else min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (failures - 1))
         self._not_before[slot] = now + backoff
 

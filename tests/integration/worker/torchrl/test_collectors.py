@@ -446,7 +446,7 @@ def test_collectors_are_replaced_as_often_as_asked() -> None:
     dies: dict[str, Any] = {"lengths": 9, "failures": [{"how": "kill", "step": 3}]}
     with (
         sync_async_collector(make, dies, 1, 1, frames_per_batch=8, max_restarts=1, **INLINE) as collector,
-        pytest.raises(WorkerFailed, match=r"restarted 1 times already \(max_restarts\)"),
+        pytest.raises(WorkerFailed, match=r"restarted once already \(max_restarts\)"),
     ):
         list(collector)
 
