@@ -80,7 +80,6 @@ class BufferResponse(Response):
         *,
         media_type: str,
         headers: Mapping[str, str],
-        status_code: int = 200,
         span: tuple[int, int] | None = None,
         stall_timeout_s: float = 60.0,
         on_end: Callable[[bool], None] | None = None,
@@ -88,10 +87,10 @@ class BufferResponse(Response):
         """Describe the answer.
 
         Args:
-            span: bytes (begin, end) to send, with status code 206; default: all.
+            span: bytes (begin, end) to send, as a partial answer; default: all.
             on_end: called once on the event loop when the memory is no longer read; True if everything was sent.
         """
-        super().__init__(None, status_code=status_code, headers=dict(headers), media_type=media_type)
+        super().__init__(None, status_code=200 if span is None else 206, headers=dict(headers), media_type=media_type)
         whole = sum(buffer.nbytes for buffer in buffers)
         self._buffers, self._span, self._on_end = buffers, span or (0, whole), on_end
         self._stall_timeout_s = stall_timeout_s

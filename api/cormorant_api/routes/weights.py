@@ -317,7 +317,6 @@ def _file(request: Request, model: str, version: int | None) -> Response:
         stored.buffers,
         media_type=SAFETENSORS,
         headers=headers,
-        status_code=200 if span is None else 206,
         span=span,
         stall_timeout_s=head.settings.stall_timeout_s,
     )
