@@ -438,7 +438,9 @@ def translated_errors() -> Iterator[None]:
     except worker.ManifestError as error:
         raise BadInput(str(error)) from error
     except worker.CormorantError as error:
-        raise CommandFailed(str(error)) from error
+        # Some of what a manifest says, only a worker can judge: what its policy writes, which ids are registered.
+        is_refused = isinstance(error, worker.WorkerFailed) and error.kind in ("ManifestError", "UnknownEnv")
+        raise (BadInput if is_refused else CommandFailed)(str(error)) from error
 
 
 def _not_installed(error: ModuleNotFoundError) -> str:

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from cormorant_cli import __main__ as entry
+from cormorant_cli.errors import BadInput, CliError, CommandFailed
+from cormorant_cli.run import translated_errors
+from cormorant_worker.errors import WorkerFailed
 
 JOB = """
 apiVersion: cormorant.dev/v1alpha1
@@ -65,3 +68,12 @@ def test_debug_shows_where_a_refusal_comes_from(tmp_path: Path, capsys: pytest.C
 def test_bad_options_end_with_two(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert entry.run(["run", "job.yaml", option]) == 2
     assert "Invalid value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("ManifestError", BadInput), ("UnknownEnv", BadInput), ("EnvCrashed", CommandFailed)]
+)
+def test_a_manifest_that_a_worker_refuses_is_invalid(kind: str, error: type[CliError]) -> None:
+    with pytest.raises(error, match="cpu-0: no") as caught, translated_errors():
+        raise WorkerFailed("cpu-0: no", kind=kind)
+    assert caught.value.exit_code == (2 if error is BadInput else 1)
