@@ -303,7 +303,7 @@ class Collector:
         # A sealed batch has fewer rows than it was to have, and not as many in every column.
         block.lengths[:] = np.concatenate([env_group.quota for env_group in self.env_groups])
         block.num_rows = int(block.lengths.max())
-        if left and all(env.lockstep for env in self._envs):
+        if left > 0 and all(env.lockstep for env in self._envs):
             # Actions of environments that crashed in their step made no frames.
             self.warmup_left = left - int((block.versions == RANDOM_VERSION).sum())
         num_frames = block.num_frames
