@@ -294,7 +294,7 @@ _GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
             spec.output.queue is not None or all(group.autoscale is None for group in spec.worker_groups)
         ),
         sentence="autoscale of group {group} needs output.queue: without learners nothing says how many workers are "
-        "needed; add output.queue: {{}} or remove autoscale",
+        "needed; add output.queue: {} or remove autoscale",
         values={
             "group": Value(
                 cel="self.workerGroups.filter(g, has(g.autoscale))[0].name",

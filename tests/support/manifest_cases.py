@@ -537,7 +537,7 @@ INVALID: dict[str, Case] = {
     "autoscale-without-a-queue": Case(
         document=groups({"name": "cpu", "autoscale": {"maxReplicas": 2}}, output={"dataset": {"uri": "data/x"}}),
         path="spec.workerGroups",
-        sentence="autoscale of group cpu needs output.queue: without learners nothing says how many workers are needed",
+        sentence="nothing says how many workers are needed; add output.queue: {} or remove autoscale",
         by="rule",
     ),
     "negative-replicas": Case(document=manifest(replicas=-1), path="spec.replicas", sentence="-1 is less than 0"),

@@ -11,7 +11,8 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.collect.build import build_collector
+from cormorant_worker.collect.build import build_collector, build_policy
+from cormorant_worker.collect.overrides import NO_OVERRIDES
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.policies import lstm, mlp
 from cormorant_worker.policy import compiled
@@ -292,6 +293,17 @@ def test_a_compiled_collection_is_the_same_frame_by_frame() -> None:
             batches.append(collector.collect(num_steps=256))
     for key, value in batches[0].items(include_nested=True, leaves_only=True):
         assert torch.equal(value, batches[1][key]), key
+
+
+@pytest.mark.parametrize("is_server", [False, True])
+def test_servers_do_not_try_torch_compile(is_server: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda acting, **_: asked.append(acting) or acting)
+    observation, action = BOX, ACTIONS["discrete"]
+    build_policy(
+        job(compile="on"), NO_OVERRIDES, observation, action, None, device=CPU, num_rows=4, is_server=is_server
+    )
+    assert len(asked) == (not is_server)
 
 
 @pytest.mark.slow

@@ -181,6 +181,7 @@ def build_policy(
     *,
     device: torch.device,
     num_rows: int,
+    is_server: bool = False,
 ) -> ServedPolicy | None:
     """Build what acts, and its weights as the manifest says; None: actions are random."""
     seen = observation if normalizer is None else normalizer.space
@@ -199,6 +200,8 @@ def build_policy(
             is_shared=overrides.shares_policy,
         )
         call, mode = "", job.spec.policy.compile
+        if is_server and mode == "on":
+            mode = "auto"  # torch.compile is for one number of rows, and draws past the rows' own noise
         if mode != "off" and not overrides.shares_policy:
             exploration = ExplorationType(job.spec.policy.exploration_type)
             call = str(compile_actor(acting, seen, mode=mode, num_rows=num_rows, exploration=exploration))

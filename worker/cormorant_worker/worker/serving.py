@@ -130,8 +130,9 @@ class ServerRuntime:
         overrides = read_overrides(self._start.overrides)
         normalizer = make_normalizer(self._start.job, observation)
         policy = build_policy(
-            self._start.job, overrides, observation, action, normalizer, device=self._device, num_rows=num_rows
-        )
+            self._start.job, overrides, observation, action, normalizer, device=self._device, num_rows=num_rows,
+            is_server=True,
+        )  # fmt: skip
         if policy is None:
             raise PolicyLoadError(
                 "the policy is random: there is nothing to serve; remove the groups of role inference"
