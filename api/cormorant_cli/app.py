@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cormorant_cli import (
+from cormorant_cli.commands import (
     annotations,
     batches,
     crd,

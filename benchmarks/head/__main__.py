@@ -30,8 +30,8 @@ from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.fleet.fleet import Fleet
-from cormorant_worker.fleet.loop import FleetLoop
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.turn.loop import FleetLoop
 from cormorant_worker.launch import load_job
 
 _SECONDS = 12.0

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from cormorant_cli.crd import crd_yaml
+from cormorant_cli.commands.crd import crd_yaml
 from cormorant_contract.errors import ManifestError
 from cormorant_contract.parsing import parse_job
 from cormorant_testing.kubectl import skip_without_cluster

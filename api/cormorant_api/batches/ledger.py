@@ -4,7 +4,7 @@
       ^              |
       +-- release, or not acknowledged in time: delivered again before newer batches
 
-Knows neither fleet nor HTTP: `feeder.py` adds loans, routes lend and acknowledge them.
+Asks neither fleet nor HTTP: `feeder.py` adds loans, routes lend and acknowledge them.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 from cormorant_api.notifier import AsyncNotifier
 from cormorant_api.traces import Traces
-from cormorant_worker.fleet.batch_queue import Loan
+from cormorant_worker.fleet.bookkeeping.batch_queue import Loan
 
 MOST_CONSUMERS = 256
 """Number of remembered consumers; the least recently seen is dropped first."""

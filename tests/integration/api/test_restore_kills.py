@@ -15,7 +15,7 @@ from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, weights_file
 
 TOTAL = 2000
-QUIESCE = "cormorant_worker.fleet.quiesce:Quiesce"
+QUIESCE = "cormorant_worker.fleet.turn.quiesce:Quiesce"
 ANSWERS = "restore its state"
 STEPS = (
     # When, the function, a word among its arguments; whether the count of the state is kept from there on, and its

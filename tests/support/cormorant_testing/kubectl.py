@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from cormorant_cli.crd import crd_yaml
+from cormorant_cli.commands.crd import crd_yaml
 
 
 def skip_without_cluster() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cormorant_api.control.leases import LeaseBook, PauseKeeper
-from cormorant_cli.status import printable
+from cormorant_cli.commands.status import printable
 from cormorant_contract.rest.pauses import PauseRequest
 from cormorant_worker.errors import ControlTimeout
 

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from cormorant_cli.crd import crd_yaml
+from cormorant_cli.commands.crd import crd_yaml
 from cormorant_contract.chart.files import readme_text
 from cormorant_contract.chart.schema import leaves, values_schema
 from cormorant_contract.chart.values import Values

@@ -13,7 +13,7 @@ import yaml
 
 from cormorant_cli import __main__ as entry
 from cormorant_cli.app import app
-from cormorant_cli.crd import crd_yaml
+from cormorant_cli.commands.crd import crd_yaml
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_contract.errors import ManifestError, Problem
 

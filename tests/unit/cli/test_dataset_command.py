@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import typer
 
-from cormorant_cli.dataset import app, verify
+from cormorant_cli.commands.dataset import app, verify
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.sinks.dataset import open_dataset

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cormorant_cli.describe import Picture, lines_of
+from cormorant_cli.commands.describe import Picture, lines_of
 
 
 @pytest.mark.parametrize(

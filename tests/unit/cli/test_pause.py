@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from cormorant_cli.pause import is_reached
+from cormorant_cli.commands.pause import is_reached
 from cormorant_cli.printing import told_when_slow
 from cormorant_contract.rest.pauses import PauseLease, Pauses, PauseState
 

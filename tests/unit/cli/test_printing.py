@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
+from cormorant_cli.commands.logs import Selection
 from cormorant_cli.jobs import age, read_pod
-from cormorant_cli.logs import Selection
 from cormorant_cli.printing import show_objects, show_table
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

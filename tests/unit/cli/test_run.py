@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cormorant_cli import __main__ as entry
+from cormorant_cli.commands.run import translated_errors
 from cormorant_cli.errors import BadInput, CliError, CommandFailed
-from cormorant_cli.run import translated_errors
 from cormorant_worker.errors import WorkerFailed
 
 JOB = """

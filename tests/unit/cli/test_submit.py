@@ -7,7 +7,7 @@ import yaml
 
 from cormorant_cli.__main__ import run
 from cormorant_cli.code_map import CodeMap
-from cormorant_cli.submit import document_of, obstacle_of
+from cormorant_cli.commands.submit import document_of, obstacle_of
 from cormorant_manifest.reader import parse_jobs
 
 MANIFEST = """

@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from cormorant_cli import __main__ as entry
-from cormorant_cli import top
+from cormorant_cli.commands import top
+from cormorant_cli.commands.status import lines_of as status_lines
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_cli.sources import Board, Entry, Figures, OpenHead, Reading, Written, url_heads
-from cormorant_cli.status import lines_of as status_lines
 from cormorant_cli.top_table import cut, lines_of, rows_of
 from cormorant_contract.rest.status import (
     Condition,

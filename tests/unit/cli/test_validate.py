@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cormorant_cli.__main__ import run
-from cormorant_cli.validate import judge
+from cormorant_cli.commands.validate import judge
 from cormorant_contract.errors import ManifestError
 from cormorant_manifest.reader import MAX_BYTES, parse_jobs
 from manifest_making import manifest

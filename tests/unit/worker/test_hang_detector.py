@@ -9,10 +9,10 @@ import pytest
 from cormorant_testing.collecting import make_job
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import Timing, spent_ns
-from cormorant_worker.fleet.counters import FleetCounters
-from cormorant_worker.fleet.hang_detector import HangDetector
+from cormorant_worker.fleet.bookkeeping.counters import FleetCounters
+from cormorant_worker.fleet.bookkeeping.hang_detector import HangDetector
+from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.worker_handle import WorkerHandle
 from cormorant_worker.heartbeat_layout import NUM_TIMING
 from cormorant_worker.worker.heartbeat import Phase
 

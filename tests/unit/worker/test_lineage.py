@@ -6,8 +6,8 @@ import pytest
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.errors import StateError
+from cormorant_worker.fleet.bookkeeping.lineage import Lineage
 from cormorant_worker.fleet.fleet_state import FleetState
-from cormorant_worker.fleet.lineage import Lineage
 from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import Sealed
 

@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.batch_queue import BatchQueue, Delivery, RoundShare
+from cormorant_worker.fleet.bookkeeping.batch_queue import BatchQueue, Delivery, RoundShare
+from cormorant_worker.fleet.bookkeeping.scheduler import Grant, Scheduler
 from cormorant_worker.fleet.local.block_pool import SharedBlockPool
-from cormorant_worker.fleet.scheduler import Grant, Scheduler
 from cormorant_worker.spaces import Leaf
 from cormorant_worker.worker.messages import Sealed
 

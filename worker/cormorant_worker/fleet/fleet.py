@@ -23,22 +23,22 @@ import torch
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StaleWeights, WeightsError
-from cormorant_worker.fleet.batch_queue import Batch, Delivery, Loan
-from cormorant_worker.fleet.bootstrap import Bootstrap
-from cormorant_worker.fleet.core import FleetCore
+from cormorant_worker.fleet.bookkeeping.batch_queue import Batch, Delivery, Loan
+from cormorant_worker.fleet.bookkeeping.core import FleetCore
 from cormorant_worker.fleet.events import Listener
 from cormorant_worker.fleet.fleet_state import FleetState
-from cormorant_worker.fleet.inbox import Inbox
 from cormorant_worker.fleet.local.engine import LocalEngine
-from cormorant_worker.fleet.loop import FleetLoop
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.quiesce import Quiesce
-from cormorant_worker.fleet.reaper import Reaper
-from cormorant_worker.fleet.selector import ConnectionSelector
-from cormorant_worker.fleet.spawner import Spawner
 from cormorant_worker.fleet.stats import FleetStats, Receipt, WorkerStats
-from cormorant_worker.fleet.tickets import Tickets
 from cormorant_worker.fleet.transport import Engine, Payload
+from cormorant_worker.fleet.turn.bootstrap import Bootstrap
+from cormorant_worker.fleet.turn.inbox import Inbox
+from cormorant_worker.fleet.turn.loop import FleetLoop
+from cormorant_worker.fleet.turn.quiesce import Quiesce
+from cormorant_worker.fleet.turn.reaper import Reaper
+from cormorant_worker.fleet.turn.selector import ConnectionSelector
+from cormorant_worker.fleet.turn.spawner import Spawner
+from cormorant_worker.fleet.turn.tickets import Tickets
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob

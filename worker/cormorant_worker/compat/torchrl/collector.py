@@ -33,7 +33,7 @@ from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights,
 from cormorant_worker.compat.torchrl.seeds import next_seed
 from cormorant_worker.compat.torchrl.settings import broadcast, limit
 from cormorant_worker.errors import FleetClosed, StateError, WeightsError
-from cormorant_worker.fleet.batch_queue import Loan
+from cormorant_worker.fleet.bookkeeping.batch_queue import Loan
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import Receipt

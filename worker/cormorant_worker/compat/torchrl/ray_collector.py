@@ -22,7 +22,7 @@ from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights,
 from cormorant_worker.compat.torchrl.receivers import NotSet
 from cormorant_worker.compat.torchrl.settings import broadcast, read_settings
 from cormorant_worker.compat.torchrl.storing import StoreInBuffer
-from cormorant_worker.fleet.batch_queue import Loan
+from cormorant_worker.fleet.bookkeeping.batch_queue import Loan
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import Receipt
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 from cormorant_contract.metrics.labels import ACTIVITIES
+from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
 from cormorant_worker.fleet.stats import GroupStats
-from cormorant_worker.fleet.worker_handle import WorkerHandle
 from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import Sealed
 

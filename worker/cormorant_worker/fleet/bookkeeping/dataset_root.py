@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import DatasetError
-from cormorant_worker.fleet.scheduler import Slot
+from cormorant_worker.fleet.bookkeeping.scheduler import Slot
 from cormorant_worker.lock import FolderLock, LockHeld
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.sinks.dataset import find_dataset, open_dataset, split_part_name

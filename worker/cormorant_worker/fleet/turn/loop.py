@@ -10,12 +10,12 @@ from contextlib import suppress
 import structlog
 
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.core import FleetCore
-from cormorant_worker.fleet.quiesce import Quiesce
-from cormorant_worker.fleet.reaper import Reaper
-from cormorant_worker.fleet.selector import ConnectionSelector, Event
-from cormorant_worker.fleet.spawner import Spawner
-from cormorant_worker.fleet.tickets import Tickets
+from cormorant_worker.fleet.bookkeeping.core import FleetCore
+from cormorant_worker.fleet.turn.quiesce import Quiesce
+from cormorant_worker.fleet.turn.reaper import Reaper
+from cormorant_worker.fleet.turn.selector import ConnectionSelector, Event
+from cormorant_worker.fleet.turn.spawner import Spawner
+from cormorant_worker.fleet.turn.tickets import Tickets
 
 log = structlog.get_logger()
 

@@ -5,9 +5,9 @@ import time
 import structlog
 
 from cormorant_worker.errors import WorkerFailed
-from cormorant_worker.fleet.core import FleetCore
+from cormorant_worker.fleet.bookkeeping.core import FleetCore
+from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
 from cormorant_worker.fleet.transport import BlockPool
-from cormorant_worker.fleet.worker_handle import WorkerHandle
 from cormorant_worker.worker.messages import Begin, BuildPolicy, Ready, ServerReady
 
 log = structlog.get_logger()

@@ -5,13 +5,13 @@ from itertools import islice
 
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import CormorantError
-from cormorant_worker.fleet.bootstrap import Bootstrap
-from cormorant_worker.fleet.core import FleetCore
+from cormorant_worker.fleet.bookkeeping.core import FleetCore
+from cormorant_worker.fleet.bookkeeping.scheduler import Slot
+from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
 from cormorant_worker.fleet.file_limit import raise_file_limit
-from cormorant_worker.fleet.reaper import Reaper
-from cormorant_worker.fleet.scheduler import Slot
 from cormorant_worker.fleet.transport import WorkerConnection
-from cormorant_worker.fleet.worker_handle import WorkerHandle
+from cormorant_worker.fleet.turn.bootstrap import Bootstrap
+from cormorant_worker.fleet.turn.reaper import Reaper
 from cormorant_worker.worker.messages import Start
 
 _MOST_STARTS = 24

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cormorant_cli.connection import CaFile, Connection, Context, Namespace, Token, TokenFile, Url
-from cormorant_cli.errors import BadInput
-from cormorant_cli.printing import columns_of, quiet_logs, told_when_slow
-from cormorant_cli.run import (
+from cormorant_cli.commands.run import (
     DeviceOption,
     FleetOption,
     JobName,
@@ -23,6 +20,9 @@ from cormorant_cli.run import (
     read_job,
     translated_errors,
 )
+from cormorant_cli.connection import CaFile, Connection, Context, Namespace, Token, TokenFile, Url
+from cormorant_cli.errors import BadInput
+from cormorant_cli.printing import columns_of, quiet_logs, told_when_slow
 from cormorant_manifest.reader import STDIN
 
 if TYPE_CHECKING:

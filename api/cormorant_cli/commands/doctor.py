@@ -9,8 +9,8 @@ from typing import Annotated, Literal, TypeVar
 import typer
 
 from cormorant_cli.cluster import Cluster, Kind, Raw, connected
+from cormorant_cli.commands.describe import events_of
 from cormorant_cli.connection import Connection, Context, Namespace
-from cormorant_cli.describe import events_of
 from cormorant_cli.diagnosis import ClusterFacts, Finding, JobFacts, examine_cluster, examine_job
 from cormorant_cli.errors import CliError, ClusterAway, CommandFailed, NoHead, ObjectMissing
 from cormorant_cli.jobs import live_head, pods_of, read_pod

@@ -12,13 +12,13 @@ import structlog
 
 from cormorant_worker.errors import DeviceUnavailable, WorkerFailed
 from cormorant_worker.fleet.background import SeenOff, see_off
-from cormorant_worker.fleet.bootstrap import Bootstrap
-from cormorant_worker.fleet.core import FleetCore
-from cormorant_worker.fleet.counters import RestartReason
-from cormorant_worker.fleet.job_facts import describe_env
-from cormorant_worker.fleet.scheduler import Slot
-from cormorant_worker.fleet.tickets import Tickets
-from cormorant_worker.fleet.worker_handle import WorkerHandle
+from cormorant_worker.fleet.bookkeeping.core import FleetCore
+from cormorant_worker.fleet.bookkeeping.counters import RestartReason
+from cormorant_worker.fleet.bookkeeping.job_facts import describe_env
+from cormorant_worker.fleet.bookkeeping.scheduler import Slot
+from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
+from cormorant_worker.fleet.turn.bootstrap import Bootstrap
+from cormorant_worker.fleet.turn.tickets import Tickets
 from cormorant_worker.worker.messages import Failed, Finish
 
 log = structlog.get_logger()

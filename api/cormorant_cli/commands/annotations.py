@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from cormorant_cli.commands.weights import read_whole, write_whole
 from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import CommandFailed
 from cormorant_cli.printing import size_of
-from cormorant_cli.weights import read_whole, write_whole
 
 app = typer.Typer(
     name="annotations",

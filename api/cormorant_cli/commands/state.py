@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from cormorant_cli.commands.weights import read_whole, write_whole
 from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.printing import size_of, told_when_slow
-from cormorant_cli.weights import read_whole, write_whole
 
 app = typer.Typer(
     name="state",

@@ -7,9 +7,9 @@ from typing import Any
 import structlog
 
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.fleet.scheduler import Slot
+from cormorant_worker.fleet.bookkeeping.scheduler import Slot
+from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
 from cormorant_worker.fleet.transport import Payload
-from cormorant_worker.fleet.worker_handle import WorkerHandle
 from cormorant_worker.worker.messages import Reply, Request, Reseed
 
 log = structlog.get_logger()

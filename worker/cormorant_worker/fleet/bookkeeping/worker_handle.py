@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.fleet.scheduler import Round, Slot
+from cormorant_worker.fleet.bookkeeping.scheduler import Round, Slot
 from cormorant_worker.fleet.stats import WorkerStats
 from cormorant_worker.fleet.transport import ConnectionClosed, Payload, WorkerConnection
 from cormorant_worker.shared_memory import SharedMemory

@@ -5,13 +5,13 @@ from contextlib import suppress
 import structlog
 
 from cormorant_worker.errors import WorkerFailed
-from cormorant_worker.fleet.batch_queue import RoundShare
-from cormorant_worker.fleet.bootstrap import Bootstrap
-from cormorant_worker.fleet.core import FleetCore
-from cormorant_worker.fleet.reaper import Reaper
-from cormorant_worker.fleet.tickets import Tickets
+from cormorant_worker.fleet.bookkeeping.batch_queue import RoundShare
+from cormorant_worker.fleet.bookkeeping.core import FleetCore
+from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
 from cormorant_worker.fleet.transport import Source
-from cormorant_worker.fleet.worker_handle import WorkerHandle
+from cormorant_worker.fleet.turn.bootstrap import Bootstrap
+from cormorant_worker.fleet.turn.reaper import Reaper
+from cormorant_worker.fleet.turn.tickets import Tickets
 from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import (
     Applied,

@@ -6,7 +6,7 @@ from cormorant_contract.job import CollectorJob
 
 if TYPE_CHECKING:
     from cormorant_worker.evaluation.book import EpisodeBook
-    from cormorant_worker.fleet.dataset_root import DatasetRoot
+    from cormorant_worker.fleet.bookkeeping.dataset_root import DatasetRoot
 
 
 def dataset_of(job: CollectorJob, *, epoch: int) -> "DatasetRoot | None":
@@ -16,7 +16,7 @@ def dataset_of(job: CollectorJob, *, epoch: int) -> "DatasetRoot | None":
     if job.spec.output.dataset is None or job.spec.collection.episodes is not None:
         return None
     # Imported by those who have a dataset: pyarrow takes a while to load.
-    from cormorant_worker.fleet.dataset_root import DatasetRoot
+    from cormorant_worker.fleet.bookkeeping.dataset_root import DatasetRoot
 
     return DatasetRoot(job.spec.output.dataset.uri, job=job.metadata.name, epoch=epoch)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cormorant_cli.commands.run import JobName
 from cormorant_cli.connection import AsJson, Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed, installed
 from cormorant_cli.printing import counted, quiet_logs, size_of, told_when_slow
-from cormorant_cli.run import JobName
 
 if TYPE_CHECKING:
     from cormorant_client import Client, Update

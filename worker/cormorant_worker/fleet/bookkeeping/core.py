@@ -10,24 +10,24 @@ Quiesce          callers that wait for workers; a fleet between two batches
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import StateError, WeightsError
 from cormorant_worker.fleet.background import BackgroundTasks
-from cormorant_worker.fleet.batch_queue import BatchQueue
-from cormorant_worker.fleet.counters import FleetCounters
-from cormorant_worker.fleet.desired_slots import DesiredSlots
+from cormorant_worker.fleet.bookkeeping.batch_queue import BatchQueue
+from cormorant_worker.fleet.bookkeeping.counters import FleetCounters
+from cormorant_worker.fleet.bookkeeping.desired_slots import DesiredSlots
+from cormorant_worker.fleet.bookkeeping.hang_detector import HangDetector
+from cormorant_worker.fleet.bookkeeping.inference_servers import InferenceServers
+from cormorant_worker.fleet.bookkeeping.job_facts import dataset_of, episodes_of
+from cormorant_worker.fleet.bookkeeping.lifecycle import Lifecycle
+from cormorant_worker.fleet.bookkeeping.lineage import Lineage
+from cormorant_worker.fleet.bookkeeping.offers import Offers
+from cormorant_worker.fleet.bookkeeping.replacements import Replacements
+from cormorant_worker.fleet.bookkeeping.requests import Requests
+from cormorant_worker.fleet.bookkeeping.scheduler import Scheduler
+from cormorant_worker.fleet.bookkeeping.worker_pool import WorkerPool
 from cormorant_worker.fleet.events import Events
-from cormorant_worker.fleet.hang_detector import HangDetector
-from cormorant_worker.fleet.inference_servers import InferenceServers
-from cormorant_worker.fleet.job_facts import dataset_of, episodes_of
-from cormorant_worker.fleet.lifecycle import Lifecycle
-from cormorant_worker.fleet.lineage import Lineage
-from cormorant_worker.fleet.offers import Offers
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.replacements import Replacements
-from cormorant_worker.fleet.requests import Requests
-from cormorant_worker.fleet.scheduler import Scheduler
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.fleet.transport import Engine
 from cormorant_worker.fleet.waker import Waker
-from cormorant_worker.fleet.worker_pool import WorkerPool
 from cormorant_worker.normalize.book import StatisticsBook
 
 _NEVER_STALE = 1 << 60

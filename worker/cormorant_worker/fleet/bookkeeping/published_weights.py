@@ -6,7 +6,7 @@ What is published for all workers takes the place of what single workers had of 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from cormorant_worker.fleet.scheduler import Slot
+from cormorant_worker.fleet.bookkeeping.scheduler import Slot
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.weights.blob import WeightsBlob

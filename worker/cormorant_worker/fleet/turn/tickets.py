@@ -1,8 +1,8 @@
 """Hands tickets out to workers, each with a block of memory, and takes them back."""
 
-from cormorant_worker.fleet.core import FleetCore
-from cormorant_worker.fleet.scheduler import Grant, Round
-from cormorant_worker.fleet.worker_handle import TicketOut, WorkerHandle
+from cormorant_worker.fleet.bookkeeping.core import FleetCore
+from cormorant_worker.fleet.bookkeeping.scheduler import Grant, Round
+from cormorant_worker.fleet.bookkeeping.worker_handle import TicketOut, WorkerHandle
 from cormorant_worker.worker.messages import Request, Ticket
 
 _MOST_GRANTS = 24

@@ -5,9 +5,9 @@ from collections.abc import Collection
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import WorkerFailed
+from cormorant_worker.fleet.bookkeeping.scheduler import Slot
+from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.scheduler import Slot
-from cormorant_worker.fleet.worker_handle import WorkerHandle
 
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 30.0

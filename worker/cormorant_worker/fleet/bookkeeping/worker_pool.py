@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
 from types import MappingProxyType
 
-from cormorant_worker.fleet.desired_slots import DesiredSlots
-from cormorant_worker.fleet.scheduler import Slot
-from cormorant_worker.fleet.worker_handle import WorkerHandle
+from cormorant_worker.fleet.bookkeeping.desired_slots import DesiredSlots
+from cormorant_worker.fleet.bookkeeping.scheduler import Slot
+from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
 
 _SHOWN = 8
 """Workers named in a message."""

@@ -8,10 +8,10 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.desired_slots import DesiredSlots
-from cormorant_worker.fleet.requests import Requests
-from cormorant_worker.fleet.scheduler import Slot
-from cormorant_worker.fleet.worker_handle import WorkerHandle
+from cormorant_worker.fleet.bookkeeping.desired_slots import DesiredSlots
+from cormorant_worker.fleet.bookkeeping.requests import Requests
+from cormorant_worker.fleet.bookkeeping.scheduler import Slot
+from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
 from cormorant_worker.inference.address import Address, NodeAddress
 from cormorant_worker.worker.messages import Served
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.trajectories import MAX_EPOCH, trajectory_base
 from cormorant_worker.errors import StateError
+from cormorant_worker.fleet.bookkeeping.scheduler import Slot
 from cormorant_worker.fleet.fleet_state import FleetState
-from cormorant_worker.fleet.scheduler import Slot
 from cormorant_worker.worker.messages import Sealed
 
 _BATCHES_AHEAD = 4

@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Mapping
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.fleet.counters import FleetCounters
+from cormorant_worker.fleet.bookkeeping.counters import FleetCounters
+from cormorant_worker.fleet.bookkeeping.scheduler import Slot
+from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.scheduler import Slot
-from cormorant_worker.fleet.worker_handle import WorkerHandle
 from cormorant_worker.worker.heartbeat import Phase
 
 _SWEEP_S = 1.0

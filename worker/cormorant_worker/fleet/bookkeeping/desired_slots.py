@@ -6,7 +6,7 @@ from itertools import count, islice
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import FleetError, LastWorker, NoSuchWorker
-from cormorant_worker.fleet.scheduler import Slot
+from cormorant_worker.fleet.bookkeeping.scheduler import Slot
 
 
 class DesiredSlots:

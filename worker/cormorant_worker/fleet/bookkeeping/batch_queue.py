@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import FleetError
+from cormorant_worker.fleet.bookkeeping.scheduler import Mode, Round, Scheduler, Slot
 from cormorant_worker.fleet.events import Events
-from cormorant_worker.fleet.scheduler import Mode, Round, Scheduler, Slot
 from cormorant_worker.fleet.transport import BlockPool
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.normalize.moments import Document, Statistics

@@ -21,14 +21,14 @@ from cormorant_worker.errors import (
     StateError,
     WorkerFailed,
 )
-from cormorant_worker.fleet.core import FleetCore
+from cormorant_worker.fleet.bookkeeping.core import FleetCore
+from cormorant_worker.fleet.bookkeeping.scheduler import Slot
+from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
 from cormorant_worker.fleet.fleet_state import CURRENT, FleetState
-from cormorant_worker.fleet.reaper import Reaper
-from cormorant_worker.fleet.scheduler import Slot
-from cormorant_worker.fleet.spawner import Spawner
-from cormorant_worker.fleet.tickets import Tickets
 from cormorant_worker.fleet.transport import Payload
-from cormorant_worker.fleet.worker_handle import WorkerHandle
+from cormorant_worker.fleet.turn.reaper import Reaper
+from cormorant_worker.fleet.turn.spawner import Spawner
+from cormorant_worker.fleet.turn.tickets import Tickets
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.messages import Reply
 

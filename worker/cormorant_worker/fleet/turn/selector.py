@@ -9,10 +9,10 @@ import selectors
 import time
 from collections import deque
 
-from cormorant_worker.fleet.core import FleetCore
-from cormorant_worker.fleet.inbox import Inbox
+from cormorant_worker.fleet.bookkeeping.core import FleetCore
+from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
 from cormorant_worker.fleet.transport import Source, WorkerConnection
-from cormorant_worker.fleet.worker_handle import WorkerHandle
+from cormorant_worker.fleet.turn.inbox import Inbox
 
 _READ, _BOTH = selectors.EVENT_READ, selectors.EVENT_READ | selectors.EVENT_WRITE
 _CLOCK_EVERY = 16

@@ -8,12 +8,12 @@ newest once it answers.
 
 from collections.abc import Callable, Collection, Mapping
 
+from cormorant_worker.fleet.bookkeeping.published_weights import PublishedWeights
+from cormorant_worker.fleet.bookkeeping.scheduler import Slot
+from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
 from cormorant_worker.fleet.events import Events
-from cormorant_worker.fleet.published_weights import PublishedWeights
-from cormorant_worker.fleet.scheduler import Slot
 from cormorant_worker.fleet.stats import Receipt
 from cormorant_worker.fleet.transport import Payload
-from cormorant_worker.fleet.worker_handle import WorkerHandle
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
