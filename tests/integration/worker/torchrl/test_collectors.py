@@ -132,8 +132,8 @@ def test_limits_resets_and_random_frames_are_as_asked() -> None:
         checker.take(rows(batch))
     random = torch.cat([batch["collector", "policy_version"] for batch in batches], dim=-1) == -1
     # 15 frames of each collector, 2 at a time.
-    assert random.sum(-1).tolist() == [[8, 8], [8, 8]]
-    assert random[..., :8].all()
+    assert random.sum(-1).tolist() == [[8, 7], [8, 7]]
+    assert random[..., :7].all()
 
 
 @pytest.mark.slow
