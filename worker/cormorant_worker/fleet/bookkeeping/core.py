@@ -1,6 +1,8 @@
-"""What all parts of a fleet share. Each field's class alone writes its own state; the fleet's condition guards it.
+"""What a fleet knows, put together. Each field's class alone writes its own state; the fleet's condition guards it.
 
-Bootstrap            what the first worker tells, and what is laid out for it
+What acts on it is in `fleet/turn/`:
+
+Bootstrap        what the first worker tells, and what is laid out for it
 Spawner, Reaper  fill slots, and empty them
 Tickets          who collects what next
 Inbox            what workers say
