@@ -16,6 +16,7 @@ from cormorant_worker.collect.overrides import NO_OVERRIDES
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.policies import lstm, mlp
 from cormorant_worker.policy import compiled
+from cormorant_worker.policy.action_heads import gumbel_argmax
 from cormorant_worker.policy.actor import PolicyActor
 from cormorant_worker.policy.compiled import compile_actor, in_dtype
 from cormorant_worker.policy.exploration import ExplorationType, exploring
@@ -92,6 +93,53 @@ def test_one_categorical_action_is_drawn_exactly(exploration: ExplorationType) -
                 actions = actor.act((rows(n),), (), np.zeros(n, np.bool_)).actions[0]
             drawn.append((actions.dtype, actions.tolist(), torch.get_rng_state().tolist()))
         assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("change", ["forward", "params", "hook", "heads", "encoder"])
+def test_a_changed_policy_is_not_called_whole(change: str) -> None:
+    policy = mlp(BOX, ACTIONS["discrete"], activation="relu")
+    nn.init.normal_(policy.heads.linear.weight, std=5)
+    theirs = policy.forward, policy.params, policy.heads.act, policy.encoder.forward
+    large = 50 * rows(64)  # random observations of a trial are not clipped
+    match change:
+        case "forward":
+            policy.forward = lambda x: theirs[0](x.clamp(-6, 6))
+        case "params":
+            policy.params = lambda x: theirs[1](x.clamp(-6, 6))
+        case "hook":
+            policy.register_forward_pre_hook(lambda module, given: (given[0].clamp(-6, 6),))
+        case "heads":
+            policy.heads.act = lambda params: theirs[2](params.clamp(-40, 40))
+        case "encoder":
+            policy.encoder.forward = lambda x: theirs[3](x.clamp(-6, 6))
+    eager, fast = actor_of(policy), actor_of(policy)
+    tried(fast)
+    np.testing.assert_array_equal(acts(fast, (large,))[0], acts(eager, (large,))[0])
+    assert (change in policy.__dict__) == (change in ("forward", "params"))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_policy_called_whole_asks_its_modules_where_it_must(grad: bool) -> None:
+    policy = mlp(BOX, ACTIONS["discrete"])
+    fast = actor_of(policy)
+    tried(fast)
+    seen = []
+    policy.register_forward_hook(lambda module, given, out: seen.append(out.dtype))
+    with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=not grad):
+        fast.models.acting(torch.from_numpy(rows(4)))
+    assert len(seen) == 1
+
+
+def test_actions_drawn_in_numpy_are_those_of_torch() -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(20_000, 3)
+    noise = torch.empty_like(logits).exponential_()
+    scores = logits - noise.log()
+    best = scores.topk(2).values
+    sure = (best[:, 0] - best[:, 1] > 1e-5).numpy()
+    assert sure.mean() > 0.999
+    found = gumbel_argmax(logits.numpy(), noise.numpy())
+    np.testing.assert_array_equal(found[sure], scores.argmax(-1).numpy()[sure])
 
 
 def test_published_weights_act_in_the_compiled_policy_exactly() -> None:

@@ -323,7 +323,7 @@ class LockstepEnvGroup:
         self._returns += step.reward
         self._row = t + 1
         if len(step.ended):
-            self._end(np.full(len(step.ended), t), step.ended, step.final)
+            self._end(t, step.ended, step.final)
         if self._max_frames:
             self._cut(np.flatnonzero(self._lengths >= self._max_frames))
         return self.env.num_envs
@@ -351,15 +351,16 @@ class LockstepEnvGroup:
             self._cut(columns[self._lengths[columns] >= self._max_frames])
         return len(columns)
 
-    def _end(self, rows: Array, columns: Array, final: Arrays) -> None:
+    def _end(self, rows: Array | int, columns: Array, final: Arrays) -> None:
         """Trajectories ended with the frames at (rows, columns); the next rows hold what begins the next ones."""
-        final_states = tuple(a[rows + 1, columns] for a in self._states)
-        self._block.end(rows, columns + self._columns.first, final, final_states)
+        final_states = tuple([a[rows + 1, columns] for a in self._states])
+        of_block = columns + self._columns.first
+        self._block.end(rows, of_block, final, final_states)
         terminated = self._terminated[rows, columns]
-        self._trajectories.note(self._trajectories.close(columns + self._columns.first, terminated=terminated))
+        self._trajectories.note(self._trajectories.close(of_block, terminated=terminated))
         self._begin_trajectories(rows + 1, columns)
 
-    def _begin_trajectories(self, rows: Array, columns: Array) -> None:
+    def _begin_trajectories(self, rows: Array | int, columns: Array) -> None:
         self.is_init[columns] = True
         for stored, initial in zip(self._states, self._initial_states, strict=True):
             stored[rows, columns] = initial

@@ -11,6 +11,8 @@ from cormorant_worker.spaces import Array, Arrays, Leaf, OneHot, Space, leaf_spa
 _Check = Callable[[Array], bool]
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 """By bytes."""
+_largest = np.maximum.reduce
+"""What `max` of an array calls in the end."""
 
 
 class ActionCheck:
@@ -36,9 +38,9 @@ class ActionCheck:
 
         A Box action outside its bounds is left to the environment (most clip), but it must be finite.
         """
-        for check, action, leaf, part in zip(self._checks, actions, self.leaves, self._parts, strict=True):
-            if not check(action):
-                raise InvalidAction(_describe_bad(action, leaf, part, check))
+        for i, check in enumerate(self._checks):
+            if not check(actions[i]):
+                raise InvalidAction(_describe_bad(actions[i], self.leaves[i], self._parts[i], check))
 
 
 def _fit_leaf(leaf: Leaf, action: Array, num_envs: int) -> None:
@@ -63,7 +65,7 @@ def _value_check(space: Space) -> _Check:
         case gymnasium.spaces.Discrete():
             first, count = int(space.start), int(space.n)
             # Below `first` wraps to a huge unsigned number: one comparison serves both bounds.
-            return lambda a: bool((a - first if first else a).view(_UNSIGNED[a.itemsize]).max() < count)
+            return lambda a: bool(_largest((a - first if first else a).view(_UNSIGNED[a.itemsize])) < count)
         case gymnasium.spaces.MultiDiscrete():
             start, nvec = np.asarray(space.start), np.asarray(space.nvec)
             return lambda a: bool(((a >= start) & (a < start + nvec)).all())

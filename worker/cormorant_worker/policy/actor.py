@@ -124,8 +124,8 @@ class PolicyActor:
                 return self.act(obs, states, is_init)
         if self._is_simple:
             result = self.models.acting(torch.from_numpy(obs[0]))
-            if isinstance(result, torch.Tensor):
-                return Acted((_to_numpy(as_numpy(result), self._action[0], len(is_init)),))
+            if isinstance(result, _ARRAYS):
+                return Acted((_to_numpy(result, self._action[0], len(is_init)),))
         written = self._call(obs, states, is_init)
         try:
             tensors = [written[key] for key in self._written]
@@ -141,8 +141,8 @@ class PolicyActor:
 
     def _call_plain(self, obs: Arrays, states: Arrays, is_init: Array) -> Mapping[Key, torch.Tensor]:
         result = self.models.acting(self._nest(self._tensors(obs)))
-        if isinstance(result, torch.Tensor):
-            return {("action",): result}
+        if isinstance(result, _ARRAYS):
+            return {("action",): torch.as_tensor(result)}
         return dict(_flat(result))
 
     def _call_tensordict_module(self, obs: Arrays, states: Arrays, is_init: Array) -> Mapping[Key, torch.Tensor]:
@@ -228,6 +228,10 @@ class PolicyActor:
             raise PolicyError(
                 f"the policy raised {type(error).__name__} on observations of shape {[a.shape for a in obs]}: {error}"
             ) from error
+
+
+_ARRAYS = (np.ndarray, torch.Tensor)
+"""What a policy that gives its action alone may return; arrays come from compiled ones."""
 
 
 def _to_numpy(tensor: Any, leaf: Leaf, n: int) -> Array:

@@ -2,7 +2,11 @@
 
 For 64 rows, a policy of two layers of 64 spends more time in torch's dispatch, its allocations and its tanh than in its
 products. A stack calls the same BLAS routine into buffers of its own and takes numpy's vectorised tanh, which is 10
-times as fast as torch's and differs by one unit in the last place; with ReLU the result is equal bit by bit.
+times as fast as torch's and differs by one unit in the last place.
+
+A built-in policy is called whole, without modules in between, and a categorical action is drawn in numpy. Environments
+step between two calls and push torch's code out of the processor's caches: what a module call and an operation on few
+numbers cost there is twice what a loop of calls shows (decision 0043).
 
 # n rows, F features
 """
@@ -14,16 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cormorant_worker.policy.action_heads import CategoricalHead, gumbel_argmax
+from cormorant_worker.policy.exploration import is_greedy
 from cormorant_worker.policy.loading import Acting
 from cormorant_worker.policy.networks import Perceptron
 from cormorant_worker.policy.zoo import Policy
+from cormorant_worker.spaces import Array
 
 _Layer = tuple[nn.Linear, type[nn.Module] | None]
 """A linear layer and the activation after it."""
 
 
 class DenseStack:
-    """Linear layers with tanh, ReLU or nothing after each: `[n, F]` float32 -> a new tensor `[n, width]`.
+    """Linear layers with tanh, ReLU or nothing after each, for observations `[n, F]` float32.
 
     Reads the layers' own memory: weights that are copied into them act at the next call.
     """
@@ -35,37 +42,93 @@ class DenseStack:
             for layer, activation in layers
         ]
         self._rows = -1
-        self._buffers: list[Tensor] = []
+        self._buffers: list[tuple[Tensor, Array]] = []
+        """[rows, width] behind each layer, and the same memory as an array."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What the layers give, without gradient; with one, under autocast, or for another dtype or shape, they are
-        asked.
+        """What the layers give, `[n, width]` in new memory: the caller may keep it, as an action that environments read
+        while they step. With a gradient, under autocast, or for another dtype or shape, the layers are asked.
         """
-        if x.dtype != torch.float32 or x.dim() != 2 or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        if not self.takes(x):
             return self._eager(x)
+        x = self._apply(x, len(self._layers) - 1)
+        bias, weight, activation = self._layers[-1]
+        return _activated(activation, _linear(x, bias, weight, None))
+
+    def takes(self, x: Tensor) -> bool:
+        """False where the layers have to be asked."""
+        return x.dtype == torch.float32 and x.dim() == 2 and _is_plain()
+
+    def overwrite(self, x: Tensor) -> Array:
+        """What the layers give, `[n, width]` in memory that the next call overwrites. `x`: one that `takes` allows."""
+        self._apply(x, len(self._layers))
+        return self._buffers[-1][1]
+
+    def _apply(self, x: Tensor, count: int) -> Tensor:
         if x.shape[0] != self._rows:
             self._allocate(x.shape[0])
-        for (bias, weight, activation), out in zip(self._layers, self._buffers, strict=False):
-            x = _apply(x, bias, weight, activation, out)
-        bias, weight, activation = self._layers[-1]
-        # New memory each time: the caller may keep it, as an action that environments read while they step.
-        return _apply(x, bias, weight, activation, None)
+        for i in range(count):
+            bias, weight, activation = self._layers[i]
+            out, array = self._buffers[i]
+            x = _activated(activation, _linear(x, bias, weight, out), array)
+        return x
 
     def _allocate(self, rows: int) -> None:
         self._rows = rows
-        # Plain memory: what is allocated in inference mode can be written in inference mode only.
-        with torch.inference_mode(False):
-            self._buffers = [torch.empty(rows, weight.shape[1]) for _, weight, _ in self._layers[:-1]]
+        self._buffers = [_buffer(rows, weight.shape[1]) for _, weight, _ in self._layers]
 
 
-def _apply(x: Tensor, bias: Tensor | None, weight: Tensor, activation: Any, out: Tensor | None) -> Tensor:
-    y = torch.mm(x, weight, out=out) if bias is None else torch.addmm(bias, x, weight, out=out)
+def _buffer(*shape: int) -> tuple[Tensor, Array]:
+    """A tensor and its memory as an array."""
+    # Plain memory: what is allocated in inference mode can be written in inference mode only.
+    with torch.inference_mode(False):
+        tensor = torch.empty(shape)
+    return tensor, tensor.numpy()
+
+
+def _is_plain() -> bool:
+    return not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
+
+
+def _linear(x: Tensor, bias: Tensor | None, weight: Tensor, out: Tensor | None) -> Tensor:
+    return torch.mm(x, weight, out=out) if bias is None else torch.addmm(bias, x, weight, out=out)
+
+
+def _activated(activation: type[nn.Module] | None, x: Tensor, array: Array | None = None) -> Tensor:
+    """`x`, changed in place. `array`: its memory, if the caller has it as an array."""
     if activation is nn.Tanh:
-        array = y.numpy()
+        array = x.numpy() if array is None else array
         np.tanh(array, out=array)
     elif activation is nn.ReLU:
-        torch.relu_(y)
-    return y
+        torch.relu_(x)
+    return x
+
+
+class DenseCategorical:
+    """A built-in policy of dense layers that draws one categorical action and writes nothing else."""
+
+    def __init__(self, policy: Policy, head: CategoricalHead, stack: DenseStack) -> None:
+        self._policy = policy
+        self._encode = policy.encoder.forward
+        self._stack = stack
+        self._first = head.first
+        self._noise = _buffer(0, head.num_params)
+
+    def __call__(self, observation: Any) -> Any:
+        """Actions `[n]` int64, from the same random numbers as the policy's."""
+        features = self._encode(observation)
+        if not self._stack.takes(features):
+            return self._policy(observation)
+        logits = self._stack.overwrite(features)
+        if is_greedy():
+            index: Array = logits.argmax(-1)
+        else:
+            if len(self._noise[0]) != len(logits):
+                self._noise = _buffer(*logits.shape)
+            tensor, noise = self._noise
+            tensor.exponential_()
+            index = gumbel_argmax(logits, noise)
+        return index + self._first if self._first else index
 
 
 def with_stacks(acting: Acting, modules: Sequence[nn.Module]) -> Acting | None:
@@ -73,6 +136,8 @@ def with_stacks(acting: Acting, modules: Sequence[nn.Module]) -> Acting | None:
 
     The modules are changed only during a call: a caller that copies or trains them finds them unchanged.
     """
+    if type(acting) is Policy and (whole := _categorical(acting)) is not None:
+        return whole
     patches = [(module.__dict__, name, call) for root in modules for module, name, call in _patches(root)]
     if not patches:
         return None
@@ -89,11 +154,20 @@ def with_stacks(acting: Acting, modules: Sequence[nn.Module]) -> Acting | None:
     return call
 
 
+def _categorical(policy: Policy) -> DenseCategorical | None:
+    head, layers = policy.heads.only, _layers([policy.body, policy.heads.linear])
+    if not isinstance(head, CategoricalHead) or policy.returns_log_prob or not layers:
+        return None
+    if any(_is_changed(module) for module in (policy, policy.encoder, policy.heads)):
+        return None
+    return DenseCategorical(policy, head, DenseStack(layers, policy.forward))
+
+
 def _patches(module: nn.Module) -> Iterator[tuple[nn.Module, str, Callable[..., Tensor]]]:
     """(module, method, what to call instead) of the outermost stacks."""
     if type(module) is Policy:
         layers = _layers([module.body, module.heads.linear])
-        if layers:
+        if layers and not _is_changed(module) and not _is_changed(module.heads):
             yield module, "params", _params_of(module, layers)
             return
     if isinstance(module, nn.Sequential):
@@ -152,4 +226,5 @@ def _flat(modules: Sequence[nn.Module]) -> Iterator[Any]:
 
 def _is_changed(module: nn.Module) -> bool:
     """It does not just what its class does."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+    replaced = any(name in module.__dict__ for name in ("forward", "params", "act"))
+    return bool(module._forward_hooks or module._forward_pre_hooks or replaced)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cormorant_worker.errors import PolicyMismatch
-from cormorant_worker.policy.action_heads import NormalHead, make_head
+from cormorant_worker.policy.action_heads import ActionHead, NormalHead, make_head
 from cormorant_worker.spaces import Space, leaf_spaces, leaves, put_nested, unflattener
 
 Activation = Literal["tanh", "relu"]
@@ -116,6 +116,11 @@ class ActionHeads(nn.Module):
         nn.init.zeros_(self.linear.bias)
         deviations = sum(n - w for n, w in zip(self._sizes, widths, strict=True))
         self.log_std = nn.Parameter(torch.zeros(deviations)) if deviations else None
+
+    @property
+    def only(self) -> ActionHead | None:
+        """The head of an action that is one array."""
+        return self._heads[0] if self._nest is None else None
 
     def forward(self, features: Tensor) -> Tensor:
         """`[n, F]` -> `[n, P]`: the parameters of every leaf side by side."""
