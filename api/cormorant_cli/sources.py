@@ -36,7 +36,7 @@ OpenHead = Callable[[], AbstractContextManager[HeadClient]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a line of the table says of a job, whoever said it."""
+    """One row of the table: a job as the cluster or its head reports it."""
 
     phase: str
     """Empty: no operator has seen the job."""

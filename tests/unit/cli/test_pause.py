@@ -20,7 +20,7 @@ LEASE = PauseLease(id="p1", owner="other", reason="", mode="now", created_at=NOW
         (True, True, "draining", (), False),
         (True, True, "paused", (), True),
         (False, True, "paused", (), False),
-        # The head has received it; its workers stand still yet.
+        # The head has received it; its workers are still paused.
         (False, False, "paused", (), False),
         (False, False, "running", (), True),
         (False, False, "paused", (LEASE,), True),

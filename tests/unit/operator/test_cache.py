@@ -71,7 +71,7 @@ def test_pods_may_be_seen_before_their_job() -> None:
     assert len(cache.record("j1").pods) == 1
 
 
-def test_pods_of_nobody_and_of_other_jobs_are_kept_apart() -> None:
+def test_pods_without_a_job_and_of_other_jobs_are_kept_apart() -> None:
     cache = Cache()
     assert cache.see(pod(owner="")) == ""
     cache.see(pod(uid="p2", owner="j2"))

@@ -16,8 +16,8 @@ from cormorant_testing.scripts import until
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.collector import Collector
-from cormorant_worker.collect.one_cpu import OneCpu, native_threads
 from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.envs.one_cpu import OneCpu, native_threads
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs on Linux"

@@ -18,7 +18,6 @@ from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.env_sources import env_factory, envpool_task, info_fields, vectorize
 from cormorant_worker.collect.moments import BatchMoments
-from cormorant_worker.collect.one_cpu import OneCpu, native_threads
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace, find_device
 from cormorant_worker.collect.variants import Assignment, assign, check_tasks, envpool_tasks
@@ -28,6 +27,7 @@ from cormorant_worker.envs.envpool import AsyncEnvPoolVectorEnv, EnvPoolTask, En
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.made import MadeEnvs
+from cormorant_worker.envs.one_cpu import OneCpu, native_threads
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.variants import VariantEnvs, check_spaces, naming
@@ -124,7 +124,7 @@ def build_collector(
         collector = Collector(envs, actor, config=config, warmup=warmup, weights=weights)
         if normalizer is not None:
             collector.moments = BatchMoments(normalizer, collector.num_envs)
-        _keep_to_one_cpu(collector, pool_threads)
+        collector.cpu = OneCpu(pool_threads)
     except BaseException:
         for env in envs:
             env.close()
@@ -240,7 +240,7 @@ def rebuild(
     built = build_envs(job, place, overrides)
     try:
         collector.begin_anew(built.groups, seeds=place.seeds, first_trajectory=place.first_trajectory)
-        _keep_to_one_cpu(collector, built.pool_threads)
+        collector.cpu = OneCpu(built.pool_threads)
     except BaseException:
         for env in built.groups:
             env.close()
@@ -255,13 +255,12 @@ class BuiltEnvs(NamedTuple):
     assignment: Assignment | None
     """Which environment plays which variant; None: the manifest has no variants."""
     pool_threads: frozenset[int] = frozenset()
-    """Native ids of EnvPool's threads, where one of them steps all environments."""
+    """Native ids of EnvPool's threads, where they may keep to the CPU of the policy."""
 
 
-def _keep_to_one_cpu(collector: Collector, pool_threads: frozenset[int]) -> None:
+def _fits_one_cpu(place: WorkerPlace, overrides: WorkerOverrides) -> bool:
     # Threads that torch starts for a batch would inherit the CPU.
-    if collector.actor.device.type == "cpu" and torch.get_num_threads() == 1:
-        collector.cpu = OneCpu(pool_threads)
+    return torch.get_num_threads() == 1 and find_device(overrides.device or place.device).type == "cpu"
 
 
 def build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides) -> BuiltEnvs:
@@ -276,13 +275,13 @@ def build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides
     seeds = place.seeds.env_seeds(env.num_envs)
     assignment = assign(env, place)
     if env.envpool is not None:
-        others = native_threads()
+        one_cpu, others = _fits_one_cpu(place, overrides), native_threads()
         if assignment is not None:
-            pools, num_threads = _build_pools(env, env.envpool, place, seeds, assignment)
+            pools, num_threads = _build_pools(env, env.envpool, place, seeds, assignment, one_cpu=one_cpu)
         else:
-            pools, num_threads = _build_envpool(job, env.envpool, place, seeds)
-        has_one_thread = num_threads == len(pools) == 1 and pools[0].lockstep
-        return BuiltEnvs(pools, num_threads, assignment, native_threads() - others if has_one_thread else frozenset())
+            pools, num_threads = _build_envpool(job, env.envpool, place, seeds, one_cpu=one_cpu)
+        one_cpu = one_cpu and num_threads == len(pools) == 1 and pools[0].lockstep
+        return BuiltEnvs(pools, num_threads, assignment, native_threads() - others if one_cpu else frozenset())
     if env.gymnasium is not None:
         parts = np.array_split(np.arange(len(seeds)), _num_served_groups(place, len(seeds)))
         groups = tuple(_build_gymnasium(env, env.gymnasium, columns, seeds, assignment) for columns in parts)
@@ -291,7 +290,7 @@ def build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides
 
 
 def _build_envpool(
-    job: CollectorJob, block: EnvPoolBlock, place: WorkerPlace, seeds: list[int]
+    job: CollectorJob, block: EnvPoolBlock, place: WorkerPlace, seeds: list[int], *, one_cpu: bool
 ) -> tuple[Sequence[VectorEnv], int]:
     collection = job.spec.collection
     task = envpool_task(job.spec.env)
@@ -304,7 +303,8 @@ def _build_envpool(
     env_groups = 1 if is_async else _num_env_groups(task.spaces()[0], block.num_envs, max_threads)
     if place.servers and not is_async:
         env_groups = _num_served_groups(place, block.num_envs)
-    threads = block.num_threads or place.num_threads or _calibrated(task, block, place, env_groups)
+    one_cpu = one_cpu and env_groups == 1 and not is_async
+    threads = block.num_threads or place.num_threads or _calibrated(task, block, place, env_groups, one_cpu=one_cpu)
     if is_async:
         pool = AsyncEnvPoolVectorEnv(task, batch_size=block.batch_size, num_threads=threads, seeds=seeds, info=info)
         return (pool,), threads
@@ -314,7 +314,13 @@ def _build_envpool(
 
 
 def _build_pools(
-    env: EnvBlock, block: EnvPoolBlock, place: WorkerPlace, seeds: list[int], assignment: Assignment
+    env: EnvBlock,
+    block: EnvPoolBlock,
+    place: WorkerPlace,
+    seeds: list[int],
+    assignment: Assignment,
+    *,
+    one_cpu: bool,
 ) -> tuple[Sequence[VectorEnv], int]:
     """One pool for each variant that this worker plays; their threads are those of one pool, shared by size."""
     tasks = envpool_tasks(env)
@@ -322,7 +328,8 @@ def _build_pools(
     check_spaces({name: task.spaces() for name, task in tasks.items()})
     shares = assignment.shares()
     largest = tasks[max(shares, key=lambda share: share[1].stop - share[1].start)[0].name]
-    threads = block.num_threads or place.num_threads or _calibrated(largest, block, place, 1)
+    one_cpu = one_cpu and len(shares) == 1
+    threads = block.num_threads or place.num_threads or _calibrated(largest, block, place, 1, one_cpu=one_cpu)
     pools: list[VectorEnv] = []
     try:
         for variant, columns in shares:
@@ -338,10 +345,10 @@ def _build_pools(
     return tuple(pools), threads
 
 
-def _calibrated(task: EnvPoolTask, block: EnvPoolBlock, place: WorkerPlace, env_groups: int) -> int:
+def _calibrated(task: EnvPoolTask, block: EnvPoolBlock, place: WorkerPlace, env_groups: int, *, one_cpu: bool) -> int:
     """Threads of each EnvGroup. With two groups, the policy needs a CPU while one of them steps."""
     max_threads = place.max_threads or available_cpus()
-    found = calibrate(task, num_envs=block.num_envs, max_threads=max_threads)
+    found = calibrate(task, num_envs=block.num_envs, max_threads=max_threads, one_cpu=one_cpu)
     threads = max(1, found.num_threads - (env_groups - 1))
     if found.step_seconds:
         log.info(

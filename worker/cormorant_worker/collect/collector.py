@@ -22,7 +22,6 @@ from cormorant_worker.collect.env_group import Columns, EnvGroup, LockstepEnvGro
 from cormorant_worker.collect.episode_metrics import EpisodeMetrics
 from cormorant_worker.collect.first_frames import FirstFrames
 from cormorant_worker.collect.moments import BatchMoments
-from cormorant_worker.collect.one_cpu import OneCpu
 from cormorant_worker.collect.pause_gate import PauseGate
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.collect.served_env_group import ServedAsyncEnvGroup, ServedLockstepEnvGroup
@@ -30,6 +29,7 @@ from cormorant_worker.collect.state import load_state, save_state
 from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
 from cormorant_worker.collect.trajectories import Episodes, Trajectories, trajectory_base
 from cormorant_worker.collect.variants import Assignment
+from cormorant_worker.envs.one_cpu import OneCpu
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvError
 from cormorant_worker.inference.remote_actor import RemoteActor

@@ -1,7 +1,8 @@
 """How many EnvPool threads pay, found by timing a few steps at the start.
 
 More threads help as long as a vector step takes longer than waking them: cheap environments (CartPole) are faster on
-one, Atari on all that the CPU limit allows. What is found is told to replacements, so that they need not ask again.
+one, Atari on all that the CPU limit allows. One thread is timed as it will run: on the CPU of the policy, where it may
+keep to that (one_cpu.py). What is found is told to replacements, so that they need not ask again.
 """
 
 import time
@@ -10,10 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
+from cormorant_worker.envs.one_cpu import OneCpu, native_threads
 from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.policy.random_actor import RandomActor
 
 _PROBE_STEPS = 30
+_SAMPLE = 4
+"""Environments that tell, beside one alone, what each takes of a vector step."""
 _CLEARLY_CHEAP_S = 100e-6
 """A vector step's work below which a second thread cannot win: waking it takes about as long."""
 _CLEARLY_DEAR_S = 4e-3
@@ -29,19 +33,25 @@ class Calibration:
     """Seconds of one vector step by number of threads, where it was timed."""
 
 
-def calibrate(task: EnvPoolTask, *, num_envs: int, max_threads: int) -> Calibration:
+def calibrate(task: EnvPoolTask, *, num_envs: int, max_threads: int, one_cpu: bool = False) -> Calibration:
     """Find the number of threads for `num_envs` environments, at most `max_threads`.
 
-    Takes well under a second for cheap environments; expensive ones are recognised by a single environment.
+    Takes well under a second for cheap environments; expensive ones are recognised by a few.
+
+    Args:
+        one_cpu: a single thread will keep to the CPU of the thread that acts.
     """
     if max_threads == 1 or num_envs == 1:
         return Calibration(num_threads=1, step_seconds={})
-    work_s = _seconds_per_step(task, num_envs=1, num_threads=1) * num_envs
+    # What a vector step costs however few step would count for each, were one environment alone the measure. On one CPU
+    # that cost varies least.
+    alone_s, several_s = (_seconds_per_step(task, num_envs=n, num_threads=1, one_cpu=True) for n in (1, _SAMPLE))
+    work_s = (several_s - alone_s) / (_SAMPLE - 1) * num_envs
     if work_s > _CLEARLY_DEAR_S:
         return Calibration(num_threads=min(max_threads, num_envs), step_seconds={})
     if work_s < _CLEARLY_CHEAP_S:
         return Calibration(num_threads=1, step_seconds={})
-    timed = {1: _seconds_per_step(task, num_envs=num_envs, num_threads=1)}
+    timed = {1: _seconds_per_step(task, num_envs=num_envs, num_threads=1, one_cpu=one_cpu)}
     best = 1
     for threads in _doublings(min(max_threads, num_envs)):
         timed[threads] = _seconds_per_step(task, num_envs=num_envs, num_threads=threads)
@@ -60,18 +70,20 @@ def _doublings(limit: int) -> list[int]:
     return [*found, limit]
 
 
-def _seconds_per_step(task: EnvPoolTask, *, num_envs: int, num_threads: int) -> float:
+def _seconds_per_step(task: EnvPoolTask, *, num_envs: int, num_threads: int, one_cpu: bool = False) -> float:
     """The median of a few vector steps with random actions."""
+    others = native_threads()
     env = EnvPoolVectorEnv(task, num_threads=num_threads, seeds=list(range(num_envs)))
     actor = RandomActor(env.action_space, seed=0)
     is_init = np.zeros(num_envs, dtype=np.bool_)
     env.start()
     seconds = []
-    for _ in range(_PROBE_STEPS):
-        actions = actor.act((), (), is_init).actions
-        began = time.perf_counter()
-        env.send(actions, EVERY_ROW)
-        env.recv()
-        seconds.append(time.perf_counter() - began)
+    with OneCpu(native_threads() - others if one_cpu else frozenset()):
+        for _ in range(_PROBE_STEPS):
+            actions = actor.act((), (), is_init).actions
+            began = time.perf_counter()
+            env.send(actions, EVERY_ROW)
+            env.recv()
+            seconds.append(time.perf_counter() - began)
     env.close()
     return float(np.median(seconds))

@@ -175,10 +175,10 @@ def test_a_store_that_never_answered_is_told_at_once(uri: str, monkeypatch: pyte
 
 
 def test_a_bucket_is_never_made(uri: str) -> None:
-    store = ObjectStore(uri.replace(BUCKET, f"{BUCKET}-of-nobody"))
-    with pytest.raises(FileNotFoundError, match="bucket cormorant-of-nobody does not exist"):
+    store = ObjectStore(uri.replace(BUCKET, f"{BUCKET}-missing"))
+    with pytest.raises(FileNotFoundError, match="bucket cormorant-missing does not exist"):
         store.write_root_once("dataset.json", b"{}")
-    assert not store._fs.exists(f"{BUCKET}-of-nobody")
+    assert not store._fs.exists(f"{BUCKET}-missing")
 
 
 def test_a_store_that_is_gone_for_a_while_costs_time_alone(
