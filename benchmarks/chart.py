@@ -16,7 +16,7 @@ IMAGE = ROOT / "docs" / "images" / "speed.svg"
 
 _SHOWN = 6
 """Contenders; the columns after them explain the others."""
-_BAR, _GAP, _LEFT, _SCALE, _TOP = 13, 16, 170, 220, 24
+_BAR, _GAP, _LEFT, _LONGEST, _TOP = 13, 16, 170, 440, 24
 _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f }
 .small { font-size: 11px } .bold { font-weight: 600 }
@@ -41,8 +41,9 @@ def draw(contenders: list[str], workloads: list[tuple[str, list[float]]]) -> str
 
 def _lines(contenders: list[str], workloads: list[tuple[str, list[float]]]) -> Iterator[str]:
     group = _BAR * len(contenders) + _GAP + 16
-    width, height = _LEFT + 2 * _SCALE + 60, _TOP + group * len(workloads) + 8
-    one = _LEFT + _SCALE
+    width, height = _LEFT + _LONGEST + 60, _TOP + group * len(workloads) + 8
+    scale = _LONGEST / max(2.0, *(ratio for _, ratios in workloads for ratio in ratios))
+    one = round(_LEFT + scale)
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'role="img" aria-label="Frames per second over the bare loop">'
@@ -56,8 +57,8 @@ def _lines(contenders: list[str], workloads: list[tuple[str, list[float]]]) -> I
             y = top + 18 + place * _BAR
             kind = "ours" if name.startswith("Cormorant") else "other"
             yield f'<text x="{_LEFT - 6}" y="{y + 10}" text-anchor="end" class="small">{escape(name)}</text>'
-            yield f'<rect x="{_LEFT}" y="{y}" width="{ratio * _SCALE:.0f}" height="{_BAR - 2}" class="{kind}"/>'
-            yield f'<text x="{_LEFT + ratio * _SCALE + 4:.0f}" y="{y + 10}" class="small">{ratio:.2f}</text>'
+            yield f'<rect x="{_LEFT}" y="{y}" width="{ratio * scale:.0f}" height="{_BAR - 2}" class="{kind}"/>'
+            yield f'<text x="{_LEFT + ratio * scale + 4:.0f}" y="{y + 10}" class="small">{ratio:.2f}</text>'
     yield f'<line x1="{one}" y1="{_TOP - 4}" x2="{one}" y2="{height}" class="line"/>'
     yield "</svg>"
 
