@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cormorant_contract.base import IMAGE_PATTERN, Contract, Entrypoint, JsonObject, Label, Text
+from cormorant_contract.base import IMAGE_PATTERN, Contract, Entrypoint, Flag, JsonObject, Label, Text
 from cormorant_contract.rule import Rule, Transition, Value
 
 
@@ -32,6 +32,10 @@ class Policy(Contract):
     initial_weights: Text = ""
     """URI of a safetensors file with the initial weights: file:// or any URI supported by fsspec. Empty keeps the
     weights that the factory made."""
+
+    allow_nonfinite: Flag = False
+    """Accept weights with NaN or infinite values, such as masks of minus infinity, in initialWeights, checkpoints and
+    publishes; otherwise they are refused."""
 
     compile: Literal["off", "auto", "on"] = "off"
     """Faster ways to call the policy, checked against it and timed when a worker starts: off; auto tries those that

@@ -16,6 +16,7 @@
     ├── WeightsError
     │   ├── MalformedWeights     the bytes are not safetensors
     │   ├── WeightsMismatch      missing, extra or misshapen tensors; nothing was applied
+    │   ├── NonfiniteWeights     NaN or infinite values, which were not allowed
     │   └── StaleWeights         a version that is not newer than the published one
     ├── StateError               a state dict of another job, layout or version
     │   └── EnvNotSaved          environments of this kind cannot be saved
@@ -123,6 +124,10 @@ class MalformedWeights(WeightsError):
 
 class WeightsMismatch(WeightsError):
     """The tensors differ from the policy's in name, shape or dtype. Nothing was applied."""
+
+
+class NonfiniteWeights(WeightsError):
+    """Some values are NaN or infinite. Nothing was applied."""
 
 
 class StaleWeights(WeightsError):

@@ -21,6 +21,7 @@ from cormorant_worker.errors import (
     CormorantError,
     FleetClosed,
     LastWorker,
+    NonfiniteWeights,
     NoSuchWorker,
     StaleWeights,
     StateError,
@@ -49,6 +50,7 @@ _KIND_OF_STATUS = {
 _KIND_OF_ERROR: tuple[tuple[type[CormorantError], ProblemType, dict[str, float]], ...] = (
     (StaleWeights, ProblemType.VERSION_CONFLICT, {}),
     (WeightsMismatch, ProblemType.TENSOR_MISMATCH, {}),
+    (NonfiniteWeights, ProblemType.NOT_FINITE, {}),
     (StateError, ProblemType.STATE_MISMATCH, {}),
     (ControlTimeout, ProblemType.CONTROL_TIMEOUT, {}),
     (NoSuchWorker, ProblemType.UNKNOWN_WORKER, {}),

@@ -21,7 +21,7 @@ from cormorant_api.http.conditions import check_preconditions, names_etag
 from cormorant_api.http.uploads import parse_body, refusal_of
 from cormorant_api.traces import Traces
 from cormorant_api.weights.patch import merge
-from cormorant_api.weights.specs import check_finite, check_specs
+from cormorant_api.weights.specs import check_specs
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, digest_of
 from cormorant_api.weights.updates import PublishRecord, UpdateTracker, historic_update, update_id
 from cormorant_contract.rest.base import VERSION_MAX
@@ -107,8 +107,8 @@ class Publisher:
         """
         began = time.monotonic()
         parsed = self._verified(upload.blob, wanted.model)
-        if not wanted.allows_nonfinite:
-            check_finite(upload.blob)
+        if not (wanted.allows_nonfinite or self._fleet.job.spec.policy.allow_nonfinite):
+            upload.blob.check_finite()
         verify_ms = (time.monotonic() - began) * 1000
         with self._publishing:
             current = self.version
@@ -356,7 +356,7 @@ class Publisher:
         )
         began = time.monotonic()
         try:
-            receipt = self._fleet.publish(upload.blob, version=number)
+            receipt = self._fleet.publish(upload.blob, version=number, allow_nonfinite=True)  # checked, or kept
         except CormorantError:
             self.tracker.withdraw(number)
             raise

@@ -1,15 +1,11 @@
-"""Checks published tensors: names, shapes and dtypes against the policy's specs, and that values are finite."""
+"""Checks published tensors: names, shapes and dtypes against the policy's specs."""
 
-import math
 from collections.abc import Mapping
-
-import torch
 
 from cormorant_api.errors import ApiError
 from cormorant_contract.rest.models import TensorShape
 from cormorant_contract.rest.problems import Differences, ProblemType
 from cormorant_contract.tensor_file import ITEM_BYTES, TORCH_NAMES, TensorEntry
-from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import TensorSpec, WeightSpecs
 
 _NAMED = 20
@@ -37,35 +33,6 @@ def limit_bytes(specs: WeightSpecs, *, most: int) -> int:
             items *= length
         size += items
     return min(most, 2 * size + _HEADER_MARGIN + _HEADER_PER_TENSOR * len(tensors))
-
-
-def check_finite(blob: WeightsBlob) -> None:
-    """Refuse weights with NaN or infinite values. One pass over the memory.
-
-    Raises:
-        ApiError: 422, with the first tensor and the number of others.
-    """
-    bad = [
-        f"{model}/{name}"
-        for model, tensors in blob.weights().items()
-        for name, tensor in tensors.items()
-        if tensor.is_floating_point() and not _is_finite(tensor)
-    ]
-    if bad:
-        others = f" and {len(bad) - 1} others" if len(bad) > 1 else ""
-        raise ApiError(
-            ProblemType.NOT_FINITE,
-            f"{bad[0][:200]}{others}: NaN or infinite values; nothing was published. Check the learner's last update, "
-            "or publish with allow_nonfinite=true to accept them",
-        )
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    if not tensor.numel():
-        return True
-    values = tensor if tensor.element_size() > 1 else tensor.to(torch.float32)  # float8 has no order in torch
-    least, most = torch.aminmax(values)  # NaN where one value is
-    return math.isfinite(least) and math.isfinite(most)
 
 
 def check_specs(

@@ -13,7 +13,7 @@ import torch
 from cormorant_testing.collecting import make_job
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
-from cormorant_worker.errors import MalformedWeights, WeightsError, WeightsMismatch
+from cormorant_worker.errors import MalformedWeights, NonfiniteWeights, WeightsError, WeightsMismatch
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
@@ -29,6 +29,17 @@ def received(weights: dict[str, torch.Tensor], default_model: str = "policy") ->
     blob = WeightsBlob(len(data))
     blob.buffer[:] = data
     return blob.check(default_model)
+
+
+def test_publish_refuses_values_that_are_not_finite() -> None:
+    bad = {name: tensor * torch.nan for name, tensor in numbered(1).items()}
+    job = make_job(env={"gymnasium": CLOCK}, policy="versioned")
+    with Fleet(job) as fleet:
+        for weights in (bad, received(bad)):
+            with pytest.raises(NonfiniteWeights, match=r"NaN or infinite values; nothing was published.*allow_"):
+                fleet.publish(weights)
+        assert fleet.version == 0
+        assert fleet.publish(bad, allow_nonfinite=True).version == 1
 
 
 def test_no_frame_has_older_weights_after_applied() -> None:
@@ -105,7 +116,7 @@ def test_a_late_joiner_gets_every_model_at_its_newest_version() -> None:
 def test_a_version_that_leaves_no_room_for_later_ones_is_refused() -> None:
     with Fleet(make_job(num_envs=1, policy="versioned", action="box", lengths=5), FleetOptions(workers=1)) as fleet:
         for version in (2**62 + 1, 2**63 - 1, 2**63):
-            with pytest.raises(WeightsError, match=f"{version} is past {2**62}, the highest that may be chosen"):
+            with pytest.raises(WeightsError, match=f"{version} is past {2**62}, the highest allowed"):
                 fleet.publish(numbered(1), version=version)
         assert fleet.version == 0
         assert fleet.publish(numbered(1), version=2**62, wait_s=30).applied == ("cpu-0",)
@@ -115,7 +126,7 @@ def test_a_version_that_leaves_no_room_for_later_ones_is_refused() -> None:
 def test_nan_actions_of_published_weights_cost_a_worker_and_no_job() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     with Fleet(job, FleetOptions(workers=1)) as fleet:
-        fleet.publish({name: weight * float("nan") for name, weight in numbered(1).items()})
+        fleet.publish({name: weight * float("nan") for name, weight in numbered(1).items()}, allow_nonfinite=True)
         until(lambda: fleet.stats().restarts > 0)
         version = fleet.publish(numbered(2)).version
         until(lambda: fleet.receipt(version).applied == ("cpu-0",))

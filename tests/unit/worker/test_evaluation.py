@@ -16,7 +16,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.errors import EnvError, EvaluationError
+from cormorant_worker.errors import EnvError, EvaluationError, NonfiniteWeights
 from cormorant_worker.evaluation.book import EpisodeBook
 from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.evaluation.results import (
@@ -303,6 +303,19 @@ def test_sweeps_keep_the_digest_of_each_file(tmp_path: Path) -> None:
     checkpoint(tmp_path / "1.safetensors", 2)
     with pytest.raises(EvaluationError, match="holds the results of another evaluation: weights was"):
         EpisodeBook(job)
+
+
+def test_weights_that_are_not_finite_are_refused_by_file(tmp_path: Path) -> None:
+    uri = checkpoint(tmp_path / "1.safetensors", 1)
+    weights = load_file(uri)
+    save_file({name: tensor.index_fill(0, torch.tensor(0), -torch.inf) for name, tensor in weights.items()}, uri)
+    initial = job_of(tmp_path, PENDULUM, policy={**MLP, "initialWeights": uri}, episodes={"count": 1})
+    sweep = job_of(tmp_path, PENDULUM, policy=MLP, episodes={"count": 1, "checkpoints": [uri]})
+    for job in (initial, sweep):
+        with pytest.raises(NonfiniteWeights, match=f"more: NaN or infinite values; {uri} was not loaded.*policy.allow"):
+            played_by(job, [0])
+    policy = {**MLP, "initialWeights": uri, "allowNonfinite": True}
+    player_of(job_of(tmp_path, PENDULUM, policy=policy, episodes={"count": 1}))
 
 
 def test_evaluations_normalise_with_the_statistics_of_the_file(tmp_path: Path) -> None:

@@ -207,9 +207,9 @@ def build_policy(
             call = str(compile_actor(acting, seen, mode=mode, num_rows=num_rows, exploration=exploration))
     actor: Actor = acting if normalizer is None else NormalizingActor(acting, normalizer)
     weights = StagedWeights(models.modules, normalizer)
-    if job.spec.policy.initial_weights:
+    if uri := job.spec.policy.initial_weights:
         statistics = None if normalizer is None else normalizer.statistics
-        weights.load(read_weights(job.spec.policy.initial_weights), statistics)
+        weights.load(read_weights(uri, allow_nonfinite=job.spec.policy.allow_nonfinite), statistics)
     return ServedPolicy(actor=actor, weights=weights, observation_space=observation, action_space=action, call=call)
 
 

@@ -62,6 +62,10 @@ class EpisodeBook:
         return table
 
 
+_NOT_OF_POLICY = frozenset({"initialWeights", "allowNonfinite"})
+"""Fields that change no result: weights count by their digest."""
+
+
 def subject_of(job: CollectorJob) -> dict[str, Any]:
     """What decides an episode's result beside its seed, in JSON."""
     spec, episodes = job.spec, job.spec.collection.episodes
@@ -73,7 +77,7 @@ def subject_of(job: CollectorJob) -> dict[str, Any]:
         weights = digest_of(policy.initial_weights) if policy.initial_weights else ""
     return {
         "env": _without_speed(spec.env.to_document()),
-        "policy": {name: value for name, value in policy.to_document().items() if name != "initialWeights"},
+        "policy": {name: value for name, value in policy.to_document().items() if name not in _NOT_OF_POLICY},
         "deterministic": episodes.deterministic,
         "weights": weights,
     }

@@ -128,7 +128,8 @@ class Player:
     def _load(self, checkpoint: str) -> None:
         if checkpoint != self._checkpoint:
             statistics = statistics_for(self._job.spec.collection.normalize, checkpoint)
-            self._weights.load(read_weights(checkpoint), statistics)
+            allow_nonfinite = self._job.spec.policy.allow_nonfinite
+            self._weights.load(read_weights(checkpoint, allow_nonfinite=allow_nonfinite), statistics)
             self._checkpoint = checkpoint
 
     def _play_task(self, task: str, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:

@@ -279,6 +279,7 @@ class Fleet:
         version: int | None = None,
         wait_s: float = 0.0,
         workers: Sequence[str] = (),
+        allow_nonfinite: bool = False,
     ) -> Receipt:
         """Hand new weights to every worker; each applies them at its next batch boundary, all of them or none.
 
@@ -289,24 +290,26 @@ class Fleet:
             wait_s: how long to wait for every worker to act with them; 0 returns at once.
             workers: names of those that alone get them, and their replacements; empty: all. `state()` holds what all
                 have, and staleness is measured by it.
+            allow_nonfinite: accept NaN and infinite values, as `policy.allowNonfinite` does for every publish.
 
         Returns:
             Which workers act with this version already, which have it staged, and which refused it.
 
         Raises:
-            WeightsMismatch: the tensors do not fit the policy; nothing was published.
+            WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
             StaleWeights: the version is not higher than the published one.
             WeightsError: these are no weights, or the version is past 2**62.
             FleetError: no such worker; nothing was published.
         """
         self._core.refuse_weights_of_evaluation()
         if isinstance(weights, WeightsBlob):
-            blob = weights
-            verify(blob.specs, self._known.specs)
+            verify((blob := weights).specs, self._known.specs)
         else:
             tensors = in_models(weights)
             verify(specs_of_tensors(tensors), self._known.specs)  # before anything is copied
             blob = WeightsBlob.of(tensors)
+        if not (allow_nonfinite or self.job.spec.policy.allow_nonfinite):
+            blob.check_finite()
         with self._shared(blob) as payload, self._changed:
             return self._publish(blob, payload, version, wait_s=wait_s, workers=workers)
 
@@ -337,9 +340,7 @@ class Fleet:
         if number <= newest:
             raise StaleWeights(f"weights version {number} is not newer than {newest}; publish a higher one")
         if version is not None and number > _HIGHEST_CHOSEN:
-            raise WeightsError(
-                f"version {number} is past {_HIGHEST_CHOSEN}, the highest that may be chosen; choose less"
-            )
+            raise WeightsError(f"version {number} is past {_HIGHEST_CHOSEN}, the highest allowed; choose a lower one")
         offers.publish(blob, number, payload, core.servers.named(workers))
         core.waker.wake()
         if wait_s > 0:

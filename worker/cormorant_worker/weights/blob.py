@@ -27,7 +27,7 @@ from cormorant_worker.errors import MalformedWeights, WeightsError
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.policy.loading import MAIN_MODEL
 from cormorant_worker.shared_memory import SharedMemory
-from cormorant_worker.weights.staged import TensorSpec, Weights
+from cormorant_worker.weights.staged import TensorSpec, Weights, check_finite
 
 _TORCH: dict[str, torch.dtype] = {name: getattr(torch, attribute) for name, attribute in TORCH_NAMES.items()}
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}
@@ -122,6 +122,18 @@ class WeightsBlob:
             }
             for model, entries in self.tensors.items()
         }
+
+    def check_finite(self) -> None:
+        """Refuse to publish NaN and infinite values. One pass over the memory.
+
+        Raises:
+            NonfiniteWeights: nothing was published.
+        """
+        check_finite(
+            self.weights(),
+            "nothing was published. Check the learner's last update, or publish with allow_nonfinite=true to accept "
+            "them",
+        )
 
     def weights(self) -> dict[str, dict[str, torch.Tensor]]:
         """Views of the memory, by model and name; they keep it alive."""

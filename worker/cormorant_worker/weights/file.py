@@ -13,7 +13,7 @@ import torch
 from cormorant_worker.errors import StateError, WeightsError
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.weights.blob import WeightsBlob, by_model, read_weights
-from cormorant_worker.weights.staged import Weights, is_extra_state
+from cormorant_worker.weights.staged import Weights, check_finite, is_extra_state
 
 STATISTICS = "cormorant_statistics"
 """Key of a file's metadata: the statistics that its weights act with, as JSON."""
@@ -56,11 +56,19 @@ def read_statistics(uri: str) -> Statistics | None:
         raise WeightsError(f"cannot read the statistics of the weights in {uri}: {error}") from error
 
 
-def read(uri: str) -> dict[str, dict[str, torch.Tensor]]:
-    """Read a safetensors file from a path or any fsspec URI."""
+def read(uri: str, *, allow_nonfinite: bool) -> dict[str, dict[str, torch.Tensor]]:
+    """Read the weights that a policy starts with from a safetensors file: a path or any fsspec URI.
+
+    Raises:
+        WeightsError: the file cannot be read.
+        NonfiniteWeights: values are NaN or infinite, and that is not allowed.
+    """
     try:
         with fsspec.open(uri, "rb") as file:
             data = file.read()
     except (OSError, ValueError, ImportError) as error:
         raise WeightsError(f"cannot read weights from {uri}: {error}") from error
-    return read_weights(memoryview(data))
+    weights = read_weights(memoryview(data))
+    if not allow_nonfinite:
+        check_finite(weights, f"{uri} was not loaded. Check the run that wrote it, or set policy.allowNonfinite")
+    return weights

@@ -6,6 +6,7 @@
 One thread offers, the collector's thread applies; the lock guards the offer that waits.
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, NewType
 
 import torch
 
-from cormorant_worker.errors import StaleWeights, WeightsMismatch
+from cormorant_worker.errors import NonfiniteWeights, StaleWeights, WeightsMismatch
 
 if TYPE_CHECKING:
     from cormorant_worker.normalize.moments import Statistics
@@ -84,6 +85,31 @@ def verify(found: WeightSpecs, specs: WeightSpecs) -> None:
         raise WeightsMismatch(
             f"{len(problems)} tensors do not fit the policy: {'; '.join(problems[:_SHOWN])}{more}; nothing was applied"
         )
+
+
+def check_finite(weights: Weights, remedy: str) -> None:
+    """Refuse NaN and infinite values. One pass over the memory.
+
+    Raises:
+        NonfiniteWeights: with the first tensor, the number of others, and the remedy.
+    """
+    bad = [
+        f"{model}/{name}"
+        for model, tensors in weights.items()
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and not _is_finite(tensor)
+    ]
+    if bad:
+        others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise NonfiniteWeights(f"{bad[0][:200]}{others}: NaN or infinite values; {remedy}")
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    if not tensor.numel():
+        return True
+    values = tensor if tensor.element_size() > 1 else tensor.to(torch.float32)  # float8 has no order in torch
+    least, most = torch.aminmax(values)  # NaN where one value is
+    return math.isfinite(least) and math.isfinite(most)
 
 
 def _differences(model: str, tensors: Mapping[str, TensorSpec], specs: Mapping[str, TensorSpec]) -> list[str]:
