@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cormorant_cli.connection import TIMEOUT_S, Connection, with_connection
-from cormorant_cli.errors import BadInput, CommandFailed, HeadAway, NoHead, NotAllowed
+from cormorant_cli.errors import BadInput, CommandFailed, NoHead
 from cormorant_cli.printing import told_when_slow
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def pause(
     """Pause all workers. They keep their state and continue after `cormorant resume`.
 
     Sets the job's spec.paused. With --owner, --ttl or --url it takes a pause lease from the head instead, which
-    expires. Exits with 1 if the workers are not paused in time; the pause stays in effect.
+    expires. Exits with 1 if the workers are not paused in time or cannot be checked; the pause stays in effect.
     """
     if connection.job and not (owner or ttl):
         if reason:
@@ -64,7 +64,10 @@ def resume(
     owner: Owner = "",
     wait: Annotated[float, typer.Option(min=0, max=300, help="Seconds to wait until the job runs again.")] = 30.0,
 ) -> None:
-    """End a pause: the job's spec.paused, or a pause lease with --owner or --url. Leases of other owners stay."""
+    """End a pause: the job's spec.paused, or a pause lease with --owner or --url. Leases of other owners stay.
+
+    Exits with 1 if the workers do not run again in time or cannot be checked.
+    """
     if connection.job and not owner:
         _set_paused(connection, is_paused=False, wait_s=wait)
         return
@@ -92,9 +95,11 @@ def _set_paused(connection: Connection, *, is_paused: bool, wait_s: float) -> No
         except NoHead as error:
             typer.echo(f"{identity(job)}: {word}; {error}")
             return
-        except (NotAllowed, HeadAway) as error:
-            typer.echo(f"{identity(job)}: {word} in its spec, but its workers could not be checked: {error}", err=True)
-            return
+        except CommandFailed as error:
+            raise CommandFailed(
+                f"{identity(job)}: {word} in its spec, but its workers could not be checked: {error}; with --wait 0 "
+                "they are not checked"
+            ) from error
     if is_reached(left, is_paused=is_paused):
         held = _holders(left, connection) if left.leases else ""
         typer.echo(f"{identity(job)}: {held or word}")

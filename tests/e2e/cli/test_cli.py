@@ -206,7 +206,7 @@ def test_scale_resizes_the_elastic_group_and_others_by_name(cli) -> None:
 def test_pause_is_written_in_the_spec_and_reaches_the_head(running) -> None:
     # No kubelet runs here that could forward a port: the command says that it did not hear from the workers.
     done = running("pause", "pong")
-    assert done.code == 0
+    assert done.code == 1
     assert "paused in its spec, but its workers could not be checked" in done.err
     running.namespace.until(lambda: running.head.paused, what="the head is told")
     assert running.namespace.get("cjob", "pong")["spec"]["paused"] is True

@@ -68,7 +68,7 @@ class ScriptedHead:
                 self.wfile.write(said.body)
                 self.close_connection = said.early or self.close_connection
 
-            do_GET = do_PUT = do_POST = do_DELETE = _any  # noqa: N815
+            do_GET = do_PATCH = do_PUT = do_POST = do_DELETE = _any  # noqa: N815
 
             def log_message(self, *_: object) -> None:
                 pass
