@@ -4,14 +4,18 @@
               422      409, 412      503      503                  a warning
 
 A publish is refused only before a worker or reader can see it. A later problem is a warning: the publish is valid, and
-a client that got an error would publish twice.
+a client that got an error would publish twice. A disk that does not answer holds up threads of its own, and a publish
+for a limited time.
 """
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import structlog
 
@@ -40,11 +44,19 @@ from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.cached import CachedPublish, read_cached
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 HIGHEST_CHOSEN = 2**52
 """Highest version that a client may choose; leaves room for automatic numbers above it."""
+_SLOWEST_BYTES_PER_S = 10e6
+"""A disk that writes no faster is given up."""
+_MOST_FLUSHES = 8
 ALL_MODELS = ""
 """Stands for several models in one publish."""
+
+
+class _Silent(StoreError):
+    """The disk did not answer in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +93,11 @@ class Publisher:
         self._fleet, self._events, self._traces = fleet, events, traces
         self._publishing = threading.Lock()
         """Held from the version check until the fleet has the weights."""
+        self.within_s = 10.0
+        """How long a publish waits for the disk, besides the time for its bytes."""
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="weights")
+        """All that is put into the store, in order."""
+        self._flusher = ThreadPoolExecutor(_MOST_FLUSHES, thread_name_prefix="flush")
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -110,7 +127,7 @@ class Publisher:
         if not (wanted.allows_nonfinite or self._fleet.job.spec.policy.allow_nonfinite):
             upload.blob.check_finite()
         verify_ms = (time.monotonic() - began) * 1000
-        with self._publishing:
+        with self._turn(len(upload.blob.buffer)):
             current = self.version
             if (update := self._earlier(upload, wanted)) is not None:
                 return update, False
@@ -195,7 +212,7 @@ class Publisher:
         new = [stored for stored in verified if self.store.version(stored.version) is None]
         try:
             for stored in new:
-                self.store.put(stored)
+                self._put(stored)
             self.restore()
         except BaseException:
             for stored in new:
@@ -228,7 +245,7 @@ class Publisher:
         with self._publishing:
             if version > self.store.newest:
                 self._verified(blob, ALL_MODELS)
-                self.store.put(self._stored(upload, version, ALL_MODELS, author))
+                self._put(self._stored(upload, version, ALL_MODELS, author))
         self._synced(version)
 
     def find(self, model: str, version: int | None = None) -> StoredModel:
@@ -278,10 +295,65 @@ class Publisher:
             return None
         return self.update(wanted.version)
 
+    @contextmanager
+    def _turn(self, size_bytes: int) -> Iterator[None]:
+        """Hold `_publishing`.
+
+        Raises:
+            ApiError: 503, an earlier publish has it for too long.
+        """
+        limit_s = self._limit_s(size_bytes)
+        if not self._publishing.acquire(timeout=limit_s):
+            raise ApiError(
+                ProblemType.STORE_FAILED,
+                f"an earlier publish has not ended after {limit_s:.0f} s; nothing was published; retry",
+                retry_after_s=5,
+            )
+        try:
+            yield
+        finally:
+            self._publishing.release()
+
+    def _put(self, stored: StoredVersion) -> StoredVersion:
+        """Store a version. If the disk answers too late, the version is removed again.
+
+        Raises:
+            StoreError: it is not stored.
+        """
+        put = self._writer.submit(self.store.put, stored)
+
+        def forget(late: Future[StoredVersion]) -> None:
+            # Before the writer begins the next version, which may have the same number.
+            if not late.cancelled() and late.exception() is None:
+                self.store.forget(stored.version)
+
+        try:
+            return self._answer(put, _size_of(stored), f"cannot store weights version {stored.version}")
+        except _Silent:
+            put.add_done_callback(forget)
+            raise
+
+    def _answer(self, asked: Future[T], size_bytes: int, what: str) -> T:
+        limit_s = self._limit_s(size_bytes)
+        try:
+            return asked.result(limit_s)
+        except TimeoutError:
+            asked.cancel()
+            raise _Silent(f"{what}: the disk did not answer within {limit_s:.0f} s") from None
+
+    def _limit_s(self, size_bytes: int) -> float:
+        return self.within_s + size_bytes / _SLOWEST_BYTES_PER_S
+
     def _synced(self, number: int) -> bool:
         """Flush a version to disk. True on failure, which becomes a warning of the update: the version is valid."""
+        stored = self.store.version(number)
+        size_bytes = 0 if stored is None else _size_of(stored)
         try:
-            self.store.sync(number)
+            self._answer(
+                self._flusher.submit(self.store.sync, number),
+                size_bytes,
+                f"could not flush weights version {number} to disk",
+            )
         except StoreError as error:
             log.exception("weights_not_durable", version=number)
             warning = f"{error}; the weights are in use, but may be lost in a power failure"
@@ -318,7 +390,7 @@ class Publisher:
         if self._fleet.statistics is not None and upload.blob.statistics is None:
             upload.blob.statistics = self._fleet.statistics.current
         try:
-            stored = self.store.put(self._stored(upload, number, wanted.model, wanted.author))
+            stored = self._put(self._stored(upload, number, wanted.model, wanted.author))
         except StoreError as error:
             log.exception("weights_not_kept", version=number)
             raise ApiError(ProblemType.STORE_FAILED, f"{error}; nothing was published", retry_after_s=5) from error
@@ -399,6 +471,10 @@ class Publisher:
         )
 
 
+def _size_of(stored: StoredVersion) -> int:
+    return sum(model.size_bytes for model in stored.models.values())
+
+
 def _file_of(blob: WeightsBlob, tensors: Mapping[str, TensorEntry]) -> tuple[memoryview, ...]:
     """One model's tensors as a separate file with unprefixed names."""
     parsed = parse_header(blob.buffer)
@@ -433,7 +509,7 @@ def _historic(stored: StoredVersion) -> Update:
     published = PublishRecord(
         version=stored.version,
         digest=stored.digest,
-        size_bytes=sum(model.size_bytes for model in stored.models.values()),
+        size_bytes=_size_of(stored),
         models=_models_of(stored),
         received=0.0,
     )

@@ -11,7 +11,7 @@ import structlog
 from cormorant_testing.chaos.disk import SmallDisk
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripts import until
-from cormorant_testing.serving import serve
+from cormorant_testing.serving import serve, weights_file
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +51,22 @@ def test_frozen_disk_holds_up_no_request(tmp_path: Path, disk: SmallDisk) -> Non
             ack.join(60)
         assert answers == [204] * 20
         assert served.reader.get("/v1/status").json["frames"]["settled"] == before + 20
+
+
+def test_frozen_disk_refuses_publishes_in_time(tmp_path: Path, disk: SmallDisk) -> None:
+    path = "/v1/models/policy/weights"
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.001)
+    with serve(job, directory=tmp_path / "head") as served:
+        served.server.head.running.publisher.within_s = 1.0
+        disk.freeze()
+        try:
+            refused = served.writer.call("PUT", path, weights_file(1), timeout=30)
+            assert (refused.status, refused.kind) == (503, "store-failed")
+            assert served.reader.get("/v1/models").json["version"] == 0
+        finally:
+            disk.thaw()
+        published = served.writer.put(path, weights_file(2), Prefer="wait=60")
+        assert (published.status, published.json["version"]) == (200, 1)
 
 
 def test_head_ends_although_its_disk_is_frozen(

@@ -288,6 +288,48 @@ def test_a_version_leaves_room_for_those_after_it(endless: Served) -> None:
     assert current(endless) == before
 
 
+def test_publishes_that_a_hung_disk_holds_up_are_refused(endless: Served, monkeypatch: Any) -> None:
+    before, publisher = current(endless), endless.server.head.running.publisher
+    monkeypatch.setattr(publisher, "within_s", 1.0)
+    refused: list[tuple[int, str]] = []
+
+    def put(number: int) -> None:
+        reply = endless.writer.put(PATH, weights_file(1000 + number))
+        refused.append((reply.status, reply.json["detail"]))
+
+    with publisher.store._lock:  # as long as it is held here, no version is stored
+        puts = [threading.Thread(target=put, args=(number,)) for number in range(4)]
+        for started in puts:
+            started.start()
+        for started in puts:
+            started.join(30)
+    assert [status for status, _ in refused] == [503] * 4
+    reasons = {reason for _, reason in refused}
+    silent = f"cannot store weights version {before + 1}: the disk did not answer within 1 s; nothing was published"
+    late = "an earlier publish has not ended after 1 s; nothing was published; retry"
+    assert silent in reasons
+    assert reasons <= {silent, late}
+    body = weights_file(before + 1)
+    published = endless.writer.put(PATH, body, Prefer="wait=60")
+    assert (published.status, published.json["version"]) == (200, before + 1)
+    assert endless.reader.get(PATH).body == body
+    versions = endless.reader.get("/v1/models/policy/versions").json["versions"]
+    assert [entry["version"] for entry in versions if entry["version"] > before] == [before + 1]
+
+
+def test_publish_that_is_not_flushed_in_time_carries_a_warning(endless: Served, monkeypatch: Any) -> None:
+    before, thawed = current(endless), threading.Event()
+    monkeypatch.setattr(endless.server.head.running.publisher, "within_s", 1.0)
+    monkeypatch.setattr("cormorant_api.weights.store.sync_path", lambda _: thawed.wait(60))
+    try:
+        published = endless.writer.put(PATH, weights_file(before + 1), Prefer="wait=60")
+    finally:
+        thawed.set()
+    assert (published.status, published.json["version"]) == (200, before + 1)
+    warning = f"could not flush weights version {before + 1} to disk: the disk did not answer within 1 s; the weights"
+    assert published.json["warning"].startswith(warning)
+
+
 def test_a_publish_that_acts_is_no_error_whatever_the_disk_says(endless: Served, monkeypatch: Any) -> None:
     def refuse(_: int) -> None:
         raise OSError(28, "No space left on device")
