@@ -49,7 +49,7 @@ class CollectorJobSpec(Contract):
     """Groups of worker pods, by name."""
 
     inference: Inference | None = None
-    """How the servers of groups with role inference gather rows. Unset means the defaults."""
+    """How the servers of groups with role inference gather rows; only with such a group. Unset means the defaults."""
 
     elastic_group: Annotated[str, Field(strict=True, max_length=10, pattern=OPTIONAL_LABEL_PATTERN)] = ""
     """Worker group scaled by spec.replicas. Empty means the first group."""
@@ -369,6 +369,14 @@ _SERVERS = "(has(g.role) && g.role == 'inference')"
 """CEL: group g has role inference."""
 
 _ROLE_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+    Rule(
+        cel=f"!has(self.inference) || self.workerGroups.exists(g, {_SERVERS})",
+        holds=lambda spec: spec.inference is None or spec.is_served,
+        sentence="inference is for groups with role inference, and no group of {names} has it; set role: inference in "
+        "a group, or remove inference",
+        values={"names": _GROUP_NAMES},
+        path=("inference",),
+    ),
     Rule(
         cel=f"!self.workerGroups.all(g, {_SERVERS})",
         holds=lambda spec: not all(group.serves for group in spec.worker_groups),

@@ -498,6 +498,12 @@ INVALID: dict[str, Case] = {
         sentence="random actions need no inference servers; remove the groups with role inference, or name a policy",
         by="rule",
     ),
+    "inference-without-servers": Case(
+        document=groups(CPU, policy=MLP, inference={"maxBatch": 64}),
+        path="spec.inference",
+        sentence='inference is for groups with role inference, and no group of ["cpu"] has it',
+        by="rule",
+    ),
     "elastic-servers": Case(
         document=groups({"name": "act", "role": "inference"}, {"name": "cpu", "replicas": 1}, policy=MLP),
         path="spec.elasticGroup",

@@ -131,6 +131,7 @@ def evaluation_job(
     if deterministic is not None:
         collection["episodes"]["deterministic"] = deterministic
     if job.spec.is_served:
+        spec.pop("inference", None)
         spec["workerGroups"] = [group for group in spec["workerGroups"] if group.get("role") != "inference"]
     if weights:
         spec["policy"]["initialWeights"] = weights

@@ -296,6 +296,14 @@ def test_checkpoints_of_a_sweep_have_the_tables_they_have_alone(tmp_path: Path, 
     }
 
 
+def test_evaluation_of_a_job_with_servers_drops_them(tmp_path: Path) -> None:
+    document = job_of(tmp_path, PENDULUM, policy=MLP).to_document()
+    document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": 1}]
+    document["spec"]["inference"] = {"maxBatch": 8}
+    evaluation = evaluation_job(parse_job(document), str(tmp_path), episodes=1)
+    assert ([group.name for group in evaluation.spec.worker_groups], evaluation.spec.inference) == (["cpu"], None)
+
+
 def test_sweeps_keep_the_digest_of_each_file(tmp_path: Path) -> None:
     uri = checkpoint(tmp_path / "1.safetensors", 1)
     job = job_of(tmp_path, PENDULUM, policy=MLP, episodes={"count": 2, "checkpoints": [uri]})
