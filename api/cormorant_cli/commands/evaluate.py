@@ -179,7 +179,9 @@ def show_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     metrics = sorted({name for _, found in rows for name in found.get("metrics", ())})
     has_success = any("success" in found for _, found in rows)
     header = ["CHECKPOINT", "EPISODES", "RETURN", "MEDIAN", "MIN", "MAX", "LENGTH"]
-    header += (["SUCCESS"] if has_success else []) + [name.upper() for name in metrics]
+    header += ["SUCCESS"] if has_success else []
+    for name in metrics:
+        header.append(f"METRICS.{name.upper()}" if name.upper() in header else name.upper())
     lines = [header]
     for name, found in rows:
         returns, success = found["return"], found.get("success")

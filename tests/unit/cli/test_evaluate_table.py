@@ -1,0 +1,18 @@
+"""What the table of `cormorant evaluate` shows."""
+
+from cormorant_cli.commands.evaluate import show_table
+
+SPREAD = {"mean": 1.0, "median": 1.0, "min": 0.0, "max": 2.0, "high": 1.5}
+
+
+def test_no_two_columns_of_the_table_have_one_name() -> None:
+    found = {
+        "episodes": 2,
+        "return": SPREAD,
+        "length": SPREAD,
+        "metrics": {"success": SPREAD, "ever": SPREAD, "min": SPREAD},
+        "success": {"rate": 0.5, "low": 0.1, "high": 0.9},
+    }
+    header = show_table([("a", found)]).splitlines()[0].split()
+    assert header[5:] == ["MAX", "LENGTH", "SUCCESS", "EVER", "METRICS.MIN", "METRICS.SUCCESS"]
+    assert len(set(header)) == len(header)
