@@ -14,9 +14,9 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.build import build_collector, build_policy
 from cormorant_worker.collect.overrides import NO_OVERRIDES
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.policies import lstm, mlp
+from cormorant_worker.policies import ActionHeads, lstm, mlp
 from cormorant_worker.policy import compiled
-from cormorant_worker.policy.action_heads import gumbel_argmax
+from cormorant_worker.policy.action_heads import CategoricalHead, gumbel_argmax
 from cormorant_worker.policy.actor import PolicyActor
 from cormorant_worker.policy.compiled import compile_actor, in_dtype
 from cormorant_worker.policy.exploration import ExplorationType, exploring
@@ -116,6 +116,45 @@ def test_a_changed_policy_is_not_called_whole(change: str) -> None:
     tried(fast)
     np.testing.assert_array_equal(acts(fast, (large,))[0], acts(eager, (large,))[0])
     assert (change in policy.__dict__) == (change in ("forward", "params"))
+
+
+class AlmostHead(CategoricalHead):
+    def act(self, params: torch.Tensor) -> torch.Tensor:
+        return super().act(params.clamp(-40, 40))
+
+
+class AlmostHeads(ActionHeads):
+    def act(self, params: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
+        return super().act(params.clamp(-40, 40))
+
+
+class OwnHeads(nn.Module):
+    """Has what a policy asks of its heads, and no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.log_std = nn.Linear(64, 3), None
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.linear(features)
+
+    def act(self, params: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
+        drawn = CategoricalHead(ACTIONS["discrete"]).act(params.clamp(-40, 40))
+        return drawn, [drawn]
+
+
+@pytest.mark.parametrize("heads", ["of one leaf", "of all", "own"])
+def test_heads_of_another_class_are_asked(heads: str) -> None:
+    policy = mlp(BOX, ACTIONS["discrete"], activation="relu")
+    if heads == "of one leaf":
+        policy.heads._heads[0] = AlmostHead(ACTIONS["discrete"])
+    else:
+        policy.heads = OwnHeads() if heads == "own" else AlmostHeads(64, ACTIONS["discrete"])
+    nn.init.normal_(policy.heads.linear.weight, std=5)
+    large = 50 * rows(64)
+    eager, fast = actor_of(policy), actor_of(policy)
+    tried(fast)
+    np.testing.assert_array_equal(acts(fast, (large,))[0], acts(eager, (large,))[0])
 
 
 @pytest.mark.parametrize("grad", [True, False])

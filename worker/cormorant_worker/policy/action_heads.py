@@ -153,7 +153,23 @@ def gumbel_argmax(logits: Array, noise: Array) -> Array:
 
 
 def _gumbel_argmax(logits: Tensor) -> Tensor:
-    if not logits.is_cpu or logits.dtype != torch.float32 or torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return (logits - torch.empty_like(logits).exponential_().log_()).argmax(-1)
-    noise = torch.empty(logits.shape).exponential_()
-    return torch.from_numpy(gumbel_argmax(logits.numpy(), noise.numpy()))
+    array = None if torch.is_grad_enabled() else _as_array(logits)
+    noise = torch.empty_like(logits).exponential_()
+    if array is None:
+        return (logits - noise.log_()).argmax(-1)
+    return torch.as_tensor(gumbel_argmax(array, noise.numpy()))
+
+
+def _as_array(logits: Tensor) -> Array | None:
+    """The same memory; None where numpy cannot draw: on a device, in another dtype, or where torch records or batches
+    operations (`torch.export`, `torch.jit.trace`, `torch.vmap`).
+    """
+    if not logits.is_cpu or logits.dtype != torch.float32:
+        return None
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return None
+    try:
+        array: Array = logits.numpy()
+    except RuntimeError:  # a tensor of vmap or of a fake mode has no memory
+        return None
+    return array

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from cormorant_worker.policy.action_heads import CategoricalHead, gumbel_argmax
 from cormorant_worker.policy.exploration import is_greedy
 from cormorant_worker.policy.loading import Acting
-from cormorant_worker.policy.networks import Perceptron
+from cormorant_worker.policy.networks import ActionHeads, Perceptron
 from cormorant_worker.policy.zoo import Policy
 from cormorant_worker.spaces import Array
 
@@ -82,7 +82,7 @@ def _buffer(*shape: int) -> tuple[Tensor, Array]:
     """A tensor and its memory as an array."""
     # Plain memory: what is allocated in inference mode can be written in inference mode only.
     with torch.inference_mode(False):
-        tensor = torch.empty(shape)
+        tensor = torch.empty(shape, dtype=torch.float32, device="cpu")
     return tensor, tensor.numpy()
 
 
@@ -155,8 +155,10 @@ def with_stacks(acting: Acting, modules: Sequence[nn.Module]) -> Acting | None:
 
 
 def _categorical(policy: Policy) -> DenseCategorical | None:
+    if type(policy.heads) is not ActionHeads or policy.returns_log_prob:
+        return None
     head, layers = policy.heads.only, _layers([policy.body, policy.heads.linear])
-    if not isinstance(head, CategoricalHead) or policy.returns_log_prob or not layers:
+    if type(head) is not CategoricalHead or not layers:
         return None
     if any(_is_changed(module) for module in (policy, policy.encoder, policy.heads)):
         return None
