@@ -10,14 +10,20 @@ from threading import Event, Thread, get_native_id
 
 import pytest
 import torch
+from torch import nn
 
 from cormorant_contract.job import CollectorJob
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.collector import Collector
+from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.envs.calibration import calibrate
+from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.envs.one_cpu import OneCpu, native_threads
+from cormorant_worker.policies import mlp
+from cormorant_worker.spaces import Space
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs on Linux"
@@ -116,6 +122,74 @@ def test_threads_that_have_ended_are_no_error() -> None:
         assert os.sched_getaffinity(0) == before
 
 
+def test_threads_are_free_again_after_it_gave_up() -> None:
+    before = os.sched_getaffinity(0)
+    with pool_thread() as stays:
+        with pool_thread() as ends:
+            cpu = OneCpu(frozenset({stays, ends}))
+            with cpu:
+                assert os.sched_getaffinity(stays) == {cpu.cpu}
+        until(lambda: ends not in native_threads())
+        with cpu:
+            time.sleep(0.25)  # after a window it counts their time, and one is gone
+        assert cpu.cpu is None
+        assert os.sched_getaffinity(stays) == before
+
+
+@contextmanager
+def other_threads() -> Iterator[list[int]]:
+    """Native ids of threads that a thread of its own starts all the time; they wait."""
+    ends, threads = Event(), list[Thread]()
+    ids = list[int]()
+
+    def start_some() -> None:
+        while not ends.wait(0.002):
+            thread = Thread(target=lambda: (ids.append(get_native_id()), ends.wait()))
+            thread.start()
+            threads.append(thread)
+
+    starter = Thread(target=start_some)
+    starter.start()
+    try:
+        yield ids
+    finally:
+        ends.set()
+        starter.join()
+        for thread in threads:
+            thread.join()
+
+
+def test_threads_that_others_start_meanwhile_stay_free() -> None:
+    before, torch_threads = os.sched_getaffinity(0), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with other_threads() as others:
+            calibrate(EnvPoolTask(task_id="CartPole-v1", kwargs={}), num_envs=64, max_threads=2, one_cpu=True)
+            with cartpoles(1) as collector:
+                collector.fill(Block(collector.layout(8)), 64)
+            assert collector.cpu.cpu is not None
+            assert others
+            assert [thread for thread in others if os.sched_getaffinity(thread) != before] == []
+    finally:
+        torch.set_num_threads(torch_threads)
+
+
+def test_a_policy_that_gives_torch_threads_is_left_alone() -> None:
+    torch_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def make_policy(observation: Space, action: Space) -> nn.Module:
+        torch.set_num_threads(2)
+        return mlp(observation, action)
+
+    try:
+        with cartpoles(1, WorkerOverrides(policy_factory=make_policy, takes_spaces=True)) as collector:
+            collector.fill(Block(collector.layout(8)), 64)
+    finally:
+        torch.set_num_threads(torch_threads)
+    assert collector.cpu.cpu is None
+
+
 @pytest.mark.parametrize(("num_threads", "keeps"), [(1, True), (2, False)])
 def test_a_pool_of_one_thread_keeps_to_the_cpu_of_its_policy(num_threads: int, keeps: bool) -> None:
     known, torch_threads = native_threads(), torch.get_num_threads()
@@ -141,7 +215,7 @@ def test_a_script_whose_torch_has_threads_is_left_alone() -> None:
     assert collector.cpu.cpu is None
 
 
-def cartpoles(num_threads: int) -> Collector:
+def cartpoles(num_threads: int, overrides: WorkerOverrides = NO_OVERRIDES) -> Collector:
     job = CollectorJob.model_validate(
         {
             "apiVersion": "cormorant.dev/v1alpha1",
@@ -154,4 +228,4 @@ def cartpoles(num_threads: int) -> Collector:
             },
         }
     )
-    return build_collector(job, WorkerPlace(seed=1)).collector
+    return build_collector(job, WorkerPlace(seed=1), overrides).collector

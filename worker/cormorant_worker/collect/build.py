@@ -27,7 +27,7 @@ from cormorant_worker.envs.envpool import AsyncEnvPoolVectorEnv, EnvPoolTask, En
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.made import MadeEnvs
-from cormorant_worker.envs.one_cpu import OneCpu, native_threads
+from cormorant_worker.envs.one_cpu import OneCpu, started_threads
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.variants import VariantEnvs, check_spaces, naming
@@ -124,7 +124,7 @@ def build_collector(
         collector = Collector(envs, actor, config=config, warmup=warmup, weights=weights)
         if normalizer is not None:
             collector.moments = BatchMoments(normalizer, collector.num_envs)
-        collector.cpu = OneCpu(pool_threads)
+        collector.cpu = _one_cpu(pool_threads)
     except BaseException:
         for env in envs:
             env.close()
@@ -240,7 +240,7 @@ def rebuild(
     built = build_envs(job, place, overrides)
     try:
         collector.begin_anew(built.groups, seeds=place.seeds, first_trajectory=place.first_trajectory)
-        collector.cpu = OneCpu(built.pool_threads)
+        collector.cpu = _one_cpu(built.pool_threads)
     except BaseException:
         for env in built.groups:
             env.close()
@@ -256,6 +256,11 @@ class BuiltEnvs(NamedTuple):
     """Which environment plays which variant; None: the manifest has no variants."""
     pool_threads: frozenset[int] = frozenset()
     """Native ids of EnvPool's threads, where they may keep to the CPU of the policy."""
+
+
+def _one_cpu(pool_threads: frozenset[int]) -> OneCpu:
+    # Asked again: the policy, built after the pool, may have given torch more threads.
+    return OneCpu(pool_threads if torch.get_num_threads() == 1 else frozenset())
 
 
 def _fits_one_cpu(place: WorkerPlace, overrides: WorkerOverrides) -> bool:
@@ -275,13 +280,14 @@ def build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides
     seeds = place.seeds.env_seeds(env.num_envs)
     assignment = assign(env, place)
     if env.envpool is not None:
-        one_cpu, others = _fits_one_cpu(place, overrides), native_threads()
-        if assignment is not None:
-            pools, num_threads = _build_pools(env, env.envpool, place, seeds, assignment, one_cpu=one_cpu)
-        else:
-            pools, num_threads = _build_envpool(job, env.envpool, place, seeds, one_cpu=one_cpu)
+        one_cpu = _fits_one_cpu(place, overrides)
+        with started_threads() as pool_threads:
+            if assignment is not None:
+                pools, num_threads = _build_pools(env, env.envpool, place, seeds, assignment, one_cpu=one_cpu)
+            else:
+                pools, num_threads = _build_envpool(job, env.envpool, place, seeds, one_cpu=one_cpu)
         one_cpu = one_cpu and num_threads == len(pools) == 1 and pools[0].lockstep
-        return BuiltEnvs(pools, num_threads, assignment, native_threads() - others if one_cpu else frozenset())
+        return BuiltEnvs(pools, num_threads, assignment, frozenset(pool_threads if one_cpu else ()))
     if env.gymnasium is not None:
         parts = np.array_split(np.arange(len(seeds)), _num_served_groups(place, len(seeds)))
         groups = tuple(_build_gymnasium(env, env.gymnasium, columns, seeds, assignment) for columns in parts)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
-from cormorant_worker.envs.one_cpu import OneCpu, native_threads
+from cormorant_worker.envs.one_cpu import OneCpu, started_threads
 from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.policy.random_actor import RandomActor
 
@@ -72,13 +72,13 @@ def _doublings(limit: int) -> list[int]:
 
 def _seconds_per_step(task: EnvPoolTask, *, num_envs: int, num_threads: int, one_cpu: bool = False) -> float:
     """The median of a few vector steps with random actions."""
-    others = native_threads()
-    env = EnvPoolVectorEnv(task, num_threads=num_threads, seeds=list(range(num_envs)))
+    with started_threads() as pool_threads:
+        env = EnvPoolVectorEnv(task, num_threads=num_threads, seeds=list(range(num_envs)))
     actor = RandomActor(env.action_space, seed=0)
     is_init = np.zeros(num_envs, dtype=np.bool_)
     env.start()
     seconds = []
-    with OneCpu(native_threads() - others if one_cpu else frozenset()):
+    with OneCpu(frozenset(pool_threads if one_cpu else ())):
         for _ in range(_PROBE_STEPS):
             actions = actor.act((), (), is_init).actions
             began = time.perf_counter()
