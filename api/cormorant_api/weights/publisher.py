@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TypeVar
 
 import structlog
 
@@ -44,7 +43,6 @@ from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.cached import CachedPublish, read_cached
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
 HIGHEST_CHOSEN = 2**52
 """Highest version that a client may choose; leaves room for automatic numbers above it."""
@@ -53,10 +51,6 @@ _SLOWEST_BYTES_PER_S = 10e6
 _MOST_FLUSHES = 8
 ALL_MODELS = ""
 """Stands for several models in one publish."""
-
-
-class _Silent(StoreError):
-    """The disk did not answer in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,31 +309,37 @@ class Publisher:
             self._publishing.release()
 
     def _put(self, stored: StoredVersion) -> StoredVersion:
-        """Store a version. If the disk answers too late, the version is removed again.
+        """Store a version, unless the disk answers too late.
 
         Raises:
             StoreError: it is not stored.
         """
-        put = self._writer.submit(self.store.put, stored)
+        answer: Future[StoredVersion] = Future()
 
-        def forget(late: Future[StoredVersion]) -> None:
-            # Before the writer begins the next version, which may have the same number.
-            if not late.cancelled() and late.exception() is None:
-                self.store.forget(stored.version)
+        def accept(found: StoredVersion) -> bool:
+            if is_wanted := answer.set_running_or_notify_cancel():
+                answer.set_result(found)
+            return is_wanted
 
+        def put() -> None:
+            if answer.cancelled():
+                return
+            try:
+                self.store.put(stored, accept)
+            except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+                if answer.set_running_or_notify_cancel():
+                    answer.set_exception(error)
+
+        limit_s = self._limit_s(_size_of(stored))
+        self._writer.submit(put)
         try:
-            return self._answer(put, _size_of(stored), f"cannot store weights version {stored.version}")
-        except _Silent:
-            put.add_done_callback(forget)
-            raise
-
-    def _answer(self, asked: Future[T], size_bytes: int, what: str) -> T:
-        limit_s = self._limit_s(size_bytes)
-        try:
-            return asked.result(limit_s)
+            return answer.result(limit_s)
         except TimeoutError:
-            asked.cancel()
-            raise _Silent(f"{what}: the disk did not answer within {limit_s:.0f} s") from None
+            if not answer.cancel():
+                return answer.result()  # it came just now
+            raise StoreError(
+                f"cannot store weights version {stored.version}: the disk did not answer within {limit_s:.0f} s"
+            ) from None
 
     def _limit_s(self, size_bytes: int) -> float:
         return self.within_s + size_bytes / _SLOWEST_BYTES_PER_S
@@ -347,13 +347,16 @@ class Publisher:
     def _synced(self, number: int) -> bool:
         """Flush a version to disk. True on failure, which becomes a warning of the update: the version is valid."""
         stored = self.store.version(number)
-        size_bytes = 0 if stored is None else _size_of(stored)
+        limit_s = self._limit_s(0 if stored is None else _size_of(stored))
+        flush = self._flusher.submit(self.store.sync, number)
         try:
-            self._answer(
-                self._flusher.submit(self.store.sync, number),
-                size_bytes,
-                f"could not flush weights version {number} to disk",
-            )
+            try:
+                flush.result(limit_s)
+            except TimeoutError:
+                flush.cancel()
+                raise StoreError(
+                    f"could not flush weights version {number} to disk: the disk did not answer within {limit_s:.0f} s"
+                ) from None
         except StoreError as error:
             log.exception("weights_not_durable", version=number)
             warning = f"{error}; the weights are in use, but may be lost in a power failure"

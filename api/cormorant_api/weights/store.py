@@ -12,7 +12,7 @@ version whose bytes do not match their digest (after a power failure) is skipped
 import mmap
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -142,11 +142,17 @@ class WeightStore:
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def put(self, stored: StoredVersion) -> StoredVersion:
+    def put(
+        self, stored: StoredVersion, accept: Callable[[StoredVersion], bool] = lambda stored: True
+    ) -> StoredVersion:
         """Store a version atomically.
 
         On return the bytes are in the page cache and outlive this process; `sync` makes them survive a power failure.
         It is separate so that no worker waits for a disk.
+
+        Args:
+            stored: the version.
+            accept: told the version as it becomes visible; False removes it again.
 
         Returns:
             The same version, backed by the stored bytes.
@@ -160,9 +166,11 @@ class WeightStore:
             except OSError as error:
                 raise StoreError(f"cannot store weights version {stored.version}: {error}") from error
         with self._lock:
-            kept = {**self._versions, stored.version: stored}
-            dropped = _past(kept, self.keeps)
-            self._versions = {number: found for number, found in kept.items() if number not in dropped}
+            dropped = [stored.version]
+            if accept(stored):
+                kept = {**self._versions, stored.version: stored}
+                dropped = _past(kept, self.keeps)
+                self._versions = {number: found for number, found in kept.items() if number not in dropped}
         self._remove(dropped)
         return stored
 

@@ -136,3 +136,18 @@ def test_a_version_keeps_its_statistics_and_others_say_nothing(tmp_path: Path) -
     assert found is not None
     assert found.statistics is not None
     assert found.statistics.document() == statistics.document()
+
+
+def test_version_that_came_too_late_is_removed_unseen(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, keeps=1)
+    store.put(version(1, policy=b"policy-1"))
+    seen: list[int] = []
+
+    def refuse(late: StoredVersion) -> bool:
+        seen.extend((late.version, store.newest))
+        return False
+
+    store.put(version(2, policy=b"policy-2"), refuse)
+    assert seen == [2, 1]
+    assert (store.newest, read(store, "policy")) == (1, b"policy-1"), "the version before it is not dropped for it"
+    assert WeightStore(tmp_path, keeps=1).newest == 1
