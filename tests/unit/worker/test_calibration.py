@@ -13,10 +13,10 @@ def task(name: str) -> EnvPoolTask:
 
 
 @pytest.mark.parametrize("one_cpu", [False, True])
-def test_many_cheap_envs_are_timed(one_cpu: bool) -> None:
+def test_many_cheap_envs_get_all_threads_only_if_timed(one_cpu: bool) -> None:
     # A vector step of one CartPole takes 20 us or more, and 1 us of it is the environment's.
     found = calibrate(task("CartPole-v1"), num_envs=512, max_threads=2, one_cpu=one_cpu)
-    assert {*found.step_seconds} == {1, 2}
+    assert found.num_threads == 1 or {*found.step_seconds} == {1, 2}
 
 
 def test_images_get_all_threads_without_a_trial() -> None:

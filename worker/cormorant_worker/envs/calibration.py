@@ -14,6 +14,7 @@ from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
 from cormorant_worker.envs.one_cpu import OneCpu, started_threads
 from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.policy.random_actor import RandomActor
+from cormorant_worker.spaces import Array
 
 _PROBE_STEPS = 30
 _SAMPLE = 4
@@ -43,18 +44,18 @@ def calibrate(task: EnvPoolTask, *, num_envs: int, max_threads: int, one_cpu: bo
     """
     if max_threads == 1 or num_envs == 1:
         return Calibration(num_threads=1, step_seconds={})
-    # What a vector step costs however few step would count for each, were one environment alone the measure. On one CPU
-    # that cost varies least.
-    alone_s, several_s = (_seconds_per_step(task, num_envs=n, num_threads=1, one_cpu=True) for n in (1, _SAMPLE))
+    # What a vector step costs however few step would count for each, were one environment alone the measure. That cost
+    # varies least on one CPU and in the fastest steps.
+    alone_s, several_s = (_times(task, num_envs=n, num_threads=1, one_cpu=True).min() for n in (1, _SAMPLE))
     work_s = (several_s - alone_s) / (_SAMPLE - 1) * num_envs
     if work_s > _CLEARLY_DEAR_S:
         return Calibration(num_threads=min(max_threads, num_envs), step_seconds={})
     if work_s < _CLEARLY_CHEAP_S:
         return Calibration(num_threads=1, step_seconds={})
-    timed = {1: _seconds_per_step(task, num_envs=num_envs, num_threads=1, one_cpu=one_cpu)}
+    timed = {1: float(np.median(_times(task, num_envs=num_envs, num_threads=1, one_cpu=one_cpu)))}
     best = 1
     for threads in _doublings(min(max_threads, num_envs)):
-        timed[threads] = _seconds_per_step(task, num_envs=num_envs, num_threads=threads)
+        timed[threads] = float(np.median(_times(task, num_envs=num_envs, num_threads=threads)))
         if timed[threads] > timed[best] * _WORTH:
             break
         best = threads
@@ -70,8 +71,8 @@ def _doublings(limit: int) -> list[int]:
     return [*found, limit]
 
 
-def _seconds_per_step(task: EnvPoolTask, *, num_envs: int, num_threads: int, one_cpu: bool = False) -> float:
-    """The median of a few vector steps with random actions."""
+def _times(task: EnvPoolTask, *, num_envs: int, num_threads: int, one_cpu: bool = False) -> Array:
+    """Seconds of a few vector steps with random actions."""
     with started_threads() as pool_threads:
         env = EnvPoolVectorEnv(task, num_threads=num_threads, seeds=list(range(num_envs)))
     actor = RandomActor(env.action_space, seed=0)
@@ -86,4 +87,4 @@ def _seconds_per_step(task: EnvPoolTask, *, num_envs: int, num_threads: int, one
             env.recv()
             seconds.append(time.perf_counter() - began)
     env.close()
-    return float(np.median(seconds))
+    return np.array(seconds)
