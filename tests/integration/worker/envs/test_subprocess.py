@@ -459,15 +459,17 @@ def test_children_die_with_a_killed_parent(how: str, *, thread: bool) -> None:
 
 def test_ctrl_c_reaches_the_parent_only() -> None:
     code = """
+        import signal
         import time
         from cormorant_testing.vectors import counting, step_times
         from cormorant_worker.envs.subprocess import SubprocessVectorEnv
+        # A job in the background of a shell inherits that Ctrl-C is ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         env = SubprocessVectorEnv(counting(), seeds=[1, 2])
         env.start()
         try:
             print("ready", flush=True)
-            while True:
-                time.sleep(0.1)  # a signal just before a single long sleep would wait for its end
+            time.sleep(100)
         except KeyboardInterrupt:
             step_times(env, 5)
             env.close()
