@@ -124,7 +124,8 @@ def build_collector(
         collector = Collector(envs, actor, config=config, warmup=warmup, weights=weights)
         if normalizer is not None:
             collector.moments = BatchMoments(normalizer, collector.num_envs)
-        collector.cpu = _one_cpu(pool_threads)
+        if _fits_one_cpu(place, overrides):  # asked again: the policy may have given torch more threads
+            collector.cpu = OneCpu(pool_threads)
     except BaseException:
         for env in envs:
             env.close()
@@ -240,7 +241,7 @@ def rebuild(
     built = build_envs(job, place, overrides)
     try:
         collector.begin_anew(built.groups, seeds=place.seeds, first_trajectory=place.first_trajectory)
-        collector.cpu = _one_cpu(built.pool_threads)
+        collector.cpu = OneCpu(built.pool_threads if _fits_one_cpu(place, overrides) else frozenset())
     except BaseException:
         for env in built.groups:
             env.close()
@@ -255,12 +256,7 @@ class BuiltEnvs(NamedTuple):
     assignment: Assignment | None
     """Which environment plays which variant; None: the manifest has no variants."""
     pool_threads: frozenset[int] = frozenset()
-    """Native ids of EnvPool's threads, where they may keep to the CPU of the policy."""
-
-
-def _one_cpu(pool_threads: frozenset[int]) -> OneCpu:
-    # Asked again: the policy, built after the pool, may have given torch more threads.
-    return OneCpu(pool_threads if torch.get_num_threads() == 1 else frozenset())
+    """Native ids of EnvPool's threads, where one of them steps all environments."""
 
 
 def _fits_one_cpu(place: WorkerPlace, overrides: WorkerOverrides) -> bool:
@@ -286,8 +282,8 @@ def build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides
                 pools, num_threads = _build_pools(env, env.envpool, place, seeds, assignment, one_cpu=one_cpu)
             else:
                 pools, num_threads = _build_envpool(job, env.envpool, place, seeds, one_cpu=one_cpu)
-        one_cpu = one_cpu and num_threads == len(pools) == 1 and pools[0].lockstep
-        return BuiltEnvs(pools, num_threads, assignment, frozenset(pool_threads if one_cpu else ()))
+        has_one_thread = num_threads == len(pools) == 1 and pools[0].lockstep
+        return BuiltEnvs(pools, num_threads, assignment, frozenset(pool_threads if has_one_thread else ()))
     if env.gymnasium is not None:
         parts = np.array_split(np.arange(len(seeds)), _num_served_groups(place, len(seeds)))
         groups = tuple(_build_gymnasium(env, env.gymnasium, columns, seeds, assignment) for columns in parts)

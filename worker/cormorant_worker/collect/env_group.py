@@ -369,7 +369,7 @@ class LockstepEnvGroup:
         """Trajectories reached the manifest's limit: they end truncated and their environments start new episodes."""
         if not len(columns):
             return
-        rows = np.full(len(columns), self._row) if self._is_dense else self._cursor[columns]
+        rows = self._row if self._is_dense else self._cursor[columns]
         self._truncated[rows - 1, columns] = True
         final = tuple(a[rows, columns] for a in self._obs)
         first = self.env.restart(columns)
