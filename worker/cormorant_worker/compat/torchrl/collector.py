@@ -351,7 +351,7 @@ class FleetCollector:
 
     def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> Receipt:
         names = () if worker_ids is None else self._names_of(worker_ids)
-        receipt: Receipt = self.fleet.publish(weights, workers=names, allow_nonfinite=True)  # TorchRL takes them
+        receipt: Receipt = self.fleet.publish(weights, workers=names)
         return receipt
 
     def _names_of(self, worker_ids: Any) -> tuple[str, ...]:

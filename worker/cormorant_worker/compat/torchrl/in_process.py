@@ -67,14 +67,8 @@ class InProcessFleet:
         block.lengths[:] = self._steps
         return _lend(block, self._steps * self._collector.num_envs, 0)
 
-    def publish(
-        self,
-        weights: Mapping[str, Mapping[str, torch.Tensor]],
-        *,
-        workers: Sequence[str] = (),
-        allow_nonfinite: bool = False,
-    ) -> Receipt:
-        del workers, allow_nonfinite  # there is one worker; TorchRL takes any values
+    def publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], *, workers: Sequence[str] = ()) -> Receipt:
+        del workers  # there is one
         slot = self._collector.weights
         slot.offer({model: dict(tensors) for model, tensors in weights.items()}, version=self._next_version())
         slot.apply()

@@ -55,7 +55,11 @@ class Plan:
         return script_job(
             {
                 "env": {"gymnasium": gymnasium} | info_block(settings.info),
-                "policy": {"random": {}, "explorationType": str(exploration_of(settings.exploration_type))},
+                "policy": {
+                    "random": {},
+                    "explorationType": str(exploration_of(settings.exploration_type)),
+                    "allowNonfinite": True,  # TorchRL takes any values
+                },
                 "collection": collection,
                 "output": {"queue": {"capacityBatches": 1}},
                 "replicas": self.num_collectors,
