@@ -64,10 +64,11 @@ class _OpenRound:
 
 
 class _OpenPublish:
-    __slots__ = ("at", "root", "workers")
+    __slots__ = ("at", "is_distributed", "root", "workers")
 
     def __init__(self, root: Span, at: float) -> None:
         self.root, self.at = root, at
+        self.is_distributed = False
         self.workers: set[str] = set()
 
 
@@ -121,6 +122,8 @@ class SpanTraces(Traces):
     def distributed(self, version: int) -> None:
         with self._lock:
             found = self._publishes.get(version)
+            if found is not None:
+                found.is_distributed = True
         if found is not None:
             self._span("distribute", found.root, found.at, time.monotonic())
 
@@ -140,6 +143,8 @@ class SpanTraces(Traces):
         with self._lock:
             found = self._publishes.pop(update.version, None)
         if found is not None:
+            if found.workers and not found.is_distributed:  # they were faster than the thread that reports it
+                self._span("distribute", found.root, found.at, time.monotonic())
             self._end_publish(found, update.state, update.error)
 
     def _end_publish(self, publish: _OpenPublish, state: str, error: str) -> None:
