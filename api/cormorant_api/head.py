@@ -313,11 +313,11 @@ class Head:
         if running is not None:
             if event.kind == "applied":
                 self.traces.applied(event.worker, event.version)
-                self._tell(running.updates.acknowledged(event.worker, event.version))
+                running.updates.acknowledged(event.worker, event.version)
             elif event.kind == "refused":
-                self._tell(running.updates.refused(event.worker, event.version, event.reason))
+                running.updates.refused(event.worker, event.version, event.reason)
             elif event.kind == "worker_lost":
-                self._tell(running.updates.lost(event.worker))
+                running.updates.lost(event.worker)
         self.metrics.fleet.hear(event)
         if event.kind == "published":
             self.log_context.version = event.version
@@ -339,14 +339,11 @@ class Head:
         """A publish was applied, failed, is late or superseded."""
         self.metrics.update_ended(update)
         self.traces.update_ended(update)
-
-    def _tell(self, updates: list[Update]) -> None:
-        for update in updates:
-            self.events.add(
-                "update", update_id=update.update_id, version=update.version, state=update.state, reason=update.error
-            )
-            if update.state in ("failed", "partially_applied"):
-                log.warning("weights_not_applied", version=update.version, state=update.state, reason=update.error)
+        self.events.add(
+            "update", update_id=update.update_id, version=update.version, state=update.state, reason=update.error
+        )
+        if update.state in ("failed", "partially_applied"):
+            log.warning("weights_not_applied", version=update.version, state=update.state, reason=update.error)
 
     def sample(self, stats: FleetStats) -> None:
         exported = self.journal.note_exported(stats.frames)
@@ -367,7 +364,7 @@ class Head:
                 if not self.is_draining:
                     running.publisher.inherit(running.fleet)  # workers join one by one
                 has_workers = any(group.ready or group.starting for group in stats.groups.values())
-                self._tell(running.updates.tick(can_apply=running.pauses.state == "running" and has_workers))
+                running.updates.tick(can_apply=running.pauses.state == "running" and has_workers)
                 if running.fleet.is_done and stats.queued_batches == 0 and not running.ledger.is_exhausted:
                     running.feeder.probe()
                 if not has_told_end and self.is_complete:

@@ -435,6 +435,7 @@ class Publisher:
         except CormorantError:
             self.tracker.withdraw(number)
             raise
+        self._events.add("published", version=number, update_id=update_id(number))
         taken_ms = (time.monotonic() - began) * 1000
         self.tracker.hand_over(
             number,
@@ -443,7 +444,6 @@ class Publisher:
             refused=receipt.refused,
             distribute_ms=taken_ms,
         )
-        self._events.add("published", version=number, update_id=update_id(number))
         update = self.tracker.find(number)
         assert update is not None
         return update

@@ -180,26 +180,26 @@ class UpdateTracker:
                 self._note_end(record, ended)
         self._tell(ended)
 
-    def acknowledged(self, worker: str, version: int) -> list[Update]:
-        """A worker acts with this version. Returns the updates that this ended."""
+    def acknowledged(self, worker: str, version: int) -> None:
+        """A worker acts with this version."""
 
         def note(record: _Record) -> None:
             if record.published.version <= version:
                 self._acknowledge(record, worker, version)
 
         # An update that is already applied still counts workers that join with its version.
-        return self._change(note, version)
+        self._change(note, version)
 
-    def refused(self, worker: str, version: int, reason: str) -> list[Update]:
-        """A worker refused a version. Returns the updates that this ended."""
+    def refused(self, worker: str, version: int, reason: str) -> None:
+        """A worker refused a version."""
 
         def note(record: _Record) -> None:
             if record.published.version == version:
                 _refuse(record, worker, reason)
 
-        return self._change(note, version)
+        self._change(note, version)
 
-    def lost(self, worker: str) -> list[Update]:
+    def lost(self, worker: str) -> None:
         """Stop waiting for a lost worker; its replacement acknowledges instead."""
 
         def note(record: _Record) -> None:
@@ -207,16 +207,13 @@ class UpdateTracker:
             if receipt is not None and receipt.state == "waiting":
                 record.mark(worker, "lost")
 
-        return self._change(note)
+        self._change(note)
 
-    def tick(self, *, can_apply: bool) -> list[Update]:
+    def tick(self, *, can_apply: bool) -> None:
         """Advance time. Call it about every second.
 
         Args:
             can_apply: False while paused: workers reach no batch boundary and are not late.
-
-        Returns:
-            Updates that ended by timeout.
         """
         now = self.clock()
         elapsed, self._last_tick = now - self._last_tick, now
@@ -225,7 +222,7 @@ class UpdateTracker:
             if can_apply:
                 record.waited_s += elapsed
 
-        return self._change(note)
+        self._change(note)
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -257,7 +254,7 @@ class UpdateTracker:
 
     # -- inside the lock ---------------------------------------------------------------------------------------
 
-    def _change(self, note: Callable[[_Record], None], version: int = 0) -> list[Update]:
+    def _change(self, note: Callable[[_Record], None], version: int = 0) -> None:
         """Apply `note` to every open record, and to the applied record of `version`."""
         ended: list[Update] = []
         with self._lock:
@@ -272,7 +269,6 @@ class UpdateTracker:
                 if record.state != before:
                     self._note_end(record, ended)
         self._tell(ended)
-        return ended
 
     def _note_end(self, record: _Record, ended: list[Update]) -> None:
         if record.state in _OVER:

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from cormorant_testing.serving import Api, Reply, Served, serve, weights_file
 from cormorant_worker.errors import FleetClosed
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.stats import Receipt
 
 
 def stepped(served: Served) -> int:
@@ -384,6 +386,26 @@ def test_events_tell_what_happens_and_can_be_resumed(endless: Served) -> None:
     resumed.join(60)
     assert resumed.found == many.found[5:8]
     until(lambda: endless.reader.get("/v1/status").json["listeners"] == 0)
+
+
+def test_update_that_is_applied_before_its_publish_returns_is_told(
+    endless: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = endless.server.head
+    fleet, begin = head.running.fleet, head.events.end
+    publish = fleet.publish
+
+    def slowly(*given: Any, **named: Any) -> Receipt:
+        receipt = publish(*given, **named)
+        until(lambda: not fleet.receipt(receipt.version).waiting)
+        return receipt
+
+    monkeypatch.setattr(fleet, "publish", slowly)
+    update = endless.writer.put("/v1/models/policy/weights", weights_file(3)).json
+    assert update["state"] == "applied"
+    events, _ = head.events.read(begin) or ([], 0)
+    told = [(event.kind, event.state) for event in events if event.kind in ("published", "update")]
+    assert told == [("published", ""), ("update", "applied")]
 
 
 def test_workers_are_shown_and_groups_resized(folder: Path) -> None:

@@ -55,10 +55,10 @@ def test_applied_when_every_worker_has_said_so() -> None:
     board = Board()
     board.publish(1)
     board.clock.now += 0.5
-    assert board.tracker.acknowledged("cpu-0", 1) == []
-    assert board.see(1).state == "applying"
-    ended = board.tracker.acknowledged("cpu-1", 1)
-    assert [update.state for update in ended] == ["applied"]
+    board.tracker.acknowledged("cpu-0", 1)
+    assert (board.see(1).state, board.results) == ("applying", [])
+    board.tracker.acknowledged("cpu-1", 1)
+    assert board.results == [(1, "applied")]
     update = board.see(1)
     assert (update.workers.total, update.workers.acked) == (2, 2)
     assert [(r.worker, r.state, r.latency_ms) for r in update.receipts] == [
@@ -209,10 +209,11 @@ def test_receipt_cost_is_independent_of_updates() -> None:
         board.publish(version, waiting=workers)
         assert len(board.tracker._open) == 1, "only the newest may still change"
     for worker in workers[:-1]:
-        assert board.tracker.acknowledged(worker, 399) == []
+        board.tracker.acknowledged(worker, 399)
     assert not board.tracker.is_over(399)
-    ended = board.tracker.acknowledged(workers[-1], 399)
-    assert [(update.version, update.state, update.receipts) for update in ended] == [(399, "applied", ())]
+    assert board.results[-1] == (398, "superseded")
+    board.tracker.acknowledged(workers[-1], 399)
+    assert board.results[-1] == (399, "applied")
     assert (board.tracker.is_over(399), board.tracker.is_over(400)) == (True, False)
     assert (len(board.see(399).receipts), board.see(399).workers.acked) == (300, 300)
 
