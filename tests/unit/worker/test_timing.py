@@ -1,7 +1,5 @@
 """Where a worker's time goes: shares of what was measured, and nothing that is lost or counted twice."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -14,59 +12,67 @@ def seconds(numbers: np.ndarray) -> dict[str, float]:
     return {name: ns / 1e9 for name, ns in zip(ACTIVITIES, spent_ns(numbers), strict=True)}
 
 
-def step(timing: Timing, *, env_s: float, inference_s: float, rest_s: float) -> bool:
+class Clock:
+    """The clock of `Timing`, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000
+
+    def __call__(self) -> int:
+        return self.ms * 1_000_000
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("cormorant_worker.collect.timing.monotonic_ns", clock)
+    return clock
+
+
+def step(timing: Timing, clock: Clock, *, env_ms: int, inference_ms: int, rest_ms: int) -> bool:
     """One vector step that takes so long; whether it was measured."""
     laps = timing.next_laps()
-    for length, name in ((env_s, "env_ns"), (inference_s, "inference_ns"), (rest_s, "")):
-        began = time.monotonic_ns()
-        time.sleep(length)
-        if laps is not None and name:
-            setattr(laps, name, getattr(laps, name) + time.monotonic_ns() - began)
+    clock.ms += env_ms + inference_ms + rest_ms
     if laps is not None:
+        laps.env_ns += env_ms * 1_000_000
+        laps.inference_ns += inference_ms * 1_000_000
         timing.measured(laps)
     return laps is not None
 
 
-def test_one_step_in_sixteen_stands_for_all() -> None:
-    numbers = np.zeros(NUM_TIMING, dtype=np.int64)
-    timing = Timing(numbers)
+def test_one_step_in_sixteen_stands_for_all(clock: Clock) -> None:
+    timing = Timing(numbers := np.zeros(NUM_TIMING, dtype=np.int64))
     timing.begin()
-    began = time.monotonic()
-    measured = [step(timing, env_s=0.003, inference_s=0.001, rest_s=0.001) for _ in range(33)]
+    measured = [step(timing, clock, env_ms=3, inference_ms=1, rest_ms=1) for _ in range(33)]
     timing.rest(IDLE)
-    elapsed = time.monotonic() - began
     assert [i for i, was in enumerate(measured) if was] == [0, 16, 32]
     spent = seconds(numbers)
-    stepping = spent["env"] + spent["inference"] + spent["transfer"]
-    assert stepping == pytest.approx(elapsed, rel=0.05)
-    assert spent["env"] > spent["inference"] > 0
+    assert spent["env"] + spent["inference"] + spent["transfer"] == pytest.approx(0.165)
+    assert (spent["env"], spent["inference"]) == pytest.approx((0.099, 0.033))
     found = timing.take()
-    assert found.seconds == pytest.approx(stepping, rel=0.01)
-    assert found.env_step_s >= 0.003
-    assert found.inference_s >= 0.001
+    assert (found.seconds, found.env_step_s, found.inference_s) == pytest.approx((0.165, 0.003, 0.001))
     assert timing.take().seconds == 0
 
 
-def test_a_pause_is_no_part_of_a_batch() -> None:
+def test_a_pause_is_no_part_of_a_batch(clock: Clock) -> None:
     timing = Timing(numbers := np.zeros(NUM_TIMING, dtype=np.int64))
     timing.begin()
     timing.rest(PAUSED)
-    time.sleep(0.05)
+    clock.ms += 50
     timing.begin()
     timing.rest(IDLE)
-    assert seconds(numbers)["paused"] >= 0.05
-    assert timing.take().seconds < 0.05
+    assert seconds(numbers)["paused"] == pytest.approx(0.05)
+    assert timing.take().seconds == 0
 
 
-def test_what_goes_on_is_counted_up_to_now() -> None:
+def test_what_goes_on_is_counted_up_to_now(clock: Clock) -> None:
     timing = Timing(numbers := np.zeros(NUM_TIMING, dtype=np.int64))
-    time.sleep(0.01)
-    assert seconds(numbers)["build"] >= 0.01
+    clock.ms += 10
+    assert seconds(numbers)["build"] == pytest.approx(0.01)
     timing.rest(IDLE)
-    before = seconds(numbers)
-    time.sleep(0.01)
-    assert seconds(numbers)["idle"] >= before["idle"] + 0.01
-    assert seconds(numbers)["build"] == before["build"]
+    clock.ms += 20
+    spent = seconds(numbers)
+    assert (spent["build"], spent["idle"]) == pytest.approx((0.01, 0.02))
 
 
 def test_memory_that_nobody_has_written_says_nothing() -> None:
