@@ -210,7 +210,7 @@ class Publisher:
             self.restore()
         except BaseException:
             for stored in new:
-                self.store.forget(stored.version)
+                self._forget(stored.version)
             raise
 
     def restore(self) -> None:
@@ -341,6 +341,11 @@ class Publisher:
                 f"cannot store weights version {stored.version}: the disk did not answer within {limit_s:.0f} s"
             ) from None
 
+    def _forget(self, number: int) -> None:
+        """Hide a version; its files are deleted when the disk answers, before anything else is stored."""
+        self.store.forget(number)
+        self._writer.submit(self.store.remove, [number])
+
     def _limit_s(self, size_bytes: int) -> float:
         return self.within_s + size_bytes / _SLOWEST_BYTES_PER_S
 
@@ -404,7 +409,7 @@ class Publisher:
             update = self._distribute(upload, stored, len(parsed.tensors), verify_ms)
             self._traces.distributed(number)
         except BaseException:
-            self.store.forget(number)
+            self._forget(number)
             raise
         log.info(
             "weights_published",

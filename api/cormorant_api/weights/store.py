@@ -171,14 +171,20 @@ class WeightStore:
                 kept = {**self._versions, stored.version: stored}
                 dropped = _past(kept, self.keeps)
                 self._versions = {number: found for number, found in kept.items() if number not in dropped}
-        self._remove(dropped)
+        self.remove(dropped)
         return stored
 
     def forget(self, number: int) -> None:
-        """Remove a version that the fleet refused."""
+        """Hide a version that the fleet refused. Its files are left to `remove`."""
         with self._lock:
             self._versions = {n: found for n, found in self._versions.items() if n != number}
-        self._remove([number])
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Delete files of versions that are hidden."""
+        for number in numbers:
+            if self._folder is not None:
+                # Open readers keep their mapping.
+                shutil.rmtree(self._folder / str(number), ignore_errors=True)
 
     def sync(self, number: int) -> None:
         """Flush a version to the disk.
@@ -236,12 +242,6 @@ class WeightStore:
             shutil.rmtree(part, ignore_errors=True)
             raise
         return _map(whole, meta)
-
-    def _remove(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            if self._folder is not None:
-                # Open readers keep their mapping.
-                shutil.rmtree(self._folder / str(number), ignore_errors=True)
 
 
 def digest_of(buffers: Buffers) -> str:

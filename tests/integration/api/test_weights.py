@@ -21,6 +21,7 @@ from cormorant_api.http.uploads import UploadRoom
 from cormorant_cli import __main__ as command_line
 from cormorant_testing.policies import numbered
 from cormorant_testing.serving import SAFETENSORS, Api, Reply, Served, weights_file
+from cormorant_worker.errors import FleetError
 
 PATH = "/v1/models/policy/weights"
 
@@ -315,6 +316,29 @@ def test_publishes_that_a_hung_disk_holds_up_are_refused(endless: Served, monkey
     assert endless.reader.get(PATH).body == body
     versions = endless.reader.get("/v1/models/policy/versions").json["versions"]
     assert [entry["version"] for entry in versions if entry["version"] > before] == [before + 1]
+
+
+def test_publish_that_the_fleet_refuses_does_not_wait_for_its_files_to_go(endless: Served, monkeypatch: Any) -> None:
+    before, thawed, publisher = current(endless), threading.Event(), endless.server.head.running.publisher
+    remove = publisher.store.remove
+    monkeypatch.setattr(publisher.store, "remove", lambda numbers: thawed.wait(60) and remove(numbers))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise FleetError("not now")
+
+    try:
+        with monkeypatch.context() as refusing:
+            refusing.setattr(endless.server.head.running.fleet, "publish", refuse)
+            began = time.monotonic()
+            assert endless.writer.put(PATH, weights_file(5)).status == 503
+            assert time.monotonic() - began < 10
+        assert publisher.store.newest == before
+    finally:
+        thawed.set()
+    body = weights_file(before + 1)
+    published = endless.writer.put(PATH, body, Prefer="wait=60")
+    assert (published.status, published.json["version"]) == (200, before + 1)
+    assert endless.reader.get(PATH).body == body
 
 
 def test_publish_that_is_not_flushed_in_time_carries_a_warning(endless: Served, monkeypatch: Any) -> None:

@@ -107,6 +107,7 @@ def test_what_the_fleet_refused_never_was(tmp_path: Path) -> None:
     store.put(version(3, policy=b"policy-3"))
     store.forget(3)
     assert store.newest == 0
+    store.remove([3])
     assert WeightStore(tmp_path, keeps=5).newest == 0
 
 
