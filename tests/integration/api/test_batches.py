@@ -279,4 +279,9 @@ def test_a_job_without_a_queue_has_no_batches(tmp_path: Path, folder: Path) -> N
     with serve(job, directory=folder) as served:
         assert served.data.get("/v1/batches/next").kind == "no-queue"
         assert served.data.get("/v1/batches").kind == "no-queue"
+        # Housekeeping may see the end before the main thread does.
+        events = served.server.head.events
+        until(lambda: [event.kind for event in (events.read(0) or ([], 0))[0]][-1:] == ["ended"])
+        time.sleep(0.5)
+        assert served.reader.get("/v1/status").json["phase"] == "Completed"
         assert served.server.wait(lambda: False) == "done"
