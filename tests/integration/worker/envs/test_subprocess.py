@@ -459,12 +459,9 @@ def test_children_die_with_a_killed_parent(how: str, *, thread: bool) -> None:
 
 def test_ctrl_c_reaches_the_parent_only() -> None:
     code = """
-        import signal
         import time
         from cormorant_testing.vectors import counting, step_times
         from cormorant_worker.envs.subprocess import SubprocessVectorEnv
-        # A job in the background of a shell inherits that Ctrl-C is ignored.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         env = SubprocessVectorEnv(counting(), seeds=[1, 2])
         env.start()
         try:
