@@ -366,7 +366,8 @@ class Head:
                     running.publisher.inherit(running.fleet)  # workers join one by one
                 has_workers = any(group.ready or group.starting for group in stats.groups.values())
                 running.updates.tick(can_apply=running.pauses.state == "running" and has_workers)
-                if self.has_queue and running.fleet.is_done and not (stats.queued_batches or running.ledger.is_exhausted):
+                is_over = running.fleet.is_done and stats.queued_batches == 0
+                if self.has_queue and is_over and not running.ledger.is_exhausted:
                     running.feeder.probe()
                 if not has_told_end and self.is_complete:
                     has_told_end = True
