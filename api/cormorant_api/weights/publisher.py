@@ -342,7 +342,7 @@ class Publisher:
             ) from None
 
     def _forget(self, number: int) -> None:
-        """Hide a version; its files are deleted when the disk answers, before anything else is stored."""
+        """Hide a version. The writer thread deletes its files before it stores anything else."""
         self.store.forget(number)
         self._writer.submit(self.store.remove, [number])
 

@@ -175,12 +175,12 @@ class WeightStore:
         return stored
 
     def forget(self, number: int) -> None:
-        """Hide a version that the fleet refused. Its files are left to `remove`."""
+        """Hide a version that the fleet refused. `remove` deletes its files."""
         with self._lock:
             self._versions = {n: found for n, found in self._versions.items() if n != number}
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Delete files of versions that are hidden."""
+        """Delete the files of hidden versions."""
         for number in numbers:
             if self._folder is not None:
                 # Open readers keep their mapping.

@@ -122,7 +122,7 @@ def test_disk_that_hangs_holds_up_acknowledgements_alone(endless: Served, monkey
 @pytest.mark.slow
 def test_calls_that_wait_for_a_frozen_worker_leave_batches_their_threads(tmp_path: Path) -> None:
     with serve(make_job(num_envs=2, lengths=(3, 8)), directory=tmp_path, workers=2) as served:
-        # Before the first batch is taken, a seed drops those that wait: it rules the first one.
+        # Until the first batch is taken, a seed drops all queued batches, so that it applies to the first one.
         assert served.data.get("/v1/batches/next?wait=30&ack=auto").status == 200
         pid = served.reader.get("/v1/workers/cpu-0").json["pid"]
         os.kill(pid, signal.SIGSTOP)
@@ -281,7 +281,7 @@ def test_a_job_without_a_queue_has_no_batches(tmp_path: Path, folder: Path) -> N
     with serve(job, directory=folder) as served:
         assert served.data.get("/v1/batches/next").kind == "no-queue"
         assert served.data.get("/v1/batches").kind == "no-queue"
-        # Housekeeping may see the end before the main thread does.
+        # The housekeeping thread may notice the end before the main thread does.
         events = served.server.head.events
         until(lambda: [event.kind for event in (events.read(0) or ([], 0))[0]][-1:] == ["ended"])
         time.sleep(0.5)

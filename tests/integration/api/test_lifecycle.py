@@ -388,7 +388,7 @@ def test_events_tell_what_happens_and_can_be_resumed(endless: Served) -> None:
     until(lambda: endless.reader.get("/v1/status").json["listeners"] == 0)
 
 
-def test_update_that_is_applied_before_its_publish_returns_is_told(
+def test_update_applied_before_its_publish_returns_is_reported(
     endless: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = endless.server.head
@@ -404,8 +404,8 @@ def test_update_that_is_applied_before_its_publish_returns_is_told(
     update = endless.writer.put("/v1/models/policy/weights", weights_file(3)).json
     assert update["state"] == "applied"
     events, _ = head.events.read(begin) or ([], 0)
-    told = [(event.kind, event.state) for event in events if event.kind in ("published", "update")]
-    assert told == [("published", ""), ("update", "applied")]
+    reported = [(event.kind, event.state) for event in events if event.kind in ("published", "update")]
+    assert reported == [("published", ""), ("update", "applied")]
 
 
 def test_workers_are_shown_and_groups_resized(folder: Path) -> None:

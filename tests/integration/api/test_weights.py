@@ -318,7 +318,7 @@ def test_publishes_that_a_hung_disk_holds_up_are_refused(endless: Served, monkey
     assert [entry["version"] for entry in versions if entry["version"] > before] == [before + 1]
 
 
-def test_publish_that_the_fleet_refuses_does_not_wait_for_its_files_to_go(endless: Served, monkeypatch: Any) -> None:
+def test_refused_publish_does_not_wait_for_a_hung_disk(endless: Served, monkeypatch: Any) -> None:
     before, thawed, publisher = current(endless), threading.Event(), endless.server.head.running.publisher
     remove = publisher.store.remove
     monkeypatch.setattr(publisher.store, "remove", lambda numbers: thawed.wait(60) and remove(numbers))

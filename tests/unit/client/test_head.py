@@ -167,7 +167,7 @@ def test_a_head_that_answered_once_is_waited_for_much_longer() -> None:
 
 
 def test_waiting_for_a_head_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Some try falls between 0.5 and 3 s, whatever the jitter; between 2 and 3 s not always.
+    # With any jitter, one try falls between 0.5 and 3 s. Between 2 and 3 s there may be none.
     monkeypatch.setattr("cormorant_client.head._SILENT_S", 0.5)
     url = f"http://127.0.0.1:{unused_port()}"
     with connect(url, reconnect_s=3) as client, pytest.raises(HeadUnreachable):
