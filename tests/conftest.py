@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import os
 import signal
 
 
@@ -7,3 +8,5 @@ def pytest_configure() -> None:
     # A shell may start background jobs with Ctrl-C ignored; commands that tests interrupt would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Ray runs its workers with niceness 15: beside other tests they would get next to no processor time.
+    os.environ.setdefault("RAY_worker_niceness", "0")

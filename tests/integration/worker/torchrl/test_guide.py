@@ -18,7 +18,7 @@ THEIRS = [block for block in BLOCKS if block.startswith("# TorchRL")]
 
 def run(block: str) -> None:
     # A Ray of its own; at Ray's niceness of 15, workers never start beside other work.
-    env = {**os.environ, "RAY_ADDRESS": "local", "RAY_worker_niceness": "0"}
+    env = {**os.environ, "RAY_ADDRESS": "local"}
     command = [sys.executable, "-W", "ignore", "-c", block]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
