@@ -158,6 +158,22 @@ def test_the_time_limit_truncates_and_a_fall_terminates(more: dict) -> None:
     assert max(lengths["terminated"]) < 15
 
 
+@pytest.mark.parametrize("batch_size", [0, 2, 4])
+def test_a_pool_steps_with_the_actions_that_batches_hold(batch_size: int) -> None:
+    own = torch.empty(16, 1)
+
+    def act(observation: torch.Tensor) -> torch.Tensor:
+        # One buffer for all calls: written again while EnvPool steps with what it was given before.
+        return own[: len(observation)].uniform_(-2, 2)
+
+    env = {"envpool": {"taskId": "Pendulum-v1", "numEnvs": 16, "batchSize": batch_size, "numThreads": 2}}
+    with make_collector(env=env, policy=act) as collector:
+        batch = collector.collect(num_steps=3200)
+    cos_sin, speed = batch["observation"][..., :2], batch["observation"][..., 2]
+    expected = (speed + (15 * cos_sin[..., 1] + 3 * batch["action"][..., 0]) * 0.05).clamp(-8, 8)
+    assert torch.allclose(batch["next", "observation"][..., 2], expected, atol=1e-5)
+
+
 def test_trajectories_are_cut_in_pools_too() -> None:
     with make_collector(job_of("CartPole-v1", 3, collection={"maxFramesPerTrajectory": 6})) as collector:
         batch = collector.collect(num_steps=300)

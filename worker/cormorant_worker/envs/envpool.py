@@ -186,8 +186,6 @@ class _Pool:
             np.zeros((num_envs, *leaf.shape), dtype) + _lowest(self.action_space)
             for leaf, dtype in zip(leaves(self.action_space, ()), self._action_dtypes, strict=True)
         )
-        self._kept: list[Array] = []
-        """What was sent last: EnvPool reads these arrays while it steps."""
 
     @classmethod
     def build(
@@ -205,16 +203,16 @@ class _Pool:
         return cls(pool, name=str(pool.config.get("task_id", type(pool).__name__)), spaces=spaces)
 
     def send(self, actions: Arrays, ids: Array) -> None:
-        sent = [np.ascontiguousarray(a, dtype) for a, dtype in zip(actions, self._action_dtypes, strict=True)]
-        self._kept = [ids, *sent]
-        self._send([ids, ids, *sent])
+        # EnvPool reads these arrays while it steps and holds references until then, so they are copies: an actor may
+        # write its next decision over this one. The caller makes new ids for each call, or never changes them.
+        copies = [np.array(a, dtype, order="C") for a, dtype in zip(actions, self._action_dtypes, strict=True)]
+        self._send([ids, ids, *copies])
 
     def send_dummies(self, ids: Array) -> None:
         """Take the phantom step of ended environments."""
         self.send(tuple([a[: len(ids)] for a in self.dummy_actions]), ids)
 
     def reset(self, ids: Array) -> None:
-        self._kept = [ids]
         self._pool._reset(ids)
 
     def recv(self) -> list[Array]:
