@@ -41,6 +41,21 @@ def collect(collector: Collector, checker: Checker, sizes: list[int]) -> Checker
     return checker
 
 
+@given(env_groups=st.integers(1, 2), lengths=LENGTHS, sizes=st.lists(st.integers(1, 20), min_size=1, max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_policies_without_states_see_which_frames_are_first(
+    env_groups: int, lengths: list[int], sizes: list[int]
+) -> None:
+    collector = make_collector(env_groups=env_groups, policy="init_seer", lengths=lengths)
+    steps: dict[int, int] = {}
+    for size in sizes:
+        batch = collector.collect(num_steps=size)
+        frames = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
+        for traj_id, seen in zip(batch["collector", "traj_ids"][frames].tolist(), batch["seen"][frames], strict=True):
+            steps[traj_id] = steps.get(traj_id, -1) + 1
+            assert bool(seen) == (steps[traj_id] == 0)
+
+
 @given(
     num_envs=st.integers(1, 5),
     env_groups=st.integers(1, 2),

@@ -271,9 +271,9 @@ class LockstepEnvGroup:
         if acted.outputs:
             for stored, value in zip(self._outputs, acted.outputs, strict=True):
                 stored[t] = value
+        self._is_init[t] = self.is_init
+        self.is_init[:] = False
         if acted.states:
-            self._is_init[t] = self.is_init
-            self.is_init[:] = False
             for stored, value in zip(self._states, acted.states, strict=True):
                 stored[t + 1] = value
 
