@@ -129,6 +129,28 @@ def test_a_collector_alone_keeps_its_own_statistics() -> None:
         assert collector.statistics.current.count == 16
 
 
+def test_a_restored_collector_acts_with_its_statistics() -> None:
+    job = make_job(
+        policy="seer", action="box", num_envs=2, lengths=4, collection={"normalize": {"observation": {"clip": 3}}}
+    )
+    with stand_alone(job) as first, stand_alone(job) as second, stand_alone(job) as third:
+        first.collect(num_steps=8)
+        first.weights.offer({"policy": numbered(1)}, version=1)
+        first.collect(num_steps=8)
+        saved = first.state()
+        expected = first.collect(num_steps=8)
+        second.restore(saved)
+        second.weights.offer({"policy": numbered(1)}, version=1)
+        found = second.collect(num_steps=8)
+        assert torch.equal(found["observation"], expected["observation"])
+        assert torch.equal(found["seen"], expected["seen"])
+        assert second.statistics.current.document() == first.statistics.current.document()
+        third.restore(saved)  # with the weights that it was built with
+        found = third.collect(num_steps=8)
+        assert torch.equal(normalized(found, third.statistics)["observation"], found["seen"])
+        assert third.statistics[0] == first.statistics[1]
+
+
 def test_a_value_that_is_no_number_is_named() -> None:
     with normalizing(num_envs=3, lengths=4) as collector:
         block, _ = fill(collector, 12)

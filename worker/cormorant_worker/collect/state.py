@@ -1,11 +1,12 @@
 """What a collector was doing, as bytes: saved at a batch boundary, restored by an equal collector.
 
 Format: safetensors, arrays by name, JSON in its metadata. Holds the generators, the environments where they can be
-saved, first observations, recurrent states, open trajectories, the count of frames, the policy version. The weights
-are not in it: they are published again by version.
+saved, first observations, recurrent states, open trajectories, the count of frames, the policy version, and the
+normalization statistics of a collector without a fleet. The weights are not in it: they are published again by version.
 """
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import safetensors.numpy
 import torch
 
 from cormorant_worker.errors import EnvNotSaved, StateError
+from cormorant_worker.normalize.book import StatisticsBook
+from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.spaces import Array
 
 if TYPE_CHECKING:
@@ -47,6 +50,12 @@ def save_state(collector: "Collector") -> bytes:
         "why_not": why_not,
         "action_rng": collector.warmup.state(),
     }
+    if collector.statistics is not None and collector.weights.normalizer is not None:
+        metadata["statistics"] = {
+            "current": collector.statistics.current.document(),
+            "acting": collector.weights.normalizer.statistics.document(),
+            "versions": dict(collector.statistics),
+        }
     flat = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
     data: bytes = safetensors.numpy.save(flat, metadata={"cormorant": json.dumps(metadata)})
     return data
@@ -87,6 +96,8 @@ def load_state(collector: "Collector", data: bytes, *, first_trajectory: int, re
             raise StateError(f"the state's {name} is {metadata[name]}, this collector's is {ours}; use the same job")
     if rewinds:
         _rewind(collector, metadata, arrays, first_trajectory=first_trajectory)
+    if collector.statistics is not None and "statistics" in metadata:
+        _restore_statistics(collector, collector.statistics, metadata["statistics"])
     collector.frames, collector.warmup_left = metadata["frames"], metadata["warmup_left"]
 
 
@@ -117,6 +128,18 @@ def _rewind(
     if not has_envs:
         for env_group in collector.env_groups:
             env_group.restart()
+
+
+def _restore_statistics(collector: "Collector", book: StatisticsBook, saved: Mapping[str, Any]) -> None:
+    """Act with the saved statistics from now on, whatever the version of the weights is called here, until newer
+    weights are offered. Weights that are offered again under a saved version get the statistics of that version.
+    """
+    versions = {int(version): Statistics.of_document(document) for version, document in saved["versions"].items()}
+    book.reset(Statistics.of_document(saved["current"]), versions)
+    acting = Statistics.of_document(saved["acting"])
+    if collector.weights.normalizer is not None:
+        collector.weights.normalizer.use(acting)
+    book.stamp(collector.weights.version, acting)
 
 
 def _under(arrays: dict[str, Array], prefix: str) -> dict[str, Array]:

@@ -65,9 +65,11 @@ class StatisticsBook(Mapping[int, Document]):
             self._current = self._current.merged(statistics)
 
     def stamp(self, version: int, statistics: Statistics | None = None) -> Statistics:
-        """A version is published: with the current statistics, or with those that it had before."""
+        """Record what a version is published with: the given statistics, those that it was published with before, or
+        the current ones.
+        """
         with self._lock:
-            found = self._versions[version] = statistics or self._current
+            found = self._versions[version] = statistics or self._versions.get(version) or self._current
             self._documents.pop(version, None)
             while len(self._versions) > KEPT_VERSIONS:
                 self._documents.pop(self._versions.popitem(last=False)[0], None)

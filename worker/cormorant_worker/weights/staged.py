@@ -135,7 +135,7 @@ class StagedWeights:
     def __init__(self, modules: Mapping[str, torch.nn.Module], normalizer: "Normalizer | None" = None) -> None:
         """Hold the weights of a policy, and the statistics that it acts with, if it acts on normalised observations."""
         self._modules = dict(modules)
-        self._normalizer = normalizer
+        self.normalizer = normalizer
         self.stamp: Callable[[PolicyVersion], Statistics] | None = None
         """Gives the statistics of versions that are offered without any, where no fleet does."""
         self.specs = specs_of(modules)
@@ -194,8 +194,8 @@ class StagedWeights:
             weights, version, statistics = self._offered, self._offered_version, self._statistics
             self._offered = self._statistics = None
         self._copy(weights or {})
-        if self._normalizer is not None and statistics is not None:
-            self._normalizer.use(statistics)
+        if self.normalizer is not None and statistics is not None:
+            self.normalizer.use(statistics)
         self.version = version
         self.on_applied(version)
         return version
@@ -213,8 +213,8 @@ class StagedWeights:
         """
         verify(specs_of_tensors(weights), self.specs)
         self._copy(weights)
-        if self._normalizer is not None:
-            self._normalizer.use(statistics or self._normalizer.empty)
+        if self.normalizer is not None:
+            self.normalizer.use(statistics or self.normalizer.empty)
 
     def _copy(self, weights: Weights) -> None:
         with torch.no_grad():
