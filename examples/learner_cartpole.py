@@ -28,11 +28,11 @@ def train(goal: float, max_updates: int, seed: int) -> float:
         observation_space, action_space = fleet.spaces
         policy = mlp(observation_space, action_space)
         ppo = Ppo(Agent(policy, make_critic(observation_space.shape[0])), Settings())
-        fleet.publish(policy.state_dict(), wait_s=10)
+        fleet.publish(policy.state_dict())
         began, score = time.monotonic(), 0.0
         for number, batch in enumerate(fleet.batches(), start=1):
             ppo.update(batch)
-            fleet.publish(policy.state_dict(), wait_s=10)
+            fleet.publish(policy.state_dict())  # maxStaleness: 0: the next batch waits for these weights
             stats = fleet.stats()
             returns = stats.recent_returns
             score = sum(returns) / max(1, len(returns))

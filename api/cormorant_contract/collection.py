@@ -41,7 +41,8 @@ class WeightsPolicy(Contract):
 
     max_staleness: Count32 | None = None
     """How many published versions a worker may lag behind; it waits for newer weights rather than exceed this. 0 is
-    strictly on-policy; unset means no bound."""
+    strictly on-policy. Unset means no bound in async mode; in sync mode each round begins once the learner is done with
+    the last one, so that a learner that publishes after every round is on-policy."""
 
 
 class Collection(Contract):

@@ -7,7 +7,7 @@
             learn(batch)
             fleet.publish(policy.state_dict())
 
-    with open_fleet(env=MyEnv, policy=policy, num_envs=8, workers=2) as fleet:     # without a manifest
+    with open_fleet(env=MyEnv, policy=policy, num_envs=8, workers=2, on_policy=True) as fleet:  # without a manifest
         ...
 
 A script that opens a fleet needs no `if __name__ == "__main__"`: worker processes never import it.
@@ -49,7 +49,8 @@ def open_fleet(
     num_envs: int = 8,
     frames_per_batch: int = 0,
     total_frames: int = 0,
-    mode: Literal["async", "sync"] = "async",
+    on_policy: bool = False,
+    mode: Literal["async", "sync"] | None = None,
     vectorization: Literal["subprocess", "inline"] = "subprocess",
     seed: int = 0,
     collection: Mapping[str, Any] | None = None,
@@ -64,15 +65,15 @@ def open_fleet(
 ) -> "Fleet":
     """Start the workers of a job and wait until each has its first observation.
 
-        with open_fleet("examples/cartpole-ppo.yaml") as fleet:
+        with open_fleet("examples/cartpole-ppo.yaml") as fleet:  # has maxStaleness: 0, as PPO needs it
             policy = mlp(*fleet.spaces)
             for batch in fleet.batches():
                 update(policy, batch)
-                fleet.publish(policy.state_dict())
+                fleet.publish(policy.state_dict())  # the next batch is from these weights
 
     Scripts and notebooks need no manifest: environments and policies are cloudpickled to the workers.
 
-        with open_fleet(env=lambda: gymnasium.make("CartPole-v1"), policy=network, num_envs=8, workers=2) as fleet:
+        with open_fleet(env=lambda: gymnasium.make("CartPole-v1"), policy=network, workers=2, on_policy=True) as fleet:
             batch = fleet.take()
 
     Args:
@@ -86,7 +87,11 @@ def open_fleet(
         num_envs: environments per worker.
         frames_per_batch: frames per batch of each worker; 0: 64 steps of its environments.
         total_frames: exact total over the fleet; 0: until the fleet is closed.
-        mode: async: one worker's batch at a time; sync: one batch of every worker, stacked.
+        on_policy: every batch is from the newest weights that were published before it was asked for, a round of all
+            workers: PPO, A2C and other algorithms without a correction for older policies need it. False: workers
+            collect while the learner learns, so that batches are one or more versions old.
+        mode: async (the default without `on_policy`): one worker's batch at a time; sync: one batch of every worker,
+            stacked.
         vectorization: subprocess: one process per environment; inline: all in the worker process.
         seed: of the fleet.
         collection: further fields of `spec.collection` as a manifest spells them: `{"weights": {"maxStaleness": 2}}`.
@@ -120,8 +125,8 @@ def open_fleet(
         raise FleetError('Ray options were given but the engine is "local"; set engine="ray"')
     job, overrides = _described(
         manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs, workers=max(1, workers),
-        frames_per_batch=frames_per_batch, total_frames=total_frames, mode=mode, vectorization=vectorization, seed=seed,
-        collection=collection or {}, info=info,
+        frames_per_batch=frames_per_batch, total_frames=total_frames, on_policy=on_policy, mode=mode,
+        vectorization=vectorization, seed=seed, collection=collection or {}, info=info,
     )  # fmt: skip
     if overrides is NO_OVERRIDES:
         refuse_unknown_names(job, is_this_machine=engine == "local")

@@ -37,7 +37,10 @@ class Scripted:
     """Frames per batch of each worker; 0: 64 steps of its environments."""
     total_frames: int = 0
     """0: until the fleet is closed."""
-    mode: Literal["async", "sync"] = "async"
+    mode: Literal["async", "sync"] | None = None
+    """None: "sync" with `on_policy`, "async" otherwise."""
+    on_policy: bool = False
+    """Every frame is from the newest published weights: `maxStaleness: 0`, in rounds of all workers."""
     vectorization: Literal["subprocess", "inline"] = "subprocess"
     seed: int = 0
     collection: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +56,10 @@ class Scripted:
         """
         self._check()
         steps = self.frames_per_batch or _DEFAULT_STEPS * self.num_envs
-        collection: dict[str, Any] = {"mode": self.mode, "framesPerBatch": steps, "seed": self.seed}
+        mode = self.mode or ("sync" if self.on_policy else "async")
+        collection: dict[str, Any] = {"mode": mode, "framesPerBatch": steps, "seed": self.seed}
+        if self.on_policy:
+            collection["weights"] = {"maxStaleness": 0}
         if self.total_frames:
             collection["totalFrames"] = self.total_frames
         return script_job(
@@ -82,6 +88,12 @@ class Scripted:
         return {"gymnasium": {**named, "vectorization": self.vectorization, "numEnvs": self.num_envs}}
 
     def _check(self) -> None:
+        if self.on_policy and self.mode == "async":
+            raise ManifestError(
+                'on_policy collects rounds of all workers, and mode is "async"; leave mode out, or on_policy'
+            )
+        if self.on_policy and "weights" in self.collection:
+            raise ManifestError("on_policy sets collection.weights, and collection has weights, too; pass one of them")
         if self.policy is not None and self.policy_factory is not None:
             raise ManifestError(
                 "policy and policy_factory exclude each other; pass a policy, or a function that makes one"

@@ -31,6 +31,9 @@ spec:
     dataset: {uri: data/cartpole}   # durable; `cormorant dataset export` writes Minari or Parquet
     # For a learner instead of, or beside, the dataset:
     # queue: {capacityBatches: 4, onFull: wait}
+    # PPO and other on-policy learners also need, under collection, rounds of all workers from the newest weights:
+    # mode: sync
+    # weights: {maxStaleness: 0}
   replicas: 2                   # workers
 """
 _POLICY = '''\

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.fleets import (
@@ -181,9 +182,16 @@ def test_weights_act_whole_and_never_late(engine: str) -> None:
 
 
 @on_all_placements_slowly
-@pytest.mark.parametrize(("bound", "mode"), [(0, "sync"), pytest.param(1, "async", marks=pytest.mark.slow)])
-def test_the_bound_on_staleness_holds_on_every_frame(bound: int, mode: str) -> None:
-    collection = {"mode": mode, "totalFrames": 600, "weights": {"maxStaleness": bound}}
+@pytest.mark.parametrize(
+    ("bound", "mode", "weights"),
+    [
+        (0, "sync", {"maxStaleness": 0}),
+        (0, "sync", {}),
+        pytest.param(1, "async", {"maxStaleness": 1}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_bound_on_staleness_holds_on_every_frame(bound: int, mode: str, weights: dict[str, int]) -> None:
+    collection = {"mode": mode, "totalFrames": 600, "weights": weights}
     job = make_job(num_envs=2, policy="versioned", action="box", collection=collection, lengths=(3, 8))
     checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True, gaps=True)
     with fleet_of(job, workers=2) as fleet:
@@ -197,6 +205,32 @@ def test_the_bound_on_staleness_holds_on_every_frame(bound: int, mode: str) -> N
         # A ticket waits for the weights that were published before it. Where nobody can overtake, nothing is in vain.
         assert stats.dropped.get("stale", 0) == 0 or mode == "async"
         assert balance(fleet) == 0
+
+
+def test_sync_rounds_without_a_publish_still_come() -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", collection={"mode": "sync", "totalFrames": 200})
+    with fleet_of(job, workers=2) as fleet:
+        assert sum(batch.numel() for batch in fleet.batches()) == 200
+        assert balance(fleet) == 0
+
+
+@pytest.mark.parametrize(
+    ("weights", "exploration", "expected"),
+    [({}, "random", 1), ({"maxStaleness": 9}, "random", 0), ({}, "mode", 0)],
+)
+def test_batches_that_grow_stale_unasked_are_said_once(
+    weights: dict[str, int], exploration: str, expected: int
+) -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", collection={"totalFrames": 240, "weights": weights})
+    policy = job.spec.policy.model_copy(update={"exploration_type": exploration})
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"policy": policy})})
+    with capture_logs() as logs, fleet_of(job, workers=1) as fleet:
+        for version, _ in enumerate(fleet.batches(), start=1):
+            fleet.publish(numbered(version * 2))
+            fleet.publish(numbered(version * 2 + 1))
+    said = [log for log in logs if log["event"] == "batch_is_stale"]
+    assert len(said) == expected
+    assert all(log["versions"] > 1 and "on_policy=True" in log["remedy"] for log in said)
 
 
 @on_all_placements_slowly

@@ -25,6 +25,10 @@ def test_job_says_what_a_manifest_would() -> None:
     collection = job.spec.collection
     assert (job.spec.env.num_envs, job.spec.replicas) == (4, 3)
     assert (collection.frames_per_batch, collection.total_frames, collection.weights.max_staleness) == (256, 1024, 1)
+    collection = Scripted(env=make_cartpole, on_policy=True).job().spec.collection
+    assert (collection.mode, collection.weights.max_staleness) == ("sync", 0)
+    collection = Scripted(env=make_cartpole).job().spec.collection
+    assert (collection.mode, collection.weights.max_staleness) == ("async", None)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +41,12 @@ def test_job_says_what_a_manifest_would() -> None:
         ({"env": make_cartpole(), "policy": None}, "env is a TimeLimit; pass a class or a function"),
         ({"env": needs_two}, r"env needs arguments \(first, second\).*env=lambda: needs_two\(first=...\)"),
         ({"env": make_cartpole, "policy": dict}, "policy is the class dict; pass an instance"),
+        ({"env": make_cartpole, "on_policy": True, "mode": "async"}, "on_policy collects rounds of all workers"),
+        (
+            {"env": make_cartpole, "on_policy": True, "collection": {"weights": {"maxStaleness": 1}}},
+            "on_policy sets collection.weights, and collection has weights, too",
+        ),
+        ({"manifest": {}, "on_policy": True}, "on_policy cannot be combined with a manifest"),
         ({"env": make_cartpole, "policy": 3}, "policy is a int; pass a torch module"),
         ({"env": make_cartpole, "policy": len, "policy_factory": len}, "policy and policy_factory exclude each other"),
         ({"env": make_cartpole, "num_envs": 0}, "numEnvs"),

@@ -85,6 +85,8 @@ class Fleet:
         """Guards all parts of the fleet; notified at every turn of its thread."""
         self._taken: Loan | None = None
         """What `take` gave out last."""
+        self._has_warned = False
+        """Of stale batches, once."""
         self._is_closed = False
         try:
             self.options = self._engine.complete(job, options or FleetOptions())
@@ -229,6 +231,12 @@ class Fleet:
         """
         if self.job.spec.output.queue is None:
             raise FleetError("the manifest has no output.queue: its frames go to the dataset alone; add queue: {}")
+        loan = self._borrow(timeout_s)
+        if loan is not None:
+            self._warn_if_stale(loan.min_version)
+        return loan
+
+    def _borrow(self, timeout_s: float | None) -> Loan | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         core = self._core
         with self._changed:
@@ -253,7 +261,7 @@ class Fleet:
 
     def _take_delivery(self) -> Delivery | None:
         core = self._core
-        bound, waiting = core.scheduler.max_staleness, core.queue.num_waiting
+        bound, waiting = self.job.spec.collection.weights.max_staleness, core.queue.num_waiting
         newest = core.offers.published.common_version
         delivery = core.queue.take(min_version=None if bound is None else newest - bound)
         # Only for news: the fleet's thread notifies callers that wait at every turn.
@@ -264,6 +272,21 @@ class Fleet:
             staleness = max(0, newest - acted) if acted >= 0 else 0
             core.events.note("lent", frames=delivery.num_frames, version=acted, staleness=staleness)
         return delivery
+
+    def _warn_if_stale(self, acted: int) -> None:
+        """Warn once of a batch that is more than one version old, where the manifest says nothing of staleness."""
+        spec, staleness = self.job.spec, self._core.offers.published.common_version - acted
+        is_expected = spec.collection.weights.max_staleness is not None or spec.policy.exploration_type != "random"
+        if self._has_warned or is_expected or acted < 0 or staleness <= 1:
+            return
+        self._has_warned = True
+        log.warning(
+            "batch_is_stale",
+            versions=staleness,
+            reason="workers collect while the learner learns",
+            remedy="for PPO and other on-policy algorithms pass on_policy=True, or set spec.collection.weights."
+            "maxStaleness: 0 in the manifest; for off-policy ones set it to the number of versions that they accept",
+        )
 
     def _locked(self, give_back: Callable[[], None]) -> None:
         with self._changed:
