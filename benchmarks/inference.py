@@ -25,6 +25,7 @@ from cormorant_worker.collect.build import build_policy
 from cormorant_worker.collect.overrides import NO_OVERRIDES
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fork_server import WORKERS, fork_server
 from cormorant_worker.inference.address import AssignedServers
 from cormorant_worker.inference.handshake import Greeting, Listeners, listen
 from cormorant_worker.inference.remote_actor import RemoteActor
@@ -144,7 +145,7 @@ def memory() -> None:
             pids = [worker.pid for worker in fleet.stats().workers]
             alone = sum(megabytes(pid, "Private_") for pid in pids)
             # The fork server's imports are shared by all: its part of them belongs to the fleet.
-            pids.append(fleet._engine._fork_servers[-1].pid)
+            pids.append(fork_server(WORKERS).pid)
             found[servers, workers] = sum(megabytes(pid, "Pss:") for pid in pids), alone
     one, served, many = found[False, 1], found[True, 8], found[False, 8]
     for i, what in enumerate(("all processes, shared pages once", "private pages of workers and server")):

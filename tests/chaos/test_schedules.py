@@ -32,16 +32,6 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def fork_server() -> Iterator[None]:
-    """Held here, the fleets of this process import torch once."""
-    from cormorant_worker.fleet.local.fork_server import borrow, give_back
-
-    held = borrow()
-    yield
-    give_back(held)
-
-
-@pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     """Shared by the fleets of this process; heads have their own."""
     from cormorant_worker.fleet.ray.cluster import Cluster
@@ -63,7 +53,6 @@ def on_ray(job: Any, options: FleetOptions) -> Fleet:
 def test_schedule(
     seed: int,
     tmp_path: Path,
-    fork_server: None,
     request: pytest.FixtureRequest,
     record_property: Callable[[str, object], None],
 ) -> None:

@@ -15,7 +15,9 @@ A script that opens a fleet needs no `if __name__ == "__main__"`: worker process
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +28,7 @@ from cormorant_manifest.entrypoints import missing_entrypoints
 from cormorant_manifest.reader import STDIN, load_jobs
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.errors import FleetError, ManifestError
+from cormorant_worker.fork_server import WORKERS, fork_server
 from cormorant_worker.scripted import EnvChoice, Scripted
 
 if TYPE_CHECKING:
@@ -116,9 +119,6 @@ def open_fleet(
         WorkerFailed: a worker cannot start; names it and says why.
         DatasetError: the dataset's folder cannot be used, or belongs to another job.
     """
-    from cormorant_worker.fleet.fleet import Fleet
-    from cormorant_worker.fleet.options import FleetOptions
-
     if engine not in ("local", "ray"):
         raise FleetError(f'engine "{engine}" is not known; use "local" or "ray"')
     if ray is not None and engine != "ray":
@@ -128,8 +128,16 @@ def open_fleet(
         frames_per_batch=frames_per_batch, total_frames=total_frames, on_policy=on_policy, mode=mode,
         vectorization=vectorization, seed=seed, collection=collection or {}, info=info,
     )  # fmt: skip
+    if engine == "local":
+        fork_server(WORKERS)  # imports torch while this process does
     if overrides is NO_OVERRIDES:
         refuse_unknown_names(job, is_this_machine=engine == "local")
+    from cormorant_worker.fleet.fleet import Fleet
+    from cormorant_worker.fleet.options import FleetOptions
+
+    # The first batch needs tensordict, whose import takes as long as workers take to start.
+    importing = threading.Thread(target=import_module, args=("cormorant_worker.collect.batch",), daemon=True)
+    importing.start()
     options = FleetOptions(
         workers=workers, device=device, storing_device=storing_device, startup_timeout_s=startup_timeout_s,
         overrides=() if overrides is NO_OVERRIDES else (overrides.to_bytes(),),
@@ -138,8 +146,11 @@ def open_fleet(
         # Local fleets do not need Ray installed.
         from cormorant_worker.fleet.ray.engine import RayEngine
 
-        return Fleet(job, options, engine=RayEngine(ray))
-    return Fleet(job, options)
+        fleet = Fleet(job, options, engine=RayEngine(ray))
+    else:
+        fleet = Fleet(job, options)
+    importing.join()
+    return fleet
 
 
 def make_collector(

@@ -12,15 +12,6 @@ from cormorant_testing.commands import Written
 MLP = {"entrypoint": "cormorant_worker.policies:mlp"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def fork_server() -> object:
-    from cormorant_worker.fleet.local.fork_server import borrow, give_back
-
-    held = borrow()
-    yield
-    give_back(held)
-
-
 @pytest.fixture
 def checkpoints(write: Written, tmp_path: Path) -> list[str]:
     """Two safetensors files for `job.yaml`, whose policies differ."""

@@ -9,16 +9,6 @@ from cormorant_testing import fleets
 STORE_BYTES = 200 << 20
 
 
-@pytest.fixture(scope="session", autouse=True)
-def fork_server() -> Iterator[None]:
-    """Fleets of one process share what forks their workers: held here, it imports once for all of these tests."""
-    from cormorant_worker.fleet.local.fork_server import borrow, give_back
-
-    held = borrow()
-    yield
-    give_back(held)
-
-
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     """A Ray cluster of this machine that outlives the fleets of a module."""

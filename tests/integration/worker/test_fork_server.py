@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from cormorant_testing.fleets import balance
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.fleet import Fleet
-from cormorant_worker.fleet.local import fork_server
 from cormorant_worker.fleet.local.process import WorkerProcess
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fork_server import WORKERS, ForkServer, Imports, fork_server
 
 
 def test_workers_find_the_folder_and_the_variables_of_the_moment(
@@ -36,36 +37,44 @@ def test_workers_find_the_folder_and_the_variables_of_the_moment(
 def test_killed_fork_server_costs_no_worker_and_is_replaced() -> None:
     job = make_job(num_envs=2, lengths=5, collection={"totalFrames": 4000}, step_s=0.001)
     checker = make_checker(2, lengths=5)
-    forks_them = fork_server.borrow()
-    try:
-        with Fleet(job, FleetOptions(workers=2)) as fleet:
-            victim = fleet.stats().workers[0].pid
-            for batch in fleet.batches():
-                checker.take(batch)
-                if forks_them.is_alive and checker.frames > 500:
-                    os.kill(forks_them.pid, signal.SIGKILL)
-                    until(lambda: not forks_them.is_alive)
-                    os.kill(victim, signal.SIGKILL)
-            stats = fleet.stats()
-            assert stats.frames == checker.frames == 4000
-            assert stats.restarts == 1
-            assert balance(fleet) == 0
-        assert psutil.Process().children(recursive=True) == []
-    finally:
-        fork_server.give_back(forks_them)
+    forks_them = fork_server(WORKERS)
+    with Fleet(job, FleetOptions(workers=2)) as fleet:
+        victim = fleet.stats().workers[0].pid
+        for batch in fleet.batches():
+            checker.take(batch)
+            if forks_them.is_alive and checker.frames > 500:
+                os.kill(forks_them.pid, signal.SIGKILL)
+                until(lambda: not forks_them.is_alive)
+                os.kill(victim, signal.SIGKILL)
+        stats = fleet.stats()
+        assert stats.frames == checker.frames == 4000
+        assert stats.restarts == 1
+        assert balance(fleet) == 0
+    assert fork_server(WORKERS).pid != forks_them.pid
+
+
+def test_fleets_of_a_process_leave_one_idle_fork_server() -> None:
+    pids = set()
+    for _ in range(2):
+        with Fleet(make_job(num_envs=2, lengths=5), FleetOptions(workers=2)) as fleet:
+            fleet.take()
+        server = psutil.Process(fork_server(WORKERS).pid)
+        assert server.children(recursive=True) == []
+        pids.add(server.pid)
+    assert len(pids) == 1
 
 
 @pytest.mark.slow
 def test_workers_are_killed_unborn_hung_or_without_a_fork_server() -> None:
-    fresh = fork_server.ForkServer()
-    unborn = WorkerProcess(WorkerPlace(), fresh, fork_server.Imports())
+    fresh = ForkServer(WORKERS)
+    unborn = WorkerProcess(WorkerPlace(), fresh, Imports())
     unborn.kill()
-    hung, orphan = (WorkerProcess(WorkerPlace(index=index), fresh, fork_server.Imports()) for index in (1, 2))
+    hung, orphan = (WorkerProcess(WorkerPlace(index=index), fresh, Imports()) for index in (1, 2))
     try:
         for worker in (hung, orphan):
             until(lambda worker=worker: worker.pid)
             os.kill(worker.pid, signal.SIGSTOP)
-        assert fresh.return_code(1) == -signal.SIGKILL
+        assert fresh.status(1).code == -signal.SIGKILL
         hung.kill()
         assert not psutil.pid_exists(hung.pid)
         assert hung.describe_end().startswith("was killed by SIGKILL")
@@ -88,11 +97,11 @@ def has_ended(pid: int) -> bool:
 
 def test_closing_a_starting_fleet_leaves_no_process() -> None:
     before = threading.active_count()
-    fresh = fork_server.ForkServer()
-    ours, theirs = fork_server.socket_pair()
-    number = fresh.fork("cpu-0-0", (theirs.fileno(),) * 3, imports=fork_server.Imports())
+    fresh = ForkServer(WORKERS)
+    ours, theirs = socket.socketpair()
+    number = fresh.fork("cpu-0-0", (theirs.fileno(),) * 3)
     theirs.close()
-    assert fresh.return_code(number) is None
+    assert fresh.status(number).code is None
     ours.close()
     fresh.close()
     assert not psutil.pid_exists(fresh.pid)

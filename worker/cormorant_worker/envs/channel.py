@@ -39,12 +39,6 @@ class BuildRequest:
     factory: EnvSource
     row: int
     num_envs: int
-    block: int
-    """Descriptor of the shared block."""
-    report: int
-    """Descriptor of the pipe that wakes the parent."""
-    wake: int
-    """Descriptor of the pipe that wakes this child: cheaper than its socket, once a step."""
     info: tuple[InfoField, ...] = ()
     """What of `info` is stored, complete or not."""
 

@@ -1,17 +1,12 @@
-"""The process of one environment of a SubprocessVectorEnv. Imports no more than it needs, and never torch.
-
-python -c "from cormorant_worker.envs.child import main; main()" <socket> <life> <parent's pid>
-"""
+"""The process of one environment of a SubprocessVectorEnv, forked by `child_server.py`. Never imports torch."""
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import random
 import select
 import signal
 import socket
-import sys
 import traceback
 from typing import Literal
 
@@ -37,15 +32,21 @@ from cormorant_worker.envs.saved import load_env, save_env
 from cormorant_worker.envs.shared_memory import SharedSteps
 from cormorant_worker.errors import EnvBuildError, EnvNotSaved, UnknownEnv
 
-_PR_SET_PDEATHSIG = 1
 
+def run_child(socket_descriptor: int, wake: int, life: int, block: int, report: int) -> int:
+    """Serve until the parent says close, or is gone. Returns the exit code.
 
-def main() -> None:
-    """Serve until the parent says close, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes us
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    die_with_parent(life=int(sys.argv[2]), parent=int(sys.argv[3]))
-    child = _Child(connection)
+    Args:
+        socket_descriptor: of the socket to the parent.
+        wake: reading end of the pipe that wakes this child: cheaper than its socket, once a step.
+        life: reading end of a pipe whose only writing end is in the parent.
+        block: the shared block.
+        report: writing end of the pipe that wakes the parent.
+    """
+    die_with_parent(life)
+    np.random.seed()  # a fork begins with its siblings' generator; `random` and Python's hashes see to it themselves
+    connection = socket.socket(fileno=socket_descriptor)
+    child = _Child(connection, wake=wake, block=block, report=report)
     try:
         child.serve()
     except EOFError:
@@ -53,27 +54,18 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 - the process's edge: reports, whatever it was, sys.exit too
         with contextlib.suppress(OSError):
             send_message(connection, child.failure(error))
-        _exit(1)
-    _exit(0)
+        return 1
+    return 0
 
 
-def die_with_parent(*, life: int, parent: int) -> None:
-    """Make the kernel kill this process when its parent is gone, even in the middle of an endless step.
-
-    Args:
-        life: reading end of a pipe whose only writing end is in the parent. The kernel signals its closing; unlike
-            PR_SET_PDEATHSIG this does not fire when just the *thread* ends that started us.
-        parent: the parent's pid when PR_SET_PDEATHSIG is wanted as well (started from its main thread), else 0.
+def die_with_parent(life: int) -> None:
+    """Make the kernel kill this process when its parent is gone, even in the middle of an endless step: it signals the
+    closing of the other end of `life`.
     """
-    if parent and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-    if sys.platform == "linux":
-        own = os.open(f"/proc/self/fd/{life}", os.O_RDONLY)  # signals go to one owner an open file: we need our own
-        fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC)
+    own = os.open(f"/proc/self/fd/{life}", os.O_RDONLY)  # signals go to one owner an open file: we need our own
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC)
     poll = select.poll()
     poll.register(life, select.POLLHUP)
     if poll.poll(0):
@@ -81,8 +73,9 @@ def die_with_parent(*, life: int, parent: int) -> None:
 
 
 class _Child:
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, wake: int, block: int, report: int) -> None:
         self._connection = connection
+        self._wake, self._block, self._report = wake, block, report
         self._row: EnvRow | None = None
 
     def serve(self) -> None:
@@ -91,11 +84,11 @@ class _Child:
         info = complete_fields(build.info, env, build.factory.name)
         reply = BuildReply(observation_space=env.observation_space, action_space=env.action_space, info=info)
         send_message(self._connection, reply)
-        wake = build.wake
+        wake = self._wake
         if os.read(wake, 1) != MAP:
             env.close()
             return
-        shared = SharedSteps(build.block, env.observation_space, env.action_space, build.num_envs, info, create=False)
+        shared = SharedSteps(self._block, env.observation_space, env.action_space, build.num_envs, info, create=False)
         row = self._row = EnvRow(env, build.row, actions=shared.actions, sides=shared.sides, info=info)
         sides = {command: side for side, command in enumerate(STEP)}
         while True:
@@ -127,7 +120,7 @@ class _Child:
                 row.close()
                 return
             if shared.settle(build.row):
-                os.write(build.report, b"\0")
+                os.write(self._report, b"\0")
 
     def failure(self, error: BaseException) -> ChildFailed:
         kind: Literal["raised", "bad_observation", "unknown_env", "build"]
@@ -141,11 +134,3 @@ class _Child:
                 kind, what = "build", str(error)
         steps = self._row.steps if self._row else 0
         return ChildFailed(kind=kind, what=what, steps=steps, details="".join(traceback.format_exception(error)))
-
-
-def _exit(code: int) -> None:
-    """Leave at once: threads of the environment, or its atexit handlers, must not keep a dead child alive."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)

@@ -4,19 +4,12 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 from cormorant_worker.envs.channel import CLOSE, MAP, RESET, BuildRequest, Reset, receive_message, send_message
+from cormorant_worker.fork_server import ENVIRONMENTS, fork_server, kill_alone
 
-_MAIN = "from cormorant_worker.envs.child import main; main()"
-_ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
-)
 _MESSAGE_TIMEOUT_S = 10.0
 """How long the rest of a message may take once it began."""
 _KILL_TIMEOUT_S = 5.0
@@ -25,36 +18,29 @@ _KILL_TIMEOUT_S = 5.0
 class EnvProcess:
     """One child. Started by the constructor, which returns at once; ended by `kill`, or `close` and `join`.
 
-    Not multiprocessing's spawn: that imports the user's main script again (and torch with it), and needs a guard there.
-
     Args:
-        build: what to build; its descriptors are inherited. Its `wake` is filled in here.
+        build: what to build.
         life: reading end of a pipe that the child watches: see `die_with_parent`.
+        block: descriptor of the memory that all children of a SubprocessVectorEnv share.
+        report: writing end of the pipe by which children wake their parent.
     """
 
-    def __init__(self, build: BuildRequest, *, life: int) -> None:
+    def __init__(self, build: BuildRequest, *, life: int, block: int, report: int) -> None:
         self.row = build.row
         self.connection, theirs = socket.socketpair()
         wake, self.wake_descriptor = os.pipe()
         """Write one byte to wake the child."""
+        self._fork_server = fork_server(ENVIRONMENTS)
         with theirs:
-            parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, str(theirs.fileno()), str(life), str(parent)],
-                pass_fds=(theirs.fileno(), wake, life, build.block, build.report),
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # stdout may be the parent's machine-readable output
-                env={**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-                process_group=0,  # Ctrl-C reaches the parent only; and we can end the environment's own children
-            )
+            self._number = self._fork_server.fork(f"env-{build.row}", (theirs.fileno(), wake, life, block, report))
         os.close(wake)
         self.connection.settimeout(_MESSAGE_TIMEOUT_S)
         self.is_running = True
-        self._send(replace(build, wake=wake))
+        self._send(build)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._fork_server.status(self._number).pid
 
     def wake(self, command: bytes) -> None:
         """Send one command. A child that is gone is found by `receive`."""
@@ -87,10 +73,9 @@ class EnvProcess:
 
     def ending(self) -> str:
         """How it ended: "exited with code 7", "was killed by SIGKILL". Called after `receive` raised EOFError."""
-        try:
-            code = self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            return "closed its connection"
+        code = self._fork_server.wait(self._number, 1.0)
+        if code is None:
+            return self._fork_server.describe_end() or "closed its connection"
         if code >= 0:
             return f"exited with code {code}"
         with contextlib.suppress(ValueError):
@@ -102,13 +87,14 @@ class EnvProcess:
         if not self.is_running:
             return
         self.is_running = False
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        pid = self.pid
+        self._fork_server.kill(self._number)
+        # In an uninterruptible system call even SIGKILL waits: then it is left to the kernel, and to the fork server.
+        if self._fork_server.wait(self._number, _KILL_TIMEOUT_S) is None and pid:
+            kill_alone(pid, self.connection)
+        self._fork_server.forget(self._number)
         self.connection.close()
         os.close(self.wake_descriptor)
-        # In an uninterruptible system call even SIGKILL waits: then it is left to the kernel, and to Popen's reaper.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_KILL_TIMEOUT_S)
 
     def close(self) -> None:
         """Ask it to close its environment and exit; `join` waits for that."""
@@ -116,9 +102,9 @@ class EnvProcess:
 
     def join(self, *, deadline: float) -> None:
         """Wait for its end until `deadline` (time.monotonic), then kill it."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        self.kill()
+        if self.is_running:
+            self._fork_server.wait(self._number, max(0.0, deadline - time.monotonic()))
+            self.kill()
 
     def _send(self, message: Any) -> None:
         with contextlib.suppress(OSError):  # gone: `receive` finds out

@@ -250,12 +250,9 @@ class SubprocessVectorEnv:
             factory=self._factory,
             row=row,
             num_envs=self.num_envs,
-            block=self._block,
-            report=self._report_end,
-            wake=_NOWHERE,
             info=self._info,
         )
-        process = EnvProcess(build, life=self._life)
+        process = EnvProcess(build, life=self._life, block=self._block, report=self._report_end)
         self._selector.register(process.connection, selectors.EVENT_READ, row)
         return process
 

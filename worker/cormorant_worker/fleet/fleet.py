@@ -29,6 +29,7 @@ from cormorant_worker.fleet.events import Listener
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.local.engine import LocalEngine
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.staleness import StalenessWarning
 from cormorant_worker.fleet.stats import FleetStats, Receipt, WorkerStats
 from cormorant_worker.fleet.transport import Engine, Payload
 from cormorant_worker.fleet.turn.bootstrap import Bootstrap
@@ -85,8 +86,7 @@ class Fleet:
         """Guards all parts of the fleet; notified at every turn of its thread."""
         self._taken: Loan | None = None
         """What `take` gave out last."""
-        self._has_warned = False
-        """Of stale batches, once."""
+        self._staleness = StalenessWarning(job)
         self._is_closed = False
         try:
             self.options = self._engine.complete(job, options or FleetOptions())
@@ -231,24 +231,19 @@ class Fleet:
         """
         if self.job.spec.output.queue is None:
             raise FleetError("the manifest has no output.queue: its frames go to the dataset alone; add queue: {}")
-        loan = self._borrow(timeout_s)
-        if loan is not None:
-            self._warn_if_stale(loan.min_version)
-        return loan
-
-    def _borrow(self, timeout_s: float | None) -> Loan | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         core = self._core
         with self._changed:
             while True:
                 core.lifecycle.raise_error()
                 if (delivery := self._take_delivery()) is not None:
-                    return core.queue.loan(
+                    loan = core.queue.loan(
                         delivery,
                         storing_device=self.options.storing_device,
                         post_processing=self.job.spec.collection.post_processing,
                         locked=self._locked,
                     )
+                    break
                 if self._loop.is_done and core.scheduler.is_done:
                     return None
                 if core.lifecycle.is_closing:
@@ -258,6 +253,8 @@ class Fleet:
                     raise ControlTimeout(f"no batch came within {timeout_s} s; {core.pool.describe()}")
                 with core.counters.waiting():
                     self._changed.wait(left)
+        self._staleness.note(acted=loan.min_version, newest=core.offers.published.common_version)
+        return loan
 
     def _take_delivery(self) -> Delivery | None:
         core = self._core
@@ -272,21 +269,6 @@ class Fleet:
             staleness = max(0, newest - acted) if acted >= 0 else 0
             core.events.note("lent", frames=delivery.num_frames, version=acted, staleness=staleness)
         return delivery
-
-    def _warn_if_stale(self, acted: int) -> None:
-        """Warn once of a batch that is more than one version old, where the manifest says nothing of staleness."""
-        spec, staleness = self.job.spec, self._core.offers.published.common_version - acted
-        is_expected = spec.collection.weights.max_staleness is not None or spec.policy.exploration_type != "random"
-        if self._has_warned or is_expected or acted < 0 or staleness <= 1:
-            return
-        self._has_warned = True
-        log.warning(
-            "batch_is_stale",
-            versions=staleness,
-            reason="workers collect while the learner learns",
-            remedy="for PPO and other on-policy algorithms pass on_policy=True, or set spec.collection.weights."
-            "maxStaleness: 0 in the manifest; for off-policy ones set it to the number of versions that they accept",
-        )
 
     def _locked(self, give_back: Callable[[], None]) -> None:
         with self._changed:

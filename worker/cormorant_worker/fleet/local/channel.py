@@ -20,12 +20,6 @@ _CHUNK_BYTES = 256 * 1024
 """Read at once: a worker that says much does not keep the fleet from the others."""
 
 
-def socket_pair() -> tuple[Connection, Connection]:
-    """Two connected ends, both of which wait."""
-    ours, theirs = socket.socketpair()
-    return Connection(ours.detach()), Connection(theirs.detach())
-
-
 def channel_pair() -> tuple["Channel", Connection]:
     """Ours, which never waits, and theirs."""
     ours, theirs = socket.socketpair()

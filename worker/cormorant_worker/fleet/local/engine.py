@@ -1,7 +1,6 @@
 """The engine of one machine: worker processes, batches in shared memory."""
 
 import socket
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -11,10 +10,10 @@ from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.place import find_device
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.fleet.local.block_pool import SharedBlockPool
-from cormorant_worker.fleet.local.fork_server import ForkServer, Imports, borrow, give_back
 from cormorant_worker.fleet.local.process import SharedPayload, WorkerProcess
 from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.transport import ConnectionClosed, WorkerConnection
+from cormorant_worker.fork_server import WORKERS, Imports, fork_server
 from cormorant_worker.inference.handshake import listen
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.messages import Start
@@ -26,12 +25,6 @@ class LocalEngine:
     descriptors_each = 9
     """2 sockets, 2 for its heartbeat, 4 for two batches, 1 spare."""
 
-    def __init__(self) -> None:
-        self._fork_servers: list[ForkServer] = []
-        """Borrowed ones; the newest forks."""
-        self._borrowing = threading.Lock()
-        """Guards `_fork_servers`: workers are started by several threads."""
-
     def check_devices(self, job: CollectorJob, device: str) -> None:
         if device:
             find_device(device)
@@ -42,10 +35,10 @@ class LocalEngine:
         return replace(options, workers=options.workers or default_workers(job))
 
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
-        self._fork_server()  # what workers import is imported from now on
+        fork_server(WORKERS)  # what workers import is imported from now on
 
     def start(self, start: Start, listener: socket.socket | None = None) -> WorkerProcess:
-        process = WorkerProcess(start.place, self._fork_server(), _imports_of(start))
+        process = WorkerProcess(start.place, fork_server(WORKERS), _imports_of(start))
         with suppress(ConnectionClosed):  # it died already: the end of its socket tells the fleet
             process.send(start, listener.fileno() if listener is not None else -1)
         return process
@@ -67,15 +60,7 @@ class LocalEngine:
         return SharedPayload(memory, is_borrowed=False)
 
     def close(self) -> None:
-        for fork_server in self._fork_servers:
-            give_back(fork_server)
-        self._fork_servers.clear()
-
-    def _fork_server(self) -> ForkServer:
-        with self._borrowing:
-            if not self._fork_servers or not self._fork_servers[-1].is_alive:
-                self._fork_servers.append(borrow())
-            return self._fork_servers[-1]
+        """Nothing is left: workers are closed one by one, and the fork server serves the next fleet."""
 
 
 def _imports_of(start: Start) -> Imports:

@@ -1,21 +1,18 @@
 """One worker process as the fleet holds it: started, talked to, killed. Owned by the fleet's thread."""
 
 import os
-import select
 import signal
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.local.channel import Channel, channel_pair
-from cormorant_worker.fleet.local.fork_server import ForkServer, Imports
 from cormorant_worker.fleet.transport import ConnectionClosed, Payload
+from cormorant_worker.fork_server import ForkServer, Imports, kill_alone
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
 from cormorant_worker.worker.messages import Request, Ticket
 
-_ASKED_EVERY_S = 0.005
 _OBEYED_S = 5.0
 """A fork server that is not importing kills at once."""
 
@@ -131,27 +128,14 @@ class WorkerProcess:
             return
         self._fork_server.kill(self._number)
         if not self.wait(_OBEYED_S):
-            self._kill_alone()
+            kill_alone(self.pid, self.data)
             self.wait(10)
-
-    def _kill_alone(self) -> None:
-        """The fork server has ended, or imports for a long time."""
-        with suppress(OSError), _process_descriptor(self.pid) as descriptor:
-            # The worker holds the other end. It was there after its id was looked up: the id is no stranger's.
-            if not _is_hung_up(self.data):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> bool:
         return self._return_code(timeout_s) is not None or not self._is_running()
 
     def _return_code(self, timeout_s: float) -> int | None:
-        deadline = time.monotonic() + timeout_s
-        while self.pid:
-            code = self._fork_server.return_code(self._number)
-            if code is not None or time.monotonic() > deadline or not self._fork_server.is_alive:
-                return code
-            time.sleep(_ASKED_EVERY_S)
-        return None  # it is not forked yet
+        return self._fork_server.wait(self._number, timeout_s) if self.pid else None  # it is not forked yet
 
     def _is_running(self) -> bool:
         if not self.pid:
@@ -170,19 +154,3 @@ class WorkerProcess:
         self.data.close()
         self.control.close()
         self.heartbeat.close()
-
-
-@contextmanager
-def _process_descriptor(pid: int) -> Iterator[int]:
-    """Stands for the process that has this id now, also when it has ended."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _is_hung_up(channel: Channel) -> bool:
-    poll = select.poll()
-    poll.register(channel.fileno(), 0)
-    return any(events & select.POLLHUP for _, events in poll.poll(0))

@@ -1,4 +1,4 @@
-"""The process that forks workers: `python -m cormorant_worker.fleet.local.fork_server_main SOCKET`.
+"""What a fork server does: `run(become)` is the whole of its `python -m MODULE SOCKET`.
 
 It imports, and runs neither threads nor code of users: a fork of it is as good as a process that was just started.
 """
@@ -8,21 +8,20 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
+from typing import NoReturn
 
-from cormorant_worker.fleet.local.fork_server import ExitStatus, ForkRequest, Order
-from cormorant_worker.fleet.local.worker_main import run_worker
+from cormorant_worker.fork_server import ChildStatus, ForkRequest, Order
 
-_NUM_DESCRIPTORS = 4
 _IDLE_S = 1.0
 
 
-class Children:
-    """Workers by number: their process ids, then their return codes."""
+class _Children:
+    """Children by number: their process ids, then their return codes."""
 
     def __init__(self) -> None:
         self._pids: dict[int, int] = {}
@@ -32,17 +31,20 @@ class Children:
     def add(self, number: int, pid: int) -> None:
         self._pids[number] = pid
 
-    def return_code(self, number: int) -> int | None:
-        """How a worker ended; None while it runs."""
-        if number in self._pids and number not in self._codes:
-            pid, status = os.waitpid(self._pids[number], os.WNOHANG)
-            if pid:
-                self._codes[number] = os.waitstatus_to_exitcode(status)
-        return self._codes.get(number)
+    def status(self, number: int) -> ChildStatus:
+        pid = self._pids.get(number, 0)
+        has_ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        if pid and number not in self._codes and os.waitid(os.P_PID, pid, has_ended) is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # what it started and left; the group's id is its own until it is reaped
+            self._codes[number] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return ChildStatus(number, pid, self._codes.get(number))
 
     def kill(self, number: int) -> None:
-        # The dead keep their ids until `return_code` takes note of their end: no stranger has this one.
-        if number in self._pids and self.return_code(number) is None:
+        # The dead keep their ids until `status` takes note of their end: no stranger has this one.
+        if number in self._pids and self.status(number).code is None:
+            with suppress(ProcessLookupError):  # it has not become a group yet
+                os.killpg(self._pids[number], signal.SIGKILL)
             os.kill(self._pids[number], signal.SIGKILL)
 
     def forget(self, number: int) -> None:
@@ -53,23 +55,26 @@ class Children:
 
     def reap(self) -> None:
         """Let go of those who ended and are forgotten."""
-        for number in [number for number in self._forgotten if self.return_code(number) is not None]:
+        for number in [number for number in self._forgotten if self.status(number).code is not None]:
             self._forgotten.discard(number)
             del self._pids[number], self._codes[number]
 
 
-def main() -> int:
-    """Fork until the last fleet is gone. Every fork returns its worker's exit code."""
+def run(become: Callable[..., int]) -> NoReturn:
+    """Fork until the other end of the socket is closed. Every fork ends with what `become(*descriptors)` returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
     gc.collect()
     gc.freeze()  # forks share these pages for as long as their references are not counted
-    forked = _serve(connection, Children())
+    forked = _serve(connection, _Children())
     connection.close()
-    return 0 if forked is None else _become_worker(*forked)
+    code = 0 if forked is None else become(*_prepare(*forked))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # EnvPool's threads and gymnasium's atexit handlers have nothing left to do
 
 
-def _serve(connection: Connection, children: Children) -> tuple[ForkRequest, list[int]] | None:
+def _serve(connection: Connection, children: _Children) -> tuple[ForkRequest, list[int]] | None:
     """Returns in each fork, and with None at the end."""
     wanted: dict[str, None] = {}
     try:
@@ -82,13 +87,13 @@ def _serve(connection: Connection, children: Children) -> tuple[ForkRequest, lis
             message = connection.recv()
             match message:
                 case Order(what="status"):
-                    connection.send(ExitStatus(message.number, children.return_code(message.number)))
+                    connection.send(children.status(message.number))
                 case Order(what="kill"):
                     children.kill(message.number)
                 case Order():
                     children.forget(message.number)
                 case ForkRequest():
-                    descriptors = [recv_handle(connection) for _ in range(_NUM_DESCRIPTORS)]
+                    descriptors = [recv_handle(connection) for _ in range(message.num_descriptors + 1)]
                     _import(message.imports.now)
                     wanted.update(dict.fromkeys(message.imports.when_idle))
                     pid = os.fork()
@@ -103,12 +108,13 @@ def _serve(connection: Connection, children: Children) -> tuple[ForkRequest, lis
 
 def _import(modules: Iterable[str]) -> None:
     for module in modules:
-        with suppress(Exception):  # a worker that needs it finds it out for itself, and says so
+        with suppress(Exception):  # a child that needs it finds it out for itself, and says so
             importlib.import_module(module)
 
 
-def _become_worker(request: ForkRequest, descriptors: Sequence[int]) -> int:
-    data, control, heartbeat, output = descriptors
+def _prepare(request: ForkRequest, descriptors: Sequence[int]) -> Sequence[int]:
+    """Be a process of its own. Returns the descriptors that are the child's."""
+    *own, output = descriptors
     os.setsid()
     with suppress(OSError):
         Path("/proc/self/comm").write_text(request.name)  # the system keeps 15 bytes
@@ -120,11 +126,4 @@ def _become_worker(request: ForkRequest, descriptors: Sequence[int]) -> int:
     sys.path[:] = request.path
     with suppress(OSError):
         os.chdir(request.folder)
-    return run_worker(data, control, heartbeat)
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # EnvPool's threads and gymnasium's atexit handlers have nothing left to do
+    return own
