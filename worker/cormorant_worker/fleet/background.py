@@ -19,6 +19,7 @@ T = TypeVar("T")
 _NUM_THREADS = 8
 """One that waits for a process which does not die holds up none of the others."""
 
+_POLL_S = 0.02
 _ENDING_S = 1.0
 """For a process whose sockets have closed to have ended."""
 
@@ -59,6 +60,15 @@ class BackgroundTasks:
             settled += 1
             then(result)
         return settled
+
+    def finish(self, condition: threading.Condition, *, timeout_s: float) -> None:
+        """Settle all jobs, at most for `timeout_s`, and end the threads."""
+        deadline = time.monotonic() + timeout_s
+        while not self.is_idle and time.monotonic() < deadline:
+            with condition:
+                self.settle()
+            time.sleep(_POLL_S)
+        self.close()
 
     def close(self) -> None:
         """No more jobs come. Threads end with what they are at; one that never ends dies with the process."""

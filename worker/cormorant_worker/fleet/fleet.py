@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_POLL_S = 0.02
 _HIGHEST_CHOSEN = 2**62
 """The versions after it are left for publishes without a number of their own: frames are stamped with 64 bits."""
 _CLOSE_S = 20.0
@@ -143,13 +142,7 @@ class Fleet:
             handle.connection.close()
         for _, see_off in core.pool.parted:
             see_off()
-        # Those that were being started or seen off meanwhile.
-        deadline = time.monotonic() + _CLOSE_S
-        while not core.background.is_idle and time.monotonic() < deadline:
-            with self._changed:
-                core.background.settle()
-            time.sleep(_POLL_S)
-        core.background.close()
+        core.background.finish(self._changed, timeout_s=_CLOSE_S)  # workers that were being started or seen off
         core.waker.close()
         self._selector.close()
         core.pool.clear()
