@@ -86,7 +86,7 @@ def build_collector(
     envs, num_threads, assignment, pool_threads = build_envs(job, place, overrides)
     try:
         observation, action = envs[0].observation_space, envs[0].action_space
-        warmup = RandomActor(action, seeds.seed("actions"))
+        warmup = RandomActor(action, seeds.seed("actions"), observation=observation)
         actor: Actor = warmup
         weights = StagedWeights({})
         normalizer = make_normalizer(job, observation)

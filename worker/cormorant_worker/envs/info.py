@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cormorant_worker.action_mask import legal_action
 from cormorant_worker.envs.gymnasium_env import Env
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.spaces import Array, Leaf, cast_exactly
@@ -79,10 +80,9 @@ def complete_fields(fields: Sequence[InfoField], env: Env, name: str) -> tuple[I
     if all(field.is_complete for field in fields):
         return tuple(fields)
     actions = deepcopy(env.action_space)
-    actions.seed(0)
     try:
-        _, first = env.reset()
-        infos = (env.step(actions.sample())[-1], first)
+        obs, first = env.reset()
+        infos = (env.step(legal_action(actions, obs, first, seed=0))[-1], first)
     except Exception as error:
         raise EnvBuildError(
             f"{name} raised {type(error).__name__}: {error} in a reset and a step that look for the keys of "

@@ -220,7 +220,7 @@ class Player:
         noise = int(seeds.generate_state(1, np.uint64)[0] >> np.uint64(1))
         actor = self._actor
         if isinstance(actor, RandomActor):
-            actor = RandomActor(env.action_space, noise)
+            actor = RandomActor(env.action_space, noise, observation=env.observation_space)
         return _Seat(
             planned=planned,
             actor=actor,
