@@ -18,7 +18,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.errors import EnvError, EvaluationError, NonfiniteWeights
+from cormorant_worker.errors import EnvCrashed, EnvError, EvaluationError, NonfiniteWeights
 from cormorant_worker.evaluation.book import _CHANGES_NO_NUMBER, EpisodeBook
 from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.evaluation.results import (
@@ -168,8 +168,15 @@ def test_an_episode_that_never_ends_is_an_error_with_its_remedy(
 
 def test_an_environment_that_raises_names_the_episodes(tmp_path: Path) -> None:
     job = counting(tmp_path, lengths=5, failures=[{"step": 2}])
-    with pytest.raises(EnvError, match=r"raised .* \(in one of the episodes with seed 5; seed 6\)"):
+    with pytest.raises(EnvError, match=r"raised .* \(in the episode with seed 5\)"):
         player_of(job).play([0, 1])
+
+
+def test_a_failing_environment_is_named_by_its_seed_alone(tmp_path: Path) -> None:
+    for how, words in ("raise", "raised ValueError"), ("nan", "returned NaN in observation"):
+        job = counting(tmp_path, lengths=5, failures=[{"how": how, "step": 2, "seeds": [7]}])
+        with pytest.raises(EnvCrashed, match=rf"environment 2 {words}.* \(in the episode with seed 7\)"):
+            player_of(job).play(range(4))
 
 
 def row(seed: int, total: float = 1.0, **metrics: float) -> PlayedEpisode:
@@ -196,7 +203,7 @@ def test_results_survive_and_what_is_missing_is_played(tmp_path: Path) -> None:
     book = EpisodeBook(job)
     assert book.take(4) == (0, 1, 2, 3)
     book.give_back((2, 3))
-    assert book.take(3) == (2, 3, 4)
+    assert [book.take(3), book.take(3), book.take(1)] == [(2,), (3,), (4,)], "a worker died in them"
     player = player_of(job)
     player.record(player.play([0, 1, 4]))
     player.record(player.play([0, 1, 4]))  # played again, and recorded once

@@ -79,7 +79,9 @@ class Restarts:
         row = crash.row
         self.has_stepped |= has_stepped or crash.steps > 0
         if self._limits.raises and crash.details:
-            raise EnvRaised(crash.sentence(), details=crash.details)
+            raise EnvRaised(crash.sentence(), row=row, details=crash.details)
+        if not self._limits.total:
+            raise self._give_up(crash, "it is not restarted here")
         self._barren[row] = 1 if crash.steps else self._barren[row] + 1
         if self._barren[row] > self._limits.barren:
             raise self._give_up(crash, f"it was restarted {self._limits.barren} times without completing a step")
@@ -117,7 +119,10 @@ class Restarts:
 
     def _give_up(self, crash: Crash, reason: str) -> EnvCrashed:
         return EnvCrashed(
-            f"{crash.sentence()}; {reason}: fix the environment", has_stepped=self.has_stepped, details=crash.details
+            f"{crash.sentence()}; {reason}: fix the environment",
+            row=crash.row,
+            has_stepped=self.has_stepped,
+            details=crash.details,
         )
 
     def _next_seed(self, seed: int) -> int:

@@ -1,15 +1,17 @@
 """Which episodes of an evaluation are still to be played. A fleet has one, and hands its episodes out with tickets."""
 
 import hashlib
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any
 
 import fsspec
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import EvaluationError
-from cormorant_worker.evaluation.results import ResultFolder, ResultTable, missing, planned_episodes
+from cormorant_worker.evaluation.results import ResultFolder, ResultTable, missing, name_of, planned_episodes
+
+_MOST_DEATHS = 3
 
 
 class EpisodeBook:
@@ -26,6 +28,8 @@ class EpisodeBook:
         self._folder = ResultFolder(job.spec.output.dataset.uri)
         self._subject = subject_of(job)
         self._folder.open(self._subject)
+        self._deaths: Counter[int] = Counter()
+        """Workers that ended while they played an episode."""
         self._pending = deque(missing(self.planned, self._folder.played()))
         self.found = len(self.planned) - len(self._pending)
         """Episodes that earlier fleets played."""
@@ -40,12 +44,24 @@ class EpisodeBook:
         return max(1, min(num_envs, -(-len(self._pending) // max(1, num_workers))))
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Positions of episodes for a ticket."""
-        return tuple(self._pending.popleft() for _ in range(count))
+        """Positions of episodes for a ticket; one alone where a worker died in it, to find out which it was."""
+        taken = [self._pending.popleft()]
+        while len(taken) < count and not self._deaths[taken[0]] and not self._deaths[self._pending[0]]:
+            taken.append(self._pending.popleft())
+        return tuple(taken)
 
-    def give_back(self, episodes: Iterable[int]) -> None:
-        """Their worker is gone: they are played again, before others."""
-        self._pending.extendleft(reversed(tuple(episodes)))
+    def give_back(self, episodes: Sequence[int]) -> str:
+        """Their worker is gone: they are played again, before others.
+
+        Returns:
+            That another worker would die in the same way; empty: it may not.
+        """
+        self._pending.extendleft(reversed(episodes))
+        self._deaths.update(episodes)
+        if len(episodes) != 1 or (deaths := self._deaths[episodes[0]]) < _MOST_DEATHS:
+            return ""
+        named = name_of(self.planned[episodes[0]])
+        return f"{deaths} workers ended while they played the episode with {named}: fix the environment or the policy"
 
     def table(self) -> ResultTable:
         """What is recorded by now. Takes as long as the folder takes to read."""
