@@ -164,6 +164,7 @@ def _conditions(head: Head, running: Running, stats: FleetStats) -> tuple[Condit
         _condition("Ready", bool(ready), "WorkersReady", "NoWorkers", f"{ready} of {wanted} workers are ready"),
         _progressing(head, running, stats),
         _condition("Paused", state == "paused", "Paused", "NotPaused", running.pauses.error),
+        _condition("EnvironmentsFailing", bool(stats.env_failures), "KeepFailing", "NoFailures", stats.env_failures),
         _condition("Failed", bool(head.failure), "FleetFailed", "FleetRuns", head.failure),
     )
 

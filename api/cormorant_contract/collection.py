@@ -93,8 +93,8 @@ class Collection(Contract):
 
     weights: WeightsPolicy = WeightsPolicy()
     episodes: EvaluatedEpisodes | None = None
-    """Makes the job an evaluation: these episodes are played, each exactly once, and no frames are delivered. Only
-    seed of the other fields matters."""
+    """Makes the job an evaluation: these episodes are played, each exactly once, and no frames are delivered. Of
+    the other fields only seed, episodeMetrics and normalize.observation matter."""
 
     @property
     def post_processing(self) -> dict[str, Any]:

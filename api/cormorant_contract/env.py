@@ -115,7 +115,8 @@ class GymnasiumEnv(Contract):
     """Time limit for creating or resetting an environment; one in a subprocess that exceeds it is restarted alone."""
 
     max_restarts: Annotated[Whole, Field(ge=0, le=INT32_MAX)] = 100
-    """How many crashed or hung environments a worker restarts before it fails."""
+    """How many crashed or hung environments a worker restarts within ten minutes before it fails. Its replacement
+    inherits the count."""
 
     @classmethod
     def rules(cls) -> "tuple[Rule[GymnasiumEnv], ...]":

@@ -69,7 +69,8 @@ class HeadClient:
             is_spec_paused=desired.paused,
             is_queue_full=is_held and queue.waiting + queue.ready + queue.lent >= queue.capacity,
             waits=_waits(job, status),
-            failure=next((fact.message for fact in status.conditions if fact.type == "Failed" and fact.message), ""),
+            failure=_message(status, "Failed"),
+            env_failures=_message(status, "EnvironmentsFailing"),
         )
 
     async def set_desired(
@@ -132,6 +133,10 @@ class HeadClient:
             raise HeadSilent(
                 f"{head.name} answered {method} {path} with a body that cannot be parsed: {error}"
             ) from error
+
+
+def _message(status: Status, kind: str) -> str:
+    return next((fact.message for fact in status.conditions if fact.type == kind), "")
 
 
 def _waits(job: Job, status: Status) -> Waits | None:

@@ -190,6 +190,8 @@ class HeadAnswer:
     is_queue_full: bool = False
     """The queue is full, so workers wait."""
     failure: str = ""
+    env_failures: str = ""
+    """Environments keep failing: the first failure with its traceback. Empty: they do not."""
     waits: Waits | None = None
     """Set for jobs with an autoscaled group. None: an older head."""
 

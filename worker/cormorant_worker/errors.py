@@ -77,8 +77,10 @@ class EnvBuildError(EnvError):
 class EnvCrashed(EnvError):
     """A running environment raised, hung or died. The child's traceback is a note of the error."""
 
-    def __init__(self, message: str, *, has_stepped: bool = True, details: str = "") -> None:
+    def __init__(self, message: str, *, row: int = -1, has_stepped: bool = True, details: str = "") -> None:
         super().__init__(message)
+        self.row = row
+        """Number of the environment in its vector; -1: not known."""
         self.has_stepped = has_stepped
         """False: no environment of the vector has completed a step yet, so a restart would fail again."""
         if details:

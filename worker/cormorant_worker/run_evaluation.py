@@ -52,8 +52,8 @@ def evaluate(
         table.summary["return"]["mean"]
 
     Args:
-        manifest: path of a YAML file, a mapping, or a CollectorJob; of its `collection` only `seed` and `episodes`
-            matter.
+        manifest: path of a YAML file, a mapping, or a CollectorJob; of its `collection` only `seed`, `episodes`,
+            `episodeMetrics` and `normalize` matter.
         weights: what the policy plays with; None: the manifest's `initialWeights` or checkpoints, or what its factory
             makes.
         episodes: how many, with seeds from `seed` on, or their seeds; 0: the manifest's `collection.episodes`.
@@ -82,7 +82,7 @@ def evaluate(
     with kept as folder, _weights_file(weights) as weights_uri:
         job = evaluation_job(
             load_job(manifest, name=name), folder, weights=weights_uri, episodes=episodes, seed=seed,
-            deterministic=deterministic,
+            deterministic=deterministic, device=device,
         )  # fmt: skip
         refuse_unknown_names(job, is_this_machine=engine is None)
         table = run_evaluation(job, workers=workers, device=device, engine=engine, look=look)
@@ -101,6 +101,7 @@ def evaluation_job(
     episodes: int | Sequence[int] = 0,
     seed: int | None = None,
     deterministic: bool | None = None,
+    device: str = "",
 ) -> CollectorJob:
     """A manifest with what an evaluation changes of it.
 
@@ -133,6 +134,9 @@ def evaluation_job(
     if job.spec.is_served:
         spec.pop("inference", None)
         spec["workerGroups"] = [group for group in spec["workerGroups"] if group.get("role") != "inference"]
+    if device:
+        kind = "cpu" if torch.device(device).type == "cpu" else "gpu"
+        spec["workerGroups"] = [{**group, "device": kind} for group in spec["workerGroups"]]
     if weights:
         spec["policy"]["initialWeights"] = weights
         collection["episodes"].pop("checkpoints", None)

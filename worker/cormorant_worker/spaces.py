@@ -125,12 +125,17 @@ def flatten(space: Space, value: Any) -> Arrays:
 
 
 def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Cast to the dtype of a space. Floats are rounded; whole numbers and flags stay what they are."""
-    if dtype.kind == "f":
-        return array.astype(dtype)
-    with np.errstate(invalid="ignore"):
+    """Cast to the dtype of a space. Floats are rounded, and none becomes infinite; whole numbers and flags stay what
+    they are.
+
+    Raises:
+        ValueError, OverflowError: a value does not fit.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
         cast = array.astype(dtype)
-    changed = np.flatnonzero(cast != array)
+    if dtype.kind == "f" and np.can_cast(array.dtype, dtype):
+        return cast
+    changed = np.flatnonzero((cast != array) & (np.isinf(cast) if dtype.kind == "f" else True))
     if changed.size:
         before, after = array.reshape(-1)[changed[0]], cast.reshape(-1)[changed[0]]
         raise ValueError(f"{before} ({array.dtype.name}) would be stored as {after} ({dtype.name})")

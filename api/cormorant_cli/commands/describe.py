@@ -142,7 +142,7 @@ def _conditions(status: Raw, now: datetime) -> list[list[str]]:
             str(fact.get("status", "")),
             str(fact.get("reason", "")),
             age(read_time(fact["lastTransitionTime"]), now),
-            str(fact.get("message") or ""),
+            str(fact.get("message") or "").partition("\n")[0],  # without a traceback
         ]
         for fact in status.get("conditions") or ()
     ]

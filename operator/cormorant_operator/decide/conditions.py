@@ -8,7 +8,7 @@
     Ready        True: EnoughWorkers
                  False: HeadNotReady HeadFailed HeadBlocked TooFewWorkers WorkerFailed NotWanted
     Updating     True: TryingImage ReplacingHead RollingUpdate    False: UpToDate
-    Progressing  True: FramesCollected WaitingForConsumer
+    Progressing  True: FramesCollected EnvironmentsFailing WaitingForConsumer
                  Unknown: ControlPlaneUnreachable TokenRefused CertificateRefused
                  False: NoFrames NotReady Paused Draining NotWanted
     Stalled      True: NoProgress    False: NotStalled
@@ -86,14 +86,14 @@ _TRANSIENT = ("PodsPending", "NotWanted", "HeadNotReady", "TooFewWorkers")
 
 
 def blocking_reason(found: Sequence[Fact]) -> str:
-    """Reason of the first condition that keeps the job from collecting; empty if none does."""
+    """Reason of the first condition that keeps the job from collecting well; empty if none does."""
     by_type: dict[ConditionType, Fact] = {fact.type: fact for fact in found}
     for kind, status in _BLOCKING:
         fact = by_type.get(kind)
         if fact is not None and fact.status == status and fact.reason not in _TRANSIENT:
             return fact.reason
     progressing = by_type["Progressing"]
-    is_unclear = progressing.status == "Unknown" or progressing.reason == "WaitingForConsumer"
+    is_unclear = progressing.status == "Unknown" or progressing.reason in ("WaitingForConsumer", "EnvironmentsFailing")
     return progressing.reason if is_unclear else ""
 
 
@@ -236,6 +236,8 @@ def _moving(view: View) -> Fact:
         before = find(view.job.status, "Progressing")
         if before is not None:
             return Fact(type="Progressing", status=before.status, reason=before.reason, message=before.message)
+    if progress.is_moving(view) and answer is not None and answer.env_failures:
+        return Fact(type="Progressing", status="True", reason="EnvironmentsFailing", message=answer.env_failures)
     if progress.is_moving(view):
         return Fact(type="Progressing", status="True", reason="FramesCollected")
     message = answer.failure if answer is not None else ""

@@ -30,6 +30,7 @@ _BLOCKED = (
     "UnknownFields",
     "UnplayedVariants",
     "HeadBlocked",
+    "EnvironmentsFailing",
     "VolumeOnLostNode",
 )
 

@@ -20,6 +20,7 @@ from cormorant_testing.browser import chromium, watching
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Served, serve, weights_file
+from cormorant_testing.vectors import COUNTING
 
 Frame = tuple[str, Any]
 
@@ -292,3 +293,26 @@ def test_a_browser_shows_what_the_api_says(watched: Served) -> None:
         page.page.get_by_role("button", name="Resume", exact=True).click()
         page.wait_for_text("#phase", "Running")
         page.assert_clean()
+
+
+def test_environments_that_keep_failing_are_not_green(tmp_path: Path) -> None:
+    """Each life of the environment has 19 steps: a batch of 1,900 costs 100 restarts, a tenth of the limit."""
+    env = {"entrypoint": COUNTING, "vectorization": "inline", "maxRestarts": 1000}
+    env["kwargs"] = {"failures": [{"step": 20, "words": "no display"}], "lengths": 1000}
+    job = make_job(env={"gymnasium": env}, queue={"capacityBatches": 1}, collection={"framesPerBatch": 1900})
+    words = (
+        "environments keep failing and are restarted; the first: environment 0 of worker cpu-0 raised ValueError: no"
+    )
+    with serve(job, directory=tmp_path) as served:
+
+        def failing() -> dict[str, Any]:
+            conditions = served.reader.get("/v1/status").json["conditions"]
+            return {found["type"]: found for found in conditions}["EnvironmentsFailing"]
+
+        until(lambda: failing()["status"] == "True")
+        assert failing()["reason"] == "KeepFailing"
+        assert failing()["message"].startswith(f"{words} display\nTraceback (most recent call last):\n")
+        with chromium() as browser, watching(browser, served.writer.port, served.writer.token) as page:
+            page.wait_for_text("#phase", "Environments fail")
+            page.wait_for_text("#waiting", words)
+            page.assert_clean()

@@ -189,8 +189,24 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
         evaluate(CARTPOLE, episodes=[4, 5, 4])
     with pytest.raises(EvaluationError, match=r"cannot read weights from .*missing\.safetensors"):
         evaluate(CARTPOLE, tmp_path / "missing.safetensors", episodes=1)
-    with pytest.raises(WorkerFailed, match=r"raised ValueError: told to fail .* \(in one of the episodes with seed 3"):
+    with pytest.raises(WorkerFailed, match=r"raised ValueError: told to fail .* \(in the episode with seed 3\)"):
         evaluate(slow(failures=[{"step": 3}]), episodes=2, workers=1)
+
+
+@pytest.mark.parametrize("vectorization", ["subprocess", "inline"])
+def test_an_environment_that_dies_is_named_by_its_seed(vectorization: str) -> None:
+    """Inline, it takes the worker with it, as one of EnvPool's would."""
+    kwargs = {"lengths": 5, "failures": [{"how": "exit", "step": 3, "seeds": [5]}]}
+    env = {"entrypoint": "cormorant_testing.envs:CountingEnv", "vectorization": vectorization, "kwargs": kwargs}
+    seen: list[int] = []
+    with pytest.raises(WorkerFailed, match="3 workers ended while they played the episode with seed 5: fix the env"):
+        evaluate(
+            job_of({"gymnasium": {**env, "numEnvs": 3}}, {"random": {}}),
+            episodes=4,
+            workers=1,
+            look=lambda stats: seen.append(stats.restarts),
+        )
+    assert max(seen) <= 2
 
 
 def test_videos_are_of_the_episodes_in_the_table(tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
 """A fleet whose environments fail: what ends it, what is tried again."""
 
+from pathlib import Path
+
 import pytest
 
 from cormorant_testing.collecting import make_job
+from cormorant_testing.vectors import COUNTING
 from cormorant_worker.errors import EnvCrashed, WorkerFailed
+from cormorant_worker.fleet.bookkeeping.env_failures import EnvFailures
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.worker.runtime import describe_failure
@@ -35,3 +39,46 @@ def test_crash_of_all_environments_is_not_final_after_frames(tmp_path) -> None:
     with Fleet(job, FleetOptions(workers=1)) as fleet:
         assert sum(batch.numel() for batch in fleet.batches()) == 200
         assert fleet.stats().restarts == 2
+
+
+def test_a_worker_that_fails_loses_one_batch(tmp_path: Path) -> None:
+    """Its shard is an hour from being sealed when its environment fails in step 50 and in every reset after it."""
+    failures = [
+        {"step": 50, "flag": str(tmp_path / "first")},
+        {"step": 1, "flag": str(tmp_path / "rest"), "skip": 1, "times": 3},
+    ]
+    collection = {"framesPerBatch": 10, "totalFrames": 100}
+    job = make_job(num_envs=1, failures=failures, lengths=10, collection=collection, dataset=str(tmp_path / "frames"))
+    with Fleet(job, FleetOptions(workers=1, seal_after_s=3600.0)) as fleet:
+        assert fleet.wait_until_done(60)
+        stats = fleet.stats()
+    assert (stats.frames, stats.restarts, dict(stats.dropped)) == (100, 1, {"crash": 9})
+
+
+def test_a_replaced_worker_inherits_the_restarts() -> None:
+    """Each life of the environment has two steps and raises in the third."""
+    env = {"entrypoint": COUNTING, "vectorization": "inline", "maxRestarts": 4}
+    env["kwargs"] = {"failures": [{"step": 3, "words": "no display"}], "lengths": 1000}
+    job = make_job(env={"gymnasium": env}, run_policy={"maxRestartsPerSlot": 1}, collection={"framesPerBatch": 1000})
+    with Fleet(job, FleetOptions(workers=1)) as fleet:
+        with pytest.raises(WorkerFailed, match=r"no display.*4 restarts within 10 minutes.*restarted once already"):
+            fleet.take(timeout_s=60)
+        stats = fleet.stats()
+    assert stats.stepped_frames == 5 * 2 + 2, "five lives in the first worker, one in the second"
+    assert stats.env_failures.startswith(
+        "environments keep failing and are restarted; the first: environment 0 of worker cpu-0 raised ValueError: no "
+        "display\nTraceback (most recent call last):\n"
+    )
+
+
+def test_a_rare_failure_is_no_trouble() -> None:
+    now = [0.0]
+    failures = EnvFailures(make_job(), clock=lambda: now[0])  # maxRestarts 100: ten within ten minutes
+    for _ in range(9):
+        failures.note(("cpu", 0), "cpu-0", {"env": 1, "reason": "raised ValueError: no", "exception": "Traceback"})
+        failures.note(("cpu", 1), "cpu-1", {"env": 1, "reason": "raised ValueError: no"})
+    assert (failures.sentence, failures.recent(("cpu", 0)), failures.recent(("cpu", 2))) == ("", 9, 0)
+    failures.note(("cpu", 0), "cpu-0", {"env": 1, "reason": "raised KeyError: 3"})
+    assert failures.sentence.endswith("environment 1 of worker cpu-0 raised ValueError: no\nTraceback")
+    now[0] = 600.0
+    assert (failures.sentence, failures.recent(("cpu", 0))) == ("", 0)

@@ -237,3 +237,8 @@ def pair(observation_space: Any, action_space: Any) -> dict[str, nn.Module]:
             return torch.stack([self.number.expand(n), other.number.expand(n)], -1)
 
     return {"policy": Both(), "critic": other}
+
+
+def first_legal(observation_space: Any, action_space: Any) -> Any:
+    """The first action that the mask in the observation allows."""
+    return lambda obs: obs["action_mask"].to(torch.int64).argmax(-1) + int(action_space.start)

@@ -128,6 +128,20 @@ def test_reason_says_what_is_in_the_way_and_nothing_else() -> None:
     assert world.job.status.reason == "HeadRefused"
 
 
+def test_environments_that_keep_failing_are_said() -> None:
+    world = World()
+    world.run()
+    world.collect(5000)
+    world.say(world.head, env_failures="environments keep failing: ...\nTraceback")
+    world.settle()
+    assert world.condition("Progressing") == "True/EnvironmentsFailing"
+    assert world.job.status.reason == "EnvironmentsFailing"
+    assert world.told.count("EnvironmentsFailing") == 1
+    world.say(world.head, env_failures="")
+    world.settle()
+    assert world.job.status.reason == ""
+
+
 def test_worker_that_ends_beside_a_sidecar_is_replaced() -> None:
     world = running()
     worker = world.live()[0].name

@@ -4,20 +4,22 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from pydantic.alias_generators import to_camel
 from safetensors.torch import load_file, save_file
 
+from cormorant_contract.base import Contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.errors import EnvError, EvaluationError, NonfiniteWeights
-from cormorant_worker.evaluation.book import EpisodeBook
+from cormorant_worker.errors import EnvCrashed, EnvError, EvaluationError, NonfiniteWeights
+from cormorant_worker.evaluation.book import _CHANGES_NO_NUMBER, EpisodeBook
 from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.evaluation.results import (
     PlayedEpisode,
@@ -166,8 +168,15 @@ def test_an_episode_that_never_ends_is_an_error_with_its_remedy(
 
 def test_an_environment_that_raises_names_the_episodes(tmp_path: Path) -> None:
     job = counting(tmp_path, lengths=5, failures=[{"step": 2}])
-    with pytest.raises(EnvError, match=r"raised .* \(in one of the episodes with seed 5; seed 6\)"):
+    with pytest.raises(EnvError, match=r"raised .* \(in the episode with seed 5\)"):
         player_of(job).play([0, 1])
+
+
+def test_a_failing_environment_is_named_by_its_seed_alone(tmp_path: Path) -> None:
+    for how, words in ("raise", "raised ValueError"), ("nan", "returned NaN in observation"):
+        job = counting(tmp_path, lengths=5, failures=[{"how": how, "step": 2, "seeds": [7]}])
+        with pytest.raises(EnvCrashed, match=rf"environment 2 {words}.* \(in the episode with seed 7\)"):
+            player_of(job).play(range(4))
 
 
 def row(seed: int, total: float = 1.0, **metrics: float) -> PlayedEpisode:
@@ -194,7 +203,7 @@ def test_results_survive_and_what_is_missing_is_played(tmp_path: Path) -> None:
     book = EpisodeBook(job)
     assert book.take(4) == (0, 1, 2, 3)
     book.give_back((2, 3))
-    assert book.take(3) == (2, 3, 4)
+    assert [book.take(3), book.take(3), book.take(1)] == [(2,), (3,), (4,)], "a worker died in them"
     player = player_of(job)
     player.record(player.play([0, 1, 4]))
     player.record(player.play([0, 1, 4]))  # played again, and recorded once
@@ -208,6 +217,84 @@ def test_a_folder_holds_one_evaluation(tmp_path: Path) -> None:
     EpisodeBook(counting(tmp_path, lengths=2))
     with pytest.raises(EvaluationError, match="holds the results of another evaluation: env was"):
         EpisodeBook(counting(tmp_path, lengths=3))
+
+
+def subject_job(folder: Path, **changes: Any) -> CollectorJob:
+    """An evaluation with fields of its spec replaced, by dotted path."""
+    env = {"gymnasium": COUNTING, "info": [{"key": "step", "dtype": "float32", "shape": []}]}
+    document = job_of(folder, env, seed=5, episodes={"count": 6}).to_document()
+    for path, value in changes.items():
+        *blocks, name = path.split(".")
+        parent = document["spec"]
+        for block in blocks:
+            parent = parent[block]
+        parent[name] = value
+    return parse_job(document)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("collection.episodeMetrics", [{"name": "steps", "key": "step"}]),
+        ("collection.normalize", {"observation": {"clip": 0.1}}),
+        ("collection.episodes.deterministic", False),
+        ("env.info", [{"key": "step", "dtype": "float32", "shape": [], "fill": 1.0}]),
+        ("env.maxEpisodeSteps", 3),
+        ("env.gymnasium.kwargs", {"numEnvs": 3}),
+        ("policy.explorationType", "mean"),
+        ("code", {"image": "registry/code:2"}),
+        ("image", "registry/worker:2"),
+        ("workerGroups", [{"name": "cpu", "device": "gpu"}]),
+    ],
+)
+def test_what_changes_a_number_needs_another_folder(tmp_path: Path, path: str, value: Any) -> None:
+    EpisodeBook(subject_job(tmp_path))
+    with pytest.raises(EvaluationError, match="holds the results of another evaluation"):
+        EpisodeBook(subject_job(tmp_path, **{path: value}))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("collection.framesPerBatch", 128),
+        ("collection.episodes.count", 9),
+        ("collection.seed", 6),
+        ("env.gymnasium.numEnvs", 8),
+        ("env.gymnasium.vectorization", "subprocess"),
+        ("env.gymnasium.maxRestarts", 3),
+        ("workerGroups", [{"name": "other", "resources": {"limits": {"cpu": "2"}}}]),
+        ("replicas", 4),
+    ],
+)
+def test_what_changes_no_number_keeps_the_folder(tmp_path: Path, path: str, value: Any) -> None:
+    EpisodeBook(subject_job(tmp_path))
+    EpisodeBook(subject_job(tmp_path, **{path: value}))
+
+
+def test_a_new_clip_does_not_meet_kept_episodes(tmp_path: Path) -> None:
+    clips = [evaluation_job(job_of(tmp_path, PENDULUM, policy=MLP, normalize={"observation": {"clip": clip}}),
+                            str(tmp_path), episodes=2) for clip in (10.0, 0.1)]  # fmt: skip
+    EpisodeBook(clips[0])
+    with pytest.raises(EvaluationError, match=r"collection was .*10.* and is .*0\.1"):
+        EpisodeBook(clips[1])
+
+
+def test_fields_without_a_number_exist_in_the_spec() -> None:
+    job = subject_job(Path("/results")).spec
+    for path in _CHANGES_NO_NUMBER:
+        model: Any = type(job)
+        for name in path.split("."):
+            fields = {field.alias or to_camel(key): field for key, field in model.model_fields.items()}
+            assert name in fields, path
+            kinds = (fields[name].annotation, *get_args(fields[name].annotation))
+            model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Contract)), None)
+
+
+def test_the_device_of_an_evaluation_counts(tmp_path: Path) -> None:
+    job = job_of(tmp_path, PENDULUM, policy=MLP)
+    EpisodeBook(evaluation_job(job, str(tmp_path), episodes=1))
+    with pytest.raises(EvaluationError, match=r"devices was \['cpu'\] and is \['gpu'\]"):
+        EpisodeBook(evaluation_job(job, str(tmp_path), episodes=1, device="cuda:0"))
 
 
 def test_two_results_of_one_episode_are_an_error(tmp_path: Path) -> None:

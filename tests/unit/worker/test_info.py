@@ -10,6 +10,7 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.info import INFO, assert_info
 from cormorant_testing.vectors import step_times
+from cormorant_worker.envs.env_row import BadObservation
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.made import MadeEnvs
@@ -63,6 +64,43 @@ def test_info_that_cannot_be_stored_gets_a_sentence(
 ) -> None:
     with pytest.raises(CormorantError, match=sentence), make_collector(make_job(info=[field], shown=info)) as built:
         built.collect(num_steps=4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "sentence"),
+    [
+        ("float32", 1e300, r"far that does not fit float32: 1e\+300 .* stored as inf"),
+        ("float32", 10**40, r"far that does not fit float32: 1e\+40 .* stored as inf"),
+        ("float32", np.float64(-1e39), r"far that does not fit float32: -1e\+39 .* stored as -inf"),
+        ("float64", 10**400, "far that does not fit float64: int too large"),
+        ("int64", 2**70, r"far that does not fit int64: 1\.1805\d*e\+21 .* declare another dtype"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_not_stored(dtype: str, value: Any, sentence: str) -> None:
+    for shape, shown in ((), value), ((2,), [value, 0]):
+        field = InfoField(key="far", dtype=dtype, shape=shape)
+        env = InlineVectorEnv(MadeEnvs([lambda: CountingEnv(shown={"far": shown})]), seeds=[1], info=[field])  # noqa: B023
+        env.start()
+        with pytest.raises(BadObservation, match=sentence):
+            step_times(env, 1)
+
+
+def test_large_and_infinite_numbers_are_stored_as_they_are() -> None:
+    values = {"whole": 2**70, "endless": -np.inf, "none": np.nan, "wide": np.array([np.inf, 1e38]), "many": [2**70, 1]}
+    fields = [InfoField(key=key, dtype="float32", shape=np.shape(value)) for key, value in values.items()]
+    env = InlineVectorEnv(MadeEnvs([lambda: CountingEnv(shown=values)]), seeds=[1], info=fields)
+    env.start()
+    whole, endless, none, wide, many = step_times(env, 1).info
+    assert (whole.tolist(), endless.tolist()) == ([2.0**70], [-np.inf])
+    assert np.isnan(none).tolist() == [True]
+    assert (wide.tolist(), many.tolist()) == ([[np.inf, float(np.float32(1e38))]], [[2.0**70, 1.0]])
+
+
+def test_a_large_whole_number_without_a_dtype_is_a_float() -> None:
+    env = InlineVectorEnv(MadeEnvs([lambda: CountingEnv(shown={"a": 2**70})]), seeds=[1], info=[InfoField(key="a")])
+    env.start()
+    assert [leaf.dtype.name for leaf in env.info_leaves] == ["float64"]
+    assert step_times(env, 1).info[0].tolist() == [2.0**70]
 
 
 def test_numbers_are_stored_as_the_declared_dtype() -> None:

@@ -86,7 +86,7 @@ def build_collector(
     envs, num_threads, assignment, pool_threads = build_envs(job, place, overrides)
     try:
         observation, action = envs[0].observation_space, envs[0].action_space
-        warmup = RandomActor(action, seeds.seed("actions"))
+        warmup = RandomActor(action, seeds.seed("actions"), observation=observation)
         actor: Actor = warmup
         weights = StagedWeights({})
         normalizer = make_normalizer(job, observation)
@@ -286,7 +286,8 @@ def build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides
         return BuiltEnvs(pools, num_threads, assignment, frozenset(pool_threads if has_one_thread else ()))
     if env.gymnasium is not None:
         parts = np.array_split(np.arange(len(seeds)), _num_served_groups(place, len(seeds)))
-        groups = tuple(_build_gymnasium(env, env.gymnasium, columns, seeds, assignment) for columns in parts)
+        limits = RestartLimits(total=env.gymnasium.max_restarts, inherited=place.env_restarts)
+        groups = tuple(_build_gymnasium(env, env.gymnasium, columns, seeds, assignment, limits) for columns in parts)
         return BuiltEnvs(groups, 0, assignment)
     raise ManifestError("spec.env has neither envpool nor gymnasium; write one of them")
 
@@ -394,7 +395,12 @@ def _num_served_groups(place: WorkerPlace, num_envs: int) -> int:
 
 
 def _build_gymnasium(
-    env: EnvBlock, block: GymnasiumBlock, columns: Array, seeds: list[int], assignment: Assignment | None
+    env: EnvBlock,
+    block: GymnasiumBlock,
+    columns: Array,
+    seeds: list[int],
+    assignment: Assignment | None,
+    limits: RestartLimits,
 ) -> VectorEnv:
     """The environments of some columns of the worker."""
     source: EnvSource
@@ -407,7 +413,7 @@ def _build_gymnasium(
         source,
         block,
         seeds=[seeds[column] for column in columns],
-        limits=RestartLimits(total=block.max_restarts),
+        limits=limits,
         info=info_fields(env),
     )
 
@@ -435,5 +441,5 @@ def _build_made(
         if isinstance(only, gymnasium.Env):
             made.keep(0, only)
         block = block.model_copy(update={"vectorization": "inline"})
-    limits = RestartLimits(total=block.max_restarts, raises=raises)
+    limits = RestartLimits(total=block.max_restarts, inherited=place.env_restarts, raises=raises)
     return vectorize(made, block, seeds=place.seeds.env_seeds(len(makers)), limits=limits, info=info)

@@ -21,6 +21,8 @@ class WorkerPlace:
     """No trajectory id may be lower; 0: as the other numbers say."""
     group_number: int = 0
     num_groups: int = 1
+    env_restarts: int = 0
+    """Environments that workers of this slot restarted in the last minutes: they count towards its limit."""
     warmup_frames: int = -1
     """Random frames that this worker begins with; -1: all of the manifest's `initRandomFrames`."""
     max_threads: int = 0

@@ -113,7 +113,7 @@ class NanCheck:
             if _has_nan(flat):
                 position = int(np.flatnonzero(np.isnan(arrays[i]).reshape(len(arrays[i]), -1).any(axis=1))[0])
                 row = position if isinstance(rows, slice) else int(rows[position])
-                raise BadObservation(f"environment {row} returned NaN in {key}")
+                raise BadObservation(f"environment {row} returned NaN in {key}", row=row)
 
 
 class EnvRow:
@@ -159,7 +159,9 @@ class EnvRow:
             try:
                 self._write_info[side](info)
             except InfoMisfit as error:
-                raise BadObservation(f"environment {self._row} returned {error} (in {self._when()})") from error
+                raise BadObservation(
+                    f"environment {self._row} returned {error} (in {self._when()})", row=self._row
+                ) from error
         if terminated or truncated:
             self._write_final[side](obs)
             obs, _ = self.env.reset(**self.reset_kwargs)
@@ -168,7 +170,7 @@ class EnvRow:
             reward = reward.item()
         if reward is None or reward != reward:
             found = "no reward (None)" if reward is None else "a NaN reward"
-            raise BadObservation(f"environment {self._row} returned {found} in {self._when()}")
+            raise BadObservation(f"environment {self._row} returned {found} in {self._when()}", row=self._row)
         row = self._row
         rewards, terminations, truncations = self._flags[side]
         rewards[row], terminations[row], truncations[row] = reward, terminated, truncated
@@ -203,17 +205,21 @@ class EnvRow:
             except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
                 raise BadObservation(
                     f"environment {self._row} returned an observation in {self._when()} that does not fit its "
-                    f"space {space}: {type(error).__name__}: {error}"
+                    f"space {space}: {type(error).__name__}: {error}",
+                    row=self._row,
                 ) from error
             for (key, view, flat), part in zip(targets, parts, strict=True):
                 if part.shape != view.shape:
                     raise BadObservation(
                         f"environment {self._row} returned {key} of shape {part.shape} in {self._when()}; "
-                        f"its space says {view.shape}"
+                        f"its space says {view.shape}",
+                        row=self._row,
                     )
                 view[...] = part
                 if flat is not None and _has_nan(flat):
-                    raise BadObservation(f"environment {self._row} returned NaN in {key} in {self._when()}")
+                    raise BadObservation(
+                        f"environment {self._row} returned NaN in {key} in {self._when()}", row=self._row
+                    )
 
         return write
 

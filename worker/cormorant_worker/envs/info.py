@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cormorant_worker.action_mask import legal_action
 from cormorant_worker.envs.gymnasium_env import Env
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.spaces import Array, Leaf, cast_exactly
@@ -79,10 +80,9 @@ def complete_fields(fields: Sequence[InfoField], env: Env, name: str) -> tuple[I
     if all(field.is_complete for field in fields):
         return tuple(fields)
     actions = deepcopy(env.action_space)
-    actions.seed(0)
     try:
-        _, first = env.reset()
-        infos = (env.step(actions.sample())[-1], first)
+        obs, first = env.reset()
+        infos = (env.step(legal_action(actions, obs, first, seed=0))[-1], first)
     except Exception as error:
         raise EnvBuildError(
             f"{name} raised {type(error).__name__}: {error} in a reset and a step that look for the keys of "
@@ -101,7 +101,7 @@ def complete_fields(fields: Sequence[InfoField], env: Env, name: str) -> tuple[I
                 f"where {', '.join(known) or 'nothing'} is; correct the key, or declare its dtype and shape if it "
                 "comes later"
             )
-        array = np.asarray(values[0])
+        array = _array(values[0])
         found.append(field.complete(array.dtype, array.shape))
     return tuple(found)
 
@@ -116,16 +116,16 @@ def info_writer(fields: Sequence[InfoField], views: Sequence[Array]) -> Callable
     The writer raises InfoMisfit.
     """
     plan = [
-        (field.key, view, field.filling, _EXACT.get(view.dtype.kind, ()) if not view.shape else ())
+        (field.key, view, field.filling, *(_exact(view.dtype) if not view.shape else ((), 0.0)))
         for field, view in zip(fields, views, strict=True)
     ]
 
     def write(info: Mapping[str, Any]) -> None:
-        for key, view, filling, exact in plan:
+        for key, view, filling, exact, largest in plan:
             value = _find(info, key)
             if value is _MISSING:
                 view[...] = filling
-            elif type(value) in exact:
+            elif type(value) in exact and abs(value) <= largest:
                 view[...] = value
             else:
                 view[...] = _fitting(key, value, view)
@@ -133,26 +133,33 @@ def info_writer(fields: Sequence[InfoField], views: Sequence[Array]) -> Callable
     return write
 
 
-_EXACT: dict[str, tuple[type, ...]] = {
-    "b": (bool, np.bool_),
-    "f": (float, np.float64, np.float32, int, bool, np.bool_),
-}
-"""Types of numbers that are stored without a look at the value, by the kind of the dtype."""
+def _exact(dtype: np.dtype[Any]) -> tuple[tuple[type, ...], float]:
+    """Types of numbers that a dtype stores without another look, and the largest of them."""
+    if dtype.kind == "f":
+        return (float, np.float64, dtype.type, int, bool, np.bool_), float(np.finfo(dtype).max)
+    return ((bool, np.bool_), 1.0) if dtype.kind == "b" else ((), 0.0)
 
 
 def _fitting(key: str, value: Any, view: Array) -> Array:
-    array = np.asarray(value)
-    if array.dtype.kind not in _NUMBERS:
-        raise InfoMisfit(
-            f"{type(value).__name__} {value!r:.40} for {key}, which is not a number; convert it in a wrapper, or "
-            "remove the key from env.info"
-        )
-    if array.shape != view.shape:
-        raise InfoMisfit(f"{key} of shape {list(array.shape)}; env.info says {list(view.shape)}")
     try:
-        return cast_exactly(array, view.dtype)
+        array = _array(value)
+        if array.dtype.kind in _NUMBERS and array.shape == view.shape:
+            return cast_exactly(array, view.dtype)
     except (ValueError, OverflowError) as error:
         raise InfoMisfit(f"{key} that does not fit {view.dtype.name}: {error}; declare another dtype") from error
+    if array.dtype.kind in _NUMBERS:
+        raise InfoMisfit(f"{key} of shape {list(array.shape)}; env.info says {list(view.shape)}")
+    raise InfoMisfit(
+        f"{type(value).__name__} {value!r:.40} for {key}, which is not a number; convert it in a wrapper, or "
+        "remove the key from env.info"
+    )
+
+
+def _array(value: Any) -> Array:
+    """As numpy has it; whole numbers of more than 64 bits, for which it has no dtype, as float64."""
+    array = np.asarray(value)
+    is_whole = array.dtype.kind == "O" and all(isinstance(item, int) for item in array.flat)
+    return array.astype(np.float64) if is_whole else array
 
 
 def _find(info: Mapping[str, Any], key: str) -> Any:

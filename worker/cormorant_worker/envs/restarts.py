@@ -1,6 +1,8 @@
 """How often environments may be restarted, and the seeds of those that are."""
 
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +12,10 @@ from cormorant_worker.errors import EnvCrashed, EnvRaised
 
 log = structlog.get_logger(__name__)
 
+ENV_RESTARTED = "env_restarted"
+"""The log line of a restart, which fleets count."""
+RESTART_WINDOW_S = 600.0
+"""Restarts count for so long."""
 _TOLD = 3
 """Restarts that are logged with their traceback; later ones are one line each."""
 
@@ -19,7 +25,9 @@ class RestartLimits:
     """When to give up on environments that crash or hang."""
 
     total: int = 100
-    """Restarts over all environments of one VectorEnv, in its life."""
+    """Restarts over all environments of one VectorEnv, within RESTART_WINDOW_S."""
+    inherited: int = 0
+    """Those of them that came before it was built: of the workers that had its slot."""
     barren: int = 3
     """Restarts in a row of one environment that does not complete a step in between."""
     raises: bool = False
@@ -44,9 +52,13 @@ class Crash:
 class Restarts:
     """Counts the restarts of one VectorEnv and hands out seeds that none of its environments had before."""
 
-    def __init__(self, seeds: Sequence[int], limits: RestartLimits) -> None:
+    def __init__(
+        self, seeds: Sequence[int], limits: RestartLimits, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.count = 0
-        self._limits = limits
+        self._limits, self._clock = limits, clock
+        self._recent = deque([clock()] * limits.inherited)
+        """Moments of the restarts within the window."""
         self._seeds = list(seeds)
         self._used = set(seeds)
         self._barren = [0] * len(seeds)
@@ -67,12 +79,19 @@ class Restarts:
         row = crash.row
         self.has_stepped |= has_stepped or crash.steps > 0
         if self._limits.raises and crash.details:
-            raise EnvRaised(crash.sentence(), details=crash.details)
+            raise EnvRaised(crash.sentence(), row=row, details=crash.details)
+        if not self._limits.total:
+            raise self._give_up(crash, "it is not restarted here")
         self._barren[row] = 1 if crash.steps else self._barren[row] + 1
         if self._barren[row] > self._limits.barren:
             raise self._give_up(crash, f"it was restarted {self._limits.barren} times without completing a step")
-        if self.count >= self._limits.total:
-            raise self._give_up(crash, f"{self.count} restarts were used up, the limit")
+        now = self._clock()
+        while self._recent and now - self._recent[0] >= RESTART_WINDOW_S:
+            self._recent.popleft()
+        if len(self._recent) >= self._limits.total:
+            many = f"{len(self._recent)} restarts within {RESTART_WINDOW_S / 60:.0f} minutes"
+            raise self._give_up(crash, f"{many} were used up, the limit")
+        self._recent.append(now)
         self.count += 1
         self._seeds[row] = self._next_seed(self._seeds[row])
         return self._seeds[row]
@@ -81,7 +100,7 @@ class Restarts:
         """Log that an environment was restarted: the first times with the traceback, always with the count."""
         details = {"exception": crash.details} if crash.details and self.count <= _TOLD else {}
         log.warning(
-            "env_restarted",
+            ENV_RESTARTED,
             env=crash.row,
             reason=crash.what,
             steps=crash.steps,
@@ -100,7 +119,10 @@ class Restarts:
 
     def _give_up(self, crash: Crash, reason: str) -> EnvCrashed:
         return EnvCrashed(
-            f"{crash.sentence()}; {reason}: fix the environment", has_stepped=self.has_stepped, details=crash.details
+            f"{crash.sentence()}; {reason}: fix the environment",
+            row=crash.row,
+            has_stepped=self.has_stepped,
+            details=crash.details,
         )
 
     def _next_seed(self, seed: int) -> int:

@@ -381,7 +381,7 @@ class SubprocessVectorEnv:
                 raise UnknownEnv(message.what)
             case "bad_observation":
                 has_stepped = self._restarts.has_stepped or bool(self._steps.any() or message.steps)
-                raise EnvCrashed(message.what, has_stepped=has_stepped, details=message.details)
+                raise EnvCrashed(message.what, row=row, has_stepped=has_stepped, details=message.details)
             case "build" if self._starting:
                 raise EnvBuildError(message.what, details=message.details)
         what = message.what if message.kind == "raised" else f"could not be built again: {message.what}"

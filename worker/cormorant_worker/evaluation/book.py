@@ -1,15 +1,17 @@
 """Which episodes of an evaluation are still to be played. A fleet has one, and hands its episodes out with tickets."""
 
 import hashlib
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any
 
 import fsspec
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import EvaluationError
-from cormorant_worker.evaluation.results import ResultFolder, ResultTable, missing, planned_episodes
+from cormorant_worker.evaluation.results import ResultFolder, ResultTable, missing, name_of, planned_episodes
+
+_MOST_DEATHS = 3
 
 
 class EpisodeBook:
@@ -26,6 +28,8 @@ class EpisodeBook:
         self._folder = ResultFolder(job.spec.output.dataset.uri)
         self._subject = subject_of(job)
         self._folder.open(self._subject)
+        self._deaths: Counter[int] = Counter()
+        """Workers that ended while they played an episode."""
         self._pending = deque(missing(self.planned, self._folder.played()))
         self.found = len(self.planned) - len(self._pending)
         """Episodes that earlier fleets played."""
@@ -40,12 +44,24 @@ class EpisodeBook:
         return max(1, min(num_envs, -(-len(self._pending) // max(1, num_workers))))
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Positions of episodes for a ticket."""
-        return tuple(self._pending.popleft() for _ in range(count))
+        """Positions of episodes for a ticket; one alone where a worker died in it, to find out which it was."""
+        taken = [self._pending.popleft()]
+        while len(taken) < count and not self._deaths[taken[0]] and not self._deaths[self._pending[0]]:
+            taken.append(self._pending.popleft())
+        return tuple(taken)
 
-    def give_back(self, episodes: Iterable[int]) -> None:
-        """Their worker is gone: they are played again, before others."""
-        self._pending.extendleft(reversed(tuple(episodes)))
+    def give_back(self, episodes: Sequence[int]) -> str:
+        """Their worker is gone: they are played again, before others.
+
+        Returns:
+            That another worker would die in the same way; empty: it may not.
+        """
+        self._pending.extendleft(reversed(episodes))
+        self._deaths.update(episodes)
+        if len(episodes) != 1 or (deaths := self._deaths[episodes[0]]) < _MOST_DEATHS:
+            return ""
+        named = name_of(self.planned[episodes[0]])
+        return f"{deaths} workers ended while they played the episode with {named}: fix the environment or the policy"
 
     def table(self) -> ResultTable:
         """What is recorded by now. Takes as long as the folder takes to read."""
@@ -62,35 +78,45 @@ class EpisodeBook:
         return table
 
 
-_NOT_OF_POLICY = frozenset({"initialWeights", "allowNonfinite"})
-"""Fields that change no result: weights count by their digest."""
+_CHANGES_NO_NUMBER = (
+    # How fast environments step, and when one counts as hung.
+    *(f"env.envpool.{name}" for name in ("numEnvs", "batchSize", "numThreads")),
+    *(f"env.gymnasium.{name}" for name in ("numEnvs", "vectorization", "maxRestarts")),
+    *(f"env.gymnasium.{name}" for name in ("stepTimeoutSeconds", "resetTimeoutSeconds")),
+    # Weights count by their digests. An evaluation calls the policy as it is written, whatever compile says.
+    *(f"policy.{name}" for name in ("initialWeights", "allowNonfinite", "compile")),
+    # An episode is stored under its checkpoint, task, seed and options.
+    *(f"collection.episodes.{name}" for name in ("count", "seeds", "resetOptions", "perTask", "checkpoints")),
+    "collection.seed",
+    # Collecting, delivering and post-processing frames.
+    *(f"collection.{name}" for name in ("mode", "framesPerBatch", "totalFrames", "initRandomFrames", "bfloat16")),
+    *(f"collection.{name}" for name in ("maxFramesPerTrajectory", "resetAtEachBatch", "splitTrajectories")),
+    *(f"collection.{name}" for name in ("multiStep", "preemptiveThreshold", "weights", "normalize.reward")),
+    # Pods and the job's life. Of worker groups the device counts.
+    *("output", "head", "workerGroups", "inference", "elasticGroup", "replicas"),
+    *("suspend", "paused", "runPolicy", "managedBy"),
+)
+"""Fields of the spec that change no number of an episode."""
 
 
 def subject_of(job: CollectorJob) -> dict[str, Any]:
-    """What decides an episode's result beside its seed, in JSON."""
+    """What decides an episode's numbers beside its seed, in JSON: the spec without what changes no number, so that a
+    field that is new counts.
+    """
     spec, episodes = job.spec, job.spec.collection.episodes
     assert episodes is not None
-    policy = spec.policy
-    if episodes.checkpoints is not None:
-        weights: Any = {uri: digest_of(uri) for uri in episodes.checkpoints}
-    else:
-        weights = digest_of(policy.initial_weights) if policy.initial_weights else ""
-    return {
-        "env": _without_speed(spec.env.to_document()),
-        "policy": {name: value for name, value in policy.to_document().items() if name not in _NOT_OF_POLICY},
-        "deterministic": episodes.deterministic,
-        "weights": weights,
-    }
-
-
-def _without_speed(env: dict[str, Any]) -> dict[str, Any]:
-    """Without what decides how fast environments step and not what they do."""
-    speed = {"numEnvs", "batchSize", "numThreads", "vectorization", "stepTimeoutSeconds", "resetTimeoutSeconds"}
-    return {
-        name: _without_speed(value) if isinstance(value, dict) and name != "kwargs" else value
-        for name, value in env.items()
-        if name not in speed | {"maxRestarts"}
-    }
+    uris = episodes.checkpoints or ([spec.policy.initial_weights] if spec.policy.initial_weights else [])
+    subject: dict[str, Any] = spec.to_document()
+    for path in _CHANGES_NO_NUMBER:
+        *blocks, name = path.split(".")
+        parent: Any = subject
+        for block in blocks:
+            parent = parent.get(block, {})
+        parent.pop(name, None)
+    devices = sorted({group.device for group in spec.worker_groups if not group.serves})
+    digests = [digest_of(uri) for uri in uris]
+    weights: Any = dict(zip(uris, digests, strict=True)) if episodes.checkpoints else "".join(digests)
+    return {**subject, "devices": devices, "weights": weights}
 
 
 def digest_of(uri: str) -> str:

@@ -36,7 +36,7 @@ from cormorant_worker.envs.made import MadeEnvs
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.errors import EnvCrashed, EnvError, EnvRaised
-from cormorant_worker.evaluation.results import PlayedEpisode, ResultFolder, planned_episodes
+from cormorant_worker.evaluation.results import PlayedEpisode, ResultFolder, name_of, planned_episodes
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Actor
 from cormorant_worker.policy.exploration import ExplorationType, exploring
@@ -149,11 +149,12 @@ class Player:
                     return self._play(env, first, planned)
             finally:
                 env.close()
-        except EnvRaised as error:
-            raise EnvRaised(f"{error} (in one of the episodes with {_name_all(planned)})") from error
         except EnvCrashed as error:
-            message = f"{error} (in one of the episodes with {_name_all(planned)})"
-            raise EnvCrashed(message, has_stepped=error.has_stepped) from error
+            named = [planned[error.row]] if error.row >= 0 else planned
+            which = "the episode" if len(named) == 1 else "one of the episodes"
+            message = f"{error} (in {which} with {'; '.join(map(name_of, named))})"
+            kind = EnvRaised if isinstance(error, EnvRaised) else EnvCrashed
+            raise kind(message, row=error.row, has_stepped=error.has_stepped) from error
 
     def record(self, played: Sequence[PlayedEpisode]) -> None:
         """Make results durable."""
@@ -179,7 +180,7 @@ class Player:
             self._frames += len(rows)
             if len(step.fresh):
                 row = int(rows[step.fresh[0]])
-                raise EnvCrashed(f"the environment of the episode with {_name(planned[row])} had to be restarted")
+                raise EnvCrashed(f"the environment of the episode with {name_of(planned[row])} had to be restarted")
             ended = set(step.ended.tolist())
             for position, row in enumerate(rows.tolist()):
                 seat = seats[row]
@@ -189,7 +190,7 @@ class Player:
                     gathered.append(leaf[position].copy())
                 if not math.isfinite(seat.total):
                     raise EnvError(
-                        f"the episode with {_name(seat.planned)} has a return of {seat.total} after {seat.length:,} "
+                        f"the episode with {name_of(seat.planned)} has a return of {seat.total} after {seat.length:,} "
                         "steps, which no table can sum up; return finite rewards"
                     )
                 if position in ended:
@@ -208,7 +209,7 @@ class Player:
                     continue
                 if seat.length >= self._limit:
                     raise EnvError(
-                        f"the episode with {_name(seat.planned)} has not ended after {seat.length:,} steps; set "
+                        f"the episode with {name_of(seat.planned)} has not ended after {seat.length:,} steps; set "
                         "env.maxEpisodeSteps"
                     )
                 for kept, leaf in zip(seat.inputs, step.obs, strict=True):
@@ -220,7 +221,7 @@ class Player:
         noise = int(seeds.generate_state(1, np.uint64)[0] >> np.uint64(1))
         actor = self._actor
         if isinstance(actor, RandomActor):
-            actor = RandomActor(env.action_space, noise)
+            actor = RandomActor(env.action_space, noise, observation=env.observation_space)
         return _Seat(
             planned=planned,
             actor=actor,
@@ -360,12 +361,3 @@ def _aligned(array: Array) -> Array:
     copy: Array = torch.empty(array.shape, dtype=torch.from_numpy(np.ascontiguousarray(array)).dtype).numpy()
     copy[...] = array
     return copy
-
-
-def _name(planned: PlannedEpisode) -> str:
-    task = f"task {planned.task}, " if planned.task else ""
-    return f"{task}seed {planned.seed}" + (f" and options {dict(planned.options)}" if planned.options else "")
-
-
-def _name_all(planned: Sequence[PlannedEpisode]) -> str:
-    return "; ".join(_name(episode) for episode in planned)

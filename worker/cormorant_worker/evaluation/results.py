@@ -297,6 +297,12 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     return (0.0 if not successes else low), (1.0 if successes == trials else high)
 
 
+def name_of(planned: PlannedEpisode) -> str:
+    """An episode in messages: its task, seed and options."""
+    task = f"task {planned.task}, " if planned.task else ""
+    return f"{task}seed {planned.seed}" + (f" and options {dict(planned.options)}" if planned.options else "")
+
+
 def missing(planned: Iterable[PlannedEpisode], played: Mapping[str, PlayedEpisode]) -> list[int]:
     """Positions of the episodes that are still to be played."""
     return [i for i, episode in enumerate(planned) if episode.key not in played]

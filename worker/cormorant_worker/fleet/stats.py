@@ -93,6 +93,8 @@ class FleetStats:
     """Frames that were stepped and never delivered, by reason: crash, stale, drop_oldest, drain, restore, seed."""
     restarts: int = 0
     """Workers replaced so far."""
+    env_failures: str = ""
+    """That environments keep failing, with the first failure and its traceback; empty: they do not."""
     queued_batches: int = 0
     paused: bool = False
     workers: tuple[WorkerStats, ...] = ()

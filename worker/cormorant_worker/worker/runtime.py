@@ -153,7 +153,21 @@ class WorkerRuntime:
         if begin.dataset_uri:
             self._sink = _open_sink(begin, start, self.collector, self._layout)
         self._serving.set()
-        self._serve()
+        try:
+            self._serve()
+        except Exception:
+            self._seal_dataset()
+            raise
+
+    def _seal_dataset(self) -> None:
+        """This process is about to fail: the batches that landed outlive it."""
+        if self._sink is None:
+            return
+        self._heartbeat.enter(Phase.STORING)
+        try:
+            self._sink.close()
+        except CormorantError as error:
+            log.warning("dataset_not_sealed", reason=str(error))
 
     def _ready(self, built: BuiltCollector) -> Ready:
         observation, action = self.collector.spaces

@@ -102,8 +102,8 @@ function show(news) {
   const { status } = moment;
   const word = wordOf(status);
   setText($("job"), status.namespace && status.namespace !== "default" ? `${status.namespace}/${status.job}` : status.job);
-  showPhase(waitOf(status) ? "Waiting" : status.phase, word);
-  setText($("waiting"), waitOf(status));
+  showPhase(word === status.phase ? word : "Waiting", word);
+  setText($("waiting"), waitOf(status) || failingOf(status));
   if (before && before !== word) say(`${status.job}: ${word}.`);
   document.title = `${status.job}: ${word}`;
   setText($("epoch"), status.epoch);
@@ -130,7 +130,13 @@ function waitOf(status) {
   return status.phase === "Running" && progress?.reason.startsWith("WaitingFor") ? progress.message : "";
 }
 
-const wordOf = (status) => (waitOf(status) ? "Waiting" : status.phase);
+/** Why environments of a running job keep failing, with the first traceback; empty while they do not. */
+function failingOf(status) {
+  const failing = status.conditions.find((condition) => condition.type === "EnvironmentsFailing");
+  return status.phase === "Running" && failing?.status === "True" ? failing.message : "";
+}
+
+const wordOf = (status) => (waitOf(status) ? "Waiting" : failingOf(status) ? "Environments fail" : status.phase);
 
 /** Columns as rows. */
 function samplesOf(history) {

@@ -13,7 +13,7 @@ from cormorant_testing.vectors import Referee, assert_arrays, counting, sample_a
 from cormorant_worker.envs.gymnasium_env import EnvFactory
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.made import MadeEnvs
-from cormorant_worker.envs.restarts import RestartLimits
+from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError
 
 SEEDS = [7, 70, 700]
@@ -125,8 +125,21 @@ def test_env_that_keeps_raising_is_given_up_at_the_total() -> None:
     env = make(1, failures=[{"step": 3}], lengths=100, limits=RestartLimits(total=4))
     env.start()
     step_times(env, 3 * 4)
-    with pytest.raises(EnvCrashed, match=r"4 restarts were used up"):
+    with pytest.raises(EnvCrashed, match="4 restarts within 10 minutes were used up"):
         step_times(env, 3)
+
+
+def test_restarts_are_limited_within_ten_minutes() -> None:
+    now = [0.0]
+    restarts = Restarts([1], RestartLimits(total=2, inherited=1), clock=lambda: now[0])
+    crash = Crash(row=0, what="raised ValueError: no", steps=5)
+    restarts.record(crash, has_stepped=True)
+    with pytest.raises(EnvCrashed, match="2 restarts within 10 minutes were used up"):
+        restarts.record(crash, has_stepped=True)
+    now[0] = 600.0
+    restarts.record(crash, has_stepped=True)
+    restarts.record(crash, has_stepped=True)
+    assert restarts.count == 3
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ class Collector(Generic[Stats]):
             if self._store is not None:
                 self._store.refuse(num_envs=self._envs.num_envs)
             observation, action = self._envs.observation_space, self._envs.action_space
-            random = RandomActor(action, self._seeds().seed("actions"))
+            random = RandomActor(action, self._seeds().seed("actions"), observation=observation)
             with evaluating(self.policy):
                 self._actor, first = make_actor(
                     self.policy,

@@ -15,6 +15,7 @@ from cormorant_worker.fleet.background import BackgroundTasks
 from cormorant_worker.fleet.bookkeeping.batch_queue import BatchQueue
 from cormorant_worker.fleet.bookkeeping.counters import FleetCounters
 from cormorant_worker.fleet.bookkeeping.desired_slots import DesiredSlots
+from cormorant_worker.fleet.bookkeeping.env_failures import EnvFailures
 from cormorant_worker.fleet.bookkeeping.hang_detector import HangDetector
 from cormorant_worker.fleet.bookkeeping.inference_servers import InferenceServers
 from cormorant_worker.fleet.bookkeeping.job_facts import dataset_of, episodes_of
@@ -85,7 +86,7 @@ class FleetCore:
             self.pool.workers, self.events, next_number=self.requests.next_number, statistics=self.statistics
         )
         self.hang_detector = HangDetector(job, options, self.pool.workers, self.counters)
-        self.replacements = Replacements(job, options)
+        self.replacements, self.env_failures = Replacements(job, options), EnvFailures(job)
         self.lineage = Lineage(
             epoch=options.epoch if dataset is None else dataset.epoch,
             written={} if dataset is None else dataset.written,
@@ -134,6 +135,7 @@ class FleetCore:
             version=self.offers.published.version,
             dropped=dict(self.queue.dropped),
             restarts=self.replacements.count,
+            env_failures=self.env_failures.sentence,
             queued_batches=self.queue.num_waiting,
             paused=self.lifecycle.is_paused,
             workers=(),

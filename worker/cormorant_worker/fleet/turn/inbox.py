@@ -4,6 +4,7 @@ from contextlib import suppress
 
 import structlog
 
+from cormorant_worker.envs.restarts import ENV_RESTARTED
 from cormorant_worker.errors import WorkerFailed
 from cormorant_worker.fleet.bookkeeping.batch_queue import RoundShare
 from cormorant_worker.fleet.bookkeeping.core import FleetCore
@@ -67,6 +68,8 @@ class Inbox:
                 if handle.is_synced:
                     self._core.counters.applied(handle.group, before, handle.version)
             case Logged():
+                if message.event == ENV_RESTARTED:
+                    self._core.env_failures.note(handle.slot, handle.name, message.fields)
                 with suppress(OSError, ValueError):  # a script's standard output is closed
                     getattr(log, message.level, log.info)(message.event, **{**message.fields, "worker": handle.name})
             case Leaving():

@@ -138,7 +138,11 @@ class Reaper:
             reason += f" {describe_env(core.job)}: check its arguments"
         core.counters.follow(handle)
         is_closing, is_wanted = core.lifecycle.is_closing, slot in core.pool.slots
-        again = self._settle(handle, durable_frames=seen.durable_frames, reason="drain" if is_closing else "crash")
+        again, hopeless = self._settle(
+            handle, durable_frames=seen.durable_frames, reason="drain" if is_closing else "crash"
+        )
+        if hopeless and not is_closing:
+            core.lifecycle.fail(WorkerFailed(f"worker {handle.name} {reason}; {hopeless}"))
         if not is_wanted:
             core.lineage.give_up(slot)
         is_filled_again = is_wanted and not is_closing and not core.scheduler.is_draining
@@ -151,21 +155,21 @@ class Reaper:
             core.counters.replaced(handle.group, kind)
             self._replace(handle, reason, is_first=is_first)
 
-    def _settle(self, handle: WorkerHandle, *, durable_frames: int | None, reason: str) -> int:
+    def _settle(self, handle: WorkerHandle, *, durable_frames: int | None, reason: str) -> tuple[int, str]:
         """Account for everything that a worker has stepped. It has ended: its part of the dataset does not grow.
         `durable_frames`: frames in its part of the dataset, by the manifest: the last batch may be there though the
         fleet has not heard of it, and batches that it heard of may not. None without a dataset.
 
         Returns:
-            Frames that are collected again.
+            Frames that are collected again, and why an evaluation cannot go on; empty: it can.
         """
-        core, slot, again = self._core, handle.slot, 0
+        core, slot, again, hopeless = self._core, handle.slot, 0, ""
         blocks = core.queue.blocks
         for number in tuple(handle.tickets):
             out = self._tickets.end(handle, number)
             again += core.scheduler.lost(out.round.number, slot)
             if core.episodes is not None:
-                core.episodes.give_back(out.episodes)
+                hopeless = core.episodes.give_back(out.episodes)
             assert blocks is not None
             blocks.give_back(out.block_index)
         if blocks is not None:
@@ -178,7 +182,7 @@ class Reaper:
             core.queue.complete(core.scheduler.found(slot, unheard))
         core.lineage.found(slot, unheard)
         core.queue.count_dropped(reason, max(0, handle.stepped_frames - kept - handle.dropped_frames))
-        return max(0, again - unheard)
+        return max(0, again - unheard), hopeless
 
     def _replace(self, handle: WorkerHandle, reason: str, *, is_first: bool) -> None:
         core = self._core

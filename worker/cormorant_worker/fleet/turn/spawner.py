@@ -66,6 +66,7 @@ class Spawner:
             group_number=groups.index(found),
             num_groups=sum(not known.serves for known in groups),
             warmup_frames=0 if is_server else core.lineage.warmup_of(slot, core.pool.slots.collecting),
+            env_restarts=core.env_failures.recent(slot),
             is_server=is_server,
             servers=() if is_server else core.servers.of(slot),
             max_threads=core.engine.cpus_for(core.num_slots),

@@ -1,0 +1,104 @@
+"""Random actions and probes keep to the action masks that environments give."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from cormorant_worker.action_mask import ObservedActionMask
+from cormorant_worker.launch import make_collector
+from cormorant_worker.policy.random_actor import RandomActor
+
+
+class Masked(gymnasium.Env[Any, Any]):
+    """Of five actions, from 10 on, only the one after the last is legal, and the one after that. Refuses others."""
+
+    action_space = spaces.Discrete(5, start=10)
+
+    def __init__(self, *, in_info: bool = False) -> None:
+        self._in_info = in_info
+        self._box = spaces.Box(0, 100, (1,), np.float32)
+        mask = spaces.Box(0, 1, (5,), np.int8)
+        self.observation_space = self._box if in_info else spaces.Dict(observation=self._box, action_mask=mask)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._legal = {2, 3}
+        return self._told({})
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if action - 10 not in self._legal:
+            raise ValueError(f"action {action} is illegal; {self._legal} are legal")
+        self._legal = {(action - 9) % 5, (action - 8) % 5}
+        obs, info = self._told({"chosen": int(action)})
+        return obs, 1.0, False, False, info
+
+    def _told(self, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        mask = np.array([i in self._legal for i in range(5)], np.int8)
+        seen = np.zeros(1, np.float32)
+        if self._in_info:
+            return seen, info | {"action_mask": mask}
+        return {"observation": seen, "action_mask": mask}, info
+
+
+@pytest.mark.parametrize("policy", [None, "cormorant_testing.policies:first_legal"])
+def test_random_frames_and_probes_take_legal_actions_only(policy: str | None) -> None:
+    collection = {"initRandomFrames": 300} if policy else {}
+    with make_collector(env=Masked, policy=policy, num_envs=3, info=["chosen"], collection=collection) as collector:
+        batch = collector.collect(num_steps=300)
+        assert collector.env_restarts == 0
+    assert set(batch["action"].flatten().tolist()) == {10, 11, 12, 13, 14}
+    assert torch.equal(batch["next", "info", "chosen"], batch["action"])
+
+
+def test_a_mask_in_info_reaches_the_observation() -> None:
+    def make() -> Any:
+        return ObservedActionMask(Masked(in_info=True))
+
+    with make_collector(env=make, num_envs=2, info=["chosen"]) as collector:
+        batch = collector.collect(num_steps=200)
+        assert collector.env_restarts == 0
+    legal = batch["observation", "action_mask"].gather(-1, (batch["action"] - 10).unsqueeze(-1))
+    assert bool((legal == 1).all())
+
+
+def test_a_probe_reads_the_mask_of_the_info() -> None:
+    with make_collector(env=lambda: Masked(in_info=True), num_envs=1, info=["chosen"]) as collector:
+        assert [leaf.key for leaf in collector.layout(1).info] == [("info", "chosen")]
+
+
+@pytest.mark.parametrize(
+    ("space", "mask", "legal"),
+    [
+        (spaces.Discrete(4), [0, 1, 0, 1], {1, 3}),
+        (spaces.Discrete(3, start=-1), [0, 0, 1], {1}),
+        (spaces.Discrete(3, start=7), [0, 0, 0], {7}),  # as gymnasium's sample
+        (spaces.MultiDiscrete([2, 3]), [1, 0, 0, 1, 1], {(0, 1), (0, 2)}),
+        (spaces.MultiDiscrete([[2], [2]]), [1, 1, 0, 1], {((0,), (1,)), ((1,), (1,))}),
+    ],
+    ids=str,
+)
+def test_masked_actions_are_uniform_over_legal_ones(space: Any, mask: list[int], legal: set[Any]) -> None:
+    n = 4000
+    masks = np.tile(np.array(mask, np.int8), (n, 1))
+    observation = spaces.Dict(action_mask=spaces.MultiBinary(len(mask)), pos=spaces.Box(0, 1, (2,)))
+    actor = RandomActor(space, 1, observation=observation)
+    (drawn,) = actor.act((masks, np.zeros((n, 2), np.float32)), (), np.zeros(n, np.bool_)).actions
+    assert drawn.dtype == space.dtype
+    found, counts = np.unique(drawn.reshape(n, -1), axis=0, return_counts=True)
+    assert {_nested(row.reshape(space.shape).tolist()) for row in found} == legal
+    assert (abs(counts - n / len(legal)) < 6 * np.sqrt(n)).all()
+
+
+def _nested(value: Any) -> Any:
+    return tuple(_nested(item) for item in value) if isinstance(value, list) else value
+
+
+def test_random_actions_without_a_mask_are_as_before() -> None:
+    space, rows = spaces.Discrete(5), np.zeros(8, np.bool_)
+    plain = RandomActor(space, 3).act((), (), rows).actions[0]
+    observation = spaces.Dict(action_mask=spaces.Box(0, 1, (4,), np.int8))  # of another length
+    other = RandomActor(space, 3, observation=observation).act((np.zeros((8, 4), np.int8),), (), rows).actions[0]
+    assert plain.tolist() == other.tolist()

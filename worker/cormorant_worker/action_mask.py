@@ -1,0 +1,94 @@
+"""Action masks: which discrete actions are legal. As in PettingZoo and TorchRL, the leaf `action_mask` of a Dict
+observation has them: one number for each action, not 0 where it is legal; MultiDiscrete's side by side.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from cormorant_worker.spaces import Array, OneHot, Space, leaf_spaces, leaves, unflattener
+
+ACTION_MASK = "action_mask"
+
+
+def mask_length(action: Space) -> int:
+    """Numbers in the mask of an action space; 0: it has none."""
+    match action:
+        case gymnasium.spaces.Discrete():
+            return int(action.n)
+        case gymnasium.spaces.MultiDiscrete():
+            return int(np.sum(action.nvec))
+        case OneHot():
+            return action.size
+    return 0
+
+
+def find_mask(observation: Space, action: Space) -> int:
+    """Which leaf of the observation is the action's mask; -1: none."""
+    wanted = (mask_length(action),)
+    for i, leaf in enumerate(leaves(observation, ("observation",))):
+        if leaf.key[-1] == ACTION_MASK and leaf.shape == wanted:
+            return i
+    return -1
+
+
+def masked_sampler(action: Space, generator: np.random.Generator) -> Callable[[Array], Array]:
+    """Draws a legal action for each row of a mask [n, length], all with the same probability; the first one where none
+    is legal, as gymnasium does.
+    """
+    (part,) = leaf_spaces(action)
+
+    def choose(mask: Array) -> Array:
+        return np.asarray(np.where(mask != 0, generator.random(mask.shape), -1.0).argmax(-1))
+
+    match part:
+        case OneHot():
+            vectors = np.eye(part.size, dtype=np.dtype(part.dtype))
+            return lambda mask: vectors[choose(mask)]
+        case gymnasium.spaces.MultiDiscrete():
+            cuts = np.cumsum(np.ravel(part.nvec))[:-1]
+            start, shape = np.asarray(part.start), part.shape
+
+            def draw(mask: Array) -> Array:
+                chosen = np.stack([choose(one) for one in np.split(mask, cuts, axis=-1)], axis=-1)
+                return np.asarray((start + chosen.reshape(len(mask), *shape)).astype(part.dtype))
+
+            return draw
+    return lambda mask: np.asarray((choose(mask) + int(part.start)).astype(part.dtype))  # type: ignore[attr-defined]  # Discrete
+
+
+def legal_action(action: Space, obs: Any, info: Mapping[str, Any], *, seed: int) -> Any:
+    """An action that the mask of a reset allows, in its info or its observation; any action where there is none."""
+    mask = info.get(ACTION_MASK, obs.get(ACTION_MASK) if isinstance(obs, Mapping) else None)
+    if mask is None or np.shape(mask) != (mask_length(action),):
+        action.seed(seed)
+        return action.sample()
+    drawn = masked_sampler(action, np.random.default_rng(seed))(np.asarray(mask)[None])
+    return unflattener(action)([drawn[0]])
+
+
+class ObservedActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Moves `info["action_mask"]` into the observation, which policies see: a Dict of `observation` and `action_mask`.
+    Use it as `spec.env.gymnasium.wrappers: [{entrypoint: "cormorant_worker.action_mask:ObservedActionMask"}]`.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        length = mask_length(env.action_space)
+        self._all = np.ones(length, np.int8)
+        self.observation_space = gymnasium.spaces.Dict(
+            {"observation": env.observation_space, ACTION_MASK: gymnasium.spaces.MultiBinary(length)}
+        )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._with_mask(obs, info), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._with_mask(obs, info), reward, terminated, truncated, info
+
+    def _with_mask(self, obs: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+        return {"observation": obs, ACTION_MASK: np.asarray(info.get(ACTION_MASK, self._all), np.int8)}
