@@ -16,6 +16,8 @@ from typing import Any
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """Longer headers are refused before they are read: a policy has thousands of tensors at most."""
+MAX_METADATA_BYTES = 1 << 20
+"""Longest metadata, as JSON, that is published with weights."""
 _DTYPES = {
     # the attribute of torch, and of numpy where it has one; bytes of one element
     "BOOL": ("bool", 1),

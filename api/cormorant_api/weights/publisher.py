@@ -484,25 +484,28 @@ def _size_of(stored: StoredVersion) -> int:
 
 
 def _file_of(blob: WeightsBlob, tensors: Mapping[str, TensorEntry]) -> tuple[memoryview, ...]:
-    """One model's tensors as a separate file with unprefixed names."""
+    """One model's tensors as a separate file with unprefixed names and the metadata of the whole."""
     parsed = parse_header(blob.buffer)
     ordered = sorted(tensors.items(), key=lambda item: item[1].begin)
-    header, _ = make_header([(name, entry.dtype, entry.shape) for name, entry in ordered])
+    header, _ = make_header([(name, entry.dtype, entry.shape) for name, entry in ordered], parsed.metadata)
     start = parsed.data_start
     return (memoryview(header), *(blob.buffer[start + e.begin : start + e.end] for _, e in ordered))
 
 
 def _joined(models: Mapping[str, StoredModel]) -> WeightsBlob:
-    """Several models in one file, with the model as name prefix."""
+    """Several models in one file, with the model as name prefix and the metadata of the newest."""
+    newest = max(stored.version for stored in models.values())
     named: list[tuple[str, str, tuple[int, ...]]] = []
     pieces: list[memoryview] = []
+    metadata: Mapping[str, str] = {}
     for name, stored in sorted(models.items()):
         whole = stored.buffers[0] if len(stored.buffers) == 1 else memoryview(b"".join(stored.buffers))
         parsed = parse_header(whole)
+        metadata = parsed.metadata if stored.version == newest else metadata
         for key, entry in sorted(parsed.tensors.items(), key=lambda item: item[1].begin):
             named.append((f"{name}/{key.removeprefix(name + '/')}", entry.dtype, entry.shape))
             pieces.append(whole[parsed.data_start + entry.begin : parsed.data_start + entry.end])
-    header, _ = make_header(named)
+    header, _ = make_header(named, metadata)
     return WeightsBlob.joined([header, *pieces])
 
 
