@@ -22,7 +22,7 @@ ROLES = [
     ("GET", "/v1/batches/next", "read"),
     ("GET", "/v1/batches", "read"),
     ("POST", "/v1/batches/x-1/ack", "read"),
-    ("POST", "/v1/batches/x-1/release", "read"),
+    ("POST", "/v1/batches/x-1/release?delivery=1", "read"),
     ("PUT", "/v1/models/policy/weights", "write"),
     ("PATCH", "/v1/models/policy/weights", "write"),
     ("PUT", "/v1/weights", "write"),
