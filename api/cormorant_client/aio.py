@@ -6,7 +6,7 @@ A cancelled call ends at once for who awaits it; its request runs to its end uns
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -86,7 +86,7 @@ class AsyncClient:
 
     def pause(self, **wanted: Any) -> "AsyncPause":
         """Pause the fleet inside `async with`."""
-        return AsyncPause(partial(self._client.pause, **wanted), self._call)
+        return AsyncPause(partial(self._client.pause, **wanted), self._pool)
 
     async def resume(self, owner: str = "") -> Pauses:
         """End the lease of an owner."""
@@ -214,17 +214,26 @@ class AsyncBatches:
 
 
 class AsyncPause:
-    """A pause lease held inside `async with`; see `Pause`."""
+    """A pause lease held inside `async with`; see `Pause`. Cancelling its entry or exit gives it back, too."""
 
-    def __init__(self, begin: Callable[[], Pause], call: Callable[..., Any]) -> None:
+    def __init__(self, begin: Callable[[], Pause], pool: ThreadPoolExecutor) -> None:
         self._begin = begin
-        self._call = call
-        self._pause: Pause | None = None
+        self._pool = pool
+        self._entering: Future[Pause] | None = None
 
     async def __aenter__(self) -> Pause:
-        self._pause = await self._call(self._begin)
-        return await self._call(self._pause.__enter__)  # type: ignore[no-any-return]  # what it returns itself
+        self._entering = self._pool.submit(lambda: self._begin().__enter__())
+        try:
+            return await asyncio.wrap_future(self._entering)
+        except asyncio.CancelledError:
+            self._pool.submit(self._give_back, self._entering)  # the request for it runs on
+            raise
 
     async def __aexit__(self, *_: object) -> None:
-        if self._pause is not None:
-            await self._call(self._pause.resume)
+        if self._entering is not None:
+            await asyncio.shield(asyncio.wrap_future(self._pool.submit(self._give_back, self._entering)))
+
+    @staticmethod
+    def _give_back(entering: "Future[Pause]") -> None:
+        if not entering.cancelled() and entering.exception() is None:
+            entering.result().resume()
