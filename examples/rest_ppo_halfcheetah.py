@@ -29,14 +29,14 @@ KEY = "learner"
 
 @dataclass(kw_only=True)
 class State:
-    """What the head keeps for this learner with each version of the weights."""
+    """Metadata of each version of the weights."""
 
     updates: int = 0
     frames: int = 0
     batch: str = ""  # id of the batch that the newest update learned from
     learning_rate: float = SETTINGS.learning_rate
     best_return: float | None = None
-    checkpoint: str = ""  # file with optimizer and critic, which are too large for an annotation
+    checkpoint: str = ""  # file with optimizer and critic, which are too large for metadata
     sha256: str = ""
 
 
@@ -74,7 +74,7 @@ class Learner:
         return mean_return
 
     def _publish(self) -> None:
-        """File, annotation, weights: killed in between, the newest weights still have a file and a state."""
+        """File first, then weights and state at once: killed in between, the newest weights still have a file."""
         buffer = io.BytesIO()
         torch.save({"optimizer": self.ppo.optimizer.state_dict(), "critic": self.ppo.agent.critic.state_dict()}, buffer)
         path = self.folder / f"update-{self.state.updates}.pt"
@@ -82,22 +82,22 @@ class Learner:
         partial.write_bytes(buffer.getvalue())
         partial.replace(path)
         self.state.checkpoint, self.state.sha256 = str(path), hashlib.sha256(buffer.getvalue()).hexdigest()
-        value = json.dumps(asdict(self.state)).encode()
-        self.version = self.client.publish(self.policy, wait=30, annotations={KEY: value}).version
+        metadata = {KEY: json.dumps(asdict(self.state))}
+        self.version = self.client.publish(self.policy, wait=30, metadata=metadata).version
         for old in self.folder.glob("update-*.pt"):
             if int(old.stem.partition("-")[2]) < self.state.updates - 1:
                 old.unlink()
 
     def _resume(self) -> None:
-        found = self.client.annotations.get(KEY, version=self.version)
-        if found is None or found.version != self.version:
+        newest = self.client.weights(version=self.version)
+        if KEY not in newest.metadata:
             raise SystemExit(f"version {self.version} was published without this learner's state; start a new job")
-        self.state = State(**json.loads(found.value))
+        self.state = State(**json.loads(newest.metadata[KEY]))
         content = Path(self.state.checkpoint).read_bytes()
         if hashlib.sha256(content).hexdigest() != self.state.sha256:
             raise SystemExit(f"{self.state.checkpoint} is not the file of version {self.version}: its SHA-256 differs")
         checkpoint = torch.load(io.BytesIO(content), weights_only=True)
-        self.policy.load_state_dict(self.client.weights(version=self.version).state_dict())
+        self.policy.load_state_dict(newest.state_dict())
         self.ppo.agent.critic.load_state_dict(checkpoint["critic"])
         self.ppo.optimizer.load_state_dict(checkpoint["optimizer"])
 

@@ -20,7 +20,6 @@ import structlog
 
 from cormorant_api.batches.feeder import BatchFeeder
 from cormorant_api.batches.ledger import Ledger
-from cormorant_api.control.disk_writes import DiskWrites
 from cormorant_api.control.event_ring import EventRing
 from cormorant_api.control.group_sizes import GroupSizes
 from cormorant_api.control.journal import Journal
@@ -32,7 +31,6 @@ from cormorant_api.http.tokens import TokenKeeper, Tokens
 from cormorant_api.http.uploads import UploadRoom
 from cormorant_api.settings import HeadSettings
 from cormorant_api.tracing import open_traces
-from cormorant_api.weights.annotations import AnnotationStore
 from cormorant_api.weights.publisher import Publisher
 from cormorant_api.weights.store import WeightStore
 from cormorant_api.weights.updates import UpdateTracker
@@ -108,8 +106,6 @@ class Head:
             last_words=settings.last_words,
         )
         self.store = WeightStore(settings.directory, keeps=settings.keep_versions)
-        # One more than weights: a learner stores the value of the next version before it publishes that version.
-        self.annotations = AnnotationStore(settings.directory, keeps=settings.keep_versions + 1)
         self.events = EventRing(epoch=self.epoch)
         self.leases = LeaseBook(spec_paused=job.spec.paused)
         self.rates = RateWindow()
@@ -130,7 +126,6 @@ class Head:
         self._quick = ThreadPoolExecutor(4, thread_name_prefix="control")
         self._bulk = ThreadPoolExecutor(16, thread_name_prefix="bulk")
         self._boundary = ThreadPoolExecutor(2, thread_name_prefix="boundary")
-        self.disk_writes = DiskWrites()
         self._ended = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -183,7 +178,6 @@ class Head:
         self._quick.shutdown(wait=False, cancel_futures=True)
         self._bulk.shutdown(wait=False, cancel_futures=True)
         self._boundary.shutdown(wait=False, cancel_futures=True)
-        self.disk_writes.close()
         self.journal.close()
         self.traces.close()
 

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from cormorant_cli.commands import (
-    annotations,
     batches,
     crd,
     dataset,
@@ -87,7 +86,6 @@ app.add_typer(weights.app, rich_help_panel=_HEAD)
 app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant pause pong -n rl"))(pause.pause)
 app.command(rich_help_panel=_HEAD)(pause.resume)
 app.add_typer(state.app, rich_help_panel=_HEAD)
-app.add_typer(annotations.app, rich_help_panel=_HEAD)
 app.add_typer(batches.app, rich_help_panel=_HEAD)
 app.command(rich_help_panel=_REFERENCE)(crd.crd)
 app.command(rich_help_panel=_REFERENCE)(openapi.openapi)

@@ -10,7 +10,6 @@ only where batches become tensors.
 """
 
 from cormorant_client.aio import AsyncClient
-from cormorant_client.annotations import Annotation
 from cormorant_client.batch import Batch, decode
 from cormorant_client.batches import Batches
 from cormorant_client.client import Client, connect
@@ -41,7 +40,6 @@ from cormorant_client.replay import ReplayFeed, as_dataset, frames_of
 from cormorant_client.updates import Update
 
 __all__ = [
-    "Annotation",
     "AsyncClient",
     "BadAddress",
     "BadBatch",

@@ -6,12 +6,11 @@ A cancelled call ends at once for who awaits it; its request runs to its end uns
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from cormorant_client.annotations import Annotation, Annotations
 from cormorant_client.batch import Batch
 from cormorant_client.batches import Batches
 from cormorant_client.client import Client, connect
@@ -21,7 +20,6 @@ from cormorant_client.pauses import Pause
 from cormorant_client.publishing import MAIN_MODEL, Publishable, PulledWeights, make_body
 from cormorant_client.transport import Interrupt
 from cormorant_client.updates import Update
-from cormorant_contract.rest.annotations import AnnotationEntry
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.models import Models, Versions
 from cormorant_contract.rest.pauses import Pauses
@@ -53,17 +51,12 @@ class AsyncClient:
         version: int | None = None,
         model: str = MAIN_MODEL,
         wait: float = 0.0,
-        annotations: Mapping[str, bytes] | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> "AsyncUpdate":
         """Publish weights. Tensors are copied before the first await."""
-        body = make_body(weights, model=model).copied()
-        publish = partial(self._client._publish, body, version=version, wait=wait, annotations=annotations)
+        body = make_body(weights, model=model, metadata=metadata).copied()
+        publish = partial(self._client._publish, body, version=version, wait=wait)
         return AsyncUpdate(await self._call(publish), self._call)
-
-    @property
-    def annotations(self) -> "AsyncAnnotations":
-        """Small values that a learner keeps at the head, each for one policy version."""
-        return AsyncAnnotations(self._client.annotations, self._call)
 
     async def patch(
         self, weights: Publishable, *, base: str = "", model: str = MAIN_MODEL, wait: float = 0.0
@@ -93,7 +86,7 @@ class AsyncClient:
 
     def pause(self, **wanted: Any) -> "AsyncPause":
         """Pause the fleet inside `async with`."""
-        return AsyncPause(partial(self._client.pause, **wanted), self._call)
+        return AsyncPause(partial(self._client.pause, **wanted), self._pool)
 
     async def resume(self, owner: str = "") -> Pauses:
         """End the lease of an owner."""
@@ -142,31 +135,6 @@ class AsyncClient:
 
     async def _call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
-
-
-class AsyncAnnotations:
-    """See `Annotations`."""
-
-    def __init__(self, annotations: Annotations, call: Callable[..., Any]) -> None:
-        self._annotations = annotations
-        self._call = call
-
-    async def get(self, key: str, *, version: int | None = None) -> Annotation | None:
-        """A value; None: there is none."""
-        return await self._call(self._annotations.get, key, version=version)  # type: ignore[no-any-return]  # as get
-
-    async def put(self, key: str, value: bytes, *, version: int | None = None, if_match: str = "") -> AnnotationEntry:
-        """Store a value."""
-        put = partial(self._annotations.put, version=version, if_match=if_match)
-        return await self._call(put, key, value)  # type: ignore[no-any-return]  # as put
-
-    async def delete(self, key: str, *, if_match: str = "") -> None:
-        """Remove every value of a key."""
-        await self._call(self._annotations.delete, key, if_match=if_match)
-
-    async def list(self) -> tuple[AnnotationEntry, ...]:
-        """The newest value of every key, without its bytes."""
-        return await self._call(self._annotations.list)  # type: ignore[no-any-return]  # as list
 
 
 class AsyncUpdate:
@@ -246,17 +214,26 @@ class AsyncBatches:
 
 
 class AsyncPause:
-    """A pause lease held inside `async with`; see `Pause`."""
+    """A pause lease held inside `async with`; see `Pause`. Cancelling its entry or exit gives it back, too."""
 
-    def __init__(self, begin: Callable[[], Pause], call: Callable[..., Any]) -> None:
+    def __init__(self, begin: Callable[[], Pause], pool: ThreadPoolExecutor) -> None:
         self._begin = begin
-        self._call = call
-        self._pause: Pause | None = None
+        self._pool = pool
+        self._entering: Future[Pause] | None = None
 
     async def __aenter__(self) -> Pause:
-        self._pause = await self._call(self._begin)
-        return await self._call(self._pause.__enter__)  # type: ignore[no-any-return]  # what it returns itself
+        self._entering = self._pool.submit(lambda: self._begin().__enter__())
+        try:
+            return await asyncio.wrap_future(self._entering)
+        except asyncio.CancelledError:
+            self._pool.submit(self._give_back, self._entering)  # the request for it runs on
+            raise
 
     async def __aexit__(self, *_: object) -> None:
-        if self._pause is not None:
-            await self._call(self._pause.resume)
+        if self._entering is not None:
+            await asyncio.shield(asyncio.wrap_future(self._pool.submit(self._give_back, self._entering)))
+
+    @staticmethod
+    def _give_back(entering: "Future[Pause]") -> None:
+        if not entering.cancelled() and entering.exception() is None:
+            entering.result().resume()

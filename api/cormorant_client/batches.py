@@ -192,7 +192,7 @@ class _Fetcher:
     def _release(self, batch: Batch) -> None:
         batch.forget()
         with suppress(ClientError):  # it goes back by itself when its time is over
-            self._head.post(f"/v1/batches/{quoted(batch.id)}/release", patience_s=_GIVE_BACK_S)
+            self._head.post(_release_path(batch.id, batch.delivery), patience_s=_GIVE_BACK_S)
 
     def _fetch_all(self) -> None:
         try:
@@ -274,7 +274,11 @@ class _Fetcher:
             held.release()
             # A head that was killed in between has forgotten the batch; the next one's memory may be in reach.
             with suppress(NotFound):
-                self._head.post(f"/v1/batches/{quoted(told.id)}/release")
+                self._head.post(_release_path(told.id, told.delivery))
                 self._uses_memory = False  # the same batch comes again, as bytes
             return None
         return _Fetched(batch=batch, within_s=told.ack_within_s, at=at)
+
+
+def _release_path(batch: str, delivery: int) -> str:
+    return f"/v1/batches/{quoted(batch)}/release?delivery={delivery}"

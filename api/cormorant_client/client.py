@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cormorant_client.address import parse_address
-from cormorant_client.annotations import Annotations
 from cormorant_client.batches import Batches, MemoryUse, Wanted
 from cormorant_client.errors import BadAddress, BadTensors, Conflict, HeadFailed, UpdateFailed
 from cormorant_client.events import read_events
@@ -117,7 +116,7 @@ class Client:
         version: int | None = None,
         model: str = MAIN_MODEL,
         wait: float = 0.0,
-        annotations: Mapping[str, bytes] | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Update:
         """Publish weights. Every worker uses them from its next batch on.
 
@@ -131,11 +130,11 @@ class Client:
             model: model name, unless `weights` maps model names.
             wait: seconds to wait for the workers. Without it the head answers once it has checked the weights;
                 `Update.wait` waits later.
-            annotations: values by key that belong to this version, e.g. a learner's step counters. They are stored
-                before the weights are published: see `annotations`.
+            metadata: strings that belong to these weights, e.g. a learner's step counters: at most 1 MiB of JSON. They
+                travel in the same safetensors file, and `weights().metadata` has them again.
 
         Raises:
-            BadTensors: `weights` contains something that is not a tensor.
+            BadTensors: `weights` contains something that is not a tensor, or `metadata` something that is not a string.
             TensorMismatch: names, shapes or dtypes differ from the policy's.
             Refused: a value is NaN or infinite; see `allow_nonfinite` of `connect`.
             Conflict: the version is not higher than the current one. Or the connection broke, and newer weights were
@@ -143,12 +142,7 @@ class Client:
             UpdateFailed: with `wait`, no worker applied them.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
         """
-        return self._publish(make_body(weights, model=model), version=version, wait=wait, annotations=annotations)
-
-    @property
-    def annotations(self) -> Annotations:
-        """Small values that a learner keeps at the head, each for one policy version."""
-        return Annotations(self._head)
+        return self._publish(make_body(weights, model=model, metadata=metadata), version=version, wait=wait)
 
     def patch(self, weights: Publishable, *, base: str = "", model: str = MAIN_MODEL, wait: float = 0.0) -> Update:
         """Publish some tensors of one model as a new version; the other tensors keep their published values.
@@ -342,15 +336,7 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _publish(
-        self,
-        body: Body,
-        *,
-        version: int | None = None,
-        wait: float = 0.0,
-        base: str = "",
-        annotations: Mapping[str, bytes] | None = None,
-    ) -> Update:
+    def _publish(self, body: Body, *, version: int | None = None, wait: float = 0.0, base: str = "") -> Update:
         """PUT a whole, or with a base PATCH a part."""
         path = f"/v1/models/{quoted(body.model)}/weights" if body.model else "/v1/weights"
         kind = {"Content-Type": headers.SAFETENSORS, **({"Prefer": f"wait={wait:g}"} if wait else {})}
@@ -360,8 +346,6 @@ class Client:
         for attempt in range(_CONFLICTS):
             # A number of our own choosing makes a repeated request harmless: the head knows it by version and digest.
             number = self._next_version() if version is None else version
-            for key, value in (annotations or {}).items():
-                self.annotations.put(key, value, version=number)
             params = {"version": number, "allow_nonfinite": "true" if self._allow_nonfinite else None}
             try:
                 reply = self._head.send(

@@ -4,6 +4,7 @@ Bodies are a header and views of the tensors' own memory: nothing is joined or c
 tensors back before they are sent.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from cormorant_client.errors import BadTensors
 from cormorant_client.tensors import NAME_BY_NUMPY, Array, view
 from cormorant_client.transport import Bytes
 from cormorant_contract.tensor_file import (
+    MAX_METADATA_BYTES,
     TORCH_NAMES,
     MalformedTensorFile,
     TensorFile,
@@ -60,16 +62,20 @@ class Body:
         return Body(model=self.model, pieces=(whole,))
 
 
-def make_body(weights: Publishable, *, model: str = MAIN_MODEL) -> Body:
+def make_body(weights: Publishable, *, model: str = MAIN_MODEL, metadata: Mapping[str, str] | None = None) -> Body:
     """Lay weights out as one safetensors file, without copying what is contiguous on the CPU.
 
     Args:
         weights: see `Publishable`.
         model: whose tensors they are, unless they are a mapping of model names.
+        metadata: strings for the file's `__metadata__`.
 
     Raises:
-        BadTensors: something in it is no tensor, or the file is no safetensors file.
+        BadTensors: something in it is not a tensor, the file is not a safetensors file, or the metadata is not strings,
+            too long, or given for a file, which has its own.
     """
+    if metadata:
+        _check_metadata(metadata, is_file=isinstance(weights, bytes | bytearray | memoryview | str | os.PathLike))
     if isinstance(weights, bytes | bytearray | memoryview):
         return Body(model=model, pieces=(_checked_file(memoryview(weights).cast("B"), "the bytes"),))
     if isinstance(weights, str | os.PathLike):
@@ -77,8 +83,8 @@ def make_body(weights: Publishable, *, model: str = MAIN_MODEL) -> Body:
     flat = _state_of(weights)
     if flat and all(isinstance(value, Mapping) or hasattr(value, "state_dict") for value in flat.values()):
         several = {f"{name}/{key}": tensor for name, group in flat.items() for key, tensor in _state_of(group).items()}
-        return Body(model="", pieces=_pieces(several))
-    return Body(model=model, pieces=_pieces(flat))
+        return Body(model="", pieces=_pieces(several, metadata))
+    return Body(model=model, pieces=_pieces(flat, metadata))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,11 @@ class PulledWeights:
             return cls(model, version, etag, data, parse_header(data))
         except MalformedTensorFile as error:
             raise BadTensors(f"the weights from the head are not a safetensors file: {error}") from error
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What was published with these weights."""
+        return self._file.metadata
 
     def numpy(self) -> dict[str, Array]:
         """Arrays by name.
@@ -150,10 +161,22 @@ def _state_of(weights: Any) -> Mapping[str, Any]:
     return {str(name): value for name, value in weights.items() if str(name).rpartition(".")[2] != _EXTRA_STATE}
 
 
-def _pieces(flat: Mapping[str, Any]) -> tuple[Bytes, ...]:
+def _check_metadata(metadata: Mapping[str, str], *, is_file: bool) -> None:
+    if is_file:
+        raise BadTensors("metadata cannot be added to a safetensors file; save the file with its metadata")
+    if not all(isinstance(text, str) for item in metadata.items() for text in item):
+        raise BadTensors("metadata must map strings to strings; encode other values, for example with json.dumps")
+    if (size := len(json.dumps(dict(metadata)))) > MAX_METADATA_BYTES:
+        raise BadTensors(
+            f"the metadata has {size:,} bytes as JSON, the limit is {MAX_METADATA_BYTES:,}; store the data "
+            "in a file and its location here"
+        )
+
+
+def _pieces(flat: Mapping[str, Any], metadata: Mapping[str, str] | None) -> tuple[Bytes, ...]:
     # Widest elements first, so that each tensor begins where its dtype wants to.
     found = sorted(((name, *_bytes_of(name, value)) for name, value in flat.items()), key=_alignment)
-    header, _ = make_header((name, dtype, shape) for name, dtype, shape, _ in found)
+    header, _ = make_header(((name, dtype, shape) for name, dtype, shape, _ in found), metadata)
     return (header, *(piece for _, _, _, piece in found if len(piece)))
 
 

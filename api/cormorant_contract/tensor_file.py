@@ -10,12 +10,15 @@ Format: https://github.com/huggingface/safetensors#format. Bytes cross process b
 
 import json
 import math
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """Longer headers are refused before they are read: a policy has thousands of tensors at most."""
+MAX_METADATA_BYTES = 1 << 20
+"""Longest metadata, as JSON, that is published with weights."""
 _DTYPES = {
     # the attribute of torch, and of numpy where it has one; bytes of one element
     "BOOL": ("bool", 1),
@@ -40,6 +43,9 @@ ITEM_BYTES = {name: size for name, (_, size) in _DTYPES.items()}
 TORCH_NAMES = {name: attribute for name, (attribute, _) in _DTYPES.items()}
 NUMPY_NAMES = {name: attribute for name, attribute in TORCH_NAMES.items() if name not in ("F8_E4M3", "F8_E5M2", "BF16")}
 
+_MAX_DIMS = 64
+_MAX_BYTES = 2**63 - 1
+"""Largest array that numpy and torch can describe, also with a size of 0 among its dimensions."""
 _LENGTH_BYTES = 8
 _ALIGNMENT = 64
 _METADATA = "__metadata__"
@@ -119,7 +125,7 @@ def parse_header(data: bytes | bytearray | memoryview, *, file_size: int | None 
     start = header_size(memoryview(data)[:_LENGTH_BYTES], file_size=size)
     document = _load_json(bytes(memoryview(data)[_LENGTH_BYTES:start]))
     metadata = _checked_metadata(document.pop(_METADATA, {}))
-    tensors = {name: _checked_entry(name, value) for name, value in document.items()}
+    tensors = {name: _checked_entry(name, value, size - start) for name, value in document.items()}
     _check_cover(tensors, size - start, start)
     return TensorFile(tensors=tensors, metadata=metadata, data_start=start)
 
@@ -155,9 +161,11 @@ def make_header(
 def _load_json(text: bytes) -> dict[str, Any]:
     try:
         document = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        if b"\\u" in text:  # lone surrogates: no reply and no other parser can encode them
+            json.dumps(document, ensure_ascii=False).encode()
     except MalformedTensorFile:
         raise
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError among them
+    except (ValueError, RecursionError) as error:  # UnicodeError and JSONDecodeError among them
         position = getattr(error, "pos", getattr(error, "start", 0))
         raise MalformedTensorFile(f"the header is not JSON: {error}", offset=_LENGTH_BYTES + position) from error
     if not isinstance(document, dict):
@@ -186,7 +194,13 @@ def _checked_metadata(value: Any) -> dict[str, str]:
     return value
 
 
-def _checked_entry(name: str, value: Any) -> TensorEntry:
+def _checked_entry(name: str, value: Any, room: int) -> TensorEntry:
+    """Check that one tensor lies within the `room` bytes that follow the header.
+
+    Counts and limits come before arithmetic, and messages quote a few items only: a header may hold a million numbers
+    of thousands of digits.
+    """
+
     def refuse(what: str) -> MalformedTensorFile:
         return MalformedTensorFile(f'tensor "{name[:80]}": {what}', offset=_LENGTH_BYTES)
 
@@ -194,16 +208,26 @@ def _checked_entry(name: str, value: Any) -> TensorEntry:
         raise refuse("must have dtype, shape and data_offsets, and nothing else")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise refuse(f"dtype {str(dtype)[:40]!r} is not one of {', '.join(sorted(ITEM_BYTES))}")
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise refuse(f"shape {str(shape)[:80]} must be a list of integers from 0 up")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(at) is int and at >= 0 for at in offsets):
-        raise refuse(f"data_offsets {str(offsets)[:80]} must be two integers from 0 up")
+        raise refuse(f"dtype {reprlib.repr(dtype)} is not one of {', '.join(sorted(ITEM_BYTES))}")
+    if not _are_sizes(shape, most=_MAX_BYTES) or len(shape) > _MAX_DIMS:
+        raise refuse(f"shape {reprlib.repr(shape)} must be at most {_MAX_DIMS} integers from 0 to 2**63 - 1")
+    if not _are_sizes(offsets, most=room) or len(offsets) != 2:
+        raise refuse(
+            f"data_offsets {reprlib.repr(offsets)} must be two integers from 0 to {room}, the bytes after the header"
+        )
+    if math.prod(size for size in shape if size) * ITEM_BYTES[dtype] > _MAX_BYTES:
+        raise refuse(f"{dtype} {reprlib.repr(shape)} has more than 2**63 - 1 bytes")
     begin, end = offsets
     wanted = math.prod(shape) * ITEM_BYTES[dtype]
     if end - begin != wanted:
-        raise refuse(f"data_offsets [{begin}, {end}] hold {end - begin} bytes; {dtype} {shape} needs {wanted}")
+        raise refuse(
+            f"data_offsets [{begin}, {end}] hold {end - begin} bytes; {dtype} {reprlib.repr(shape)} needs {wanted}"
+        )
     return TensorEntry(dtype=dtype, shape=tuple(shape), begin=begin, end=end)
+
+
+def _are_sizes(values: Any, *, most: int) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= most for value in values)
 
 
 def _check_cover(tensors: Mapping[str, TensorEntry], size: int, start: int) -> None:

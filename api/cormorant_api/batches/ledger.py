@@ -268,14 +268,16 @@ class Ledger:
         self.notifier.notify()
         return kept
 
-    def release(self, batch_id: str) -> bool:
-        """Give a batch back: the next consumer gets it. False for an unknown id."""
+    def release(self, batch_id: str, delivery: int) -> bool:
+        """Give a batch back: the next consumer gets it. False for an unknown id. Releasing an earlier delivery changes
+        nothing: its time is over, and another consumer may read the batch.
+        """
         with self._lock:
             number = self._number(batch_id)
             if number is None:
                 return False
             entry = self._entries.get(number)
-            if entry is not None and entry.consumer and not entry.is_acked:
+            if entry is not None and entry.consumer and entry.deliveries == delivery and not entry.is_acked:
                 self._take_back(entry)
         self.notifier.notify()
         return True

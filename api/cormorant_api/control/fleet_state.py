@@ -2,7 +2,7 @@
 
 import json
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cormorant_api.errors import ApiError
 from cormorant_api.http.uploads import parse_body
@@ -26,6 +26,10 @@ class _Document(BaseModel):
     version: Version
     attempts: dict[str, Count]
     seed: Count
+    run: str = ""
+    epoch: Count = 0
+    dataset: str = ""
+    written: dict[str, Count] = Field(default={})
 
 
 def read_state(data: memoryview) -> FleetState:

@@ -27,7 +27,7 @@ class BatchStream(Response):
         super().__init__(None, headers={"Cache-Control": "no-store"})
         del self.headers["content-length"]
         self._head, self._consumer, self._acks, self._max_staleness = head, consumer, acks, max_staleness
-        self._last = ""
+        self._last: Lent | None = None
         """Id of the batch that was sent and not acknowledged yet; used with `acks`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,7 +37,7 @@ class BatchStream(Response):
         async with Hangup(receive, notifier=ledger.notifier) as hangup:
             try:
                 while not hangup.happened.is_set() and not self._head.is_closing:
-                    if self._last and ledger.is_only(self._last):
+                    if self._last is not None and ledger.is_only(self._last.id):
                         break
                     lent = await self._next(hangup)
                     if lent is not None:
@@ -52,8 +52,8 @@ class BatchStream(Response):
             except SlowReader:
                 return
             finally:
-                if self._last:
-                    ledger.release(self._last)
+                if self._last is not None:
+                    ledger.release(self._last.id, self._last.delivery)
 
     async def _next(self, hangup: Hangup) -> Lent | None:
         oldest = oldest_wanted(self._head, self._max_staleness)
@@ -74,11 +74,11 @@ class BatchStream(Response):
         finally:
             ledger.sent(lent.id)
             if not is_whole:
-                ledger.release(lent.id)
+                ledger.release(lent.id, lent.delivery)
         if self._acks:
-            self._last = lent.id
+            self._last = lent
 
     def _settle(self) -> None:
-        if self._last:
-            self._head.running.ledger.ack(self._last)
-            self._last = ""
+        if self._last is not None:
+            self._head.running.ledger.ack(self._last.id)
+            self._last = None

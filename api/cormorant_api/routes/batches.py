@@ -49,6 +49,7 @@ Staleness = Annotated[
 _KEPT_WITHIN_S = 30.0
 """For the disk, until a consumer is told to repeat an acknowledgement."""
 _AGAIN_S = 2.0
+Delivery = Annotated[int, Query(ge=1, description="Number of the delivery to give back, from `Cormorant-Delivery`.")]
 Ack = Annotated[str, Query(pattern="^(auto|manual)$")]
 router = APIRouter(route_class=GuardedRoute, tags=["batches"])
 
@@ -113,7 +114,7 @@ async def next_batch(
             head.metrics.handed_over("memory", batch.size_bytes)
             return Response(described.model_dump_json(), media_type=MEMORY_JSON, headers=headers)
     except BaseException:
-        ledger.release(lent.id)
+        ledger.release(lent.id, lent.delivery)
         ledger.sent(lent.id)
         raise
 
@@ -122,7 +123,7 @@ async def next_batch(
         if is_whole:
             head.metrics.handed_over("http", batch.size_bytes)
         if not is_whole:
-            ledger.release(lent.id)
+            ledger.release(lent.id, lent.delivery)
         elif ack == "auto":
             ledger.ack(lent.id)
 
@@ -194,9 +195,9 @@ async def ack_batch(request: Request, batch: str) -> Response:
     response_class=Response,
     **guarded(Role.READ, ProblemType.UNKNOWN_BATCH),
 )
-async def release_batch(request: Request, batch: str) -> Response:
-    """Give a batch back unused: the next consumer gets it immediately."""
-    if not head_of(request).running.ledger.release(batch):
+async def release_batch(request: Request, batch: str, delivery: Delivery) -> Response:
+    """Give a batch back unused: the next consumer gets it immediately. Has no effect on a later delivery."""
+    if not head_of(request).running.ledger.release(batch, delivery):
         raise unknown_batch(batch)
     return Response(status_code=204)
 

@@ -91,7 +91,7 @@ class GuardedRoute(APIRoute):
         return handle_checked
 
 
-def bounded(receive: Receive, most_bytes: int = MOST_JSON_BYTES) -> Receive:
+def bounded(receive: Receive) -> Receive:
     """Limit the size and the duration of a small body."""
     taken, until = 0, time.monotonic() + _JSON_WITHIN_S
 
@@ -106,9 +106,9 @@ def bounded(receive: Receive, most_bytes: int = MOST_JSON_BYTES) -> Receive:
                 f"the body was not complete after {_JSON_WITHIN_S:.0f} s ({taken:,} bytes came); nothing was changed",
             ) from None
         taken += len(message.get("body", b""))
-        if taken > most_bytes:
+        if taken > MOST_JSON_BYTES:
             # HTTPException is the one class that FastAPI's JSON reader lets through.
-            raise HTTPException(413, f"the body is longer than the limit of {most_bytes:,} bytes")
+            raise HTTPException(413, f"the body is longer than the limit of {MOST_JSON_BYTES:,} bytes")
         return message
 
     return receive_bounded

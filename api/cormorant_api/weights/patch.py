@@ -3,20 +3,23 @@
 from cormorant_api.errors import ApiError
 from cormorant_api.weights.store import StoredModel
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.tensor_file import parse_header
+from cormorant_contract.tensor_file import make_header, parse_header
 from cormorant_worker.weights.blob import WeightsBlob
 
 
 def merge(base: StoredModel, patch: WeightsBlob) -> WeightsBlob:
-    """A copy of the base with the patch's tensors replaced.
+    """A copy of the base with the patch's tensors and metadata: metadata never belongs to two publishes.
 
     The layout is the base's, so the same patch over the same base gives the same bytes and digest.
 
     Raises:
         ApiError: 409, the base lacks such a tensor.
     """
-    blob = WeightsBlob.joined(base.buffers)
-    ours, theirs = parse_header(blob.buffer), parse_header(patch.buffer)
+    whole, theirs = memoryview(b"".join(base.buffers)), parse_header(patch.buffer)
+    before = parse_header(whole)
+    ordered = sorted(before.tensors.items(), key=lambda item: (item[1].begin, item[1].end))
+    header, ours = make_header([(name, entry.dtype, entry.shape) for name, entry in ordered], theirs.metadata)
+    blob = WeightsBlob.joined([header, whole[before.data_start :]])
     kept = {name.removeprefix(f"{base.name}/"): entry for name, entry in ours.tensors.items()}
     for name, new in patch.tensors.get(base.name, {}).items():
         old = kept.get(name)

@@ -1,11 +1,11 @@
 """Publishing weights: verify, store, hand to the fleet; one publish at a time.
 
-    upload -> specs -> conditions -> store -> fleet -> receipts -> disk
-              422      409, 412      503      503                  a warning
+    upload -> specs -> conditions -> written -> fleet -> receipts -> kept
+              422      409, 412      503        503                  a warning
 
-A publish is refused only before a worker or reader can see it. A later problem is a warning: the publish is valid, and
-a client that got an error would publish twice. A disk that does not answer holds up threads of its own, and a publish
-for a limited time.
+A publish is refused only before a worker, a reader or the next head can see it. A later problem is a warning: the
+publish is valid, and a client that got an error would publish twice. A disk that does not answer holds up threads of
+its own, and a publish for a limited time.
 """
 
 import threading
@@ -128,7 +128,7 @@ class Publisher:
             check_preconditions(wanted.headers, self._current_etag(wanted.model))
             number = self._number(wanted.version, current)
             update = self._hand_over(upload, parsed, number, wanted, verify_ms)
-        return (self.update(number) or update) if self._synced(number) else update, True
+        return (self.update(number) or update) if not self._kept(number) else update, True
 
     def patch(self, upload: Upload, wanted: Wanted) -> tuple[Update, bool]:
         """Publish some tensors of a model merged into the version named by If-Match.
@@ -187,7 +187,8 @@ class Publisher:
                 # Try the next worker: it may have the same version.
                 log.warning("weights_not_inherited", version=version, worker=worker, reason=str(error))
                 continue
-            self._synced(version)
+            for publish in kept:
+                self._kept(publish.version)
             log.info("weights_inherited", version=version, worker=worker)
             return True
         return False
@@ -240,7 +241,7 @@ class Publisher:
             if version > self.store.newest:
                 self._verified(blob, ALL_MODELS)
                 self._put(self._stored(upload, version, ALL_MODELS, author))
-        self._synced(version)
+        self._kept(version)
 
     def find(self, model: str, version: int | None = None) -> StoredModel:
         """A model's bytes.
@@ -349,26 +350,27 @@ class Publisher:
     def _limit_s(self, size_bytes: int) -> float:
         return self.within_s + size_bytes / _SLOWEST_BYTES_PER_S
 
-    def _synced(self, number: int) -> bool:
-        """Flush a version to disk. True on failure, which becomes a warning of the update: the version is valid."""
+    def _kept(self, number: int) -> bool:
+        """Make a version visible to the next head, and flush it. False on failure, which becomes a warning of the
+        update: the version is valid.
+        """
         stored = self.store.version(number)
         limit_s = self._limit_s(0 if stored is None else _size_of(stored))
-        flush = self._flusher.submit(self.store.sync, number)
+        keep = self._flusher.submit(self.store.keep, number)
         try:
             try:
-                flush.result(limit_s)
+                keep.result(limit_s)
             except TimeoutError:
-                flush.cancel()
                 raise StoreError(
-                    f"could not flush weights version {number} to disk: the disk did not answer within {limit_s:.0f} s"
+                    f"could not keep weights version {number}: the disk did not answer within {limit_s:.0f} s"
                 ) from None
         except StoreError as error:
             log.exception("weights_not_durable", version=number)
-            warning = f"{error}; the weights are in use, but may be lost in a power failure"
+            warning = f"{error}; the weights are in use, but the next head may not have them"
             self.tracker.warn(number, warning)
             self._events.add("weights_not_durable", version=number, reason=warning)
-            return True
-        return False
+            return False
+        return True
 
     def _current_etag(self, model: str) -> str:
         if model:
@@ -484,25 +486,28 @@ def _size_of(stored: StoredVersion) -> int:
 
 
 def _file_of(blob: WeightsBlob, tensors: Mapping[str, TensorEntry]) -> tuple[memoryview, ...]:
-    """One model's tensors as a separate file with unprefixed names."""
+    """One model's tensors as a separate file with unprefixed names and the metadata of the whole."""
     parsed = parse_header(blob.buffer)
     ordered = sorted(tensors.items(), key=lambda item: item[1].begin)
-    header, _ = make_header([(name, entry.dtype, entry.shape) for name, entry in ordered])
+    header, _ = make_header([(name, entry.dtype, entry.shape) for name, entry in ordered], parsed.metadata)
     start = parsed.data_start
     return (memoryview(header), *(blob.buffer[start + e.begin : start + e.end] for _, e in ordered))
 
 
 def _joined(models: Mapping[str, StoredModel]) -> WeightsBlob:
-    """Several models in one file, with the model as name prefix."""
+    """Several models in one file, with the model as name prefix and the metadata of the newest."""
+    newest = max(stored.version for stored in models.values())
     named: list[tuple[str, str, tuple[int, ...]]] = []
     pieces: list[memoryview] = []
+    metadata: Mapping[str, str] = {}
     for name, stored in sorted(models.items()):
         whole = stored.buffers[0] if len(stored.buffers) == 1 else memoryview(b"".join(stored.buffers))
         parsed = parse_header(whole)
+        metadata = parsed.metadata if stored.version == newest else metadata
         for key, entry in sorted(parsed.tensors.items(), key=lambda item: item[1].begin):
             named.append((f"{name}/{key.removeprefix(name + '/')}", entry.dtype, entry.shape))
             pieces.append(whole[parsed.data_start + entry.begin : parsed.data_start + entry.end])
-    header, _ = make_header(named)
+    header, _ = make_header(named, metadata)
     return WeightsBlob.joined([header, *pieces])
 
 

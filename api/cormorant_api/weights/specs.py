@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from cormorant_api.errors import ApiError
 from cormorant_contract.rest.models import TensorShape
 from cormorant_contract.rest.problems import Differences, ProblemType
-from cormorant_contract.tensor_file import ITEM_BYTES, TORCH_NAMES, TensorEntry
+from cormorant_contract.tensor_file import ITEM_BYTES, MAX_METADATA_BYTES, TORCH_NAMES, TensorEntry
 from cormorant_worker.weights.staged import TensorSpec, WeightSpecs
 
 _NAMED = 20
 _DTYPES = {attribute: name for name, attribute in TORCH_NAMES.items()}
-_HEADER_MARGIN = 1 << 20
+_HEADER_MARGIN = MAX_METADATA_BYTES + (1 << 20)
 _HEADER_PER_TENSOR = 512
 
 

@@ -1,12 +1,13 @@
 """The last K published versions, in a directory or in memory.
 
     DIR/weights/
-      12.part/           being written; removed at start
+      12.part/           not accepted yet; removed at start
       12/meta.json       version, author, time; of each model: name, file, digest, size
       12/0.safetensors   one model's tensors, under their plain names
 
-The rename makes a version visible atomically. File names are numbers: nothing that a client sends becomes a path. A
-version whose bytes do not match their digest (after a power failure) is skipped at start.
+A version is accepted in memory first: only then the rename makes it visible to the next head. File names are numbers:
+nothing that a client sends becomes a path. A version whose bytes do not match their digest (after a power failure) is
+skipped at start.
 """
 
 import mmap
@@ -145,10 +146,8 @@ class WeightStore:
     def put(
         self, stored: StoredVersion, accept: Callable[[StoredVersion], bool] = lambda stored: True
     ) -> StoredVersion:
-        """Store a version atomically.
-
-        On return the bytes are in the page cache and outlive this process; `sync` makes them survive a power failure.
-        It is separate so that no worker waits for a disk.
+        """Write a version, and make it visible in this process. `keep` makes it visible to the next head, once nobody
+        can refuse it any more.
 
         Args:
             stored: the version.
@@ -184,24 +183,29 @@ class WeightStore:
         for number in numbers:
             if self._folder is not None:
                 # Open readers keep their mapping.
+                shutil.rmtree(self._folder / f"{number}{_PART}", ignore_errors=True)
                 shutil.rmtree(self._folder / str(number), ignore_errors=True)
 
-    def sync(self, number: int) -> None:
-        """Flush a version to the disk.
+    def keep(self, number: int) -> None:
+        """Make a version outlive this process, and flush it to the disk. Repeating it is safe.
 
         Raises:
             StoreError: the disk failed.
         """
         if self._folder is None or number not in self._versions:
             return
-        folder = self._folder / str(number)
+        part, folder = self._folder / f"{number}{_PART}", self._folder / str(number)
         try:
+            if part.exists():
+                # A broken version that the start skipped.
+                shutil.rmtree(folder, ignore_errors=True)
+                part.rename(folder)
             for path in (*folder.iterdir(), folder, self._folder):
                 sync_path(path)
         except FileNotFoundError:
             return  # it was replaced by a newer version
         except OSError as error:
-            raise StoreError(f"could not flush weights version {number} to disk: {error}") from error
+            raise StoreError(f"could not keep weights version {number}: {error}") from error
 
     # -- files -------------------------------------------------------------------------------------------------
 
@@ -214,7 +218,7 @@ class WeightStore:
                 self._versions[stored.version] = stored
 
     def _write(self, folder: Path, stored: StoredVersion) -> StoredVersion:
-        part, whole = folder / f"{stored.version}{_PART}", folder / str(stored.version)
+        part = folder / f"{stored.version}{_PART}"
         shutil.rmtree(part, ignore_errors=True)
         try:
             part.mkdir()
@@ -235,13 +239,10 @@ class WeightStore:
                 statistics=None if stored.statistics is None else stored.statistics.document(),
             )
             (part / _META).write_text(meta.model_dump_json(indent=1, exclude_none=True), "utf-8")
-            # A broken version that the start skipped.
-            shutil.rmtree(whole, ignore_errors=True)
-            part.rename(whole)
+            return _map(part, meta)
         except OSError:
             shutil.rmtree(part, ignore_errors=True)
             raise
-        return _map(whole, meta)
 
 
 def digest_of(buffers: Buffers) -> str:

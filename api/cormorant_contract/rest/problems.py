@@ -25,7 +25,6 @@ class ProblemType(StrEnum):
     UNKNOWN_UPDATE = "unknown-update", 404
     UNKNOWN_WORKER = "unknown-worker", 404
     UNKNOWN_BATCH = "unknown-batch", 404
-    UNKNOWN_ANNOTATION = "unknown-annotation", 404
     NO_WEIGHTS = "no-weights", 404
     VERSION_EXPIRED = "version-expired", 404
     METHOD_NOT_ALLOWED = "method-not-allowed", 405
@@ -33,7 +32,6 @@ class ProblemType(StrEnum):
     UPLOAD_STALLED = "upload-stalled", 408
     VERSION_CONFLICT = "version-conflict", 409
     BASE_MISMATCH = "base-mismatch", 409
-    ANNOTATIONS_FULL = "annotations-full", 409
     NOT_PAUSED = "not-paused", 409
     NO_QUEUE = "no-queue", 409
     NO_PICTURE = "no-picture", 409

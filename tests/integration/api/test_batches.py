@@ -88,7 +88,7 @@ def test_dead_consumers_batch_goes_to_another(folder: Path) -> None:
 def test_acknowledging_releasing_and_unknown_batches(endless: Served) -> None:
     first = endless.data.get("/v1/batches/next?wait=30&consumer=one")
     batch = first.headers["cormorant-batch-id"]
-    assert endless.data.post(f"/v1/batches/{batch}/release").status == 204
+    assert endless.data.post(f"/v1/batches/{batch}/release?delivery=1").status == 204
     again = endless.data.get("/v1/batches/next?wait=30&consumer=two")
     assert again.headers["cormorant-batch-id"] == batch
     assert again.headers["cormorant-delivery"] == "2"
@@ -96,7 +96,7 @@ def test_acknowledging_releasing_and_unknown_batches(endless: Served) -> None:
     assert again.body[-rest:] == first.body[-rest:]
     assert endless.data.post(f"/v1/batches/{batch}/ack").status == 204
     assert endless.data.post(f"/v1/batches/{batch}/ack").status == 204
-    assert endless.data.post(f"/v1/batches/{batch}/release").status == 204
+    assert endless.data.post(f"/v1/batches/{batch}/release?delivery=1").status == 204
     following = endless.data.get("/v1/batches/next?wait=30&consumer=two")
     assert following.headers["cormorant-batch-id"] != batch
     endless.data.post(f"/v1/batches/{following.headers['cormorant-batch-id']}/ack")
@@ -116,7 +116,12 @@ def test_disk_that_hangs_holds_up_acknowledgements_alone(endless: Served, monkey
         assert (other.status, number_of(other) > int(batch.rpartition("-")[2])) == (200, True)
         assert endless.reader.get("/v1/status").status == 200
     assert api.post(f"/v1/batches/{batch}/ack").status == 204
-    assert api.post(f"/v1/batches/{other.headers['cormorant-batch-id']}/release").status == 204
+    assert (
+        api.post(
+            f"/v1/batches/{other.headers['cormorant-batch-id']}/release?delivery={other.headers['cormorant-delivery']}"
+        ).status
+        == 204
+    )
 
 
 @pytest.mark.slow
@@ -158,7 +163,7 @@ def test_a_batch_can_be_acknowledged_with_its_last_byte(endless: Served) -> None
         assert time.monotonic() < deadline
         time.sleep(0.01)
     # To be given back, it would have to be with a consumer still.
-    assert endless.data.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/release").status == 204
+    assert endless.data.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/release?delivery=1").status == 204
     following = endless.data.get("/v1/batches/next?wait=30&ack=auto")
     assert number_of(following) > number_of(reply)
 
@@ -262,7 +267,7 @@ def test_the_memory_of_a_batch_can_be_mapped_instead_of_sent(endless: Served) ->
             count = int(np.prod(tensor["shape"]))
             arrays[name] = np.frombuffer(mapped, dtype, count, tensor["offset"]).reshape(tensor["shape"])
     # The same batch, sent.
-    endless.data.post(f"/v1/batches/{described['id']}/release")
+    endless.data.post(f"/v1/batches/{described['id']}/release?delivery={described['delivery']}")
     sent = endless.data.get("/v1/batches/next?wait=30&consumer=far")
     assert sent.headers["cormorant-batch-id"] == described["id"]
     header = json.loads(sent.body[8 : 8 + int.from_bytes(sent.body[:8], "little")])

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ import safetensors.numpy
 
 from cormorant_api.errors import ApiError
 from cormorant_api.http.uploads import UploadRoom
+from cormorant_api.weights.store import WeightStore
 from cormorant_cli import __main__ as command_line
 from cormorant_testing.policies import numbered
 from cormorant_testing.serving import SAFETENSORS, Api, Reply, Served, weights_file
@@ -350,8 +352,31 @@ def test_publish_that_is_not_flushed_in_time_carries_a_warning(endless: Served, 
     finally:
         thawed.set()
     assert (published.status, published.json["version"]) == (200, before + 1)
-    warning = f"could not flush weights version {before + 1} to disk: the disk did not answer within 1 s; the weights"
+    warning = f"could not keep weights version {before + 1}: the disk did not answer within 1 s; the weights"
     assert published.json["warning"].startswith(warning)
+
+
+def test_next_head_has_a_publish_only_if_it_was_accepted(endless: Served, tmp_path: Path, monkeypatch: Any) -> None:
+    before, thawed, publisher = current(endless), threading.Event(), endless.server.head.running.publisher
+    monkeypatch.setattr(publisher, "within_s", 1.0)
+    rename = Path.rename
+
+    def hang(path: Path, target: Path) -> Path:
+        rename(path, target)
+        thawed.wait(60)
+        return target
+
+    monkeypatch.setattr(Path, "rename", hang)
+    try:
+        published = endless.writer.put(PATH, weights_file(before + 1))
+    finally:
+        thawed.set()
+    assert (published.status, published.json["version"]) == (202, before + 1)
+    warning = "the disk did not answer within 1 s; the weights are in use, but the next head may not have them"
+    assert published.json["warning"].endswith(warning)
+    assert current(endless) == before + 1
+    shutil.copytree(endless.server.head.settings.directory / "weights", tmp_path / "weights")
+    assert WeightStore(tmp_path, keeps=5).newest == before + 1
 
 
 def test_a_publish_that_acts_is_no_error_whatever_the_disk_says(endless: Served, monkeypatch: Any) -> None:

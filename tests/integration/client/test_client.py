@@ -405,24 +405,6 @@ def test_weights_by_command(command: Any, tmp_path: Path, client: Client) -> Non
     assert len(err.splitlines()) == 1
 
 
-def test_annotations_by_command(command: Any, tmp_path: Path, client: Client) -> None:
-    version = client.publish(numbered(3)).version
-    (tmp_path / "value").write_bytes(b"steps 7")
-    code, out, _ = command("annotations", "put", "learner", tmp_path / "value")
-    assert (code, out.splitlines()[-1]) == (
-        0,
-        f"learner: version {version}, 7 bytes",
-    )
-    assert f"learner  version {version}  7 bytes  " in command("annotations", "list")[1]
-    assert command("annotations", "get", "learner", "--out", tmp_path / "copy")[0] == 0
-    assert (tmp_path / "copy").read_bytes() == b"steps 7"
-    code, _, err = command("annotations", "get", "learner", "--version", "0")
-    assert (code, "there is no annotation learner of version 0 or below" in err) == (1, True)
-    assert command("annotations", "put", "learner", tmp_path / "nothing")[0] == 2
-    assert command("annotations", "delete", "learner")[:2] == (0, "learner: deleted\n")
-    assert command("annotations", "list")[1] == ""
-
-
 def test_pause_state_and_status_by_command(command: Any, tmp_path: Path) -> None:
     assert command("pause", "--owner", "ops", "--reason", "lunch")[0] == 0
     code, out, _ = command("status")

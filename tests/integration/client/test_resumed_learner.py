@@ -53,10 +53,7 @@ def published(client: Client) -> dict[str, Any]:
     """The newest version with its state; checks that the optimizer's file belongs to it."""
     time.sleep(1)  # the head may still be reading a request of the learner that was killed
     version = client.models().version
-    found = client.annotations.get("learner", version=version)
-    assert found is not None
-    assert found.version == version
-    state: dict[str, Any] = json.loads(found.value)
+    state: dict[str, Any] = json.loads(client.weights(version=version).metadata["learner"])
     content = Path(state["checkpoint"]).read_bytes()
     assert hashlib.sha256(content).hexdigest() == state["sha256"]
     optimizer = torch.load(state["checkpoint"], weights_only=True)["optimizer"]

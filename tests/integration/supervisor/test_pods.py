@@ -12,8 +12,10 @@ import torch
 import yaml
 
 from cormorant_client.batch import decode
+from cormorant_client.publishing import make_body
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.pods import TOKEN, Pod, free_port, head_pod, tokens_file, worker_pod
+from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, weights_file
 from cormorant_worker.fleet.ray.pod_files import ACTOR_TITLE
@@ -317,7 +319,7 @@ def test_new_head_takes_the_newest_weights_that_the_workers_kept(tmp_path: Path)
             until(lambda: all(worker["ready"] for worker in api.get("/v1/workers").json["workers"]))
             for version in (1, 40):
                 path = f"{WEIGHTS}?version={version}"
-                assert api.put(path, weights_file(version), Prefer="wait=60").json["state"] == "applied"
+                assert api.put(path, weights_of(version), Prefer="wait=60").json["state"] == "applied"
             published = versions(api)[0]
             head.kill()
         # Its folder is empty: there is no volume.
@@ -326,11 +328,11 @@ def test_new_head_takes_the_newest_weights_that_the_workers_kept(tmp_path: Path)
             assert head.said("weights_inherited")[0]["version"] == 40
             (found,) = versions(api)
             assert (found["version"], found["digest"]) == (40, published["digest"])
-            assert api.get(WEIGHTS).body == weights_file(40)
+            assert api.get(WEIGHTS).body == weights_of(40)
             # What a learner sees: no older version over it, the same again is no news, and the next one is the next.
             refused = api.put(f"{WEIGHTS}?version=2", weights_file(2))
             assert (refused.status, refused.kind, refused.json["current_version"]) == (409, "version-conflict", 40)
-            assert api.put(f"{WEIGHTS}?version=40", weights_file(40)).status == 200
+            assert api.put(f"{WEIGHTS}?version=40", weights_of(40)).status == 200
             until(lambda: {worker["version"] for worker in api.get("/v1/workers").json["workers"]} == {40})
             assert job.take(api)
             assert {stream.version for stream in job.checker.streams.values()} == {40}
@@ -346,6 +348,11 @@ def test_new_head_takes_the_newest_weights_that_the_workers_kept(tmp_path: Path)
             os.kill(first.process.pid, signal.SIGCONT)
             until(lambda: [found["version"] for found in versions(api)] == [41], seconds=60)
             until(lambda: {worker["version"] for worker in api.get("/v1/workers").json["workers"]} == {41})
+
+
+def weights_of(version: int) -> bytes:
+    """A file with metadata."""
+    return b"".join(make_body(numbered(version), metadata={"learner": f"{version}"}).pieces)
 
 
 def versions(api: Api) -> list[dict[str, object]]:

@@ -132,7 +132,7 @@ def test_ids_that_were_never_given_are_unknown(batch_id: str) -> None:
     books = Books()
     books.add(FakeLoan(), FakeLoan())
     assert not books.ledger.ack(batch_id)
-    assert not books.ledger.release(batch_id)
+    assert not books.ledger.release(batch_id, 1)
 
 
 def test_unacknowledged_batch_comes_again_first() -> None:
@@ -222,7 +222,22 @@ def test_a_release_hands_the_batch_on_at_once() -> None:
     books = Books()
     books.add(FakeLoan(), FakeLoan())
     first = books.lend("a")
-    assert books.ledger.release(first)
+    assert books.ledger.release(first, 1)
+    assert books.lend("b") == first
+
+
+def test_late_release_does_not_take_the_batch_from_the_next() -> None:
+    books = Books()
+    books.add(FakeLoan(), FakeLoan())
+    first = books.lend("a")
+    books.clock.now += 61
+    assert books.ledger.expire() == 1
+    again = books.ledger.lend("a")
+    assert again is not None
+    assert (again.id, again.delivery) == (first, 2)
+    assert books.ledger.release(first, 1), "it is known, and no longer held by the one who releases it"
+    assert books.lend("b") != first
+    assert books.ledger.release(first, 2)
     assert books.lend("b") == first
 
 
@@ -306,10 +321,10 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.books.ledger.ack(batch)
             self.acked.add(batch)
 
-    @rule(which=st.integers(0, 20))
-    def release(self, which: int) -> None:
+    @rule(which=st.integers(0, 20), delivery=st.integers(1, 3))
+    def release(self, which: int, delivery: int) -> None:
         if self.known:
-            assert self.books.ledger.release(self.known[which % len(self.known)])
+            assert self.books.ledger.release(self.known[which % len(self.known)], delivery)
 
     @rule(seconds=st.sampled_from([1.0, 30.0, 61.0]))
     def time_passes(self, seconds: float) -> None:

@@ -1,6 +1,7 @@
 """Kept weights: whole versions or none, the newest of each model, over restarts."""
 
 import json
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +32,11 @@ def version(number: int, **models: bytes) -> StoredVersion:
     return StoredVersion(version=number, digest=f"xxh3:{number}", published_at=NOW, author="write@host", models=stored)
 
 
+def put(store: WeightStore, stored: StoredVersion) -> None:
+    store.put(stored)
+    store.keep(stored.version)
+
+
 def read(store: WeightStore, model: str, number: int | None = None) -> bytes:
     found = store.model(model, number)
     assert found is not None
@@ -40,9 +46,9 @@ def read(store: WeightStore, model: str, number: int | None = None) -> bytes:
 @pytest.mark.parametrize("has_folder", [True, False])
 def test_newest_of_each_model_is_kept_and_old_ones_dropped(tmp_path: Path, has_folder: bool) -> None:
     store = WeightStore(tmp_path if has_folder else None, keeps=2)
-    store.put(version(1, policy=b"policy-1", critic=b"critic-1"))
+    put(store, version(1, policy=b"policy-1", critic=b"critic-1"))
     for number in (2, 3, 7):
-        store.put(version(number, policy=b"policy-%d" % number))
+        put(store, version(number, policy=b"policy-%d" % number))
     assert store.newest == 7
     assert read(store, "policy") == b"policy-7"
     assert read(store, "critic") == b"critic-1", "its newest, however old"
@@ -54,8 +60,7 @@ def test_newest_of_each_model_is_kept_and_old_ones_dropped(tmp_path: Path, has_f
 
 def test_a_new_store_finds_what_the_last_one_kept(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, keeps=5)
-    store.put(version(3, policy=b"policy-3", **{"../../evil": b"critic-3"}))
-    store.sync(3)
+    put(store, version(3, policy=b"policy-3", **{"../../evil": b"critic-3"}))
     again = WeightStore(tmp_path, keeps=5)
     assert again.newest == 3
     assert read(again, "policy") == b"policy-3"
@@ -70,8 +75,19 @@ def test_a_new_store_finds_what_the_last_one_kept(tmp_path: Path) -> None:
     }
 
 
+def test_a_version_is_the_next_heads_once_it_was_accepted(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, keeps=5)
+    put(store, version(3, policy=b"policy-3"))
+    store.put(version(4, policy=b"policy-4"))
+    assert read(store, "policy") == b"policy-4"
+    shutil.copytree(tmp_path / "weights", tmp_path / "next" / "weights")
+    assert WeightStore(tmp_path / "next", keeps=5).newest == 3
+    store.keep(4)
+    assert read(WeightStore(tmp_path, keeps=5), "policy") == b"policy-4"
+
+
 def test_a_write_that_was_cut_off_leaves_nothing(tmp_path: Path) -> None:
-    WeightStore(tmp_path, keeps=5).put(version(3, policy=b"policy-3"))
+    put(WeightStore(tmp_path, keeps=5), version(3, policy=b"policy-3"))
     part = tmp_path / "weights" / "4.part"
     part.mkdir()
     (part / "0.safetensors").write_bytes(b"half")
@@ -82,8 +98,8 @@ def test_a_write_that_was_cut_off_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("harm", ["bytes", "short", "meta", "no meta", "empty"])
 def test_damaged_version_is_skipped_and_may_be_rewritten(tmp_path: Path, harm: str) -> None:
     store = WeightStore(tmp_path, keeps=5)
-    store.put(version(3, policy=b"policy-3"))
-    store.put(version(4, policy=b"policy-4"))
+    put(store, version(3, policy=b"policy-3"))
+    put(store, version(4, policy=b"policy-4"))
     folder = tmp_path / "weights" / "4"
     match harm:
         case "bytes":
@@ -98,13 +114,13 @@ def test_damaged_version_is_skipped_and_may_be_rewritten(tmp_path: Path, harm: s
             (folder / "meta.json").unlink()
     again = WeightStore(tmp_path, keeps=5)
     assert again.newest == 3
-    again.put(version(4, policy=b"policy-5"))
+    put(again, version(4, policy=b"policy-5"))
     assert read(WeightStore(tmp_path, keeps=5), "policy") == b"policy-5"
 
 
 def test_what_the_fleet_refused_never_was(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, keeps=5)
-    store.put(version(3, policy=b"policy-3"))
+    put(store, version(3, policy=b"policy-3"))
     store.forget(3)
     assert store.newest == 0
     store.remove([3])
@@ -113,10 +129,10 @@ def test_what_the_fleet_refused_never_was(tmp_path: Path) -> None:
 
 def test_a_reader_keeps_its_bytes_when_the_version_is_dropped(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, keeps=1)
-    store.put(version(1, policy=b"policy-1"))
+    put(store, version(1, policy=b"policy-1"))
     old = store.model("policy")
     assert old is not None
-    store.put(version(2, policy=b"policy-2"))
+    put(store, version(2, policy=b"policy-2"))
     assert b"".join(old.buffers) == b"policy-1"
 
 
@@ -129,8 +145,8 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
 def test_a_version_keeps_its_statistics_and_others_say_nothing(tmp_path: Path) -> None:
     statistics = Statistics({"observation": RunningMoments.of(np.array([[0.1], [0.2]]), clip=10.0)})
     store = WeightStore(tmp_path, keeps=5)
-    store.put(version(1, policy=b"policy-1"))
-    store.put(replace(version(2, policy=b"policy-2"), statistics=statistics))
+    put(store, version(1, policy=b"policy-1"))
+    put(store, replace(version(2, policy=b"policy-2"), statistics=statistics))
     assert "statistics" not in json.loads((tmp_path / "weights" / "1" / "meta.json").read_text())
     again = WeightStore(tmp_path, keeps=5)
     found = again.version(2)
@@ -141,7 +157,7 @@ def test_a_version_keeps_its_statistics_and_others_say_nothing(tmp_path: Path) -
 
 def test_version_that_came_too_late_is_removed_unseen(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, keeps=1)
-    store.put(version(1, policy=b"policy-1"))
+    put(store, version(1, policy=b"policy-1"))
     seen: list[int] = []
 
     def refuse(late: StoredVersion) -> bool:

@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cormorant_client.aio import AsyncBatches
+from cormorant_client.aio import AsyncBatches, AsyncPause
 
 
 class Numbers:
@@ -64,3 +65,57 @@ def test_a_batch_that_nobody_saw_is_released_at_the_end() -> None:
         assert (numbers.acked, len(numbers.released)) == ([], 1)
 
     asyncio.run(run())
+
+
+class Lease:
+    """A pause that the head grants when it may."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.may_come, self.is_resumed = threading.Event(), threading.Event(), threading.Event()
+
+    def begin(self) -> "Lease":
+        self.is_asked.set()
+        assert self.may_come.wait(20)
+        return self
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def resume(self) -> None:
+        self.is_resumed.set()
+
+
+def test_a_pause_whose_await_was_cancelled_is_given_back() -> None:
+    async def run() -> None:
+        pause = AsyncPause(lease.begin, pool)  # type: ignore[arg-type]  # what it calls
+        task = asyncio.ensure_future(pause.__aenter__())
+        await asyncio.to_thread(lease.is_asked.wait, 20)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    lease = Lease()
+    with ThreadPoolExecutor(2) as pool:
+        asyncio.run(run())
+        assert not lease.is_resumed.is_set(), "the head has not granted it"
+        lease.may_come.set()
+        assert lease.is_resumed.wait(20)
+
+
+def test_a_pause_whose_end_was_cancelled_is_given_back() -> None:
+    async def run() -> None:
+        pause = AsyncPause(lease.begin, pool)  # type: ignore[arg-type]  # what it calls
+        await pause.__aenter__()
+        pool.submit(is_free.wait, 20)  # resuming waits for the only thread
+        task = asyncio.ensure_future(pause.__aexit__())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    lease, is_free = Lease(), threading.Event()
+    lease.may_come.set()
+    with ThreadPoolExecutor(1) as pool:
+        asyncio.run(run())
+        is_free.set()
+    assert lease.is_resumed.is_set()

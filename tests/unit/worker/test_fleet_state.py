@@ -1,9 +1,16 @@
 """A fleet's state as bytes."""
 
+import json
+from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.weights.staged import PolicyVersion
@@ -31,3 +38,29 @@ def test_state_without_weights_has_none() -> None:
 def test_what_is_no_state_is_refused(data: bytes) -> None:
     with pytest.raises(StateError, match=f"these {len(data)} bytes are not a fleet's state"):
         FleetState.from_bytes(data)
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-2, 2), st.floats(), st.text(max_size=3)),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=2), inner, max_size=2)),
+    max_leaves=4,
+)
+MOMENTS = st.dictionaries(st.sampled_from(["count", "mean", "m2", "clip"]), JSON, max_size=4)
+STATISTICS = st.dictionaries(st.sampled_from(["1", "-1", "x"]), st.dictionaries(st.just("obs"), MOMENTS, max_size=1))
+DOCUMENTS = st.one_of(
+    JSON,
+    st.fixed_dictionaries(
+        {"format": st.sampled_from([1, 2]), "frames": JSON, "version": JSON, "attempts": JSON, "seed": JSON},
+        optional={"statistics": st.one_of(STATISTICS, JSON)},
+    ),
+    st.fixed_dictionaries({"format": st.just(1), "envs_saved": JSON, "warmup_left": JSON}),
+).map(json.dumps)
+
+
+@settings(deadline=None)
+@given(text=st.one_of(DOCUMENTS, st.just("[" * 5000), st.text(max_size=9)))
+def test_metadata_that_lies_raises_a_state_error_only(text: str) -> None:
+    for key, read in (("cormorant_fleet", FleetState.from_bytes), ("cormorant", read_metadata)):
+        data = safetensors.numpy.save({"weights": np.zeros(1, np.uint8)}, metadata={key: text})
+        with suppress(StateError):
+            read(data)

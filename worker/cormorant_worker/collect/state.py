@@ -14,6 +14,7 @@ import safetensors
 import safetensors.numpy
 import torch
 
+from cormorant_contract.tensor_file import parse_header
 from cormorant_worker.errors import EnvNotSaved, StateError
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.normalize.moments import Statistics
@@ -64,12 +65,16 @@ def save_state(collector: "Collector") -> bytes:
 def read_metadata(data: bytes | memoryview) -> dict[str, Any]:
     """What a state says of itself: `envs_saved`, `why_not`, `warmup_left`, ..."""
     try:
-        header_size = int.from_bytes(data[:8], "little")
-        metadata: dict[str, Any] = json.loads(json.loads(bytes(data[8 : 8 + header_size]))["__metadata__"]["cormorant"])
-    except (ValueError, KeyError, TypeError) as error:
+        metadata: dict[str, Any] = json.loads(parse_header(data).metadata["cormorant"])
+        found, kinds = metadata["format"], [type(metadata.get(name)) for name in ("envs_saved", "warmup_left")]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StateError(f"this is not a collector's state: {error!r}") from error
-    if metadata["format"] != FORMAT:
-        raise StateError(f"the state has format {metadata['format']}, this version reads {FORMAT}")
+    if found != FORMAT:
+        raise StateError(f"the state has format {found}, this version reads {FORMAT}")
+    if kinds != [bool, int]:
+        raise StateError(
+            "this is not a collector's state: envs_saved is not true or false, or warmup_left is not a count"
+        )
     return metadata
 
 

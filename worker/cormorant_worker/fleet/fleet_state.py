@@ -74,16 +74,16 @@ class FleetState:
             metadata = json.loads(parsed.metadata["cormorant_fleet"])
             body = memoryview(data)[parsed.data_start :]
             parts = {name: body[entry.begin : entry.end] for name, entry in parsed.tensors.items()}
-        except (ValueError, KeyError, TypeError) as error:
+            if metadata["format"] == FORMAT:
+                return cls(
+                    **{name: metadata[name] for name in _PLAIN if name in metadata},
+                    weights=parts.pop("weights", b""),
+                    statistics={
+                        int(version): Statistics.of_document(found)
+                        for version, found in dict(metadata.get("statistics", {})).items()
+                    },
+                    workers={name.removeprefix("worker/"): part for name, part in parts.items()},
+                )
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StateError(f"these {len(data)} bytes are not a fleet's state: {error!r}") from error
-        if metadata["format"] != FORMAT:
-            raise StateError(f"the state has format {metadata['format']}, this version reads {FORMAT}")
-        weights = parts.pop("weights", b"")
-        return cls(
-            **{name: metadata[name] for name in _PLAIN if name in metadata},
-            weights=weights,
-            statistics={
-                int(version): Statistics.of_document(found) for version, found in metadata.get("statistics", {}).items()
-            },
-            workers={name.removeprefix("worker/"): part for name, part in parts.items()},
-        )
+        raise StateError(f"the state has format {metadata['format']}, this version reads {FORMAT}")

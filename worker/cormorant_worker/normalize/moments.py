@@ -124,7 +124,7 @@ class Statistics:
     def of_document(cls, document: Any) -> "Statistics":
         try:
             return cls({name: _moments(found) for name, found in document.items()})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise StateError(
                 f"these are not normalisation statistics: {error!r}; each entry needs count, mean, m2 and clip"
             ) from error

@@ -47,10 +47,8 @@ LISTEN_S = 0.5
 """How long `listen` waits for news: the heartbeat comes at least this often."""
 
 
-def _method(*, concurrency_group: str, num_returns: int = 1) -> Callable[[_Function], _Function]:
-    decorate: Callable[[_Function], _Function] = ray.method(
-        concurrency_group=concurrency_group, num_returns=num_returns
-    )
+def _method(*, concurrency_group: str) -> Callable[[_Function], _Function]:
+    decorate: Callable[[_Function], _Function] = ray.method(concurrency_group=concurrency_group)
     return decorate
 
 
@@ -185,9 +183,9 @@ class WorkerActor:
                 report_blocked(str(error))
             self._uplink.send(describe_failure(error, acts_as_published=self._runtime.acts_as_published))
 
-    @_method(concurrency_group="collect", num_returns=2)
+    @_method(concurrency_group="collect")
     def collect(self, turn: int, ticket: Ticket) -> tuple[Sealed, dict[str, Array]]:
-        """Collect one batch: what was sealed, and the used part of every array."""
+        """Collect one batch: what was sealed, and the used part of every array, which arrive together."""
         return self._uplink.collect(turn, ticket)
 
     @_method(concurrency_group="tell")

@@ -25,7 +25,7 @@ from cormorant_worker.fleet.ray.cluster import drain_node
 from cormorant_worker.fleet.transport import Payload, Source, WorkerConnection
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
-from cormorant_worker.worker.messages import Failed, Finished, Leaving, Request, Sealed, Ticket
+from cormorant_worker.worker.messages import Failed, Finished, Leaving, Request, Ticket
 
 log = structlog.get_logger()
 
@@ -50,12 +50,10 @@ class _Batch:
     """A ticket on its way."""
 
     ticket: Ticket
-    sealed: Any
-    """Reference to what was sealed."""
-    arrays: Any
-    """Reference to the arrays; kept until they are mapped here."""
+    collected: Any
+    """Reference to what was sealed and its arrays; kept until they are mapped here."""
     result: "Future[Any] | None" = None
-    """The arrays, once they are local."""
+    """Both, once they are local."""
 
 
 class RayConnection:
@@ -161,8 +159,7 @@ class RayConnection:
         while self.is_open and self._batches and (result := self._batches[0].result) is not None:
             batch = self._batches.popleft()
             try:
-                arrays = result.result()
-                sealed: Sealed = ray.get(batch.sealed)  # it came with the arrays
+                sealed, arrays = result.result()
             except Exception as error:  # noqa: BLE001  # whatever Ray says of it: the batch is not here
                 self._lose(error)
                 return
@@ -184,10 +181,9 @@ class RayConnection:
         self.handle.tell.remote(self._next_turn(), message)
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
-        sealed, arrays = self.handle.collect.remote(self._next_turn(), ticket)
-        batch = _Batch(ticket, sealed, arrays)
+        batch = _Batch(ticket, self.handle.collect.remote(self._next_turn(), ticket))
         self._batches.append(batch)
-        self._expect(arrays, batch)
+        self._expect(batch.collected, batch)
 
     def request(self, request: Request, payload: Payload | None) -> None:
         assert payload is None or isinstance(payload, ObjectPayload), payload

@@ -1,0 +1,78 @@
+"""Strings that a learner publishes with its weights: one request, one version, one file."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cormorant_client import AsyncClient, BadTensors, Client, connect
+from cormorant_client.publishing import make_body
+from cormorant_contract.tensor_file import parse_header
+from cormorant_testing.collecting import make_job
+from cormorant_testing.policies import numbered
+from cormorant_testing.serving import Served, serve, weights_file
+
+JOB = make_job(num_envs=1, policy="versioned", action="box", collection={"framesPerBatch": 30})
+
+
+def client_of(served: Served) -> Client:
+    return connect(served.server.url, token=served.writer.token, reconnect_s=0)
+
+
+def pair(client: Client, version: int) -> tuple[float, str | None]:
+    """The weights of a version, and the metadata that came with them."""
+    found = client.weights(version=version)
+    return float(found.numpy()["number"]), found.metadata.get("learner")
+
+
+def test_weights_and_metadata_are_of_one_publisher(tmp_path: Path) -> None:
+    with serve(JOB, directory=tmp_path) as served, client_of(served) as one, client_of(served) as two:
+        first = one.publish(numbered(1), metadata={"learner": "one 1"}).version
+        assert two.publish(numbered(2), metadata={"learner": "two 2"}).version == first + 1
+        # `one` does not know of it, and asks for the same number.
+        assert one.publish(numbered(3), metadata={"learner": "one 3"}).version == first + 2
+        assert [pair(two, first + n) for n in range(3)] == [(1, "one 1"), (2, "two 2"), (3, "one 3")]
+        assert one.publish(numbered(4)).version == first + 3
+        assert pair(one, first + 3) == (4, None)
+
+
+def test_patch_has_its_own_metadata_and_rollback_the_old(tmp_path: Path) -> None:
+    with serve(JOB, directory=tmp_path) as served, client_of(served) as client:
+        first = client.publish(numbered(1), metadata={"learner": "1"}).version
+        assert pair(client, client.patch({"number": numbered(2)["number"]}).version) == (2, None)
+        assert client.weights().numpy()["bias"].tolist() == [1, 1, 1]
+        assert pair(client, client.rollback(first).version) == (1, "1")
+
+
+def test_the_next_head_has_the_weights_and_their_metadata(tmp_path: Path) -> None:
+    with serve(JOB, directory=tmp_path) as served, client_of(served) as client:
+        version = client.publish({"policy": numbered(1)}, metadata={"learner": "1"}).version
+    with serve(JOB, directory=tmp_path) as served, client_of(served) as client:
+        assert pair(client, version) == (1, "1")
+
+
+def test_the_client_for_asyncio_publishes_metadata(tmp_path: Path) -> None:
+    async def use(served: Served) -> None:
+        async with AsyncClient(served.server.url, token=served.writer.token) as client:
+            await client.publish(numbered(3), metadata={"learner": "async"})
+            assert (await client.weights()).metadata == {"learner": "async"}
+
+    with serve(JOB, directory=tmp_path) as served:
+        asyncio.run(use(served))
+
+
+def test_metadata_of_a_mebibyte_is_published(tmp_path: Path) -> None:
+    text = "x" * ((1 << 20) - len('{"learner": ""}'))
+    with serve(JOB, directory=tmp_path) as served, client_of(served) as client:
+        assert pair(client, client.publish(numbered(1), metadata={"learner": text}).version) == (1, text)
+    with pytest.raises(BadTensors, match="the metadata has 1,048,577 bytes as JSON, the limit is 1,048,576; store"):
+        make_body(numbered(1), metadata={"learner": text + "x"})
+
+
+def test_metadata_that_is_not_strings_is_refused() -> None:
+    with pytest.raises(BadTensors, match="must map strings to strings"):
+        make_body(numbered(1), metadata={"updates": 3})  # type: ignore[dict-item]  # a learner's mistake
+    with pytest.raises(BadTensors, match="cannot be added to a safetensors file; save the file with its metadata"):
+        make_body(weights_file(1), metadata={"updates": "3"})
+    (piece, *_) = make_body({"a": numbered(1), "b": numbered(2)}, metadata={"updates": "3"}).pieces
+    assert parse_header(piece, file_size=len(piece) + 32).metadata == {"updates": "3"}
