@@ -2,6 +2,8 @@
 
 import gymnasium
 import pytest
+import torch
+from torch import nn
 
 from cormorant_worker import make_collector, open_fleet
 from cormorant_worker.entrypoints import load_object
@@ -74,3 +76,36 @@ def test_atari_of_gymnasium_names_the_package_to_import() -> None:
     with pytest.raises(UnknownEnv, match="ale_py:ALE/Pong-v5") as caught, make_collector(env="ALE/Pong-v5"):
         pass
     assert "pip install ale-py" in str(caught.value)
+
+
+class Remembering(nn.Module):
+    """Lazy, and with a buffer that each call replaces."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(2)
+        self.register_buffer("seen", torch.ones(4))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        self.seen = 0.5 * self.seen + 0.5 * observation.mean(0)
+        return self.layer(observation - self.seen)
+
+
+class Acting(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.network(observation).argmax(-1)
+
+
+def test_a_policy_that_acted_in_this_process_can_be_trained() -> None:
+    network = Remembering()
+    with make_collector(env=make_cartpole, policy=Acting(network), num_envs=2) as collector:
+        batch = collector.collect(num_steps=20)
+    network(batch["observation"].flatten(0, 1)).sum().backward()
+    assert network.layer.weight.grad is not None
+    assert not [name for name, tensor in network.state_dict().items() if tensor.is_inference()]

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from torch import nn
 
 from cormorant_postproc import FrameStack, MultiStep, RewardClip
 from cormorant_testing.check import Checker
@@ -217,6 +218,30 @@ class Options(CountingEnv):
 
     def render(self) -> None:
         self.rendered.append(self._counts.total)
+
+
+class Lazy(nn.Module):
+    """Replaces a buffer at each call, as running statistics do."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(5)
+        self.register_buffer("seen", torch.ones(1))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + observation.mean()
+        return (self.layer(observation.float()) / self.seen).argmax(-1)
+
+
+def test_a_module_that_acted_can_be_trained() -> None:
+    policy = Lazy()
+    collector = make(policy=policy)
+    collector.collect(n_step=12)
+    (policy.layer(latest(collector)["observation"].float()) / policy.seen).sum().backward()
+    assert policy.layer.weight.grad is not None
+    assert not [name for name, tensor in policy.state_dict().items() if tensor.is_inference()]
 
 
 def test_reset_arguments_reach_every_reset_and_a_seed_is_spread() -> None:

@@ -62,7 +62,7 @@ class FrontActor:
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         if self.keeps_grad:
-            with torch.inference_mode(False), torch.enable_grad():
+            with torch.enable_grad():
                 acted = self._inner.act(obs, states, is_init)
         else:
             acted = self._inner.act(obs, states, is_init)
@@ -145,9 +145,7 @@ class TianshouActor:
         self._dry_run(observation, num_rows)
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        keeps_grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        with torch.inference_mode(False), torch.set_grad_enabled(keeps_grad):
-            decided, sent, result = self._ask(obs, self._state_of(states))
+        decided, sent, result = self._ask(obs, self._state_of(states))
         outputs = [decided] if self._is_box else []
         outputs += [as_numpy(value) for _, value in _flat(result.get(ENTRY, None), (ENTRY,))]
         following = [as_numpy(value) for _, value in _flat(result.get("state", None), (HIDDEN,))]
@@ -181,7 +179,7 @@ class TianshouActor:
         obs = samples(observation, n)
         before = tuple(array.copy() for array in obs)
         try:
-            with torch.inference_mode(False), torch.no_grad(), evaluating(self._policy):
+            with torch.no_grad(), evaluating(self._policy):
                 decided, sent, result = self._ask(obs, None)
         except Exception as error:  # the user's own code: whatever it raises is reported as its failure
             raise PolicyError(
