@@ -43,6 +43,11 @@ class ListBuffer(list[Any]):
         ({"collector_kwargs": {"devise": "cpu"}}, TypeError, "did you mean device"),
         ({"collector_kwargs": {"max_frames_per_traj": 1.5}}, ValueError, "max_frames_per_traj 1.5"),
         ({"collector_kwargs": [{"split_trajs": True}, {"split_trajs": False}]}, ValueError, "split_trajs differs"),
+        (
+            {"max_frames_per_traj": 5, "collector_kwargs": {"max_frames_per_traj": 7}},
+            ValueError,
+            "max_frames_per_traj is 5, and collector_kwargs has 7; keep one of them",
+        ),
         ({"remote_configs": [{}] * 3}, ValueError, "remote_configs has 3 entries for 2 collectors"),
         ({"remote_configs": {"max_restarts": 3}}, ValueError, "remote_configs have max_restarts"),
         ({"policy_factory": [lambda: None] * 3}, ValueError, "policy_factory has 3 entries for 2 collectors"),
