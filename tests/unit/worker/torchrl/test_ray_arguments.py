@@ -116,9 +116,7 @@ def test_own_settings_are_read_and_the_mapping_kept() -> None:
 def test_neutral_arguments_are_neutral_per_collector() -> None:
     mine = {"use_buffers": False, "no_cuda_sync": True, "env_device": torch.device("cpu"), "device": "cpu"}
     given, fields = own_settings(mine, num_collectors=1, given={})
-    assert (given, fields) == ({"device": ["cpu"]}, ({},))
-    with pytest.raises(TypeError, match="collector_kwargs have no env_device"):
-        own_settings({"env_device": "meta"}, num_collectors=1, given={})
+    assert (given, fields) == ({"device": ["cpu"], "env_device": [torch.device("cpu")]}, ({},))
 
 
 def test_torchrls_own_scheme_for_the_policy_is_taken_and_no_other() -> None:

@@ -23,7 +23,7 @@ _CLASSES = (
 _CLASS_NAMES = ("single", "sync", "async")
 _OWN = ("max_frames_per_traj", "init_random_frames", "reset_at_each_iter", "exploration_type")
 """Settings that collectors may have of their own."""
-_DEVICES = ("device", "storing_device", "policy_device")
+_DEVICES = ("device", "storing_device", "policy_device", "env_device")
 _ACTOR = ("accelerator_type", "label_selector", "memory", "num_cpus", "num_gpus", "object_store_memory", "resources",
           "runtime_env", "scheduling_strategy")  # fmt: skip
 
@@ -86,8 +86,6 @@ def own_settings(
 def _drop_meaningless(own: dict[str, Any]) -> None:
     for name in MEANINGLESS:
         own.pop(name, None)
-    if str(own.get("env_device", "cpu")) in ("cpu", "None"):
-        own.pop("env_device", None)
 
 
 def check_added(collector_kwargs: Any) -> None:
