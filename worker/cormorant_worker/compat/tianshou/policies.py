@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from cormorant_worker.compat.flags import as_flag
 from cormorant_worker.errors import PolicyError, PolicyMismatch
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Acted, Actor, PolicyActor, cast_to, output_leaf, refuse_changed, samples
@@ -93,7 +94,7 @@ def make_actor(
         num_rows: observations that the policy gets at once, and is tried with.
     """
     if policy is None:
-        if exploration_noise:
+        if callable(exploration_noise) or as_flag(exploration_noise, "exploration_noise"):
             raise PolicyError("exploration_noise is given and there is no policy: actions are random already")
         return FrontActor(random, None, observation), random
     if is_tianshou_policy(policy):
@@ -108,9 +109,9 @@ def make_actor(
 
 
 def _noise_of(policy: Any, asked: bool | Noise) -> Noise | None:
-    if not isinstance(asked, bool):
+    if callable(asked):
         return asked
-    if not asked:
+    if not as_flag(asked, "exploration_noise"):
         return None
     for name in ("add_exploration_noise", "exploration_noise"):
         if callable(found := getattr(policy, name, None)):
@@ -227,12 +228,12 @@ class RandomlyMapped:
 
 @contextmanager
 def evaluating(policy: Any) -> Iterator[None]:
-    """Put a policy of Tianshou's 2 into evaluation mode for a while, as its own collector does."""
-    if not hasattr(policy, "is_within_training_step") or not isinstance(policy, torch.nn.Module):
-        yield
-        return
-    modes = [(module, module.training) for module in policy.modules()]
-    policy.eval()
+    """Put a policy's modules into evaluation mode for a while, as Tianshou's collector does."""
+    given = policy.values() if isinstance(policy, Mapping) else [policy]
+    found = [one for one in given if isinstance(one, torch.nn.Module)]
+    modes = [(module, module.training) for one in found for module in one.modules()]
+    for one in found:
+        one.eval()
     try:
         yield
     finally:
