@@ -18,7 +18,7 @@ import envpool
 from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy, ProbabilisticActorPolicy
 from tianshou.data import Batch, HERVectorReplayBuffer, PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from tianshou.data import Collector as Theirs
-from tianshou.data.collector import EpisodeRolloutHookMCReturn
+from tianshou.data.collector import BaseCollector, EpisodeRolloutHookMCReturn
 from tianshou.env import DummyVectorEnv, SubprocVectorEnv, VectorEnvNormObs
 from tianshou.env.venv_wrappers import VectorEnvWrapper
 
@@ -308,6 +308,59 @@ def test_policy_is_in_eval_mode_and_restored() -> None:
     assert not any(modes)
     assert policy.training
     assert policy.actor.training
+
+
+def test_without_a_buffer_there_is_one_as_tianshou_makes_it() -> None:
+    options = {"lengths": (2, 5, 3), "ends": "alternate"}
+    theirs = Theirs(discrete_policy(), counting(3, **options)).buffer
+    ours, given = (
+        Collector(discrete_policy(), counting(3, **options), buffer, seed=5)
+        for buffer in (None, VectorReplayBuffer(theirs.maxsize, 3))
+    )
+    assert (type(ours.buffer), ours.buffer.maxsize, ours.buffer.buffer_num) == (type(theirs), 30_000, 3)
+    # Episodes go into it block by block, into a buffer of the script's when all are whole.
+    for request in ({"n_step": 12}, {"n_episode": 200}):
+        assert ours.collect(**request).returns.tolist() == given.collect(**request).returns.tolist()
+        assert contents(ours.buffer) == contents(given.buffer)
+    # More than it holds: the newest frames stay, as in Tianshou.
+    assert ours.collect(n_step=3 * 10_001).n_collected_steps == 30_003
+    assert len(ours.buffer) == 30_000
+
+
+def test_collectors_are_tianshous_collectors() -> None:
+    for kind in (Collector, AsyncCollector):
+        assert isinstance(kind(discrete_policy(), counting(2)), BaseCollector)
+
+
+@pytest.mark.parametrize("venv", [DummyVectorEnv, VectorEnvNormObs, list])
+def test_info_in_buffers_is_what_environments_say(venv: Any) -> None:
+    class Informed(CountingEnv):
+        def step(self, action: Any) -> Any:
+            obs, reward, terminated, truncated, _ = super().step(action)
+            return obs, reward, terminated, truncated, {"at": int(obs[2]), "deep": {"twice": 2.0 * obs[2]}}
+
+    makers = [lambda: Informed(lengths=(3, 4))] * 2
+    envs = makers if venv is list else DummyVectorEnv(makers)
+    buffer = VectorReplayBuffer(40, 2)
+    collector = Collector(
+        discrete_policy(), venv(envs) if venv is VectorEnvNormObs else envs, buffer, info=["at", "deep.twice"]
+    )
+    collector.collect(n_step=20)
+    sampled, _ = buffer.sample(0)
+    assert sorted(sampled.info.get_keys()) == ["at", "deep", "env_id"]
+    if venv is not VectorEnvNormObs:
+        assert sampled.info["at"].tolist() == sampled.obs_next[:, 2].tolist()
+    assert sampled.info.deep.twice.tolist() == (2.0 * sampled.info["at"]).tolist()
+
+
+def test_info_of_envpool_is_stored_by_its_names() -> None:
+    buffer = VectorReplayBuffer(40, 2)
+    pool = envpool.make("CartPole-v1", "gymnasium", num_envs=2, seed=0)
+    Collector(lambda observation: (observation[:, 0] > 0).long(), pool, buffer, info=["elapsed_step"]).collect(
+        n_step=10
+    )
+    sampled, _ = buffer.sample(0)
+    assert sampled.info.elapsed_step.tolist() == [1, 2, 3, 4, 5] * 2
 
 
 def test_a_batch_survives_a_deep_copy_of_the_buffer() -> None:

@@ -29,14 +29,14 @@ from cormorant_manifest.reader import STDIN, load_jobs
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.errors import FleetError, ManifestError
 from cormorant_worker.fork_server import WORKERS, fork_server
-from cormorant_worker.scripted import EnvChoice, Scripted
+from cormorant_worker.scripted import EnvChoice, Mode, Scripted, Vectorization
 
 if TYPE_CHECKING:
     from cormorant_worker.collect.collector import Collector
     from cormorant_worker.fleet.fleet import Fleet
     from cormorant_worker.fleet.ray.options import RayOptions
 
-_ALSO_WITH_MANIFESTS = ("workers", "vectorization")
+_ALSO_WITH_MANIFESTS = ("workers", "usual_vectorization")
 """Fields of `Scripted` that callers may have set beside a manifest; the others belong to `env`."""
 
 Manifest = str | os.PathLike[str] | Mapping[str, Any] | CollectorJob
@@ -49,13 +49,13 @@ def open_fleet(
     env: EnvChoice | None = None,
     policy: Any = None,
     policy_factory: Callable[..., Any] | None = None,
-    num_envs: int = 8,
+    num_envs: int | None = None,
     frames_per_batch: int = 0,
     total_frames: int = 0,
     on_policy: bool = False,
-    mode: Literal["async", "sync"] | None = None,
-    vectorization: Literal["subprocess", "inline"] = "subprocess",
-    seed: int = 0,
+    mode: Mode | None = None,
+    vectorization: Vectorization | None = None,
+    seed: int | None = None,
     collection: Mapping[str, Any] | None = None,
     info: Sequence[str | Mapping[str, Any]] = (),
     name: str = "",
@@ -83,11 +83,11 @@ def open_fleet(
         manifest: path of a YAML file, a mapping, or a CollectorJob. The file's folder goes on the import path, so that
             entrypoints find the modules beside it. Excludes `env` and what follows it, down to `info`.
         env: a class or function without arguments that makes one gymnasium.Env, a gymnasium id, or a mapping like
-            `spec.env` of a manifest.
+            `spec.env` of a manifest, which has `numEnvs` and `vectorization` of its own.
         policy: a TensorDictModule, a torch module, a callable on observations, or "package.module:factory";
             None: random actions.
         policy_factory: `factory(observation_space, action_space)`, called in each worker, in place of `policy`.
-        num_envs: environments per worker.
+        num_envs: environments per worker; None: 8.
         frames_per_batch: frames per batch of each worker; 0: 64 steps of its environments.
         total_frames: exact total over the fleet; 0: until the fleet is closed.
         on_policy: every batch is from the newest weights that were published before it was asked for, a round of all
@@ -95,11 +95,12 @@ def open_fleet(
             collect while the learner learns, so that batches are one or more versions old.
         mode: async (the default without `on_policy`): one worker's batch at a time; sync: one batch of every worker,
             stacked.
-        vectorization: subprocess: one process per environment; inline: all in the worker process.
-        seed: of the fleet.
+        vectorization: subprocess, the default: one process per environment; inline: all in the worker process.
+        seed: of the fleet; None: 0.
         collection: further fields of `spec.collection` as a manifest spells them: `{"weights": {"maxStaleness": 2}}`.
+            A field that is also an argument is refused.
         info: keys of the environments' info that are stored with every frame, or items as `spec.env.info` spells them.
-        name: metadata.name of the job, for files with several.
+        name: metadata.name of the job, for files with several; only with a manifest.
         workers: worker processes; 0 = the manifest's number, at most one per CPU.
         device: torch device of the policies; empty = "cuda" in gpu worker groups, "cpu" elsewhere.
         storing_device: torch device on which batches are handed out.
@@ -159,9 +160,9 @@ def make_collector(
     env: EnvChoice | None = None,
     policy: Any = None,
     policy_factory: Callable[..., Any] | None = None,
-    num_envs: int = 8,
-    vectorization: Literal["subprocess", "inline"] = "inline",
-    seed: int = 0,
+    num_envs: int | None = None,
+    vectorization: Vectorization | None = None,
+    seed: int | None = None,
     collection: Mapping[str, Any] | None = None,
     info: Sequence[str | Mapping[str, Any]] = (),
     name: str = "",
@@ -181,9 +182,9 @@ def make_collector(
         env: as in `open_fleet`, in place of a manifest.
         policy: None: random actions.
         policy_factory: makes it from the spaces.
-        num_envs: environments.
-        vectorization: inline: in this process; subprocess: a process an environment.
-        seed: of the collector.
+        num_envs: environments; None: 8.
+        vectorization: inline, the default: in this process; subprocess: one process per environment.
+        seed: of the collector; None: 0.
         collection: further fields of `spec.collection`.
         info: as in `open_fleet`.
         name: metadata.name of the job, for files with several.
@@ -198,7 +199,7 @@ def make_collector(
 
     job, overrides = _described(
         manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
-        vectorization=vectorization, seed=seed, collection=collection or {}, info=info,
+        vectorization=vectorization, usual_vectorization="inline", seed=seed, collection=collection or {}, info=info,
     )  # fmt: skip
     if job.spec.env.envpool is not None:
         from cormorant_worker.collect.variants import check_tasks, envpool_tasks
@@ -225,6 +226,8 @@ def _described(
     if env is not None:
         if manifest is not None:
             raise ManifestError("manifest and env exclude each other; the manifest names its own environment")
+        if name:
+            raise ManifestError(f'name "{name}" chooses a job of a manifest, and env was given; leave name out')
         scripted = Scripted(env=env, **given)
         return scripted.job(), scripted.overrides()
     if manifest is None:
@@ -251,11 +254,11 @@ def load_job(manifest: Manifest, *, name: str = "") -> CollectorJob:
         ManifestError: the manifest is refused, with every problem found; or the file holds several jobs and none of
             that name.
     """
-    if isinstance(manifest, CollectorJob):
-        return manifest
     try:
+        if isinstance(manifest, CollectorJob):
+            return pick_job([manifest], name, source="the manifest")
         if isinstance(manifest, Mapping):
-            return parse_job(dict(manifest))
+            return pick_job([parse_job(dict(manifest))], name, source="the manifest")
         path = os.fspath(manifest)
         job = pick_job(load_jobs(path), name, source=path)
     except contract.ManifestError as error:

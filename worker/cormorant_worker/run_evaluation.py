@@ -57,7 +57,7 @@ def evaluate(
         weights: what the policy plays with; None: the manifest's `initialWeights` or checkpoints, or what its factory
             makes.
         episodes: how many, with seeds from `seed` on, or their seeds; 0: the manifest's `collection.episodes`.
-        seed: of the first episode; None: the manifest's.
+        seed: of the first episode; None: the manifest's. Refused where the episodes have a list of seeds.
         deterministic: the policy's best actions instead of drawn ones; None: as in the manifest, where that has no
             `collection.episodes` True.
         workers: worker processes; 0: one per CPU, at most one per episode.
@@ -128,6 +128,11 @@ def evaluation_job(
             f"{job.metadata.name} has no collection.episodes; say how many to play: episodes=100, or --episodes 100"
         )
     if seed is not None:
+        if own := collection["episodes"].get("seeds"):
+            raise ManifestError(
+                f"seed {seed} is the seed of the first episode of a count, and these episodes have a list of "
+                f"{len(own)} seeds; leave seed out"
+            )
         collection["seed"] = seed
     if deterministic is not None:
         collection["episodes"]["deterministic"] = deterministic

@@ -18,31 +18,49 @@ from cormorant_worker.errors import ManifestError
 EnvChoice = str | Callable[[], Any] | Mapping[str, Any]
 """A gymnasium id; a class or function that makes one gymnasium.Env; or `spec.env` of a manifest."""
 
+Mode = Literal["async", "sync"]
+Vectorization = Literal["subprocess", "inline"]
+
+_DEFAULT_ENVS = 8
 _DEFAULT_STEPS = 64
+_OF_COLLECTION = {
+    "frames_per_batch": "framesPerBatch",
+    "total_frames": "totalFrames",
+    "mode": "mode",
+    "seed": "seed",
+}
+"""Arguments, and the fields of `spec.collection` that say the same."""
+_OF_ENV = {"num_envs": "numEnvs", "vectorization": "vectorization"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scripted:
-    """What `open_fleet` and `make_collector` take in place of a manifest."""
+    """What `open_fleet` and `make_collector` take in place of a manifest.
+
+    None and 0 mean "not given": a mapping that says the same as an argument is refused, whatever the two values are.
+    """
 
     env: EnvChoice
     policy: Any = None
     """What acts: a module, a callable, or an entrypoint; None: random actions."""
     policy_factory: Callable[..., Any] | None = None
     """`factory(observation_space, action_space)`, called in each worker, that makes what acts."""
-    num_envs: int = 8
-    """Environments of each worker."""
+    num_envs: int | None = None
+    """Environments of each worker; None: 8."""
     workers: int = 1
     frames_per_batch: int = 0
     """Frames per batch of each worker; 0: 64 steps of its environments."""
     total_frames: int = 0
     """0: until the fleet is closed."""
-    mode: Literal["async", "sync"] | None = None
-    """None: "sync" with `on_policy`, "async" otherwise."""
     on_policy: bool = False
     """Every frame is from the newest published weights: `maxStaleness: 0`, in rounds of all workers."""
-    vectorization: Literal["subprocess", "inline"] = "subprocess"
-    seed: int = 0
+    mode: Mode | None = None
+    """None: "sync" with `on_policy`, "async" otherwise."""
+    vectorization: Vectorization | None = None
+    """None: `usual_vectorization`."""
+    usual_vectorization: Vectorization = "subprocess"
+    seed: int | None = None
+    """None: 0."""
     collection: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of `spec.collection`, as a manifest spells them."""
     info: Sequence[str | Mapping[str, Any]] = ()
@@ -55,18 +73,15 @@ class Scripted:
             ManifestError: what was given does not fit together; says every problem.
         """
         self._check()
-        steps = self.frames_per_batch or _DEFAULT_STEPS * self.num_envs
-        mode = self.mode or ("sync" if self.on_policy else "async")
-        collection: dict[str, Any] = {"mode": mode, "framesPerBatch": steps, "seed": self.seed}
+        env = self._env_block() | info_block(self.info)
+        given = {key: value for name, key in _OF_COLLECTION.items() if (value := self._given(name)) is not None}
         if self.on_policy:
-            collection["weights"] = {"maxStaleness": 0}
-        if self.total_frames:
-            collection["totalFrames"] = self.total_frames
+            given |= {"mode": "sync", "weights": {"maxStaleness": 0}}
         return script_job(
             {
-                "env": self._env_block() | info_block(self.info),
+                "env": env,
                 "policy": {"entrypoint": self.policy} if isinstance(self.policy, str) else {"random": {}},
-                "collection": {**collection, **self.collection},
+                "collection": {"framesPerBatch": _DEFAULT_STEPS * _envs_of(env), **given, **self.collection},
                 "output": {"queue": {"capacityBatches": 2}},
                 "replicas": self.workers,
             }
@@ -75,7 +90,7 @@ class Scripted:
     def overrides(self) -> WorkerOverrides:
         makes = callable(self.env)
         return WorkerOverrides(
-            envs=(self.env,) * self.num_envs if makes else (),  # type: ignore[arg-type]  # callable, as just asked
+            envs=(self.env,) * self._num_envs if makes else (),  # type: ignore[arg-type]  # callable, as just asked
             policy=None if isinstance(self.policy, str) else self.policy,
             policy_factory=self.policy_factory,
             takes_spaces=self.policy_factory is not None,
@@ -85,10 +100,44 @@ class Scripted:
         if isinstance(self.env, Mapping):
             return dict(self.env)
         named = {"id": self.env} if isinstance(self.env, str) else {"entrypoint": "script:environment"}
-        return {"gymnasium": {**named, "vectorization": self.vectorization, "numEnvs": self.num_envs}}
+        vectorization = self.vectorization or self.usual_vectorization
+        return {"gymnasium": {**named, "vectorization": vectorization, "numEnvs": self._num_envs}}
+
+    @property
+    def _num_envs(self) -> int:
+        return _DEFAULT_ENVS if self.num_envs is None else self.num_envs
+
+    def _given(self, name: str) -> Any:
+        """An argument; None where it was not given."""
+        value = getattr(self, name)
+        return None if value == 0 and name in ("frames_per_batch", "total_frames") else value
+
+    def _check_mappings(self) -> None:
+        """Refuse arguments that `env` or `collection`, as mappings, say themselves."""
+        for name, key in _OF_COLLECTION.items():
+            if key in self.collection and (value := self._given(name)) is not None:
+                raise ManifestError(
+                    f"{name}={value!r} cannot be combined with collection, which has {key}: "
+                    f"{self.collection[key]!r}; keep one of them"
+                )
+        if not isinstance(self.env, Mapping):
+            return
+        kind = _kind_of(self.env)
+        for name, key in _OF_ENV.items():
+            if (value := getattr(self, name)) is not None:
+                remedy = f'write env["{kind}"]["{key}"], and leave {name} out'
+                if name == "vectorization" and kind == "envpool":
+                    remedy = "EnvPool steps its environments in threads; leave it out"
+                raise ManifestError(f'{name}={value!r} cannot be combined with env={{"{kind}": ...}}: {remedy}')
+        if self.info and "info" in self.env:
+            raise ManifestError(
+                f"info={list(self.info)!r} cannot be combined with env, which has info: {self.env['info']!r}; write "
+                "all keys there"
+            )
 
     def _check(self) -> None:
-        if self.on_policy and self.mode == "async":
+        self._check_mappings()
+        if self.on_policy and "async" in (self.mode, self.collection.get("mode")):
             raise ManifestError(
                 'on_policy collects rounds of all workers, and mode is "async"; leave mode out, or on_policy'
             )
@@ -118,6 +167,17 @@ class Scripted:
                 f"env needs arguments ({', '.join(needed)}), but each worker calls it without any; wrap it: "
                 f"env=lambda: {getattr(self.env, '__name__', 'make_env')}({needed[0]}=...)"
             )
+
+
+def _kind_of(env: Mapping[str, Any]) -> str:
+    return "envpool" if "envpool" in env else "gymnasium"
+
+
+def _envs_of(env: Mapping[str, Any]) -> int:
+    """`numEnvs` of `spec.env`; 1 where it is none, which the job's own check refuses."""
+    block = env.get(_kind_of(env))
+    count = block.get("numEnvs", 1) if isinstance(block, Mapping) else 1
+    return count if isinstance(count, int) else 1
 
 
 def script_job(spec: Mapping[str, Any]) -> CollectorJob:

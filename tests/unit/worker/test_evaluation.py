@@ -18,7 +18,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.errors import EnvCrashed, EnvError, EvaluationError, NonfiniteWeights
+from cormorant_worker.errors import EnvCrashed, EnvError, EvaluationError, ManifestError, NonfiniteWeights
 from cormorant_worker.evaluation.book import _CHANGES_NO_NUMBER, EpisodeBook
 from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.evaluation.results import (
@@ -389,6 +389,12 @@ def test_evaluation_of_a_job_with_servers_drops_them(tmp_path: Path) -> None:
     document["spec"]["inference"] = {"maxBatch": 8}
     evaluation = evaluation_job(parse_job(document), str(tmp_path), episodes=1)
     assert ([group.name for group in evaluation.spec.worker_groups], evaluation.spec.inference) == (["cpu"], None)
+
+
+def test_a_seed_beside_a_list_of_seeds_is_refused(tmp_path: Path) -> None:
+    job = job_of(tmp_path, PENDULUM, policy=MLP)
+    with pytest.raises(ManifestError, match=r"seed 5 .* have a list of 2 seeds; leave seed out"):
+        evaluation_job(job, str(tmp_path), episodes=[1, 2], seed=5)
 
 
 def test_sweeps_keep_the_digest_of_each_file(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import gymnasium
 import pytest
+import torch
+from torch import nn
 
 from cormorant_worker import make_collector, open_fleet
 from cormorant_worker.entrypoints import load_object
@@ -12,6 +14,16 @@ from cormorant_worker.scripted import Scripted
 
 def make_cartpole() -> gymnasium.Env:
     return gymnasium.make("CartPole-v1")
+
+
+POOL = {"envpool": {"taskId": "CartPole-v1"}}
+GYM = {"gymnasium": {"id": "CartPole-v1"}}
+MANIFEST = {
+    "apiVersion": "cormorant.dev/v1alpha1",
+    "kind": "CollectorJob",
+    "metadata": {"name": "pool"},
+    "spec": {"env": POOL, "policy": {"random": {}}, "collection": {"framesPerBatch": 1}, "output": {"queue": {}}},
+}
 
 
 def needs_two(first: int, second: int) -> gymnasium.Env:
@@ -50,12 +62,49 @@ def test_job_says_what_a_manifest_would() -> None:
         ({"env": make_cartpole, "policy": 3}, "policy is a int; pass a torch module"),
         ({"env": make_cartpole, "policy": len, "policy_factory": len}, "policy and policy_factory exclude each other"),
         ({"env": make_cartpole, "num_envs": 0}, "numEnvs"),
+        (
+            {"env": POOL, "num_envs": 8},
+            r"num_envs=8 .* env=\{\"envpool\": ...\}.*env\[\"envpool\"\]\[\"numEnvs\"\]",
+        ),
+        ({"env": GYM, "vectorization": "subprocess"}, r"vectorization='subprocess' .*write env\[\"gymnasium\"\]"),
+        ({"env": POOL, "vectorization": "inline"}, r"vectorization='inline' .* EnvPool steps .* threads; leave it out"),
+        (
+            {"env": GYM | {"info": [{"key": "x"}]}, "info": ["y"]},
+            r"info=\['y'\] .*env, which has info.*write all keys",
+        ),
+        (
+            {"env": "CartPole-v1", "seed": 0, "collection": {"seed": 3}},
+            r"seed=0 .*, which has seed: 3; keep one",
+        ),
+        ({"env": "CartPole-v1", "mode": "async", "collection": {"mode": "sync"}}, r"mode='async' .*mode: 'sync'"),
+        (
+            {"env": "CartPole-v1", "frames_per_batch": 64, "collection": {"framesPerBatch": 8}},
+            "frames_per_batch=64 .*framesPerBatch: 8",
+        ),
+        ({"env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": "4"}}}, "numEnvs"),
+        ({"env": "CartPole-v1", "name": "mine"}, 'name "mine" chooses a job of a manifest.*env was given'),
+        ({"manifest": MANIFEST, "name": "mine"}, 'the manifest holds no CollectorJob named "mine"; it has pool'),
+        ({"manifest": MANIFEST, "num_envs": 8}, "num_envs cannot be combined with a manifest"),
+        ({"manifest": MANIFEST, "vectorization": "subprocess"}, "vectorization cannot be combined with a manifest"),
         ({"env": make_cartpole, "collection": {"framesPerBatsch": 3}}, "framesPerBatsch"),
     ],
 )
 def test_refusals_are_sentences(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(ManifestError, match=sentence):
         open_fleet(**given)  # type: ignore[arg-type]  # that is what is refused
+
+
+def test_collectors_refuse_what_a_mapping_says_otherwise() -> None:
+    with pytest.raises(ManifestError, match=r"num_envs=64 .* env="):
+        make_collector(env=POOL, num_envs=64)
+    with pytest.raises(ManifestError, match="vectorization cannot be combined with a manifest"):
+        make_collector(MANIFEST, vectorization="inline")
+
+
+def test_batches_without_a_size_have_64_steps_of_a_mappings_envs() -> None:
+    job = Scripted(env={"envpool": {"taskId": "CartPole-v1", "numEnvs": 3}}).job()
+    assert (job.spec.env.num_envs, job.spec.collection.frames_per_batch) == (3, 192)
+    assert Scripted(env="CartPole-v1").job().spec.collection.frames_per_batch == 512
 
 
 def test_collector_plays_a_class_with_a_factory_of_its_spaces() -> None:
@@ -84,3 +133,36 @@ def test_atari_of_gymnasium_names_the_package_to_import() -> None:
     with pytest.raises(UnknownEnv, match="ale_py:ALE/Pong-v5") as caught, make_collector(env="ALE/Pong-v5"):
         pass
     assert "pip install ale-py" in str(caught.value)
+
+
+class Remembering(nn.Module):
+    """Lazy, and with a buffer that each call replaces."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(2)
+        self.register_buffer("seen", torch.ones(4))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        self.seen = 0.5 * self.seen + 0.5 * observation.mean(0)
+        return self.layer(observation - self.seen)
+
+
+class Acting(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.network(observation).argmax(-1)
+
+
+def test_a_policy_that_acted_in_this_process_can_be_trained() -> None:
+    network = Remembering()
+    with make_collector(env=make_cartpole, policy=Acting(network), num_envs=2) as collector:
+        batch = collector.collect(num_steps=20)
+    network(batch["observation"].flatten(0, 1)).sum().backward()
+    assert network.layer.weight.grad is not None
+    assert not [name for name, tensor in network.state_dict().items() if tensor.is_inference()]

@@ -198,7 +198,6 @@ def build_policy(
             action,
             device=device,
             num_rows=num_rows,
-            is_shared=overrides.shares_policy,
         )
         call, mode = "", job.spec.policy.compile
         if is_server and mode == "on":

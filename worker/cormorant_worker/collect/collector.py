@@ -384,7 +384,7 @@ class Collector:
     @contextmanager
     def _acting(self) -> Iterator[PolicyVersion]:
         version = self.weights.apply() if self._actor is not self.warmup else RANDOM_VERSION
-        with self.rng, torch.inference_mode(), exploring(self._config.exploration_type):
+        with self.rng, torch.no_grad(), exploring(self._config.exploration_type):
             yield version
 
     def look(self, column: int, leaf: int) -> Array:

@@ -36,7 +36,7 @@ class WorkerOverrides:
     raises: bool = False
     """What an environment raises ends the fleet; else the environment is restarted."""
     shares_policy: bool = False
-    """The policy is the learner's own, in the learner's process: see `PolicyActor`."""
+    """The policy is the learner's own, in the learner's process: it is called as it is, not compiled."""
 
     @property
     def has_policy(self) -> bool:

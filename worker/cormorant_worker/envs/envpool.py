@@ -196,11 +196,11 @@ class _Pool:
         return cls(pool, name=task.task_id, spaces=spaces, info=info)
 
     @classmethod
-    def around(cls, pool: Any) -> "_Pool":
+    def around(cls, pool: Any, info: Sequence[InfoField]) -> "_Pool":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds
             spaces = _repair(pool.spec.observation_space), _repair(pool.spec.action_space)
-        return cls(pool, name=str(pool.config.get("task_id", type(pool).__name__)), spaces=spaces)
+        return cls(pool, name=str(pool.config.get("task_id", type(pool).__name__)), spaces=spaces, info=info)
 
     def send(self, actions: Arrays, ids: Array) -> None:
         # EnvPool reads these arrays while it steps and holds references until then, so they are copies: an actor may
@@ -270,12 +270,12 @@ class _OverPool(NeverSaved):
     why_not_saved = "EnvPool can neither save nor read an environment's state or generator"
 
     @classmethod
-    def around(cls, built: Any) -> Self:
+    def around(cls, built: Any, info: Sequence[InfoField] = ()) -> Self:
         """Step a pool that `envpool.make` built, of any `env_type`, and that has not been stepped; nothing else may
         step it from now on.
         """
         env = cls.__new__(cls)
-        env._take(_Pool.around(built))
+        env._take(_Pool.around(built, info))
         return env
 
     def _take(self, pool: _Pool) -> None:

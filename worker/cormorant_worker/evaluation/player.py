@@ -145,7 +145,7 @@ class Player:
             try:
                 first = env.start()
                 self.on_building(False)
-                with torch.inference_mode(), exploring(self._exploration):
+                with torch.no_grad(), exploring(self._exploration):
                     return self._play(env, first, planned)
             finally:
                 env.close()

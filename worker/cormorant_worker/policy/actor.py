@@ -70,7 +70,6 @@ class PolicyActor:
         *,
         device: torch.device,
         num_rows: int = 2,
-        is_shared: bool = False,
     ) -> None:
         """Find out by one dry run what the policy reads and writes.
 
@@ -78,8 +77,6 @@ class PolicyActor:
             device: where the policy acts; its modules are moved there.
             num_rows: observations in the dry run: as many as the policy will get at once, for policies that know how
                 many environments there are.
-            is_shared: the modules are the learner's own. They are called without gradient, and not in inference mode,
-                which would leave tensors in them (lazy parameters, statistics) that no learner can train with.
 
         Raises:
             PolicyError: the policy raised in the dry run.
@@ -87,7 +84,6 @@ class PolicyActor:
         """
         self.models = models
         self.device = device
-        self._is_shared = is_shared
         for module in models.modules.values():
             module.to(device)
         self._space = observation
@@ -118,10 +114,11 @@ class PolicyActor:
         )
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        """Decide for n rows. The caller holds `inference_mode` and the exploration type."""
-        if self._is_shared and torch.is_inference_mode_enabled():
-            with torch.inference_mode(False), torch.no_grad():
-                return self.act(obs, states, is_init)
+        """Decide for n rows. The caller holds `no_grad` and the exploration type.
+
+        Not `inference_mode`: the modules may be the learner's own, and it would leave tensors in them (lazy parameters,
+        statistics) that no learner can train with.
+        """
         if self._is_simple:
             result = self.models.acting(torch.from_numpy(obs[0]))
             if isinstance(result, _ARRAYS):
@@ -166,7 +163,7 @@ class PolicyActor:
         obs = samples(self._space, n)
         before = tuple(array.copy() for array in obs)
         first = np.ones(n, dtype=np.bool_)
-        with torch.no_grad() if self._is_shared else torch.inference_mode():
+        with torch.no_grad():
             self._find_states(obs, first)
             states = tuple(np.repeat(value, n, axis=0) for value in self.initial_states)
             written = self._try(obs, states, first)

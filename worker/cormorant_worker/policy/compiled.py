@@ -96,7 +96,7 @@ def compile_actor(
     obs = [_observations(space, num_rows, seed) for seed in range(_CHECKS)]
     right: dict[str, Acting] = {}
     refused: dict[str, str] = {}
-    with _undisturbed(actor), torch.inference_mode(), exploring(exploration):
+    with _undisturbed(actor), torch.no_grad(), exploring(exploration):
         expected = _outcomes(actor, obs)
         for name, make in _candidates(actor, mode, num_rows):
             try:

@@ -80,9 +80,7 @@ class DenseStack:
 
 def _buffer(*shape: int) -> tuple[Tensor, Array]:
     """A tensor and its memory as an array."""
-    # Plain memory: what is allocated in inference mode can be written in inference mode only.
-    with torch.inference_mode(False):
-        tensor = torch.empty(shape, dtype=torch.float32, device="cpu")
+    tensor = torch.empty(shape, dtype=torch.float32, device="cpu")
     return tensor, tensor.numpy()
 
 

@@ -121,7 +121,7 @@ class ServerRuntime:
     def _acting(self) -> Iterator[None]:
         self._heartbeat.enter(Phase.STEPPING)
         self._timing.rest(INFERENCE)
-        with self._boundary, torch.inference_mode(), exploring(self._exploration):
+        with self._boundary, torch.no_grad(), exploring(self._exploration):
             yield
         self._heartbeat.enter(Phase.WAITING)
 

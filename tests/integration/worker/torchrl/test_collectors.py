@@ -21,6 +21,7 @@ from cormorant_worker.compat.torchrl.seeds import next_seed
 from cormorant_worker.errors import WeightsMismatch, WorkerFailed
 from cormorant_worker.launch import make_collector as stand_alone
 from cormorant_worker.torchrl import (
+    Collector,
     FleetCollector,
     OffPolicyCollectorConfig,
     make_collector_offpolicy,
@@ -400,6 +401,21 @@ def test_a_batched_environment_fills_a_collector(maker: Any) -> None:
     ids = whole["collector", "traj_ids"]
     assert torch.equal(ids[:, 1:] != ids[:, :-1], done[:, :-1])
     assert (whole["observation"][:, 1:][done[:, :-1]].abs() <= 0.05).all()
+
+
+@pytest.mark.slow
+@needs_torchrl
+@pytest.mark.filterwarnings("ignore")
+def test_torchrls_environments_step_on_their_device() -> None:
+    def nowhere() -> Any:
+        from torchrl.envs import GymEnv
+
+        return GymEnv("CartPole-v1", device=None)
+
+    for given, expected in (({}, None), ({"env_device": ["cpu"]}, torch.device("cpu"))):
+        with Collector(nowhere, frames_per_batch=4, total_frames=4, **given) as collector:
+            assert collector.next().shape == (4,)
+            assert collector.env.device == expected
 
 
 @pytest.mark.slow

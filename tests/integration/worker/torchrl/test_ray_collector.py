@@ -289,6 +289,35 @@ def test_a_seed_begins_episodes_anew_of_trajs_per_batch_too() -> None:
         assert collector.stats()["episodes_given_up"] == 1
 
 
+def test_seeds_and_states_come_by_collector() -> None:
+    kwargs: dict[str, Any] = {
+        "num_collectors": 2, "sync": 1, "frames_per_batch": 12, "create_env_kwargs": COUNTING,
+        "reset_at_each_iter": -False,
+    }  # fmt: skip
+    with RayCollector(CountingEnv, Versioned(), **kwargs, **FREE) as collector:
+        # The first two links of TorchRL's chain after 0, one for each collector's environment.
+        assert collector.set_seed(0) == [795726461, 2841183792]
+        assert collector.set_seed(3, static_seed=True) == [3, 3]
+        collector.next()
+        collector.update_policy_weights_(numbered(5))
+        collector.next()
+        state = collector.state_dict()
+        expected = [collector.next() for _ in range(2)]
+    assert [(list(entry), entry["frames"], entry["iter"]) for entry in state] == [
+        (["policy_state_dict", "frames", "iter", "fleet"], 24, 2)
+    ] * 2
+    with RayCollector(CountingEnv, Versioned(), **kwargs, **FREE) as collector:
+        with pytest.raises(StateError, match=r"the state holds workers \['cpu-0'\], this fleet"):
+            collector.load_state_dict(state[:1])
+        with pytest.raises(StateError, match=r"entries \[1\] of the state have no fleet"):
+            collector.load_state_dict([state[0], {}])
+        collector.load_state_dict(state)
+        for batch in expected:
+            again = collector.next()
+            for key in ("observation", "action", ("collector", "policy_version")):
+                assert torch.equal(again[key], batch[key])
+
+
 def test_batches_are_handed_out_where_each_collectors_are_stored() -> None:
     given: dict[str, Any] = {"frames_per_batch": 4, "create_env_kwargs": COUNTING, "storing_device": "meta"}
     with RayCollector(CountingEnv, num_collectors=1, device=["cpu"], **given, **FREE) as collector:

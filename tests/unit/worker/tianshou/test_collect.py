@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from torch import nn
 
 from cormorant_postproc import FrameStack, MultiStep, RewardClip
 from cormorant_testing.check import Checker
@@ -217,6 +218,80 @@ class Options(CountingEnv):
 
     def render(self) -> None:
         self.rendered.append(self._counts.total)
+
+
+class Moded(nn.Module):
+    """Notes the mode it is called in; its inner module has another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Dropout(0.5).eval()
+        self.modes: list[tuple[bool, bool]] = []
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        self.modes.append((self.training, self.inner.training))
+        return step_mod_5(observation)
+
+
+@pytest.mark.parametrize("is_mapping", [False, True])
+def test_modules_collect_in_eval_mode_and_are_as_they_were(is_mapping: bool) -> None:
+    module = Moded()
+    make(policy={"policy": module} if is_mapping else module).collect(n_step=6)
+    assert set(module.modes) == {(False, False)}
+    assert (module.training, module.inner.training) == (True, False)
+
+
+@pytest.mark.parametrize("noise", [0, False, np.False_, 1, np.True_])
+def test_exploration_noise_may_be_zero_one_or_numpys(noise: Any) -> None:
+    if noise:
+        with pytest.raises(PolicyError, match="exploration_noise is True and function has no add_exploration_noise"):
+            make(exploration_noise=noise)
+    else:
+        assert make(exploration_noise=noise).collect(n_step=6).n_collected_steps == 6
+
+
+class Informed(CountingEnv):
+    """Its info tells the step, and in a nested dict twice the step."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"at": int(obs[2]), "deep": {"twice": 2.0 * obs[2]}}
+
+
+def test_declared_info_is_stored_with_every_frame() -> None:
+    collector = Collector(
+        step_mod_5, [Informed(lengths=3) for _ in range(2)], LatestBatch(), info=["at", {"key": "deep.twice"}]
+    )
+    collector.collect(n_step=8)
+    info = latest(collector)["next", "info"]
+    assert torch.equal(info["at"], latest(collector)["next", "observation"][..., 2].long())
+    assert torch.equal(info["deep.twice"], 2.0 * info["at"])
+    with pytest.raises(EnvBuildError, match="nothing_there is in the info of neither"):
+        Collector(step_mod_5, [Informed(lengths=3)], info=["nothing_there"])
+
+
+class Lazy(nn.Module):
+    """Replaces a buffer at each call, as running statistics do."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(5)
+        self.register_buffer("seen", torch.ones(1))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + observation.mean()
+        return (self.layer(observation.float()) / self.seen).argmax(-1)
+
+
+def test_a_module_that_acted_can_be_trained() -> None:
+    policy = Lazy()
+    collector = make(policy=policy)
+    collector.collect(n_step=12)
+    (policy.layer(latest(collector)["observation"].float()) / policy.seen).sum().backward()
+    assert policy.layer.weight.grad is not None
+    assert not [name for name, tensor in policy.state_dict().items() if tensor.is_inference()]
 
 
 def test_reset_arguments_reach_every_reset_and_a_seed_is_spread() -> None:

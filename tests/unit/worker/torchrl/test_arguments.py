@@ -9,6 +9,7 @@ from typing import Any
 
 import cloudpickle
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -17,6 +18,7 @@ from torch import nn
 
 from cormorant_testing.envs import CountingEnv
 from cormorant_worker.collect.overrides import WorkerOverrides, read_overrides
+from cormorant_worker.compat.torchrl.plan import Plan
 from cormorant_worker.compat.torchrl.policy import OnTensorDicts, as_policy, read_weights
 from cormorant_worker.compat.torchrl.recipes import make_collector_onpolicy, share_out
 from cormorant_worker.compat.torchrl.seeds import next_seed
@@ -90,9 +92,20 @@ def test_env_kwargs_are_per_environment_and_of_one_length() -> None:
         share_out(CountingEnv(), {"lengths": 2}, 1, 1)
 
 
+def test_zero_one_and_numpys_scalars_are_what_they_mean() -> None:
+    given = {"reset_at_each_iter": -False, "set_truncated": 1, "split_trajs": np.True_, "frames_per_batch": np.int64(7)}
+    settings = read_settings(given, num_collectors=1)
+    assert (settings.reset_at_each_iter, settings.set_truncated, settings.split_trajs) == (False, True, True)
+    assert [type(getattr(settings, name)) for name in given] == [bool, bool, bool, int]
+    plan = Plan(mode="async", makers=share_out(CountingEnv, None, 1, 1), policy=None, settings=settings)
+    assert plan.job().spec.collection.reset_at_each_batch is False
+
+
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
+        ({"reset_at_each_iter": 2}, ValueError, "reset_at_each_iter 2 is neither true nor false"),
+        ({"pin_memory": "no"}, ValueError, "pin_memory 'no' is neither true nor false"),
         ({"frames_per_bach": 3}, TypeError, "did you mean frames_per_batch"),
         ({"frames_per_batch": 0}, ValueError, "frames_per_batch 0"),
         ({"frames_per_batch": 1.5}, ValueError, "frames_per_batch 1.5"),
@@ -108,7 +121,7 @@ def test_env_kwargs_are_per_environment_and_of_one_length() -> None:
         ({"storing_device": ["cpu", "cuda:99"]}, ValueError, "storing_device cuda:99 does not exist"),
         ({"device": ["cpu"] * 3}, ValueError, "device has 3 devices for 2 collectors"),
         ({"storing_device": ["cpu"] * 3}, ValueError, "storing_device has 3 devices for 2 collectors"),
-        ({"env_device": "meta"}, ValueError, "env_device meta cannot be"),
+        ({"env_device": "cuda:99"}, ValueError, "env_device cuda:99 does not exist"),
         ({"preemptive_threshold": -0.1}, ValueError, "preemptive_threshold -0.1"),
         ({"max_restarts": -1}, ValueError, "max_restarts -1 is not a number of restarts"),
         ({"postproc": 3}, ValueError, "postproc is 3, which cannot be called"),

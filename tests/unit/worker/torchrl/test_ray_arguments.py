@@ -43,6 +43,11 @@ class ListBuffer(list[Any]):
         ({"collector_kwargs": {"devise": "cpu"}}, TypeError, "did you mean device"),
         ({"collector_kwargs": {"max_frames_per_traj": 1.5}}, ValueError, "max_frames_per_traj 1.5"),
         ({"collector_kwargs": [{"split_trajs": True}, {"split_trajs": False}]}, ValueError, "split_trajs differs"),
+        (
+            {"max_frames_per_traj": 5, "collector_kwargs": {"max_frames_per_traj": 7}},
+            ValueError,
+            "max_frames_per_traj is 5, and collector_kwargs has 7; keep one of them",
+        ),
         ({"remote_configs": [{}] * 3}, ValueError, "remote_configs has 3 entries for 2 collectors"),
         ({"remote_configs": {"max_restarts": 3}}, ValueError, "remote_configs have max_restarts"),
         ({"policy_factory": [lambda: None] * 3}, ValueError, "policy_factory has 3 entries for 2 collectors"),
@@ -111,9 +116,7 @@ def test_own_settings_are_read_and_the_mapping_kept() -> None:
 def test_neutral_arguments_are_neutral_per_collector() -> None:
     mine = {"use_buffers": False, "no_cuda_sync": True, "env_device": torch.device("cpu"), "device": "cpu"}
     given, fields = own_settings(mine, num_collectors=1, given={})
-    assert (given, fields) == ({"device": ["cpu"]}, ({},))
-    with pytest.raises(TypeError, match="collector_kwargs have no env_device"):
-        own_settings({"env_device": "meta"}, num_collectors=1, given={})
+    assert (given, fields) == ({"device": ["cpu"], "env_device": [torch.device("cpu")]}, ({},))
 
 
 def test_torchrls_own_scheme_for_the_policy_is_taken_and_no_other() -> None:

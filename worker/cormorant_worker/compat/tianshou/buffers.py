@@ -3,12 +3,13 @@
 # B columns (environments), T rows (steps), S sub-buffers; L[b] frames of column b
 """
 
+import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from cormorant_worker.compat.buffer_room import room_of
-from cormorant_worker.spaces import Array
+from cormorant_worker.spaces import Array, put_nested
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -39,6 +40,15 @@ def as_store(buffer: Any) -> Store:
         f"{type(buffer).__name__} is no buffer: it has neither extend(batch), as TorchRL's, nor Tianshou's add(batch, "
         "buffer_ids); give one of those, LatestBatch(), or nothing"
     )
+
+
+def usual_buffer(num_envs: int) -> Any:
+    """What Tianshou's collector makes where no buffer is given; None where Tianshou was not imported."""
+    data = sys.modules.get("tianshou.data")
+    if data is None:
+        return None
+    size = getattr(sys.modules.get("tianshou.data.collector"), "DEFAULT_BUFFER_MAXSIZE", 10_000)
+    return data.VectorReplayBuffer(size * num_envs, num_envs)
 
 
 class Extended:
@@ -229,16 +239,24 @@ def _as_theirs(batch: "TensorDict") -> tuple[dict[str, Any], dict[str, Array]]:
         "rew": following["reward"].squeeze(-1).numpy().astype(np.float64),
         **flags,
         "obs_next": _arrays(following["observation"]),
-        "info": {"env_id": columns},
+        "info": {"env_id": columns, **_info_of(following)},
         "policy": policy,
     }
     extra = batch.get("hooked", None)
     return values, {} if extra is None else {str(key): value.numpy() for key, value in extra.items()}
 
 
+def _info_of(following: Any) -> dict[str, Any]:
+    """Declared info; keys with dots as the nested dicts that they were."""
+    nested: dict[str, Any] = {}
+    for key, values in _arrays(following.get("info", {})).items():
+        put_nested(nested, tuple(key.split(".")), values)
+    return nested
+
+
 def _arrays(value: Any) -> Any:
-    """A tensor as an array, a TensorDict as nested dicts of them."""
-    if hasattr(value, "batch_size"):
+    """A tensor as an array, a TensorDict or a dict as nested dicts of them."""
+    if hasattr(value, "items"):
         return {str(key): _arrays(part) for key, part in value.items()}
     return value.numpy()
 

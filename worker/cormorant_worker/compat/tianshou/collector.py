@@ -6,8 +6,9 @@
 """
 
 import math
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -17,7 +18,7 @@ import torch
 from cormorant_worker.collect import collector as engine
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.seeding import SeedPath
-from cormorant_worker.compat.tianshou.buffers import as_store
+from cormorant_worker.compat.tianshou.buffers import as_store, usual_buffer
 from cormorant_worker.compat.tianshou.envs import as_vector_env, refuse_reset_kwargs, resetting_with
 from cormorant_worker.compat.tianshou.hooks import EpisodeHook, Hooks, StepHook
 from cormorant_worker.compat.tianshou.policies import (
@@ -71,16 +72,19 @@ class Collector(Generic[Stats]):
         transforms: Sequence[Transform] = (),
         exploration_type: str = "random",
         seed: int = -1,
+        info: Sequence[str | Mapping[str, Any]] = (),
     ) -> None:
         """Take a policy, environments and a buffer, and start the first episodes.
 
         Args:
             policy: of Tianshou's (or its Algorithm), a torch module, a TensorDictModule, a callable, a mapping of
-                modules with "policy"; None = random actions. It is not moved, copied, or left in another mode.
+                modules with "policy"; None = random actions. Modules collect in evaluation mode, and have their own
+                modes again afterwards. They are not moved or copied.
             env: a gymnasium.Env, a list of them or of functions that make them, an EnvPool, a vector environment of
                 Tianshou's, or one of ours.
-            buffer: TorchRL's replay buffers, Tianshou's, `LatestBatch()`, anything with `extend(TensorDict)`. Nothing
-                is stored without one.
+            buffer: TorchRL's replay buffers, Tianshou's, `LatestBatch()`, anything with `extend(TensorDict)`. None =
+                the buffer that Tianshou's collector makes, which keeps the newest frames; where Tianshou is not
+                imported, nothing is stored.
             exploration_noise: True = the policy's own `add_exploration_noise` (Tianshou 1: `exploration_noise`); a
                 function of (action, observation), arrays `[n, ...]`, = that one.
             on_episode_done_hook: see `hooks.py`.
@@ -91,28 +95,31 @@ class Collector(Generic[Stats]):
             exploration_type: "random", "mode", "mean" or "deterministic", for policies that ask for it.
             seed: of the random actions, of what the policy draws, and of environments that are given ready-made; -1
                 = drawn from torch's generator, so that `torch.manual_seed` fixes it.
+            info: keys of the environments' info that are stored with every frame, or items as `spec.env.info` spells
+                them.
 
         Raises:
             ValueError: the buffer does not fit the environments, or `collect_stats_class` has updates of its own.
             EnvError, PolicyError: the environments or the policy cannot be used; says why.
         """
         check_stats_class(collect_stats_class)
+        _be_tianshous()
         self.policy = policy.policy if is_tianshou_policy(getattr(policy, "policy", None)) else policy
         self.env = env
-        self.buffer = buffer
         self.exploration_noise = exploration_noise
         self.collect_step, self.collect_episode, self.collect_time = 0, 0, 0.0
         self.is_closed = False
         self._raises_on_nan = raise_on_nan_in_buffer
         self._transforms = tuple(transforms)
-        self._store = None if buffer is None else as_store(buffer)
         self._seed = int(torch.randint(1 << 62, (1,))) if seed < 0 else seed
         self._attempt = 0
-        self._envs: VectorEnv = as_vector_env(env, self._seeds().env_seeds)
+        self._envs: VectorEnv = as_vector_env(env, self._seeds().env_seeds, info)
+        self._is_usual_buffer = buffer is None
+        self.buffer = usual_buffer(self._envs.num_envs) if buffer is None else buffer
+        self._store = None if self.buffer is None else as_store(self.buffer)
         try:
             self._refuse_kind()
-            if self._store is not None:
-                self._store.refuse(num_envs=self._envs.num_envs)
+            self._refuse_room()
             observation, action = self._envs.observation_space, self._envs.action_space
             random = RandomActor(action, self._seeds().seed("actions"), observation=observation)
             with evaluating(self.policy):
@@ -135,7 +142,7 @@ class Collector(Generic[Stats]):
         except BaseException:
             self._envs.close()
             raise
-        is_theirs = is_tianshou_policy(self.policy) or (buffer is not None and hasattr(buffer, "_meta"))
+        is_theirs = is_tianshou_policy(self.policy) or hasattr(self.buffer, "_meta")
         self._hooks = Hooks(on_step_hook, on_episode_done_hook, batch_class=batch_class() if is_theirs else None)
         self._tally = Tally(self.env_num)
         self._blocks: dict[int, Block] = {}
@@ -192,8 +199,7 @@ class Collector(Generic[Stats]):
             )
         if render and not hasattr(self._envs, "render"):
             raise EnvError(f"{type(self._envs).__name__} cannot be rendered; leave render out")
-        if self._store is not None:
-            self._store.refuse(num_envs=self.env_num, num_steps=n_step or 0, num_episodes=n_episode or 0)
+        self._refuse_room(num_steps=n_step or 0, num_episodes=n_episode or 0)
         if reset_before_collect:
             self.reset(reset_buffer=False, gym_reset_kwargs=kwargs)
         kwargs.pop("seed", None)
@@ -319,10 +325,13 @@ class Collector(Generic[Stats]):
             made.skipped += int(skipped.sum())
             if self._wants_batches:
                 chunks.append((self._batch(block, copy=True), np.stack([skipped, block.lengths])))
+                if self._is_usual_buffer and not self._transforms and self._hooks.are_none:
+                    # Nobody needs whole episodes: what this buffer drops is not kept until the end.
+                    self._deliver(*_join(chunks), may_store=False)
+                    chunks.clear()
             is_open &= ~ended
-        if self._wants_batches:
-            batch, lengths = _join(chunks)
-            self._deliver(batch, lengths, may_store=True)
+        if chunks:
+            self._deliver(*_join(chunks), may_store=True)
         return made.stats()
 
     def _begin_episodes(self) -> Array:
@@ -393,12 +402,23 @@ class Collector(Generic[Stats]):
     def _seeds(self) -> SeedPath:
         return SeedPath(job_seed=self._seed, index=0, attempt=self._attempt)
 
+    def _refuse_room(self, *, num_steps: int = 0, num_episodes: int = 0) -> None:
+        if self._store is not None and not self._is_usual_buffer:
+            self._store.refuse(num_envs=self._envs.num_envs, num_steps=num_steps, num_episodes=num_episodes)
+
     def _refuse_kind(self) -> None:
         if not self._envs.lockstep:
             raise EnvError(
                 f"the environments come back {self._envs.min_in_flight} at a time of {self._envs.num_envs}; use "
                 "AsyncCollector"
             )
+
+
+def _be_tianshous() -> None:
+    """Let `isinstance(collector, BaseCollector)` be true where Tianshou 2 was imported."""
+    base = getattr(sys.modules.get("tianshou.data.collector"), "BaseCollector", None)
+    if base is not None:
+        base.register(Collector)
 
 
 class AsyncCollector(Collector[CollectStats]):

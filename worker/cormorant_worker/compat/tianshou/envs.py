@@ -13,11 +13,15 @@ from typing import Any, Protocol, cast
 import gymnasium
 import numpy as np
 
+from cormorant_worker.collect.env_sources import info_fields
+from cormorant_worker.envs.env_row import row_views
 from cormorant_worker.envs.gymnasium_env import Env
+from cormorant_worker.envs.info import InfoField, InfoMisfit, complete_fields, info_writer
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, NeverSaved, Rows, Step, VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
 from cormorant_worker.errors import EnvBuildError, EnvError
+from cormorant_worker.scripted import Scripted
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, flatten, leaves, unflattener
 
 
@@ -28,19 +32,28 @@ class TakesResetKwargs(Protocol):
     def reset_with(self, kwargs: Mapping[str, Any]) -> None: ...
 
 
-def as_vector_env(env: Any, seeds: Callable[[int], Sequence[int]]) -> VectorEnv:
+def as_vector_env(
+    env: Any, seeds: Callable[[int], Sequence[int]], info: Sequence[str | Mapping[str, Any]] = ()
+) -> VectorEnv:
     """Put environments behind our protocol.
 
     Args:
         env: see the module.
         seeds: n distinct seeds, for environments that are seeded at their first reset.
+        info: what of their info comes with every step.
     """
+    fields = info_fields(Scripted(env="given", info=info).job().spec.env) if info else ()
     if all(hasattr(env, name) for name in ("send", "recv", "start", "lockstep")):
+        if fields:
+            raise EnvError(
+                f"info names {fields[0].key}, and {type(env).__name__} says itself which info comes with a step; give "
+                "info where it is made"
+            )
         return cast(VectorEnv, env)
     if hasattr(env, "_state_keys") and hasattr(env, "_recv"):
-        return _around_pool(env)
+        return _around_pool(env, fields)
     if hasattr(env, "is_async") and (hasattr(env, "env_num") or innermost(env) is not env):
-        return TheirAsyncVectorEnv(env) if env.is_async else TheirVectorEnv(env)
+        return TheirAsyncVectorEnv(env, fields) if env.is_async else TheirVectorEnv(env, fields)
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise EnvError(
             f"{type(env).__name__} resets on its own and hides which observation was the last; give the functions that "
@@ -52,7 +65,7 @@ def as_vector_env(env: Any, seeds: Callable[[int], Sequence[int]]) -> VectorEnv:
             f"environments are {type(env).__name__}; give a gymnasium.Env, a list of them or of functions that make "
             "them, an EnvPool, or a vector environment of Tianshou's"
         )
-    return GivenEnvs(given, seeds=seeds(len(given)))
+    return GivenEnvs(given, seeds=seeds(len(given)), info=fields)
 
 
 def innermost(env: Any) -> Any:
@@ -87,7 +100,7 @@ def refuse_reset_kwargs(env: VectorEnv, kwargs: Mapping[str, Any]) -> None:
         )
 
 
-def _around_pool(pool: Any) -> VectorEnv:
+def _around_pool(pool: Any, info: Sequence[InfoField]) -> VectorEnv:
     from cormorant_worker.envs.envpool import AsyncEnvPoolVectorEnv, EnvPoolVectorEnv
 
     config = pool.config
@@ -96,13 +109,14 @@ def _around_pool(pool: Any) -> VectorEnv:
     num_envs, batch_size = int(config["num_envs"]), int(config["batch_size"]) or int(config["num_envs"])
     if num_envs % batch_size:
         raise EnvError(f"the pool's batch_size {batch_size} does not divide num_envs {num_envs}; choose one that does")
-    return EnvPoolVectorEnv.around(pool) if batch_size == num_envs else AsyncEnvPoolVectorEnv.around(pool)
+    kind = EnvPoolVectorEnv if batch_size == num_envs else AsyncEnvPoolVectorEnv
+    return kind.around(pool, info)
 
 
 class GivenEnvs(InlineVectorEnv):
     """Environments that a script made, or functions that make them. One that raises ends the collecting."""
 
-    def __init__(self, given: Sequence[Any], *, seeds: Sequence[int]) -> None:
+    def __init__(self, given: Sequence[Any], *, seeds: Sequence[int], info: Sequence[InfoField] = ()) -> None:
         made = [each if isinstance(each, gymnasium.Env) else each() for each in given]
         for number, env in enumerate(made):
             if not isinstance(env, gymnasium.Env):
@@ -113,7 +127,7 @@ class GivenEnvs(InlineVectorEnv):
             )
             if ours != theirs:
                 raise EnvBuildError(f"environment {number} has {theirs}; environment 0 has {ours}: give equal ones")
-        super().__init__(_Made(made), seeds=seeds, limits=RestartLimits(total=0))
+        super().__init__(_Made(made), seeds=seeds, limits=RestartLimits(total=0), info=info)
 
     def seed(self, seeds: Sequence[int]) -> None:
         self._restarts = Restarts(seeds, RestartLimits(total=0))
@@ -152,9 +166,8 @@ class TheirVectorEnv(NeverSaved):
     lockstep = True
     restarts = 0
     why_not_saved = "Tianshou's vector environments have no get_state and set_state"
-    info_leaves: tuple[Leaf, ...] = ()
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Any, info: Sequence[InfoField] = ()) -> None:
         self._env = env
         self._inner = innermost(env)
         self._is_pool = hasattr(self._inner, "_recv")
@@ -170,6 +183,11 @@ class TheirVectorEnv(NeverSaved):
         self._rows: Rows = NO_ROWS
         self._actions: Arrays = ()
         leaves(self.observation_space, ("observation",))
+        first = _First(env, self.action_space, self._ids(np.zeros(1, np.int64)), is_array=self._is_array)
+        fields = complete_fields(info, cast(Env, first), type(self._inner).__name__)
+        self.info_leaves: tuple[Leaf, ...] = tuple(field.leaf for field in fields)
+        self._info = tuple(np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.info_leaves)
+        self._write_info = [info_writer(fields, row_views(self._info, row)) for row in range(self.num_envs)]
 
     def seed(self, seeds: Sequence[int]) -> None:
         self._seeds = tuple(seeds)
@@ -224,7 +242,9 @@ class TheirVectorEnv(NeverSaved):
         return rows.astype(np.int32) if self._is_pool else rows
 
     def _step(self, which: slice | Rows, rows: Rows, found: Any) -> Step:
-        theirs, reward, terminated, truncated, _ = found
+        theirs, reward, terminated, truncated, infos = found
+        if self._info:
+            self._take_info(infos, rows)
         obs = tuple(a.copy() for a in self._obs(theirs, len(rows)))
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         ended = np.flatnonzero(terminated | truncated)
@@ -232,7 +252,15 @@ class TheirVectorEnv(NeverSaved):
         if len(ended):
             for stored, first in zip(obs, self.restart(rows[ended]), strict=True):
                 stored[ended] = first
-        return Step(which, obs, np.asarray(reward, np.float32), terminated, truncated, ended, final)
+        info = tuple([values[rows] for values in self._info])
+        return Step(which, obs, np.asarray(reward, np.float32), terminated, truncated, ended, final, info=info)
+
+    def _take_info(self, infos: Any, rows: Rows) -> None:
+        for i, row in enumerate(rows.tolist()):
+            try:
+                self._write_info[row](_info_at(infos, i))
+            except InfoMisfit as error:
+                raise EnvError(f"environment {row} returned {error}") from error
 
     def _obs(self, theirs: Any, n: int) -> Arrays:
         space = self.observation_space
@@ -247,6 +275,36 @@ class TheirVectorEnv(NeverSaved):
         return [self._unflatten([a[i] for a in actions]) for i in range(n)]
 
 
+class _First:
+    """The first of Tianshou's environments as gymnasium's, for a look at its info."""
+
+    def __init__(self, theirs: Any, action_space: Space, first: Rows, *, is_array: bool) -> None:
+        self.action_space = action_space
+        self._theirs = theirs
+        self._id = first
+        self._is_array = is_array
+
+    def reset(self) -> tuple[None, Mapping[str, Any]]:
+        _, infos = self._theirs.reset(self._id)
+        return None, _info_at(infos, 0)
+
+    def step(self, action: Any) -> tuple[Mapping[str, Any]]:
+        *_, infos = self._theirs.step(np.asarray([action]) if self._is_array else [action], self._id)
+        return (_info_at(infos, 0),)
+
+
+def _info_at(infos: Any, i: int) -> Mapping[str, Any]:
+    """The i-th environment's info, of a list of dicts, or of a dict of arrays as EnvPool gives it."""
+    if not isinstance(infos, Mapping):
+        found: Mapping[str, Any] = infos[i]
+        return found
+    return {
+        key: _info_at(value, i) if isinstance(value, Mapping) else value[i]
+        for key, value in infos.items()
+        if isinstance(value, Mapping) or np.ndim(value)
+    }
+
+
 def _one_of(spaces: Any) -> Space:
     """One environment's, of Tianshou's list of all of them, or of the one that a pool has."""
     found: Space = spaces[0] if isinstance(spaces, list | tuple) else spaces
@@ -258,8 +316,8 @@ class TheirAsyncVectorEnv(TheirVectorEnv):
 
     lockstep = False
 
-    def __init__(self, env: Any) -> None:
-        super().__init__(env)
+    def __init__(self, env: Any, info: Sequence[InfoField] = ()) -> None:
+        super().__init__(env, info)
         self.min_in_flight = int(self._inner.wait_num)
 
     def recv(self) -> Step:

@@ -101,7 +101,8 @@ class Hooks:
         return batch
 
     def _named(self, frames: "TensorDict") -> dict[str, Any]:
-        named = {name: frames[place] for name, place in _PLACES.items() if name != "policy" or "policy" in frames}
+        missing = {name for name in ("policy", "info") if frames.get(_PLACES[name], None) is None}
+        named = {name: frames[place] for name, place in _PLACES.items() if name not in missing}
         return named | {name: named[name].squeeze(-1) for name in ("rew", *_FLAGS)}
 
     def _wrapped(self, named: dict[str, Any], n: int) -> Any:
@@ -147,6 +148,7 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
     "rew": ("next", "reward"),
     "obs_next": ("next", "observation"),
     **{name: ("next", name) for name in _FLAGS},
+    "info": ("next", "info"),
     "policy": ("policy",),
 }
 """By what hooks are given: where batches have it."""

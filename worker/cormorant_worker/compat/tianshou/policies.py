@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from cormorant_worker.compat.flags import as_flag
 from cormorant_worker.errors import PolicyError, PolicyMismatch
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Acted, Actor, PolicyActor, cast_to, output_leaf, refuse_changed, samples
@@ -62,7 +63,7 @@ class FrontActor:
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         if self.keeps_grad:
-            with torch.inference_mode(False), torch.enable_grad():
+            with torch.enable_grad():
                 acted = self._inner.act(obs, states, is_init)
         else:
             acted = self._inner.act(obs, states, is_init)
@@ -93,7 +94,7 @@ def make_actor(
         num_rows: observations that the policy gets at once, and is tried with.
     """
     if policy is None:
-        if exploration_noise:
+        if callable(exploration_noise) or as_flag(exploration_noise, "exploration_noise"):
             raise PolicyError("exploration_noise is given and there is no policy: actions are random already")
         return FrontActor(random, None, observation), random
     if is_tianshou_policy(policy):
@@ -108,9 +109,9 @@ def make_actor(
 
 
 def _noise_of(policy: Any, asked: bool | Noise) -> Noise | None:
-    if not isinstance(asked, bool):
+    if callable(asked):
         return asked
-    if not asked:
+    if not as_flag(asked, "exploration_noise"):
         return None
     for name in ("add_exploration_noise", "exploration_noise"):
         if callable(found := getattr(policy, name, None)):
@@ -145,9 +146,7 @@ class TianshouActor:
         self._dry_run(observation, num_rows)
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        keeps_grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        with torch.inference_mode(False), torch.set_grad_enabled(keeps_grad):
-            decided, sent, result = self._ask(obs, self._state_of(states))
+        decided, sent, result = self._ask(obs, self._state_of(states))
         outputs = [decided] if self._is_box else []
         outputs += [as_numpy(value) for _, value in _flat(result.get(ENTRY, None), (ENTRY,))]
         following = [as_numpy(value) for _, value in _flat(result.get("state", None), (HIDDEN,))]
@@ -181,7 +180,7 @@ class TianshouActor:
         obs = samples(observation, n)
         before = tuple(array.copy() for array in obs)
         try:
-            with torch.inference_mode(False), torch.no_grad(), evaluating(self._policy):
+            with torch.no_grad(), evaluating(self._policy):
                 decided, sent, result = self._ask(obs, None)
         except Exception as error:  # the user's own code: whatever it raises is reported as its failure
             raise PolicyError(
@@ -229,12 +228,12 @@ class RandomlyMapped:
 
 @contextmanager
 def evaluating(policy: Any) -> Iterator[None]:
-    """Put a policy of Tianshou's 2 into evaluation mode for a while, as its own collector does."""
-    if not hasattr(policy, "is_within_training_step") or not isinstance(policy, torch.nn.Module):
-        yield
-        return
-    modes = [(module, module.training) for module in policy.modules()]
-    policy.eval()
+    """Put a policy's modules into evaluation mode for a while, as Tianshou's collector does."""
+    given = policy.values() if isinstance(policy, Mapping) else [policy]
+    found = [one for one in given if isinstance(one, torch.nn.Module)]
+    modes = [(module, module.training) for one in found for module in one.modules()]
+    for one in found:
+        one.eval()
     try:
         yield
     finally:

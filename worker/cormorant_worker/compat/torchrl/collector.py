@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
@@ -27,7 +28,7 @@ from cormorant_worker.compat.torchrl.batches import (
 from cormorant_worker.compat.torchrl.devices import devices_of, storing_devices
 from cormorant_worker.compat.torchrl.episodes import EpisodePool
 from cormorant_worker.compat.torchrl.free_running import FreeRunning
-from cormorant_worker.compat.torchrl.makers import policy_maker
+from cormorant_worker.compat.torchrl.makers import Maker, policy_maker
 from cormorant_worker.compat.torchrl.plan import Plan
 from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights, on_cpu, read_weights
 from cormorant_worker.compat.torchrl.seeds import next_seed
@@ -79,6 +80,7 @@ class FleetCollector:
             raise ValueError(
                 f"storing_device {list(self._storing)} differs between collectors whose batches are stacked; give one"
             )
+        place_envs(plan.makers, plan.settings.env_device)
         made = self._all_parts()
         self._usual = made[-1]
         """What a collector that joins later has."""
@@ -378,7 +380,7 @@ class FleetCollector:
 
     # -- seeds, state, the end ---------------------------------------------------------------------------------
 
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+    def set_seed(self, seed: int, static_seed: bool = False) -> Any:
         """Have every collector start over with environments and streams of this seed, each with its own. What
         asynchronous collectors had ready comes first.
 
@@ -388,12 +390,16 @@ class FleetCollector:
         Raises:
             FleetError: a negative seed, or everything is collected.
         """
+        return self._seed_each(seed, static_seed)[-1]
+
+    def _seed_each(self, seed: int, static_seed: bool) -> list[int]:
+        """TorchRL's chain of seeds after each collector."""
         self.fleet.seed(seed)
         self._forget_episodes()
-        num_envs = self.fleet.layout.num_envs * len(self.fleet.stats().workers)
-        return seed if static_seed else next_seed(seed, num_envs)
+        links = 0 if static_seed else self.fleet.layout.num_envs
+        return list(accumulate(self.fleet.stats().workers, lambda last, _: next_seed(last, links), initial=seed))[1:]
 
-    def state_dict(self) -> "OrderedDict[str, Any]":
+    def state_dict(self) -> Any:
         """Everything that is needed to go on from the last batch handed out. Batches that were not taken are not in
         it: their frames are collected again.
 
@@ -403,21 +409,25 @@ class FleetCollector:
         Raises:
             StateError: with `trajs_per_batch`: no state holds the frames of episodes that go on.
         """
+        return self._entry(self._saved())
+
+    def _saved(self) -> FleetState:
         if self._pool is not None:
             raise StateError(
                 "a collector with trajs_per_batch has no state: frames of episodes that go on are counted already and "
                 "would be missing; iterate without trajs_per_batch, or save the policy and start over"
             )
-        saved = FleetState.from_bytes(self.fleet.state())
+        return replace(FleetState.from_bytes(self.fleet.state()), frames=self._frames)
+
+    def _entry(self, saved: FleetState) -> "OrderedDict[str, Any]":
         state: OrderedDict[str, Any] = OrderedDict()
         if isinstance(self._given_policy, torch.nn.Module):
             state["policy_state_dict"] = self._given_policy.state_dict()
         state["frames"], state["iter"] = self._frames, self._iterations
-        data = replace(saved, frames=self._frames).to_bytes()
-        state["fleet"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        state["fleet"] = torch.frombuffer(bytearray(saved.to_bytes()), dtype=torch.uint8)
         return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+    def load_state_dict(self, state_dict: Any, strict: bool = True) -> None:
         """Go on from a `state_dict()` of a collector of the same arguments.
 
         Args:
@@ -433,7 +443,7 @@ class FleetCollector:
         if self._taken is not None:
             self._taken.release()
             self._taken = None
-        self.fleet.restore(state_dict["fleet"].cpu().numpy().tobytes())
+        self.fleet.restore(bytes_of(state_dict["fleet"]))
         self._frames = int(state_dict.get("frames", 0))
         self._iterations = int(state_dict.get("iter", 0))
         if isinstance(self._given_policy, torch.nn.Module) and "policy_state_dict" in state_dict:
@@ -567,6 +577,18 @@ def _envs_of(batch: TensorDictBase, loan: Loan) -> list[tuple[str, int]]:
     """By row of a batch `[R, T]`: its collector, and the environment there."""
     rows = batch.shape[0] // len(loan.parts)
     return [(part.worker, row) for part in loan.parts for row in range(rows)]
+
+
+def place_envs(makers: Sequence[Sequence[Maker]], env_device: Any) -> None:
+    """Have each collector's makers put TorchRL environments on its `env_device`."""
+    for own, device in zip(makers, devices_of(env_device, "env_device", len(makers), is_remote=True), strict=True):
+        for maker in own:
+            maker.device = device
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    data: bytes = tensor.cpu().numpy().tobytes()
+    return data
 
 
 def number_of(worker: str) -> int:

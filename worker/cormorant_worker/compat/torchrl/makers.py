@@ -18,6 +18,8 @@ class Maker:
         self.maker = maker
         self.made: Any = None
         """The newest environment that was made in this process."""
+        self.device = ""
+        """Torch device of a TorchRL environment; empty: as it was made."""
         self._kwargs = dict(kwargs or {})
         self._is_env = is_env(maker)
         if self._is_env and self._kwargs:
@@ -41,6 +43,8 @@ class Maker:
             self.made = cloudpickle.loads(self.maker)
         else:
             self.made = self.maker if self._is_env else self.maker(**self._kwargs)
+        if self.device and is_torchrl_env(self.made):
+            self.made = self.made.to(self.device)
         return adapt(self.made)
 
 

@@ -23,7 +23,7 @@ _CLASSES = (
 _CLASS_NAMES = ("single", "sync", "async")
 _OWN = ("max_frames_per_traj", "init_random_frames", "reset_at_each_iter", "exploration_type")
 """Settings that collectors may have of their own."""
-_DEVICES = ("device", "storing_device", "policy_device")
+_DEVICES = ("device", "storing_device", "policy_device", "env_device")
 _ACTOR = ("accelerator_type", "label_selector", "memory", "num_cpus", "num_gpus", "object_store_memory", "resources",
           "runtime_env", "scheduling_strategy")  # fmt: skip
 
@@ -53,7 +53,7 @@ def own_settings(
 
     Raises:
         TypeError: an argument that a collector cannot have of its own.
-        ValueError: a list of another length, or a value that cannot be.
+        ValueError: a list of another length, a value that cannot be, or one that all collectors have otherwise.
     """
     if collector_kwargs is None:
         return given, ({},) * num_collectors
@@ -64,6 +64,11 @@ def own_settings(
         if unknown := sorted(set(one) - set(known)):
             hint = did_you_mean(unknown[0], known, most=1, otherwise=f"; known: {', '.join(known)}")
             raise TypeError(f"collector_kwargs have no {unknown[0]}{hint}")
+    for name in sorted(set.intersection(*map(set, each)) & set(given)):
+        values = [one[name] for one in each]
+        if given[name] is not None and any(str(value) != str(given[name]) for value in values):
+            found = values[0] if len(set(map(str, values))) == 1 else values
+            raise ValueError(f"{name} is {given[name]!r}, and collector_kwargs has {found!r}; keep one of them")
     result = dict(given)
     for name in _DEVICES:
         if any(name in one for one in each):
@@ -81,8 +86,6 @@ def own_settings(
 def _drop_meaningless(own: dict[str, Any]) -> None:
     for name in MEANINGLESS:
         own.pop(name, None)
-    if str(own.get("env_device", "cpu")) in ("cpu", "None"):
-        own.pop("env_device", None)
 
 
 def check_added(collector_kwargs: Any) -> None:

@@ -1,7 +1,7 @@
 """TorchRL's RayCollector over the Ray fleet: collectors as actors, replaced when they die, ahead of the learner."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,10 +11,11 @@ from tensordict import TensorDictBase
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.overrides import WorkerOverrides
+from cormorant_worker.compat.flags import as_flag
 from cormorant_worker.compat.torchrl import ray_arguments as arguments
 from cormorant_worker.compat.torchrl import receivers
 from cormorant_worker.compat.torchrl.attributes import execute
-from cormorant_worker.compat.torchrl.collector import FleetCollector, number_of
+from cormorant_worker.compat.torchrl.collector import FleetCollector, bytes_of, number_of, place_envs
 from cormorant_worker.compat.torchrl.devices import devices_of, storing_devices
 from cormorant_worker.compat.torchrl.makers import Maker, policy_maker
 from cormorant_worker.compat.torchrl.plan import Plan
@@ -22,7 +23,9 @@ from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights,
 from cormorant_worker.compat.torchrl.receivers import NotSet
 from cormorant_worker.compat.torchrl.settings import broadcast, read_settings
 from cormorant_worker.compat.torchrl.storing import StoreInBuffer
+from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.bookkeeping.batch_queue import Loan
+from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import Receipt
 
@@ -95,6 +98,7 @@ class RayCollector(FleetCollector):
         weight_recv_schemes: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        sync, updates = as_flag(sync, "sync"), as_flag(update_after_each_batch, "update_after_each_batch")
         count = arguments.count_collectors(create_env_fn, num_collectors)
         arguments.check_class(collector_class)
         arguments.check_schemes(weight_sync_schemes)
@@ -106,11 +110,11 @@ class RayCollector(FleetCollector):
         """Collectors may act on other machines."""
         settings = read_settings(given, num_collectors=count, is_remote=self._has_other_devices)
         arguments.check_interval(max_weight_update_interval)
-        if update_after_each_batch and weight_updater is None:
+        if updates and weight_updater is None:
             check_has_weights(policy, "update_after_each_batch")
         if max_weight_update_interval >= 0 and weight_updater is None:
             check_has_weights(policy, f"max_weight_update_interval {max_weight_update_interval}")
-        self._updates_each = update_after_each_batch
+        self._updates_each = updates
         self._update_interval = max_weight_update_interval
         self._batches_since: Counter[str] = Counter()
         """By collector: batches since it was given weights."""
@@ -221,6 +225,7 @@ class RayCollector(FleetCollector):
             devices_of(taken.get(name), name, count, is_remote=self._has_other_devices)
             for name in ("policy_device", "device")
         )
+        place_envs(makers, taken.get("env_device"))
         stored = self._stored_of_added(taken, count)
         usual, before = self._usual, self.num_collectors
         added = [
@@ -353,6 +358,53 @@ class RayCollector(FleetCollector):
             ValueError: arguments for what cannot be called.
         """
         return execute(self, attr_path, *args, **kwargs)
+
+    # -- seeds, state ------------------------------------------------------------------------------------------
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> list[int]:
+        """As in the other collectors.
+
+        Returns:
+            By collector: the seed after its environments, as TorchRL's chain has it; with `static_seed` this one.
+
+        Raises:
+            FleetError: a negative seed, or everything is collected.
+        """
+        return self._seed_each(seed, static_seed)
+
+    def state_dict(self) -> "list[OrderedDict[str, Any]]":
+        """As in the other collectors, by collector: each entry has one collector's state as `fleet`, and the first one
+        has the published weights, too.
+
+        Raises:
+            StateError: with `trajs_per_batch`.
+        """
+        saved = self._saved()
+        names = sorted((worker.name for worker in self.fleet.stats().workers), key=number_of)
+        return [
+            self._entry(
+                replace(saved, workers={name: saved.workers.get(name, b"")}, weights=b"" if i else saved.weights)
+            )
+            for i, name in enumerate(names)
+        ]
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True) -> None:
+        """Go on from what `state_dict()` gave.
+
+        Raises:
+            StateError: it does not fit: not one entry for each collector, among others.
+        """
+        entries = [state_dict] if isinstance(state_dict, Mapping) else list(state_dict)
+        if missing := [i for i, entry in enumerate(entries) if "fleet" not in entry]:
+            raise StateError(f"entries {missing} of the state have no fleet; give what state_dict() gave")
+        if not entries:
+            raise StateError("the state is an empty list; give what state_dict() gave")
+        first, *others = [FleetState.from_bytes(bytes_of(entry["fleet"])) for entry in entries]
+        workers = {name: data for one in (first, *others) for name, data in one.workers.items()}
+        whole = replace(first, workers=workers).to_bytes()
+        super().load_state_dict(
+            {**entries[0], "fleet": torch.frombuffer(bytearray(whole), dtype=torch.uint8)}, strict=strict
+        )
 
     # -- running free, the end ---------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from cormorant_contract.base import COUNT_MAX, INT32_MAX
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.compat.buffer_room import room_of
+from cormorant_worker.compat.flags import as_flag, plain
 from cormorant_worker.compat.torchrl.devices import devices_of
 from cormorant_worker.policy.exploration import ExplorationType
 
@@ -64,7 +65,8 @@ class Settings:
     storing_device: Any = None
     """Torch device on which batches are handed out, or one for each collector."""
     env_device: Any = None
-    """Environments step on the CPU; anything else is refused."""
+    """Torch device of TorchRL's environments, or one for each collector; None: where their maker put them. Other
+    environments step on the CPU."""
     policy_device: Any = None
     """Torch device of the policies alone."""
     update_at_each_batch: bool = False
@@ -104,6 +106,9 @@ class Settings:
     """Ours: from starting a collector to its first observation."""
 
 
+_FLAGS = frozenset(field.name for field in fields(Settings) if field.type in (bool, bool | None))
+
+
 def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: bool = False) -> Settings:
     """Check keyword arguments.
 
@@ -117,7 +122,11 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
         ValueError: a value that cannot be; with the value.
     """
     known = [field.name for field in fields(Settings)]
-    meant = {name: value for name, value in given.items() if name not in MEANINGLESS and not _is_neutral(name, value)}
+    meant: dict[str, Any] = {
+        name: as_flag(value, name) if name in _FLAGS and value is not None else plain(value)
+        for name, value in given.items()
+        if name not in MEANINGLESS and not _is_neutral(name, value)
+    }
     if refused := sorted(name for name in meant if name in NEUTRAL):
         name = refused[0]
         raise TypeError(
@@ -132,11 +141,8 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
     if not settings.reset_when_done:
         raise ValueError("reset_when_done False cannot be: an environment that is done is reset; leave it out")
     exploration_of(settings.exploration_type)
-    for name in ("device", "storing_device", "policy_device"):
+    for name in ("device", "storing_device", "policy_device", "env_device"):
         devices_of(getattr(settings, name), name, num_collectors, is_remote=is_remote and name != "storing_device")
-    for env_device in devices_of(settings.env_device, "env_device", num_collectors, is_remote=False):
-        if env_device not in ("", "cpu"):
-            raise ValueError(f"env_device {env_device} cannot be: environments step on the CPU; leave it out")
     if settings.replay_buffer is not None:
         _check_buffer(settings)
     for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
