@@ -3,6 +3,8 @@
 import os
 import signal
 
+from hypothesis import settings
+
 
 def pytest_configure() -> None:
     # A shell may start background jobs with Ctrl-C ignored; commands that tests interrupt would inherit that.
@@ -10,3 +12,6 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Ray runs its workers with niceness 15: beside other tests they would get next to no processor time.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Hypothesis fails examples that take longer than 200 ms, as any may on a busy machine.
+    settings.register_profile("cormorant", deadline=None)
+    settings.load_profile("cormorant")

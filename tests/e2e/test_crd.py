@@ -113,7 +113,7 @@ def test_scale_subresource_reads_and_writes_replicas(kubectl: Kubectl) -> None:
 
 
 def test_verdicts_agree_on_manifests_with_one_value_changed(kubectl: Kubectl) -> None:
-    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=100, suppress_health_check=list(HealthCheck))
     @given(changed_manifests())
     def agree(document: dict[str, Any]) -> None:
         answer = kubectl.create(document)

@@ -76,7 +76,7 @@ def check_file(served: Served, body: bytes) -> None:
         assert after == before
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(body=files())
 def test_headers_of_safetensors(endless: Served, body: bytes) -> None:
     check_file(endless, body)
@@ -84,13 +84,13 @@ def test_headers_of_safetensors(endless: Served, body: bytes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10_000, suppress_health_check=list(HealthCheck))
 @given(body=files())
 def test_ten_thousand_headers_of_safetensors(endless: Served, body: bytes) -> None:
     check_file(endless, body)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(at=st.integers(0, len(GOOD) - 1), value=st.integers(0, 255))
 def test_a_changed_byte_anywhere_is_refused_or_is_data(endless: Served, at: int, value: int) -> None:
     body = GOOD[:at] + bytes([value]) + GOOD[at + 1 :]
@@ -131,7 +131,7 @@ def check_case(served: Served, case: schemathesis.Case) -> None:
 
 
 @schema.parametrize()
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_a_documented_one(case: schemathesis.Case, endless: Served) -> None:
     check_case(endless, case)
 
@@ -139,7 +139,7 @@ def test_every_answer_is_a_documented_one(case: schemathesis.Case, endless: Serv
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @schema.parametrize()
-@settings(max_examples=-(-10_000 // OPERATIONS), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=-(-10_000 // OPERATIONS), suppress_health_check=list(HealthCheck))
 def test_ten_thousand_requests(case: schemathesis.Case, endless: Served) -> None:
     check_case(endless, case)
 

@@ -342,5 +342,5 @@ class LedgerMachine(RuleBasedStateMachine):
         assert counts.ready + counts.lent + counts.acked == len(self.loans)
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 test_the_ledger_keeps_its_books = LedgerMachine.TestCase

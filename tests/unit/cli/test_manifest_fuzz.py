@@ -16,14 +16,14 @@ TOKENS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=200) | st.lists(TOKENS, max_size=30).map("".join))
 def test_any_text(text: str) -> None:
     with suppress(ManifestError):
         parse_jobs(text, "job.yaml")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(TEXTS), st.data())
 def test_manifest_with_random_edits_is_handled(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text)))

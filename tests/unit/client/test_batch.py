@@ -89,7 +89,7 @@ def test_states_and_further_outputs(policy: str) -> None:
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
     recurrent=st.booleans(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_columns_and_workers_of_any_length(quotas: list[list[int]], lengths: list[int], recurrent: bool) -> None:
     options = {"lengths": lengths, "policy": "counter"} if recurrent else {"lengths": lengths}
     blocks = [
@@ -182,7 +182,7 @@ def test_other_bytes_are_no_batch(data: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_bytes_that_were_hurt_are_told_or_read(data: st.DataObject) -> None:
     whole = bytearray(SMALL)
     for _ in range(data.draw(st.integers(1, 3))):

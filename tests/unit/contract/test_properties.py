@@ -11,7 +11,7 @@ from manifest_strategies import changed_manifests, manifests
 from structural import verdict
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(manifests())
 def test_valid_manifest_round_trips_and_fits_the_schema(document: dict[str, Any]) -> None:
     job = parse_job(document)
@@ -22,7 +22,7 @@ def test_valid_manifest_round_trips_and_fits_the_schema(document: dict[str, Any]
     assert verdict(again) == []
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(changed_manifests())
 def test_models_and_schema_agree_on_one_changed_value(document: dict[str, Any]) -> None:
     assert is_accepted(document) == (verdict(document) == [])

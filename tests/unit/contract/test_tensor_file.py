@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -152,7 +152,6 @@ HEADERS = st.dictionaries(
 )
 
 
-@settings(deadline=None)  # the first call imports torch
 @given(header=HEADERS, payload=st.sampled_from([0, 4, 8, 12]), cut=st.integers(0, 12))
 def test_what_the_parser_takes_the_readers_take(header: dict[str, Any], payload: int, cut: int) -> None:
     data = file_of(header, payload=payload)

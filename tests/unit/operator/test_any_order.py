@@ -288,7 +288,6 @@ class AnyOrder(RuleBasedStateMachine):
 FEW = settings(
     max_examples=60,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     # Shrinking takes minutes; the steps of a failure are printed in any case.
     phases=[phase for phase in Phase if phase is not Phase.shrink],

@@ -66,7 +66,7 @@ class Job:
     noise=st.sampled_from([0.0, 0.02, 0.05]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_settles_at_what_learners_need(demand: float, size: int, noise: float, seed: int) -> None:
     job = Job(size=size, most=32, seed=seed, noise=noise)
     job.run(demand, minutes=60)

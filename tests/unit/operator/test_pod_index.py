@@ -59,7 +59,7 @@ def content(pod_index: PodIndex) -> Any:
 
 
 @given(EVENTS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_roster_kept_by_events_is_the_one_made_of_all_pods(events: list[Pod | int]) -> None:
     kept = PodIndex()
     for event in events:

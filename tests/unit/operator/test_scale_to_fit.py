@@ -12,7 +12,7 @@ from cormorant_testing.operator_world import World, of_kind
 
 
 @pytest.mark.parametrize("is_older_head", [False, True])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(size=st.integers(1, 6), late=st.sets(st.integers(0, 5)), fewest=st.integers(1, 3), fewer=st.integers(1, 6))
 def test_every_slot_but_those_that_wait_is_counted_on(
     *, is_older_head: bool, size: int, late: set[int], fewest: int, fewer: int

@@ -11,7 +11,7 @@ GAMMAS = st.sampled_from([0.5, 0.9, 1.0])
 
 
 @given(found=rows(), n=st.integers(1, 14), gamma=GAMMAS, feature=st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_every_target_is_what_a_loop_over_the_frames_makes(
     found: list[Row], n: int, gamma: float, feature: bool
 ) -> None:
@@ -47,7 +47,7 @@ def test_any_horizon_in_any_batch_sums_as_far_as_it_reaches(n: int, steps: int) 
 
 
 @given(found=rows(), n=st.integers(1, 6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_target_never_bootstraps_from_a_terminal_observation(found: list[Row], n: int) -> None:
     result = MultiStep(gamma=0.9, n_steps=n)(to_batch(found))
     terminal = {frame.following for row in found for frame in row if frame.terminated}

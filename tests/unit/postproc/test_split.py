@@ -9,7 +9,7 @@ from cormorant_testing.postproc_oracle import Row, pieces, rows, to_batch
 
 
 @given(found=rows(), time_major=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_piece_is_one_padded_row_in_order(found: list[Row], time_major: bool) -> None:
     expected = pieces(found)
     result = split_trajectories(to_batch(found, time_major=time_major))
@@ -28,7 +28,7 @@ def test_every_piece_is_one_padded_row_in_order(found: list[Row], time_major: bo
 
 
 @given(found=rows())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_concatenated_and_nested_hold_the_same_frames(found: list[Row]) -> None:
     expected = pieces(found)
     flat = split_trajectories(to_batch(found), layout="concatenated")
@@ -45,7 +45,7 @@ def test_concatenated_and_nested_hold_the_same_frames(found: list[Row]) -> None:
 
 
 @given(found=rows(padded=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_without_ids_ends_divide_trajectories(found: list[Row]) -> None:
     batch = to_batch(found).exclude(("collector", "traj_ids"), "collector")
     result = split_trajectories(batch)

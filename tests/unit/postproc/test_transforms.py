@@ -25,7 +25,7 @@ def cut(row: Row, sizes: Sequence[int]) -> list[Row]:
     sizes=st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=1, max_size=4),
     n=st.integers(1, 5),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_stacks_are_a_loop_over_the_trajectory_over_any_batches(
     episodes: list[list[int]], sizes: list[list[int]], n: int
 ) -> None:
@@ -52,7 +52,7 @@ def test_stacks_are_a_loop_over_the_trajectory_over_any_batches(
     turns=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans()), min_size=1, max_size=9),
     n=st.integers(1, 5),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_one_stack_serves_several_collectors(
     collectors: list[list[int]], turns: list[tuple[int, int, bool]], n: int
 ) -> None:
@@ -126,7 +126,7 @@ def test_stack_forgets_on_request_and_refuses_bad_batches() -> None:
 
 
 @given(found=rows(), low=st.integers(-3, 0), high=st.integers(0, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_rewards_are_clipped_and_nothing_else(found: list[Row], low: int, high: int) -> None:
     batch = to_batch(found)
     before = batch.clone()
@@ -145,7 +145,7 @@ def test_a_range_that_is_none_is_refused() -> None:
 
 
 @given(found=rows(), n=st.integers(1, 5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_targets_before_or_after_the_split_are_the_same(found: list[Row], n: int) -> None:
     steps = MultiStep(0.9, n)
     first = Pipeline([steps, split_trajectories])(to_batch(found))

@@ -92,7 +92,7 @@ class ArrivingEnv:
     policy=st.sampled_from(["", "counter", "with_outputs"]),
     warmup=st.sampled_from([0, 11]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_order_of_arrival_is_exact(
     num_envs: int, data: st.DataObject, lengths: list[int], ends: str, sizes: list[int], policy: str, warmup: int
 ) -> None:

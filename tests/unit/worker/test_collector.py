@@ -42,7 +42,7 @@ def collect(collector: Collector, checker: Checker, sizes: list[int]) -> Checker
 
 
 @given(env_groups=st.integers(1, 2), lengths=LENGTHS, sizes=st.lists(st.integers(1, 20), min_size=1, max_size=5))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_policies_without_states_see_which_frames_are_first(
     env_groups: int, lengths: list[int], sizes: list[int]
 ) -> None:
@@ -63,7 +63,7 @@ def test_policies_without_states_see_which_frames_are_first(
     ends=ENDS,
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_sizes_and_lengths_are_exact_over_batches(
     num_envs: int, env_groups: int, lengths: list[int], ends: str, sizes: list[int]
 ) -> None:
@@ -79,7 +79,7 @@ def test_any_sizes_and_lengths_are_exact_over_batches(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),
     resets=st.booleans(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_trajectories_are_cut_at_their_longest_and_at_batches(
     max_frames: int, env_groups: int, lengths: list[int], sizes: list[int], resets: bool
 ) -> None:
@@ -106,7 +106,7 @@ def test_every_kind_of_observation_and_action_is_exact(observation: str, action:
     env_groups=st.integers(1, 2),
     policy=st.sampled_from(["", "counter"]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_failed_environment_ends_truncated_and_alone(
     at: list[int], lengths: list[int], sizes: list[int], max_frames: int, env_groups: int, policy: str
 ) -> None:
@@ -129,7 +129,7 @@ def test_every_restart_shows_in_the_stream() -> None:
 
 
 @given(sizes=st.lists(st.integers(1, 25), min_size=1, max_size=5), env_groups=st.integers(1, 2), lengths=LENGTHS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_recurrent_states_are_exact_over_batches(sizes: list[int], env_groups: int, lengths: list[int]) -> None:
     collector = make_collector(env_groups=env_groups, lengths=lengths, policy="counter")
     collect(collector, make_checker(lengths=lengths), sizes)
@@ -141,7 +141,7 @@ def test_recurrent_states_are_exact_over_batches(sizes: list[int], env_groups: i
     env_groups=st.integers(1, 2),
     policy=st.sampled_from(["counter", "with_outputs", "plain"]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_exactly_the_first_frames_are_random(warmup: int, sizes: list[int], env_groups: int, policy: str) -> None:
     collector = make_collector(env_groups=env_groups, policy=policy, warmup=warmup)
     block = Block(collector.layout(25))
@@ -302,7 +302,7 @@ def by_seed(num_envs: int, **options: object) -> list[int]:
 
 
 @given(num_episodes=st.integers(1, 20), lengths=LENGTHS, env_groups=st.integers(1, 2), resets=st.booleans())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_exactly_n_episodes_in_fixed_shares(
     num_episodes: int, lengths: list[int], env_groups: int, resets: bool
 ) -> None:
@@ -434,7 +434,7 @@ def test_trajectory_ids_tell_slots_epochs_and_attempts_apart() -> None:
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),
     policy=st.sampled_from(["", "counter"]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_failing_resets_and_restarts_keep_the_stream_exact(
     at: str, skip: int, times: int, lengths: list[int], max_frames: int, sizes: list[int], policy: str
 ) -> None:
@@ -452,7 +452,7 @@ def test_failing_resets_and_restarts_keep_the_stream_exact(
     seals=st.lists(st.integers(0, 12), min_size=1, max_size=4),
     policy=st.sampled_from(["", "counter"]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_sealed_batch_ends_at_the_next_step(
     env_groups: int, lengths: list[int], size: int, seals: list[int], policy: str
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cormorant_worker.collect.state import read_metadata
@@ -57,7 +57,6 @@ DOCUMENTS = st.one_of(
 ).map(json.dumps)
 
 
-@settings(deadline=None)
 @given(text=st.one_of(DOCUMENTS, st.just("[" * 5000), st.text(max_size=9)))
 def test_metadata_that_lies_raises_a_state_error_only(text: str) -> None:
     for key, read in (("cormorant_fleet", FleetState.from_bytes), ("cormorant", read_metadata)):

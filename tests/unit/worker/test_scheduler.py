@@ -260,7 +260,7 @@ class Books(RuleBasedStateMachine):
         self.deliveries.blocks.close()
 
 
-Books.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Books.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestBooks = Books.TestCase
 
 

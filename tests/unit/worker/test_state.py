@@ -52,7 +52,7 @@ def frames_of(batch: dict) -> torch.Tensor:
     warmup=st.sampled_from([0, 25]),
     max_frames=st.sampled_from([0, 3]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_restored_collector_goes_on_bit_by_bit(
     policy: str, before: list[int], after: list[int], env_groups: int, resets: bool, warmup: int, max_frames: int
 ) -> None:

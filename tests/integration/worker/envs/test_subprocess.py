@@ -76,7 +76,7 @@ def test_every_kind_of_space_is_exact(observation: str, action: str) -> None:
     steps=st.integers(1, 30),
     seed=st.integers(0, 2**31 - 1),
 )
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow])
 def test_steps_equal_those_of_inline_environments(
     lengths: list[int], ends: str, num_envs: int, steps: int, seed: int
 ) -> None:

@@ -48,7 +48,7 @@ def test_every_kind_of_action_arrives_as_its_space_says(action: str) -> None:
     num_envs=st.integers(1, 3),
     steps=st.integers(1, 25),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_episode_lengths_are_exact(lengths: list[int], ends: str, num_envs: int, steps: int) -> None:
     options = {"lengths": lengths, "ends": ends}
     play(make(num_envs, **options), options, steps=steps)

@@ -32,7 +32,7 @@ def voyages(draw):
     }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(voyage=voyages())
 def test_every_value_of_every_trajectory_comes_back(make_dice, spaces, voyage):
     batches, shard_bytes = voyage.pop("batches"), voyage.pop("shard_bytes")

@@ -17,7 +17,7 @@ def test_a_good_dataset_has_no_problems(make_dice, stored):
     assert (report.parts, report.shards, report.frames, report.notes) == (2, 6, 72, ())
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_one_flipped_bit_is_found(make_dice, stored, tmp_path, place, bit):
     shard = tmp_path / "dataset" / "cpu-1-0" / "frames-000001.arrow"

@@ -46,7 +46,7 @@ def oracles(num_envs: int, **options: Any) -> list[Oracle]:
 
 
 @given(num_envs=st.integers(1, 4), lengths=LENGTHS, sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_n_step_is_exact_in_number_and_in_every_value(num_envs: int, lengths: list[int], sizes: list[int]) -> None:
     options = {"lengths": tuple(lengths), "ends": "alternate"}
     collector = make(num_envs, env=options)
@@ -64,7 +64,7 @@ def test_n_step_is_exact_in_number_and_in_every_value(num_envs: int, lengths: li
 
 
 @given(num_envs=st.integers(1, 4), lengths=LENGTHS, more=st.lists(st.integers(0, 9), min_size=1, max_size=3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_n_episode_is_exact_and_every_environment_has_its_share(
     num_envs: int, lengths: list[int], more: list[int]
 ) -> None:
