@@ -357,6 +357,15 @@ class Events(threading.Thread):
                 self.found.append(fields)
 
 
+def test_status_says_that_fewer_workers_run_than_asked_for(folder: Path) -> None:
+    with serve(make_job(num_envs=1, lengths=4, workers=40), directory=folder, workers=1) as served:
+        status = served.reader.get("/v1/status").json
+        assert [group["desired"] for group in status["groups"]] == [1]
+        (ready,) = [found["message"] for found in status["conditions"] if found["type"] == "Ready"]
+        assert ready == "1 of 1 workers are ready; the manifest asks for 40"
+        assert served.reader.get("/v1/desired").json["groups"] == {"cpu": 1}
+
+
 @pytest.mark.parametrize(
     ("total", "error", "expected"),
     [
