@@ -115,6 +115,8 @@ class Head:
         """Fields of every log line of this process."""
         self.failure = ""
         """Why the fleet failed; empty otherwise."""
+        self.end_state = ""
+        """How this head ended, as the `ended` event says it; empty before."""
         self.watchers: list[Callable[[FleetStats], None]] = []
         """Called with the counters twice a second by the housekeeping thread; must be quick and not raise."""
         self.is_draining = False
@@ -161,12 +163,13 @@ class Head:
 
     def close(self) -> None:
         """End every wait and return all loans. Does not close the fleet. May be called twice."""
-        self.is_closing = True
         self._ended.set()
         self._unsubscribe()
         # Housekeeping must stop before unacknowledged loans are returned: it would count them as settled.
         if self._housekeeper.is_alive():
             self._housekeeper.join(timeout=5)
+        self._tell_end()
+        self.is_closing = True  # streams of events send what is left, and end
         if self._running is not None:
             self._running.pauses.close()
             self._running.feeder.close()
@@ -340,13 +343,24 @@ class Head:
         if update.state in ("failed", "partially_applied"):
             log.warning("weights_not_applied", version=update.version, state=update.state, reason=update.error)
 
+    def _tell_end(self) -> None:
+        """Add the last event, once."""
+        if self.end_state:
+            return
+        try:
+            self.end_state = "Failed" if self.failure else "Completed" if self.is_complete else "Stopped"
+        except CormorantError as error:
+            self.end_state, self.failure = "Failed", str(error)
+        frames = self._running.fleet.stats(workers=False).frames if self._running is not None else 0
+        self.events.add("ended", state=self.end_state, frames=frames, reason=self.failure)
+
     def sample(self, stats: FleetStats) -> None:
         exported = self.journal.note_exported(stats.frames)
         self.metrics.fleet.sample(replace(stats, frames=min(stats.frames, exported)))
 
     def _keep_house(self) -> None:
         running = self.running
-        has_told_end, has_told_error, workers_at = False, "", 0.0
+        has_told_error, workers_at = "", 0.0
         while not self._ended.wait(_TICK_S):
             try:
                 with_workers = time.monotonic() >= workers_at
@@ -363,9 +377,8 @@ class Head:
                 is_over = running.fleet.is_done and stats.queued_batches == 0
                 if self.has_queue and is_over and not running.ledger.is_exhausted:
                     running.feeder.probe()
-                if not has_told_end and self.is_complete:
-                    has_told_end = True
-                    self.events.add("ended", frames=stats.frames)
+                if self.is_complete:
+                    self._tell_end()
                 for watch in self.watchers:
                     watch(stats)
             except CormorantError as error:

@@ -163,7 +163,9 @@ class HeadServer:
             self.head.keep_settled_frames(self.fleet.stats(workers=False))
         if isinstance(error, Exception) and not isinstance(error, FleetInterrupted):
             is_sentence = isinstance(error, (CormorantError, HeadError))
-            self.head.journal.explain(str(error) if is_sentence else f"{type(error).__name__}: {error}")
+            reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
+            self.head.failure = self.head.failure or reason
+            self.head.journal.explain(reason)
         self.close()
 
     def _unlock(self) -> None:

@@ -160,8 +160,11 @@ def _conditions(head: Head, running: Running, stats: FleetStats) -> tuple[Condit
     wanted = sum(running.group_sizes.groups.values())
     ready = sum(group.ready for group in stats.groups.values())
     state = running.pauses.state
+    workers = f"{ready} of {wanted} workers are ready"
+    if wanted != (replicas := sum(map(head.job.spec.size_of, head.job.spec.worker_groups))):
+        workers += f"; the manifest asks for {replicas}"
     return (
-        _condition("Ready", bool(ready), "WorkersReady", "NoWorkers", f"{ready} of {wanted} workers are ready"),
+        _condition("Ready", bool(ready), "WorkersReady", "NoWorkers", workers),
         _progressing(head, running, stats),
         _condition("Paused", state == "paused", "Paused", "NotPaused", running.pauses.error),
         _condition("EnvironmentsFailing", bool(stats.env_failures), "KeepFailing", "NoFailures", stats.env_failures),

@@ -36,6 +36,8 @@ class Plan:
     env: str
     """The environment and how many of it a worker steps, for people."""
     workers: int
+    replicas: int
+    """Workers that the manifest asks for; more than `workers` where this machine has fewer cores."""
     total_frames: int | None
     dataset: str
     """URI; empty when frames go to the queue alone."""
@@ -334,7 +336,11 @@ def summary_lines(summary: Summary) -> list[str]:
 def _opening(plan: Plan) -> str:
     frames = f"{plan.total_frames:,} frames" if plan.total_frames else "frames until Ctrl-C"
     target = f" into {plan.dataset}" if plan.dataset else ""
-    return f"{plan.job}: {frames} of {plan.env}; {counted(plan.workers, 'worker')}{target}"
+    workers = counted(plan.workers, "worker")
+    if plan.workers < plan.replicas:
+        all_of = plan.replicas
+        workers = f"{plan.workers} of the manifest's {all_of} workers, one per core (--workers {all_of} starts all)"
+    return f"{plan.job}: {frames} of {plan.env}; {workers}{target}"
 
 
 def _serving_lines(serving: Serving) -> list[str]:

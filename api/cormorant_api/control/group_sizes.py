@@ -24,7 +24,7 @@ class GroupSizes:
         self._fleet, self._events = fleet, events
         self._lock = threading.Lock()
         """Guards what follows."""
-        self._groups = {group.name: fleet.job.spec.size_of(group) for group in fleet.job.spec.worker_groups}
+        self._groups = {name: group.desired for name, group in fleet.stats(workers=False).groups.items()}
         self._empty: dict[str, tuple[int, ...]] = {}
         """Slots that no worker is expected in, by group; groups without any are left out."""
         self._exact: set[str] = set()

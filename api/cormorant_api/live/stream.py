@@ -38,9 +38,11 @@ class LiveStream(Response):
                     await self._tell(scope, send, hangup)
                     reason = self._head.failure
                 except (ApiError, CormorantError) as error:
-                    reason = str(error)  # the status is already sent
+                    # The status is already sent.
+                    reason = self._head.failure if self._head.end_state else str(error)
                 if not hangup.happened.is_set():
-                    await send_within(send, scope, as_frame("bye", Bye(reason=reason)), timeout_s=_STALL_S)
+                    bye = Bye(state=self._head.end_state, reason=reason)
+                    await send_within(send, scope, as_frame("bye", bye), timeout_s=_STALL_S)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except SlowReader:
             return

@@ -31,7 +31,8 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send_within(send, scope, b": cormorant\n\n", timeout_s=_STALL_S)
             async with Hangup(receive, notifier=ring.notifier) as hangup:
-                while not hangup.happened.is_set() and not self._head.is_closing:
+                while not hangup.happened.is_set():
+                    is_last = self._head.is_closing  # asked before the ring is read: the end is an event
                     news = ring.read(self._position)
                     if news is None:
                         was_slow = True
@@ -42,7 +43,7 @@ class EventStream(Response):
                     sent += len(events)
                     text = "".join(map(_as_text, events)) or ": still here\n\n"
                     await send_within(send, scope, text.encode(), timeout_s=_STALL_S)
-                    if self._limit and sent >= self._limit:
+                    if (is_last and not events) or (self._limit and sent >= self._limit):
                         break
                     await ring.notifier.wait_for(
                         lambda: self._head.is_closing or hangup.happened.is_set() or ring.end > self._position,

@@ -282,12 +282,13 @@ class _Session:
         from cormorant_worker.fleet.options import FleetOptions, default_workers
         from cormorant_worker.launch import refuse_unknown_names
 
+        replicas = workers or default_workers(self._job, is_this_machine=False)
         workers = workers or default_workers(self._job, is_this_machine=self._site.is_this_machine)
         try:
             refuse_unknown_names(self._job, is_this_machine=self._site.is_this_machine)
         except EnvError as error:
             raise BadInput(str(error)) from error
-        self._display.begin(self._plan(workers))
+        self._display.begin(self._plan(workers, replicas))
         options = FleetOptions(workers=workers, device=device, drain_timeout_s=_DRAIN_S)
         with self._opened(options) as (fleet, server):
             self._interrupts.defer()
@@ -377,7 +378,7 @@ class _Session:
         except ControlTimeout:
             return False  # no batch within a moment is nothing to report
 
-    def _plan(self, workers: int) -> Plan:
+    def _plan(self, workers: int, replicas: int) -> Plan:
         env = self._job.spec.env
         named = f"EnvPool {env.envpool.task_id}" if env.envpool else ""
         if env.gymnasium is not None:
@@ -386,6 +387,7 @@ class _Session:
             job=self._job.metadata.name,
             env=f"{named}, {env.num_envs} per worker",
             workers=workers,
+            replicas=replicas,
             total_frames=self._job.spec.collection.total_frames,
             dataset=self._dataset,
         )

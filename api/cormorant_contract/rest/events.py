@@ -33,5 +33,7 @@ class Event(Answer):
     frames: int = 0
     update_id: str = ""
     state: str = ""
-    """State of the update, for `update` events."""
+    """State of the update, for `update` events. For `ended`, the last event of a head: Completed; Failed, with the
+    reason; or Stopped, when another head may continue the job.
+    """
     reason: str = ""

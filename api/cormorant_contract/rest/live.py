@@ -113,5 +113,7 @@ class Opening(Answer):
 class Bye(Answer):
     """The head shuts down or is replaced."""
 
+    state: str = ""
+    """Completed, Failed or Stopped; empty if only this stream ends."""
     reason: str = ""
     """The failure that ended the fleet; empty if it did not fail."""

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from cormorant_testing.check import attempt_of
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Reply, Served, serve, weights_file
-from cormorant_worker.errors import FleetClosed
+from cormorant_worker.errors import FleetClosed, FleetError
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import Receipt
@@ -354,6 +355,46 @@ class Events(threading.Thread):
             fields = dict(line.split(": ", 1) for line in chunk.splitlines() if not line.startswith(":"))
             if fields:
                 self.found.append(fields)
+
+
+def test_status_says_that_fewer_workers_run_than_asked_for(folder: Path) -> None:
+    with serve(make_job(num_envs=1, lengths=4, workers=40), directory=folder, workers=1) as served:
+        status = served.reader.get("/v1/status").json
+        assert [group["desired"] for group in status["groups"]] == [1]
+        (ready,) = [found["message"] for found in status["conditions"] if found["type"] == "Ready"]
+        assert ready == "1 of 1 workers are ready; the manifest asks for 40"
+        assert served.reader.get("/v1/desired").json["groups"] == {"cpu": 1}
+
+
+@pytest.mark.parametrize(
+    ("total", "error", "expected"),
+    [
+        (60, None, {"state": "Completed", "frames": 60}),
+        (10**9, None, {"state": "Stopped"}),
+        (10**9, FleetError("no more"), {"state": "Failed", "reason": "no more"}),
+    ],
+)
+def test_the_last_event_says_how_the_job_ended(
+    tmp_path: Path, folder: Path, total: int, error: FleetError | None, expected: dict[str, Any]
+) -> None:
+    job = make_job(
+        num_envs=2,
+        lengths=4,
+        dataset=f"file://{tmp_path}/data",
+        collection={"framesPerBatch": 20, "totalFrames": total},
+    )
+    with suppress(FleetError), serve(job, directory=folder) as served:
+        heard = Events(served.reader, limit=10**6, Last_Event_ID="")
+        until(lambda: served.reader.get("/v1/status").json["listeners"] == 1)
+        if total == 60:
+            until(lambda: served.server.head.is_complete)
+        if error is not None:
+            raise error
+    heard.join(60)
+    last = json.loads(heard.found[-1]["data"])
+    assert heard.found[-1]["event"] == "ended"
+    assert {name: last[name] for name in expected} == expected
+    assert [event["event"] for event in heard.found].count("ended") == 1
 
 
 def test_events_tell_what_happens_and_can_be_resumed(endless: Served) -> None:

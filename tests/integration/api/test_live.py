@@ -138,7 +138,7 @@ def test_a_head_that_ends_says_goodbye(tmp_path: Path) -> None:
     with serve(job, directory=tmp_path) as served, listening(served.reader) as frames:
         first(frames, "opening")
         served.server.head.close()
-        assert first(frames, "bye") == {"reason": ""}
+        assert first(frames, "bye") == {"state": "Stopped", "reason": ""}
         assert next(frames, None) is None
 
 

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,10 +17,11 @@ from playwright.sync_api import Browser
 
 from cormorant_testing import browser as browser_module
 from cormorant_testing.browser import watching
+from cormorant_testing.collecting import make_job
 from cormorant_testing.commands import Command
 from cormorant_testing.heads import HeadProcess, write_manifest
 from cormorant_testing.scripts import until
-from cormorant_testing.serving import Api
+from cormorant_testing.serving import Api, serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -458,3 +459,17 @@ def test_a_narrow_window_has_it_all(cartpole: HeadProcess, browser: Browser, wid
             box = watched.page.locator(name).bounding_box()
             assert box is not None
             assert 0 <= box["x"] <= box["x"] + box["width"] <= width
+
+
+def test_a_job_that_completed_stays_in_view_as_completed(tmp_path: Path, browser: Browser) -> None:
+    frames = {"framesPerBatch": 20, "totalFrames": 60}
+    job = make_job(lengths=(3, 8), dataset=f"file://{tmp_path}/data", collection=frames)
+    with ExitStack() as head:
+        served = head.enter_context(serve(job, directory=tmp_path / "head"))
+        with watching(browser, served.reader.port, served.reader.token) as watched:
+            watched.wait_for_text("#link-text", "Live")
+            until(lambda: served.server.head.is_complete)
+            head.close()
+            watched.wait_for_text("#link-text", "The job has completed.")
+            assert watched.page.inner_text("#phase") == "Completed"
+            assert watched.page.title() == f"{job.metadata.name}: Completed"

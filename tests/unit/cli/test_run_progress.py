@@ -21,7 +21,9 @@ from cormorant_cli.progress import (
     summary_lines,
 )
 
-PLAN = Plan(job="pong", env="EnvPool Pong-v5, 64 per worker", workers=2, total_frames=200_000, dataset="data/pong")
+PLAN = Plan(
+    job="pong", env="EnvPool Pong-v5, 64 per worker", workers=2, replicas=2, total_frames=200_000, dataset="data/pong"
+)
 WORKER = WorkerView(name="cpu-0", phase="stepping", attempt=0, frames=20_000, version=3, env_restarts=0)
 SNAPSHOT = Snapshot(
     frames=50_000,
@@ -60,6 +62,14 @@ def test_rate_looks_at_the_last_seconds_only() -> None:
     assert rate.observe(1, 100) == 100
     assert rate.observe(10, 1000) == 100
     assert rate.observe(20, 1000) == 0
+
+
+def test_fewer_workers_than_in_the_manifest_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    PlainDisplay().begin(replace(PLAN, replicas=40))
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "pong: 200,000 frames of EnvPool Pong-v5, 64 per worker; 2 of the manifest's 40 workers, one per core "
+        "(--workers 40 starts all) into data/pong"
+    )
 
 
 def test_plain_line_has_all_that_matters(capsys: pytest.CaptureFixture[str]) -> None:

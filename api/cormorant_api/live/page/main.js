@@ -58,6 +58,7 @@ let points = []; // samples as the head sends them, oldest first
 let hasWorked = false; // with the present token
 let isAway = false;
 let byeReason = "";
+let endState = "";
 let countdown;
 
 const stream = new Stream({
@@ -73,7 +74,7 @@ const stream = new Stream({
     setText($("trouble"), "");
     if (isAway) say("Connected again.");
     isAway = false;
-    byeReason = "";
+    byeReason = endState = "";
   },
   opening(data) {
     preview.offer(data.picture, data.num_envs);
@@ -90,7 +91,9 @@ const stream = new Stream({
   },
   moment: show,
   bye(data) {
-    byeReason = data.reason ? `the head ended: ${data.reason}` : "the head ended";
+    endState = data.state === "Stopped" ? "" : data.state;
+    byeReason = endState ? `the job has ${endState.toLowerCase()}` : "the head ended";
+    if (data.reason) byeReason += `: ${data.reason}`;
   },
   away,
   refused,
@@ -283,8 +286,14 @@ function takeTokenFromAddress() {
 function away(problem, until) {
   clearInterval(countdown);
   const isStarting = problem.kind === "no-workers";
-  if (!isAway && moment) say("Disconnected.");
+  if (!isAway && moment) say(endState ? `${moment.status.job}: ${endState}.` : "Disconnected.");
   isAway = true;
+  if (endState) {
+    showPhase(endState, endState);
+    if (moment) document.title = `${moment.status.job}: ${endState}`;
+    setText($("link-text"), `${byeReason[0].toUpperCase()}${byeReason.slice(1)}.`);
+    return;
+  }
   if (isStarting) showPhase("Starting", "Starting");
   else showPhase("Away", "Disconnected");
   $("retry").hidden = false;

@@ -191,6 +191,7 @@ class OfTask:
         self._begin(builder_of_task(env_name, num_workers, create_env_kwargs), **options)
         self.env_name = env_name.replace("ALE/", "")
         """EnvPool's name of the task."""
+        self.create_env_kwargs = dict(create_env_kwargs or {})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(env={self.env_name}, num_workers={self.num_workers}, device={self.device})"
