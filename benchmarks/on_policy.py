@@ -110,7 +110,7 @@ def main() -> None:
             updates, seconds, collecting, opening = run(chosen.goal, seed)
             per_update.setdefault(run.__name__, []).append(seconds / updates)
             print(
-                f"{run.__name__:11} seed {seed}: {updates:.0f} updates of {NUM_ENVS * STEPS} frames in {seconds:.1f} s, "
+                f"{run.__name__:11} seed {seed}: {updates:.0f} updates of {NUM_ENVS * STEPS} frames, {seconds:.1f} s, "
                 f"{collecting / seconds:4.0%} of it waiting for frames; opened in {opening:.1f} s",
                 flush=True,
             )
