@@ -278,6 +278,10 @@ class _Session:
             CormorantError: what the worker says.
             KeyboardInterrupt: while workers were being started.
         """
+        from cormorant_worker.fork_server import WORKERS, fork_server
+
+        if self._site.fleet == "local":
+            fork_server(WORKERS)  # imports what workers need while this process imports what a fleet needs
         from cormorant_worker.errors import EnvError
         from cormorant_worker.fleet.options import FleetOptions, default_workers
         from cormorant_worker.launch import refuse_unknown_names
