@@ -30,7 +30,7 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
         `("collector", "policy_version")` int64 `[B, T]`, with variants `("collector", "task_id")` int64 `[B, T]`; and,
         when columns have different lengths,
         `("collector", "mask")` bool `[B, T]`. Where the mask is False every value is zero, except that the
-        observation right after a column's last frame stays what that frame led to.
+        observation and the recurrent states right after a column's last frame stay what that frame led to.
     """
     layout, rows = block.layout, slice(0, block.num_rows)
     own = np.copy if copy else (lambda array: array)
