@@ -214,6 +214,15 @@ def test_sync_rounds_without_a_publish_still_come() -> None:
         assert balance(fleet) == 0
 
 
+def test_frames_ahead_at_the_end_are_not_called_crashed() -> None:
+    env = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "batchSize": 2, "numThreads": 1}}
+    job = make_job(env=env, policy="", collection={"framesPerBatch": 64, "totalFrames": 640})
+    with fleet_of(job, workers=1) as fleet:
+        assert sum(batch.numel() for batch in fleet.batches()) == 640
+        assert fleet.wait_until_done(20)
+        assert set(fleet.stats().dropped) <= {"drain"}
+
+
 @pytest.mark.parametrize(
     ("weights", "exploration", "expected"),
     [({}, "random", 1), ({"maxStaleness": 9}, "random", 0), ({}, "mode", 0)],

@@ -138,9 +138,9 @@ class Reaper:
             reason += f" {describe_env(core.job)}: check its arguments"
         core.counters.follow(handle)
         is_closing, is_wanted = core.lifecycle.is_closing, slot in core.pool.slots
-        again, hopeless = self._settle(
-            handle, durable_frames=seen.durable_frames, reason="drain" if is_closing else "crash"
-        )
+        # A worker that was told to end may have stepped frames of asynchronous environments that nobody asked for.
+        dropped = "drain" if is_closing or handle.has_finished else "crash"
+        again, hopeless = self._settle(handle, durable_frames=seen.durable_frames, reason=dropped)
         if hopeless and not is_closing:
             core.lifecycle.fail(WorkerFailed(f"worker {handle.name} {reason}; {hopeless}"))
         if not is_wanted:
