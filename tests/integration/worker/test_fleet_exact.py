@@ -21,6 +21,7 @@ from cormorant_testing.fleets import (
     on_both_engines_slowly,
 )
 from cormorant_testing.policies import numbered
+from cormorant_testing.scripts import until
 from cormorant_worker.errors import StaleWeights, WeightsMismatch
 from cormorant_worker.fleet.fleet import Fleet
 
@@ -219,8 +220,8 @@ def test_frames_ahead_at_the_end_are_not_called_crashed() -> None:
     job = make_job(env=env, policy="", collection={"framesPerBatch": 64, "totalFrames": 640})
     with fleet_of(job, workers=1) as fleet:
         assert sum(batch.numel() for batch in fleet.batches()) == 640
-        assert fleet.wait_until_done(20)
-        assert set(fleet.stats().dropped) <= {"drain"}
+        until(lambda: not fleet.stats().workers)
+        assert set(fleet.stats().dropped) == {"drain"}
 
 
 @pytest.mark.parametrize(
