@@ -124,7 +124,7 @@ def open_fleet(
         raise FleetError(f'engine "{engine}" is not known; use "local" or "ray"')
     if ray is not None and engine != "ray":
         raise FleetError('Ray options were given but the engine is "local"; set engine="ray"')
-    job, overrides = _described(
+    job, overrides = describe_job(
         manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs, workers=max(1, workers),
         frames_per_batch=frames_per_batch, total_frames=total_frames, on_policy=on_policy, mode=mode,
         vectorization=vectorization, seed=seed, collection=collection or {}, info=info,
@@ -197,7 +197,7 @@ def make_collector(
     from cormorant_worker.collect.build import build_collector
     from cormorant_worker.collect.place import WorkerPlace
 
-    job, overrides = _described(
+    job, overrides = describe_job(
         manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
         vectorization=vectorization, usual_vectorization="inline", seed=seed, collection=collection or {}, info=info,
     )  # fmt: skip
@@ -215,10 +215,10 @@ def make_collector(
     return collector
 
 
-def _described(
+def describe_job(
     manifest: Manifest | None, name: str, env: EnvChoice | None, **given: Any
 ) -> tuple[CollectorJob, WorkerOverrides]:
-    """The job that a manifest or a script describes, and the script's objects.
+    """The job that a manifest or a script describes, and the script's objects. `given`: fields of `Scripted`.
 
     Raises:
         ManifestError: there is neither, or both, or what there is is refused.

@@ -1,19 +1,23 @@
 """`evaluate`: an evaluation on this machine or a Ray cluster. Also called by the command line."""
 
+import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from cormorant_contract import errors as contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
+from cormorant_worker.collect.overrides import NO_OVERRIDES, read_overrides
 from cormorant_worker.errors import EvaluationError, ManifestError
 from cormorant_worker.evaluation.results import ResultTable
-from cormorant_worker.launch import Manifest, load_job, refuse_unknown_names
+from cormorant_worker.launch import Manifest, describe_job, refuse_unknown_names
+from cormorant_worker.scripted import EnvChoice
 from cormorant_worker.weights.file import in_models, to_bytes
 
 if TYPE_CHECKING:
@@ -31,9 +35,16 @@ _KEPT_OF_EPISODES = frozenset({"deterministic", "perTask", "checkpoints"})
 
 
 def evaluate(
-    manifest: Manifest,
+    manifest: Manifest | None = None,
     weights: Checkpoint | None = None,
     *,
+    env: EnvChoice | None = None,
+    policy: Any = None,
+    policy_factory: Callable[..., Any] | None = None,
+    num_envs: int = 8,
+    vectorization: Literal["subprocess", "inline"] = "subprocess",
+    collection: Mapping[str, Any] | None = None,
+    info: Sequence[str | Mapping[str, Any]] = (),
     episodes: int | Sequence[int] = 0,
     seed: int | None = None,
     deterministic: bool | None = None,
@@ -50,19 +61,28 @@ def evaluate(
 
         table = evaluate("job.yaml", "policy.safetensors", episodes=100)
         table.summary["return"]["mean"]
+        table = evaluate(env=MyEnv, policy=network, episodes=100)     # without a manifest
 
     Args:
         manifest: path of a YAML file, a mapping, or a CollectorJob; of its `collection` only `seed`, `episodes`,
             `episodeMetrics` and `normalize` matter.
         weights: what the policy plays with; None: the manifest's `initialWeights` or checkpoints, or what its factory
             makes.
+        env: as in `open_fleet`, in place of a manifest; as are the arguments that follow, down to `info`.
+        policy: what plays; None: random actions.
+        policy_factory: makes it from the spaces.
+        num_envs: episodes that one worker plays side by side.
+        vectorization: subprocess: one process per environment; inline: all in the worker process.
+        collection: further fields of `spec.collection`: `episodeMetrics`, `normalize`.
+        info: keys of the environments' info that metrics read.
         episodes: how many, with seeds from `seed` on, or their seeds; 0: the manifest's `collection.episodes`.
         seed: of the first episode; None: the manifest's. Refused where the episodes have a list of seeds.
         deterministic: the policy's best actions instead of drawn ones; None: as in the manifest, where that has no
             `collection.episodes` True.
         workers: worker processes; 0: one per CPU, at most one per episode.
         directory: keeps every episode's result from the moment it ends: a call that was killed goes on where it was.
-            A path or any fsspec URI; empty: a temporary folder.
+            A path or any fsspec URI; empty: a temporary folder. With `env`, a call goes on with the results of calls
+            whose environment and policy are pickled to the same bytes.
         name: metadata.name of the job, for files with several.
         device: torch device of the policy; empty: as in the worker groups.
         engine: where workers run; None: this machine. Workers on other machines need a `directory` that all can write.
@@ -80,16 +100,25 @@ def evaluate(
         raise EvaluationError("workers on other machines need a folder that all can write; pass directory=")
     kept = nullcontext(str(directory)) if directory else tempfile.TemporaryDirectory(prefix="cormorant-evaluation-")
     with kept as folder, _weights_file(weights) as weights_uri:
-        job = evaluation_job(
-            load_job(manifest, name=name), folder, weights=weights_uri, episodes=episodes, seed=seed,
-            deterministic=deterministic, device=device,
+        described, overrides = describe_job(
+            manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
+            vectorization=vectorization, collection=collection or {}, info=info,
         )  # fmt: skip
-        refuse_unknown_names(job, is_this_machine=engine is None)
-        table = run_evaluation(job, workers=workers, device=device, engine=engine, look=look)
+        objects = b""
+        if overrides is NO_OVERRIDES:
+            refuse_unknown_names(described, is_this_machine=engine is None)
+        else:
+            overrides = replace(overrides, envs=overrides.envs[:1])  # each episode has a new one
+            objects = overrides.to_bytes()
+        job = evaluation_job(
+            described, folder, weights=weights_uri, episodes=episodes, seed=seed, deterministic=deterministic,
+            device=device, objects=objects,
+        )  # fmt: skip
+        table = run_evaluation(job, workers=workers, device=device, engine=engine, look=look, objects=objects)
         if videos:
             from cormorant_worker.evaluation.video import record_videos
 
-            record_videos(job, table, videos, Path(folder) / "videos")
+            record_videos(job, table, videos, Path(folder) / "videos", overrides=read_overrides(objects))
         return table
 
 
@@ -102,6 +131,7 @@ def evaluation_job(
     seed: int | None = None,
     deterministic: bool | None = None,
     device: str = "",
+    objects: bytes = b"",
 ) -> CollectorJob:
     """A manifest with what an evaluation changes of it.
 
@@ -110,6 +140,7 @@ def evaluation_job(
         folder: for the results.
         weights: URI of a weights file; empty: as in the manifest.
         episodes: as in `evaluate`, as are the other arguments.
+        objects: a script's environment and policy, pickled: what is evaluated, beside the manifest.
 
     Raises:
         ManifestError: naming what does not fit together.
@@ -142,6 +173,8 @@ def evaluation_job(
     if device:
         kind = "cpu" if torch.device(device).type == "cpu" else "gpu"
         spec["workerGroups"] = [{**group, "device": kind} for group in spec["workerGroups"]]
+    if objects:
+        spec["policy"]["kwargs"] = {"objects": hashlib.sha256(objects).hexdigest()}
     if weights:
         spec["policy"]["initialWeights"] = weights
         collection["episodes"].pop("checkpoints", None)
@@ -160,6 +193,7 @@ def run_evaluation(
     engine: "Engine | None" = None,
     look: "Callable[[FleetStats], None]" = lambda stats: None,
     should_stop: Callable[[], bool] = lambda: False,
+    objects: bytes = b"",
 ) -> ResultTable:
     """Play what is missing of an evaluation, and write its table to its folder.
 
@@ -167,6 +201,7 @@ def run_evaluation(
         job: with `collection.episodes`.
         workers: as in `evaluate`, as are the arguments that follow.
         should_stop: asked about five times a second.
+        objects: `WorkerOverrides.to_bytes()` of a script; empty: none.
 
     Raises:
         FleetInterrupted: it was told to stop.
@@ -180,7 +215,9 @@ def run_evaluation(
     book = EpisodeBook(job)
     if book.num_pending:
         workers = min(workers or available_cpus(), book.num_pending)
-        options = FleetOptions(workers=workers, device=device, should_stop=should_stop)
+        options = FleetOptions(
+            workers=workers, device=device, should_stop=should_stop, overrides=(objects,) if objects else ()
+        )
         with Fleet(job, options, engine=engine) as fleet:
             while not fleet.wait_until_done(_LOOK_S):
                 look(fleet.stats())

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -207,6 +209,48 @@ def test_an_environment_that_dies_is_named_by_its_seed(vectorization: str) -> No
             look=lambda stats: seen.append(stats.restarts),
         )
     assert max(seen) <= 2
+
+
+class Walk(gymnasium.Env[Any, Any]):
+    """Ends after as many steps as its policy takes to 1."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._at = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return self._at, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._at = self._at + abs(action)
+        return self._at, float(action[0]), bool((self._at > 1).any()), False, {"at": float(self._at[0])}
+
+
+def test_classes_and_modules_are_evaluated_as_fleets_take_them(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    network = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid())
+    metrics = {"episodeMetrics": [{"name": "at", "key": "at"}]}
+    chosen = {"env": Walk, "policy": network, "episodes": 5, "seed": 4, "collection": metrics, "info": ["at"]}
+    one = evaluate(**chosen, workers=1, num_envs=2, directory=tmp_path)
+    assert [episode.seed for episode in one.episodes] == [4, 5, 6, 7, 8]
+    two = evaluate(**chosen, workers=2, num_envs=1, vectorization="inline")
+    assert two.to_json() == one.to_json()
+    for episode in one.episodes:
+        env, total = Walk(), 0.0
+        seen, _ = env.reset(seed=episode.seed)
+        for _ in range(episode.length):
+            with torch.inference_mode():
+                action = network(torch.from_numpy(seen)[None])[0].numpy()
+            seen, reward, ended, *_ = env.step(action)
+            total += float(np.float32(reward))
+        assert (ended, total, float(seen[0])) == (True, episode.total, episode.metrics["at"])
+    with torch.no_grad():
+        network[0].bias += 1.0
+    with pytest.raises(EvaluationError, match="holds the results of another evaluation: policy was"):
+        evaluate(**chosen, workers=1, directory=tmp_path)
+    with pytest.raises(ManifestError, match="manifest and env exclude each other"):
+        evaluate(CARTPOLE, env=Walk, episodes=1)
 
 
 def test_videos_are_of_the_episodes_in_the_table(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """Policies whose every output is known by heart. Named by entrypoint in manifests, so that workers import them."""
 
 import os
+import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
@@ -242,3 +245,30 @@ def pair(observation_space: Any, action_space: Any) -> dict[str, nn.Module]:
 def first_legal(observation_space: Any, action_space: Any) -> Any:
     """The first action that the mask in the observation allows."""
     return lambda obs: obs["action_mask"].to(torch.int64).argmax(-1) + int(action_space.start)
+
+
+class Restless(torch.nn.Module):
+    """Changes a buffer and an attribute in each call, and draws from every global generator."""
+
+    def __init__(self, num_actions: int) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(num_actions, num_actions)
+        self.register_buffer("calls", torch.zeros(()))
+        self.total, self.num_actions = 0.0, num_actions
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.total += float(obs.sum())
+        drawn = random.random() + np.random.random() + float(torch.rand(()))
+        number = int(1000 * drawn + float(self.calls) + 10 * abs(self.total))
+        return torch.full((len(obs),), number % self.num_actions)
+
+
+def restless(observation_space: Any, action_space: Any) -> Restless:
+    return Restless(int(action_space.n))
+
+
+def locked(observation_space: Any, action_space: Any) -> Restless:
+    policy = Restless(int(action_space.n))
+    policy.lock = threading.Lock()
+    return policy

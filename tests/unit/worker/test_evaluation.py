@@ -1,6 +1,7 @@
 """An episode's result is a pure function of weights, task, seed and options; what tables say of results."""
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,14 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.errors import EnvCrashed, EnvError, EvaluationError, ManifestError, NonfiniteWeights
+from cormorant_worker.errors import (
+    EnvCrashed,
+    EnvError,
+    EvaluationError,
+    ManifestError,
+    NonfiniteWeights,
+    PolicyError,
+)
 from cormorant_worker.evaluation.book import _CHANGES_NO_NUMBER, EpisodeBook
 from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.evaluation.results import (
@@ -87,6 +95,27 @@ CASES = {
     "gymnasium-mlp": ({"gymnasium": {"id": "Pendulum-v1", "vectorization": "inline"}}, MLP),
     "mujoco": ({"envpool": {"taskId": "HalfCheetah-v4", "numEnvs": 4}}, MLP),
 }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("normalize", [{}, {"normalize": {"observation": {}}}], ids=["raw", "normalized"])
+def test_a_policy_that_changes_itself_plays_the_same(tmp_path: Path, dtype: str, normalize: Mapping[str, Any]) -> None:
+    policy = {"entrypoint": "cormorant_testing.policies:restless", "dtype": dtype}
+    job = job_of(tmp_path, CARTPOLE, policy=policy, max_steps=40, seed=3, episodes={"count": 5}, **normalize)
+    player = player_of(job)
+    outside = random.getstate()
+    together = dict(enumerate(player.play(range(5))))
+    assert random.getstate() == outside
+    assert played_by(job, [4, 1], [3], [0, 2]) == together
+    assert played_by(job, [0], [1], [2], [3], [4]) == together
+
+
+def test_a_policy_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
+    job = job_of(tmp_path, CARTPOLE, policy={"entrypoint": "cormorant_testing.policies:locked"}, episodes={"count": 1})
+    with pytest.raises(
+        PolicyError, match=r"cannot be copied for an episode of its own: TypeError: cannot pickle .*lock"
+    ):
+        player_of(job).play([0])
 
 
 @pytest.mark.parametrize("deterministic", [True, False], ids=["best", "drawn"])

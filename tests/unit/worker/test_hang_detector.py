@@ -47,10 +47,24 @@ def test_a_worker_that_looks_up_while_it_waits_for_a_server_is_left_alone() -> N
         assert not detector.turn(float(second), is_paused=False)
 
 
-def detector_of(connection: Any) -> HangDetector:
+@pytest.mark.parametrize(("act_s", "limit_s"), [(1, 15), (4, 40), (20, 120)])
+def test_a_frozen_server_is_found_by_its_own_history(act_s: int, limit_s: int) -> None:
+    connection = StoppedConnection(Phase.STEPPING)
+    connection.place = WorkerPlace(is_server=True)
+    detector = detector_of(connection, hang_timeout_s=120.0)
+    alive_s = 30 * act_s
+    found = []
+    for second in range(1, alive_s + 200):
+        if second <= alive_s and second % act_s == 0:
+            connection.frames += 1
+        found += [second] if detector.turn(float(second), is_paused=False) else []
+    assert limit_s < found[0] - alive_s <= limit_s + 3
+
+
+def detector_of(connection: Any, *, hang_timeout_s: float = 10.0) -> HangDetector:
     handle = WorkerHandle(connection, deque(), stream=connection.place, last_progress=0.0, is_ready=True)
     handle.tickets[1] = None  # type: ignore[assignment]  # that there is one is all that counts
-    options = FleetOptions(hang_timeout_s=10.0)
+    options = FleetOptions(hang_timeout_s=hang_timeout_s)
     detector = HangDetector(make_job(), options, {handle.slot: handle}, FleetCounters())
     detector.add(handle.slot)
     return detector

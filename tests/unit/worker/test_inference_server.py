@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from cormorant_testing.network import drop_everything, in_own_network
 from cormorant_worker.errors import PolicyMismatch
@@ -21,7 +22,7 @@ from cormorant_worker.inference.connections import NodeConnection, ServerConnect
 from cormorant_worker.inference.frames import FrameReader, FrameWriter, listen_on
 from cormorant_worker.inference.handshake import Greeting, Listeners, frame, unframe
 from cormorant_worker.inference.mailbox import HEADER, Header
-from cormorant_worker.inference.remote_actor import RemoteActor
+from cormorant_worker.inference.remote_actor import Patience, RemoteActor
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
 from cormorant_worker.policy.actor import PolicyActor
 from cormorant_worker.policy.loading import wrap_policy
@@ -82,7 +83,9 @@ class Running:
 
         assert listeners.nodes is not None
         own = replace(listeners, local=listeners.local.dup(), nodes=listeners.nodes.dup())
-        self.server = InferenceServer(own, build, how)
+        self.later_ns = 0
+        """By how much the server's clock is ahead of ours."""
+        self.server = InferenceServer(own, build, how, clock_ns=lambda: time.monotonic_ns() + self.later_ns)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -181,6 +184,22 @@ def test_rows_wait_for_the_version_that_their_ticket_names() -> None:
         server.weights.offer({"policy": {"weight": torch.tensor(10.0)}}, version=PolicyVersion(1))
         acted, version = asked.answer()
         assert (acted.actions[0].tolist(), version, actor.weights.version) == ([11], 1, 1)
+
+
+def test_older_weights_do_not_act_however_late_newer_ones_are() -> None:
+    with capture_logs() as logged, running() as (server, listener):
+        actor = worker(listener, slots=1)
+        actor.weights.wait_until_offered(PolicyVersion(1), 0.0)
+        asked = actor.ask(rows_of(1), (), init(1))
+        wait_for(lambda: bool(server.server._waiting))
+        server.later_ns = 31 * 10**9
+        wait_for(lambda: bool(logged))
+        assert [(line["event"], line["needed_version"], line["policy_version"]) for line in logged] == [
+            ("weights_missing", 1, 0)
+        ]
+        assert server.policy.sizes == []
+        server.weights.offer({"policy": {"weight": torch.tensor(10.0)}}, version=PolicyVersion(1))
+        assert asked.answer()[0].actions[0].tolist() == [11]
 
 
 def test_next_server_does_not_act_with_older_weights() -> None:
@@ -322,6 +341,23 @@ def test_silent_server_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) 
         ACTORS.append(RemoteActor(AssignedServers([address_of(first), address_of(second)]), greeting()))
         assert ACTORS[-1].ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
         assert silent.policy.sizes == []
+
+
+def test_a_server_that_answered_at_once_is_left_within_seconds() -> None:
+    now = [0.0]
+    patience = Patience(clock=lambda: now[0])
+    assert patience.limit_s() == 60.0, "no evidence"
+    for _ in range(100):
+        began = now[0]
+        now[0] += 0.004
+        patience.answered(began)
+    assert patience.limit_s() == 5.0
+    began, now[0] = now[0], now[0] + 0.8
+    patience.answered(began)
+    assert patience.limit_s() == pytest.approx(16.0)
+    began, now[0] = now[0], now[0] + 7.0
+    patience.answered(began)
+    assert patience.limit_s() == 60.0
 
 
 def test_connections_between_nodes_end_when_a_node_is_lost() -> None:

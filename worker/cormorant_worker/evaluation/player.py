@@ -4,13 +4,15 @@ An episode depends on nothing that a fleet decides:
 
 - environments: a new one for each episode, reset once with the episode's seed;
 - inference: one row a call, because a network's rounding depends on how many rows it gets, and on a row's position;
-- noise: torch's generators are swapped for the episode's own around each call;
+- the policy: a copy of its own, because `forward` may change buffers; parameters are shared;
+- noise: torch's, numpy's and Python's generators are swapped for the episode's own around each call;
 - threads: one in torch.
 
 Decision 0039 has the measurements. Environments step in parallel, as many as the manifest's numEnvs.
 """
 
 import math
+import random
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from numpy.random import mtrand
 
 from cormorant_contract.env import Env
 from cormorant_contract.episodes import PlannedEpisode
@@ -38,8 +41,9 @@ from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.errors import EnvCrashed, EnvError, EnvRaised
 from cormorant_worker.evaluation.results import PlayedEpisode, ResultFolder, name_of, planned_episodes
 from cormorant_worker.policy.action_check import ActionCheck
-from cormorant_worker.policy.actor import Actor
+from cormorant_worker.policy.actor import Actor, PolicyActor
 from cormorant_worker.policy.exploration import ExplorationType, exploring
+from cormorant_worker.policy.normalizer import NormalizingActor
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays
 from cormorant_worker.weights.file import read as read_weights
@@ -56,7 +60,10 @@ class _Seat:
 
     planned: PlannedEpisode
     actor: Actor
+    noise: int
+    """Seed of the episode's noise."""
     stream: TorchStream
+    numpy_stream: np.random.MT19937
     inputs: Arrays
     """[1, ...] each leaf of the observation."""
     states: Arrays
@@ -120,9 +127,14 @@ class Player:
             planned = self._planned[position]
             together.setdefault((planned.checkpoint, planned.task), []).append(position)
         played: dict[int, PlayedEpisode] = {}
-        for (checkpoint, task), own in together.items():
-            self._load(checkpoint)
-            played.update(zip(own, self._play_task(task, [self._planned[position] for position in own]), strict=True))
+        outside = random.getstate()
+        try:
+            for (checkpoint, task), own in together.items():
+                self._load(checkpoint)
+                found = self._play_task(task, [self._planned[position] for position in own])
+                played.update(zip(own, found, strict=True))
+        finally:
+            random.setstate(outside)
         return [played[position] for position in positions]
 
     def _load(self, checkpoint: str) -> None:
@@ -222,10 +234,14 @@ class Player:
         actor = self._actor
         if isinstance(actor, RandomActor):
             actor = RandomActor(env.action_space, noise, observation=env.observation_space)
+        elif isinstance(actor, PolicyActor | NormalizingActor):
+            actor = actor.twin()
         return _Seat(
             planned=planned,
             actor=actor,
+            noise=noise,
             stream=TorchStream(noise, actor.device),
+            numpy_stream=np.random.MT19937(noise),
             inputs=tuple(_aligned(leaf) for leaf in first),
             states=tuple(_aligned(state) for state in actor.initial_states),
             is_init=np.ones(1, dtype=np.bool_),
@@ -234,8 +250,15 @@ class Player:
 
     def _act(self, seat: _Seat) -> Arrays:
         """[1, ...] each leaf of the action."""
-        with seat.stream:
-            acted = seat.actor.act(seat.inputs, seat.states, seat.is_init)
+        outside = mtrand.get_bit_generator()
+        mtrand.set_bit_generator(seat.numpy_stream)
+        # Python's generator takes long to save: each call has a seed of its own.
+        random.seed(seat.noise + seat.length)
+        try:
+            with seat.stream:
+                acted = seat.actor.act(seat.inputs, seat.states, seat.is_init)
+        finally:
+            mtrand.set_bit_generator(outside)
         for kept, state in zip(seat.states, acted.states, strict=True):
             kept[...] = state
         seat.is_init[0] = False

@@ -8,6 +8,7 @@ import numpy as np
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.build import build_collector
+from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EvaluationError
 from cormorant_worker.evaluation.player import Player, alone
@@ -15,7 +16,9 @@ from cormorant_worker.evaluation.results import ResultTable
 from cormorant_worker.spaces import Array
 
 
-def record_videos(job: CollectorJob, table: ResultTable, count: int, folder: Path) -> list[Path]:
+def record_videos(
+    job: CollectorJob, table: ResultTable, count: int, folder: Path, *, overrides: WorkerOverrides = NO_OVERRIDES
+) -> list[Path]:
     """Record the first episodes of a table as MP4, one file each.
 
     Raises:
@@ -28,9 +31,9 @@ def record_videos(job: CollectorJob, table: ResultTable, count: int, folder: Pat
         raise EvaluationError(
             "videos need imageio-ffmpeg, which is not installed: pip install 'cormorant[video]'"
         ) from error
-    collector = build_collector(alone(job), WorkerPlace(seed=job.spec.collection.seed)).collector
+    collector = build_collector(alone(job), WorkerPlace(seed=job.spec.collection.seed), overrides).collector
     collector.close()
-    player, files = Player(job, collector), []
+    player, files = Player(job, collector, overrides=overrides), []
     for position, row in enumerate(table.episodes[:count]):
         path = folder / f"{row.task or 'episode'}-{position}-seed-{row.seed}.mp4"
         with _Recording(path) as recording:

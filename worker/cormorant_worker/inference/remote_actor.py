@@ -27,6 +27,27 @@ _LONGEST_WAIT_S = 900.0
 start another."""
 _SILENT_S = 60.0
 """Without an answer, after which another server is asked, if there is one: half of the shortest hang limit."""
+_SOONEST_S = 5.0
+_MANY_ANSWERS = 100
+_TIMES_LONGER = 20
+"""A server that has answered so many times is left after this multiple of its longest answer."""
+
+
+class Patience:
+    """How long a server may take, by what its answers took so far."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.now = clock
+        self._answers, self._longest_s = 0, 0.0
+
+    def answered(self, began: float) -> None:
+        self._answers += 1
+        self._longest_s = max(self._longest_s, self.now() - began)
+
+    def limit_s(self) -> float:
+        if self._answers < _MANY_ANSWERS:
+            return _SILENT_S
+        return min(_SILENT_S, max(_SOONEST_S, _TIMES_LONGER * self._longest_s))
 
 
 class ServedWeights(StagedWeights):
@@ -98,6 +119,7 @@ class RemoteActor:
         """Not answered yet, by slot."""
         self._answered: dict[int, PolicyVersion] = {}
         """Answered and not taken yet, by slot."""
+        self._patience = Patience()
         self._free = list(range(greeting.num_slots))
         self._address: Address = b""
         self._connection: ServerConnection | None = None
@@ -163,15 +185,16 @@ class RemoteActor:
 
     def _await(self, asked: Asked) -> None:
         """Wait for an answer. Whoever is silent for too long, dies, or is replaced, is not waited for."""
-        deadline = time.monotonic() + _LONGEST_WAIT_S
-        silent_s, silent_until = _SILENT_S, time.monotonic() + _SILENT_S
+        began = self._patience.now()
+        deadline, silent_s = began + _LONGEST_WAIT_S, self._patience.limit_s()
+        silent_until = began + silent_s
         with self._waiting() as wait:
             while asked.slot not in self._answered:
                 try:
                     self._receive()
                 except TimeoutError:
                     wait()
-                    now = time.monotonic()
+                    now = self._patience.now()
                     if now > deadline:
                         raise _unavailable(f"{asked.n} rows of {self._greeting.name} were not answered") from None
                     if now > silent_until and self._servers.has_others:
@@ -182,6 +205,7 @@ class RemoteActor:
                         self._meet()
                 except OSError:
                     self._meet()
+        self._patience.answered(began)
 
     @contextmanager
     def _waiting(self) -> Iterator[Callable[[], None]]:

@@ -39,8 +39,8 @@ _SHARE_OF_ACT = 0.25
 _LONGEST_S = 0.02
 _NEWEST = 0.1
 """Weight of the newest act in the mean duration."""
-_WEIGHTS_S = 30.0
-"""For weights that were published before a row's ticket was handed out: they come on another channel."""
+_WEIGHTS_LATE_S = 30.0
+"""After which the log says that weights are missing which were published before a row's ticket was handed out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +100,19 @@ class InferenceServer:
     """Owned by the thread that calls `turn`."""
 
     def __init__(
-        self, listeners: Listeners, build: Callable[[Space, Space, int], ServedPolicy], how: Gathering
+        self,
+        listeners: Listeners,
+        build: Callable[[Space, Space, int], ServedPolicy],
+        how: Gathering,
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Begin to listen. `build`: makes the policy, from the spaces of the first worker and its number of rows."""
         self.policy: ServedPolicy | None = None
         self.served = ServedCounts()
-        self._build, self._how = build, how
+        self._build, self._how, self._clock_ns = build, how, clock_ns
+        self._missing = 0
+        """The version that was last said to be missing."""
         self._selector = selectors.DefaultSelector()
         self._listeners = listeners
         for listener in listeners.sockets:
@@ -202,7 +209,7 @@ class InferenceServer:
     def _hear(self, client: LocalClient) -> Greeting | None:
         if client.mailbox is None:
             return client.read_greeting()
-        now_ns = time.monotonic_ns()
+        now_ns = self._clock_ns()
         for header in client.read_requests():
             self._waiting.append(_Waiting(client, client.mailbox.slots[header.slot], header, now_ns))
         return None
@@ -277,7 +284,7 @@ class InferenceServer:
             return _TURN_S
         if self._lacks_weights():
             return 0.001
-        waited_s = (time.monotonic_ns() - self._waiting[0].since_ns) / 1e9
+        waited_s = (self._clock_ns() - self._waiting[0].since_ns) / 1e9
         return 0.0 if self._is_complete() else min(_TURN_S, max(0.0, self._wait_s - waited_s))
 
     def _is_complete(self) -> bool:
@@ -287,8 +294,9 @@ class InferenceServer:
         return bool(self._how.max_rows) and sum(waiting.n for waiting in self._waiting) >= self._how.max_rows
 
     def _is_time(self) -> bool:
-        waited_s = (time.monotonic_ns() - self._waiting[0].since_ns) / 1e9
-        if self._lacks_weights() and waited_s < _WEIGHTS_S:
+        waited_s = (self._clock_ns() - self._waiting[0].since_ns) / 1e9
+        if self._lacks_weights():
+            self._say_missing(waited_s)
             return False
         return self._is_complete() or waited_s >= self._wait_s
 
@@ -296,6 +304,15 @@ class InferenceServer:
         assert self.policy is not None
         weights, needed = self.policy.weights, max(waiting.header.version for waiting in self._waiting)
         return weights.version < needed and not weights.wait_until_offered(PolicyVersion(needed), 0.0)
+
+    def _say_missing(self, waited_s: float) -> None:
+        """No older weights act. The rows' workers bound the wait, and ask other servers meanwhile."""
+        assert self.policy is not None
+        needed = max(waiting.header.version for waiting in self._waiting)
+        if waited_s > _WEIGHTS_LATE_S and needed != self._missing:
+            self._missing = needed
+            version = self.policy.weights.version
+            log.warning("weights_missing", needed_version=needed, policy_version=version, seconds=round(waited_s, 1))
 
     def _take(self) -> list[_Waiting]:
         """The oldest requests that fit into one act, and at least one."""
@@ -310,7 +327,7 @@ class InferenceServer:
         assert self.policy is not None
         actor, weights = self.policy.actor, self.policy.weights
         taken = self._take()
-        began_ns = time.monotonic_ns()
+        began_ns = self._clock_ns()
         version = weights.apply()
         rows = sum(waiting.n for waiting in taken)
         padded = self._how.padded(rows)
@@ -319,7 +336,7 @@ class InferenceServer:
         with self._noise:
             acted = actor.act(obs, states, is_init)
         self._scatter(taken, acted, version)
-        ended_ns = time.monotonic_ns()
+        ended_ns = self._clock_ns()
         self._act_s += (
             _NEWEST * ((ended_ns - began_ns) / 1e9 - self._act_s) if self._act_s else (ended_ns - began_ns) / 1e9
         )

@@ -113,6 +113,25 @@ class PolicyActor:
             and device.type == "cpu"
         )
 
+    def twin(self) -> "PolicyActor":
+        """An actor for itself: a copy of everything that the policy may change as it acts (buffers, attributes), with
+        the same parameters.
+
+        Raises:
+            PolicyError: the policy cannot be copied.
+        """
+        parameters = (part for module in self.models.modules.values() for part in module.parameters())
+        twin = copy.copy(self)
+        try:
+            twin.models = copy.deepcopy(self.models, {id(part): part for part in parameters})
+        except Exception as error:
+            raise PolicyError(
+                f"the policy cannot be copied for an episode of its own: {type(error).__name__}: {error}; give its "
+                "class a __deepcopy__, or keep what cannot be copied out of it"
+            ) from error
+        twin._call = twin._call_tensordict_module if twin._speaks_tensordict else twin._call_plain
+        return twin
+
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         """Decide for n rows. The caller holds `no_grad` and the exploration type.
 

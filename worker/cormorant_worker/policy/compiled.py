@@ -76,9 +76,21 @@ def in_dtype(models: PolicyModels, dtype: Dtype, device: torch.device) -> Policy
     autocast = torch.autocast(device.type, torch.bfloat16)
     acting: Any = models.acting
     if hasattr(acting, "in_keys"):
-        acting.forward = autocast(acting.forward)  # what calls it has to see a TensorDictModule
+        acting.forward = _Within(autocast, acting.forward)  # what calls it has to see a TensorDictModule
         return models
-    return replace(models, acting=autocast(acting.__call__))
+    return replace(models, acting=_Within(autocast, acting.__call__))
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """A call in a context. Unlike a decorated function, a copy of a policy that has one calls the copy."""
+
+    context: torch.autocast
+    call: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.context:
+            return self.call(*args, **kwargs)
 
 
 def compile_actor(

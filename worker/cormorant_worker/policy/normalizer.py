@@ -11,7 +11,7 @@ import numpy as np
 from cormorant_contract.normalize import Normalize
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.normalize.moments import REWARD, RunningMoments, Statistics
-from cormorant_worker.policy.actor import Acted, Actor
+from cormorant_worker.policy.actor import Acted, PolicyActor
 from cormorant_worker.spaces import Array, Arrays, Leaf, Rooted, Space, leaves
 
 _MOST_VALUES = 4096
@@ -74,12 +74,16 @@ def _scaled(raw: Array, center: Array, std: Array, clip: float) -> Array:
 class NormalizingActor:
     """Normalises what another actor acts on."""
 
-    def __init__(self, actor: Actor, normalizer: Normalizer) -> None:
+    def __init__(self, actor: PolicyActor, normalizer: Normalizer) -> None:
         self.outputs = actor.outputs
         self.states = actor.states
         self.initial_states = actor.initial_states
         self.device = actor.device
         self._actor, self._normalizer = actor, normalizer
+
+    def twin(self) -> "NormalizingActor":
+        """As `PolicyActor.twin`."""
+        return NormalizingActor(self._actor.twin(), self._normalizer)
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         return self._actor.act(self._normalizer(obs), states, is_init)

@@ -15,6 +15,10 @@ _SWEEP_S = 1.0
 """In which each heartbeat is read once: a turn reads a few."""
 _MOST_READ = 1000
 """In one turn."""
+_MANY_SIGNS = 20
+"""Heartbeats of an inference server after which its own history says how long it may be silent, about one a second."""
+_SOONEST_S = 15.0
+_TIMES_LONGER = 10
 _LONGEST_TURN_S = 1.0
 """Counted as silence of a worker. What is more was ours: this process was stopped, or had no processor."""
 
@@ -76,4 +80,7 @@ class HangDetector:
     def _limit_of(self, handle: WorkerHandle) -> float:
         if not handle.is_ready or handle.connection.phase is Phase.BUILDING:
             return self._options.startup_timeout_s
+        if handle.is_server and handle.signs >= _MANY_SIGNS:
+            # A server turns several times a second, but for its acts, of which the longest has been seen.
+            return min(self._hang_limit_s, max(_SOONEST_S, _TIMES_LONGER * handle.longest_silence_s))
         return self._store_limit_s if handle.is_storing else self._hang_limit_s

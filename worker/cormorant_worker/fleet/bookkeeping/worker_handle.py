@@ -72,6 +72,10 @@ class WorkerHandle:
     env_restarts: int = 0
     unanswered: dict[int, str] = field(default_factory=dict)
     """Actions that it was asked for and has not answered, by request."""
+    signs: int = 0
+    """Times that its heartbeat had changed when it was read."""
+    longest_silence_s: float = 0.0
+    """Between two of them, since it was ready."""
     _last_heartbeat: tuple[int, Phase, tuple[int, ...]] = (-1, Phase.IMPORTING, ())
     _counted_frames: int = 0
     _counted_ns: tuple[int, ...] = ()
@@ -179,6 +183,9 @@ class WorkerHandle:
         heartbeat = self.connection.frames, phase, self.connection.spent_ns if phase is Phase.ASKING else ()
         rests = is_paused or (phase is Phase.WAITING and not self.tickets)
         rests = rests and not self.is_server
+        if self.is_ready and heartbeat != self._last_heartbeat:
+            self.signs += 1
+            self.longest_silence_s = max(self.longest_silence_s, now - self.last_progress)
         if heartbeat != self._last_heartbeat or (rests and self.is_ready and not self.unanswered):
             self._last_heartbeat, self.last_progress = heartbeat, now
         return now - self.last_progress
