@@ -140,6 +140,7 @@ def describe_worker(head: Head, worker: WorkerStats, *, published: int) -> Worke
         per_second=round(head.rates.rate_of(worker.name, worker.attempt), 1),
         env_restarts=worker.env_restarts,
         pid=worker.pid,
+        device=worker.device,
     )
 
 

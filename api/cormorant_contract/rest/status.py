@@ -104,6 +104,8 @@ class Worker(Answer):
     per_second: float
     env_restarts: Count
     pid: Count
+    device: str = "cpu"
+    """Torch device of its policy, e.g. `cuda:1`."""
 
 
 class Workers(Answer):

@@ -23,7 +23,7 @@ from cormorant_client.batch import decode
 from cormorant_testing.check import attempt_of
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until
-from cormorant_testing.serving import Api, Reply, Served, serve, weights_file
+from cormorant_testing.serving import Api, Served, serve, take, weights_file
 from cormorant_worker.errors import FleetClosed, FleetError
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
@@ -38,13 +38,6 @@ def is_steady(served: Served) -> bool:
     before = stepped(served)
     time.sleep(0.3)
     return stepped(served) == before
-
-
-def take(served: Served, wait: float = 30) -> Reply:
-    reply = served.data.get(f"/v1/batches/next?wait={wait}")
-    if reply.status == 200:
-        served.data.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack")
-    return reply
 
 
 def test_fleet_is_paused_while_a_lease_is_held(endless: Served) -> None:
@@ -357,15 +350,6 @@ class Events(threading.Thread):
                 self.found.append(fields)
 
 
-def test_status_says_that_fewer_workers_run_than_asked_for(folder: Path) -> None:
-    with serve(make_job(num_envs=1, lengths=4, workers=40), directory=folder, workers=1) as served:
-        status = served.reader.get("/v1/status").json
-        assert [group["desired"] for group in status["groups"]] == [1]
-        (ready,) = [found["message"] for found in status["conditions"] if found["type"] == "Ready"]
-        assert ready == "1 of 1 workers are ready; the manifest asks for 40"
-        assert served.reader.get("/v1/desired").json["groups"] == {"cpu": 1}
-
-
 @pytest.mark.parametrize(
     ("total", "error", "expected"),
     [
@@ -447,58 +431,6 @@ def test_update_applied_before_its_publish_returns_is_reported(
     events, _ = head.events.read(begin) or ([], 0)
     reported = [(event.kind, event.state) for event in events if event.kind in ("published", "update")]
     assert reported == [("published", ""), ("update", "applied")]
-
-
-def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
-    job = make_job(num_envs=2, lengths=4)
-    with serve(job, directory=folder, workers=1) as served:
-        assert [w["id"] for w in served.reader.get("/v1/workers").json["workers"]] == ["cpu-0"]
-        assert served.reader.get("/v1/workers/cpu-0").json["ready"]
-        assert served.reader.get("/v1/workers/cpu-9").json["known"] == ["cpu-0"]
-        assert served.operator.call(
-            "PUT", "/v1/desired", b'{"groups": {"gpu": 1}}', Content_Type="application/json"
-        ).json["known"] == ["cpu"]
-        assert (
-            served.operator.call("PUT", "/v1/desired", b'{"groups": {"cpu": 0}}', Content_Type="application/json").kind
-            == "last-worker"
-        )
-        last = served.operator.post("/v1/workers/cpu-0:retire")
-        assert (last.status, last.kind) == (409, "last-worker")
-        asked = served.operator.call("PUT", "/v1/desired", b'{"groups": {"cpu": 2}}', Content_Type="application/json")
-        assert (asked.status, asked.json["groups"]) == (200, {"cpu": 2})
-        assert served.operator.call("PUT", "/v1/desired", b"{}", Content_Type="application/json").status == 422
-        until(lambda: not served.reader.get("/v1/desired").json["pending"])
-        assert served.reader.get("/v1/desired").json["error"] == ""
-        until(lambda: len([w for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]]) == 2)
-        assert served.operator.post("/v1/workers/cpu-1:retire").status == 202
-        gone = served.operator.post("/v1/workers/cpu-1:retire")
-        assert (gone.status, gone.kind) == (404, "unknown-worker"), "it was told before"
-        assert served.operator.post("/v1/workers/cpu-7:retire").kind == "unknown-worker"
-        until(lambda: take(served, wait=0.1) and len(served.reader.get("/v1/workers").json["workers"]) == 1)
-
-
-def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:
-    job = make_job(num_envs=2, lengths=4)
-    with serve(job, directory=folder, workers=1) as served:
-        wanted: dict[str, object]
-        for empty, workers in (({"cpu": [0, 2]}, ["cpu-1", "cpu-3"]), ({}, ["cpu-0", "cpu-1"])):
-            wanted = {"groups": {"cpu": 2}, "empty_slots": empty}
-            asked = served.operator.call(
-                "PUT", "/v1/desired", json.dumps(wanted).encode(), Content_Type="application/json"
-            )
-            assert (asked.status, asked.json["empty_slots"]) == (200, empty)
-            until(
-                lambda workers=workers: (
-                    take(served, wait=0.1)
-                    and [w["id"] for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]] == workers
-                )
-            )
-            assert served.reader.get("/v1/status").json["desired"]["empty_slots"] == empty
-        nameless = served.operator.call(
-            "PUT", "/v1/desired", b'{"paused": true, "empty_slots": {"cpu": [0]}}', Content_Type="application/json"
-        )
-        assert nameless.status == 422
-        assert "empty_slots names cpu and groups does not" in nameless.body.decode()
 
 
 def test_spec_paused_is_what_the_operator_says_it_is(folder: Path) -> None:

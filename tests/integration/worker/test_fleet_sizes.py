@@ -2,11 +2,13 @@
 
 import resource
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until
+from cormorant_worker.collect.place import spread
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.local.engine import LocalEngine
@@ -33,6 +35,28 @@ def test_file_limit_grows_with_the_workers_and_suffices() -> None:
             assert fleet.stats().restarts == 0
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_workers_of_all_groups_are_spread_over_devices() -> None:
+    class Asked(LocalEngine):
+        numbers: ClassVar[list[tuple[str, int]]] = []
+
+        def device_of(self, device: str, number: int) -> str:
+            self.numbers.append((device, number))
+            return super().device_of(device, number)
+
+    groups = [{"name": "a"}, {"name": "b", "replicas": 1}]
+    job = make_job(num_envs=1, lengths=5, workers=2, worker_groups=groups)
+    with Fleet(job, FleetOptions(workers=3), engine=Asked()) as fleet:
+        until(lambda: fleet._core.pool.is_complete)
+        assert sorted(Asked.numbers) == [("cpu", 0), ("cpu", 1), ("cpu", 2)]
+        assert [(worker.name, worker.device) for worker in fleet.stats().workers] == [
+            ("a-0", "cpu"), ("a-1", "cpu"), ("b-0", "cpu"),
+        ]  # fmt: skip
+    assert [spread("cuda", number, num_devices=2) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert [spread(name, 1, num_devices=count) for name, count in [("cuda", 1), ("cuda:0", 8), ("cpu", 0)]] == [
+        "cuda", "cuda:0", "cpu",
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -103,6 +103,14 @@ def serve(job: Any, *, directory: Path, workers: int = 1, **settings: Any) -> It
     assert not [name for name in left if "port" in name], left
 
 
+def take(served: Served, wait: float = 30) -> Reply:
+    """Take a batch and acknowledge it."""
+    reply = served.data.get(f"/v1/batches/next?wait={wait}")
+    if reply.status == 200:
+        served.data.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack")
+    return reply
+
+
 def weights_file(version: float = 1.0, **changes: Any) -> bytes:
     """Weights of `policies:versioned`, whose actions begin with `version`."""
     arrays = {"number": np.array(version, np.float32), "bias": np.zeros(3, np.float32), **changes}

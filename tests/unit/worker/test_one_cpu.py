@@ -112,6 +112,26 @@ def test_nothing_is_moved_where_one_cpu_is_allowed() -> None:
         os.sched_setaffinity(0, before)
 
 
+def test_an_affinity_that_is_chosen_during_a_batch_stays() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        with pool_thread() as pool:
+            cpu = OneCpu(frozenset({pool}))
+            with cpu:
+                assert cpu.cpu is not None
+                chosen = before - {cpu.cpu}
+                os.sched_setaffinity(0, chosen)
+                os.sched_setaffinity(pool, chosen)  # taskset --all-tasks
+            assert os.sched_getaffinity(0) == os.sched_getaffinity(pool) == chosen
+            cpu.judge(wall_s=0.2, cpu_s=0.1)
+            assert os.sched_getaffinity(pool) == chosen
+            with cpu:
+                assert os.sched_getaffinity(0) <= chosen
+            assert os.sched_getaffinity(0) == chosen
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def test_threads_that_have_ended_are_no_error() -> None:
     before = os.sched_getaffinity(0)
     with pool_thread() as pool:

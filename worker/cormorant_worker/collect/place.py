@@ -62,3 +62,8 @@ def find_device(name: str) -> torch.device:
             "(resources.limits, on a node that has one) or set its device: cpu"
         )
     return device
+
+
+def spread(name: str, number: int, *, num_devices: int) -> str:
+    """Device of the n-th worker on a machine with several: workers that share one leave the others idle."""
+    return f"{name}:{number % num_devices}" if name == "cuda" and num_devices > 1 else name

@@ -90,7 +90,7 @@ class OneCpu:
         try:
             self._before = os.sched_getaffinity(0)
             if len(self._before) == 1:
-                self.cpu = None
+                self._release()
                 return
             cpu = self.cpu
             if cpu is None or cpu not in self._before:
@@ -108,7 +108,7 @@ class OneCpu:
             return
         try:
             # What the acting thread starts between batches would inherit its CPU.
-            os.sched_setaffinity(0, self._before)
+            self._free(0)
             self._wall_s += self._clock_s() - self._began_s
             self._acting_ns += thread_time_ns() - self._began_ns
             if self._wall_s >= _WINDOW_S:
@@ -137,15 +137,20 @@ class OneCpu:
         self._threads &= native_threads()  # some of them only built the environments
         if not self._threads:
             raise ProcessLookupError("the pool's threads have ended")
+        self.cpu = cpu
         for thread in self._threads:
             os.sched_setaffinity(thread, {cpu})
-        self.cpu = cpu
         self._begin_window(self._on_cpu_ns())
         return cpu
 
     def _release(self) -> None:
-        self.cpu = None
         for thread in self._threads:
+            self._free(thread)
+        self.cpu = None
+
+    def _free(self, thread: int) -> None:
+        """Let a thread run where it could before, unless another process has chosen its CPUs since (taskset)."""
+        if os.sched_getaffinity(thread) == {self.cpu}:
             os.sched_setaffinity(thread, self._before)
 
     def _begin_window(self, pool_ns: int) -> None:

@@ -18,7 +18,8 @@ class FleetOptions:
     workers: int = 0
     """Worker processes that step environments; 0 = as many as the manifest's groups say, at most one a processor."""
     device: str = ""
-    """Torch device of the policies; empty: "cuda" in the manifest's gpu groups, "cpu" in the others."""
+    """Torch device of the policies; empty: "cuda" in the manifest's gpu groups, "cpu" in the others. "cuda" spreads
+    local workers over the visible devices; "cuda:1" is that one."""
     overrides: Sequence[bytes] = ()
     """What a script made for each worker, by the worker's index: `WorkerOverrides.to_bytes()`. Workers
     past the end get the last one's. May grow while the fleet runs."""

@@ -40,6 +40,8 @@ class WorkerStats:
     pid: int
     """0 while it has none: a Ray actor that is not placed."""
     env_restarts: int
+    device: str = "cpu"
+    """Torch device of its policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

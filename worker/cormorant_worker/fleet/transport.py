@@ -189,6 +189,9 @@ class Engine(Protocol):
         own, and tells its address.
         """
 
+    def device_of(self, device: str, number: int) -> str:
+        """The device of the n-th worker that asks for `device`: "cuda" is any of the visible ones."""
+
     def cpus_for(self, num_workers: int) -> int:
         """Processors that each of so many workers may use; 0: the worker finds out where it runs."""
 

@@ -206,4 +206,5 @@ class WorkerHandle:
             version=self.version,
             pid=self.connection.pid,
             env_restarts=self.env_restarts,
+            device=self.stream.device,
         )

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+import torch
+
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
-from cormorant_worker.collect.place import find_device
+from cormorant_worker.collect.place import find_device, spread
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.fleet.local.block_pool import SharedBlockPool
 from cormorant_worker.fleet.local.process import SharedPayload, WorkerProcess
@@ -45,6 +47,9 @@ class LocalEngine:
 
     def listen(self) -> socket.socket:
         return listen()
+
+    def device_of(self, device: str, number: int) -> str:
+        return spread(device, number, num_devices=torch.cuda.device_count() if device == "cuda" else 0)
 
     def cpus_for(self, num_workers: int) -> int:
         return max(1, available_cpus() // num_workers)

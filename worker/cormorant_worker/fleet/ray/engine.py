@@ -111,6 +111,9 @@ class RayEngine:
     def listen(self) -> None:
         """A server listens on its own node."""
 
+    def device_of(self, device: str, number: int) -> str:
+        return device  # Ray shows each actor its own devices
+
     def cpus_for(self, num_workers: int) -> int:
         return max(1, available_cpus() // num_workers) if self.cluster.is_own else 0
 

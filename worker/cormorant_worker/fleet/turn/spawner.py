@@ -1,7 +1,7 @@
 """Fills slots: starts workers in those that are vacant, and decides how many there are."""
 
 from collections.abc import Collection, Mapping
-from itertools import islice
+from itertools import islice, takewhile
 
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import CormorantError
@@ -59,7 +59,7 @@ class Spawner:
         # Groups of servers come last and do not count: with them and without, environments have the same seeds.
         groups = sorted(core.job.spec.worker_groups, key=lambda known: known.serves)
         found = next(known for known in groups if known.name == group)
-        is_server, device = found.serves, "cuda" if found.device == "gpu" else "cpu"
+        is_server = found.serves
         place = WorkerPlace(
             group=group,
             index=index,
@@ -71,7 +71,7 @@ class Spawner:
             servers=() if is_server else core.servers.of(slot),
             max_threads=core.engine.cpus_for(core.num_slots),
             num_threads=self._bootstrap.num_threads,
-            device=core.options.device or device,
+            device=self._device_of(slot),
             seed=self.seed,
         )
         first_free = core.dataset.next_attempt(slot) if core.dataset is not None else 0
@@ -84,6 +84,17 @@ class Spawner:
         )
         listener = core.servers.listener(slot) if is_server else None
         core.background.submit(lambda: core.engine.start(start, listener), lambda found: self._started(slot, found))
+
+    def _device_of(self, slot: Slot) -> str:
+        """The worker's device. Workers that ask for the same kind are numbered through their groups."""
+        core = self._core
+        asked = {
+            group.name: core.options.device or ("cuda" if group.device == "gpu" else "cpu")
+            for group in core.job.spec.worker_groups
+        }
+        alike = list(takewhile(lambda name: name != slot[0], (name for name in asked if asked[name] == asked[slot[0]])))
+        number = slot[1] + sum(core.pool.slots.sizes.get(name, 0) for name in alike)
+        return core.engine.device_of(asked[slot[0]], number)
 
     def _started(self, slot: Slot, connection: WorkerConnection | Exception) -> None:
         core = self._core

@@ -1,0 +1,69 @@
+"""How many workers a job has, over HTTP."""
+
+import json
+from pathlib import Path
+
+from cormorant_testing.collecting import make_job
+from cormorant_testing.scripts import until
+from cormorant_testing.serving import serve, take
+
+
+def test_status_says_that_fewer_workers_run_than_asked_for(folder: Path) -> None:
+    with serve(make_job(num_envs=1, lengths=4, workers=40), directory=folder, workers=1) as served:
+        status = served.reader.get("/v1/status").json
+        assert [group["desired"] for group in status["groups"]] == [1]
+        (ready,) = [found["message"] for found in status["conditions"] if found["type"] == "Ready"]
+        assert ready == "1 of 1 workers are ready; the manifest asks for 40"
+        assert served.reader.get("/v1/desired").json["groups"] == {"cpu": 1}
+
+
+def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
+    job = make_job(num_envs=2, lengths=4)
+    with serve(job, directory=folder, workers=1) as served:
+        assert [w["id"] for w in served.reader.get("/v1/workers").json["workers"]] == ["cpu-0"]
+        assert served.reader.get("/v1/workers/cpu-0").json["ready"]
+        assert served.reader.get("/v1/workers/cpu-9").json["known"] == ["cpu-0"]
+        assert served.operator.call(
+            "PUT", "/v1/desired", b'{"groups": {"gpu": 1}}', Content_Type="application/json"
+        ).json["known"] == ["cpu"]
+        assert (
+            served.operator.call("PUT", "/v1/desired", b'{"groups": {"cpu": 0}}', Content_Type="application/json").kind
+            == "last-worker"
+        )
+        last = served.operator.post("/v1/workers/cpu-0:retire")
+        assert (last.status, last.kind) == (409, "last-worker")
+        asked = served.operator.call("PUT", "/v1/desired", b'{"groups": {"cpu": 2}}', Content_Type="application/json")
+        assert (asked.status, asked.json["groups"]) == (200, {"cpu": 2})
+        assert served.operator.call("PUT", "/v1/desired", b"{}", Content_Type="application/json").status == 422
+        until(lambda: not served.reader.get("/v1/desired").json["pending"])
+        assert served.reader.get("/v1/desired").json["error"] == ""
+        until(lambda: len([w for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]]) == 2)
+        assert served.operator.post("/v1/workers/cpu-1:retire").status == 202
+        gone = served.operator.post("/v1/workers/cpu-1:retire")
+        assert (gone.status, gone.kind) == (404, "unknown-worker"), "it was told before"
+        assert served.operator.post("/v1/workers/cpu-7:retire").kind == "unknown-worker"
+        until(lambda: take(served, wait=0.1) and len(served.reader.get("/v1/workers").json["workers"]) == 1)
+
+
+def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:
+    job = make_job(num_envs=2, lengths=4)
+    with serve(job, directory=folder, workers=1) as served:
+        wanted: dict[str, object]
+        for empty, workers in (({"cpu": [0, 2]}, ["cpu-1", "cpu-3"]), ({}, ["cpu-0", "cpu-1"])):
+            wanted = {"groups": {"cpu": 2}, "empty_slots": empty}
+            asked = served.operator.call(
+                "PUT", "/v1/desired", json.dumps(wanted).encode(), Content_Type="application/json"
+            )
+            assert (asked.status, asked.json["empty_slots"]) == (200, empty)
+            until(
+                lambda workers=workers: (
+                    take(served, wait=0.1)
+                    and [w["id"] for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]] == workers
+                )
+            )
+            assert served.reader.get("/v1/status").json["desired"]["empty_slots"] == empty
+        nameless = served.operator.call(
+            "PUT", "/v1/desired", b'{"paused": true, "empty_slots": {"cpu": [0]}}', Content_Type="application/json"
+        )
+        assert nameless.status == 422
+        assert "empty_slots names cpu and groups does not" in nameless.body.decode()
