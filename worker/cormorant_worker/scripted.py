@@ -13,6 +13,7 @@ from cormorant_contract import errors as contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.overrides import WorkerOverrides
+from cormorant_worker.envs.unsupported import why_unsupported
 from cormorant_worker.errors import ManifestError
 
 EnvChoice = str | Callable[[], Any] | Mapping[str, Any]
@@ -157,6 +158,8 @@ class Scripted:
                 f"policy is a {type(self.policy).__name__}; pass a torch module, a callable on observations, or "
                 '"package.module:factory"'
             )
+        if why := why_unsupported(self.env):
+            raise ManifestError(f"env {'makes' if callable(self.env) else 'is'} {why}")
         if not (callable(self.env) or isinstance(self.env, str | Mapping)):
             raise ManifestError(
                 f"env is a {type(self.env).__name__}; pass a class or a function without arguments that makes one "

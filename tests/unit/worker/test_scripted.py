@@ -1,5 +1,8 @@
 """`open_fleet(env=...)` and `make_collector(env=...)`: what is refused before anything starts."""
 
+import functools
+from typing import Any
+
 import gymnasium
 import pytest
 import torch
@@ -92,6 +95,43 @@ def test_job_says_what_a_manifest_would() -> None:
 def test_refusals_are_sentences(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(ManifestError, match=sentence):
         open_fleet(**given)  # type: ignore[arg-type]  # that is what is refused
+
+
+class Parallel:
+    """Has what PettingZoo's environments of several agents have."""
+
+    possible_agents = ("a", "b")
+
+    def observation_space(self, agent: str) -> gymnasium.Space:
+        raise AssertionError("never called")
+
+
+VECTOR = r"gymnasium vector environment.*pass a function that makes one of its environments, and num_envs="
+AGENTS = r"PettingZoo environment.*wrap it as one gymnasium.Env"
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        (gymnasium.make_vec("CartPole-v1", num_envs=2), f"env is a CartPoleVectorEnv, a {VECTOR}"),
+        (gymnasium.vector.SyncVectorEnv, f"env makes a SyncVectorEnv, a {VECTOR}"),
+        (functools.partial(gymnasium.make_vec, "CartPole-v1", num_envs=2), f"env makes a VectorEnv, a {VECTOR}"),
+        (Parallel(), f"env is a Parallel, a {AGENTS}"),
+        (Parallel, f"env makes a Parallel, a {AGENTS}"),
+    ],
+)
+def test_vector_and_multi_agent_environments_are_refused_by_name(env: Any, sentence: str) -> None:
+    with pytest.raises(ManifestError, match=sentence):
+        open_fleet(env=env)
+
+
+@pytest.mark.parametrize(
+    ("maker", "sentence"),
+    [(lambda: gymnasium.make_vec("CartPole-v1"), VECTOR), (lambda: Parallel(), AGENTS)],  # noqa: PLW0108  # a function
+)
+def test_what_a_function_makes_is_refused_in_the_same_words(maker: Any, sentence: str) -> None:
+    with pytest.raises(EnvBuildError, match=sentence):
+        make_collector(env=maker, num_envs=2)
 
 
 def test_collectors_refuse_what_a_mapping_says_otherwise() -> None:

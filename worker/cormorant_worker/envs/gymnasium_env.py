@@ -10,6 +10,7 @@ import gymnasium
 from gymnasium.wrappers import TimeLimit
 
 from cormorant_worker.entrypoints import did_you_mean, load_object
+from cormorant_worker.envs.unsupported import why_unsupported
 from cormorant_worker.errors import EnvBuildError, UnknownEnv
 from cormorant_worker.spaces import leaves
 
@@ -157,5 +158,6 @@ def construct(make: Callable[[], Any], what: str) -> Any:
 def _construct(make: Callable[[], Any], what: str) -> Env:
     env = construct(make, what)
     if not isinstance(env, gymnasium.Env):
-        raise EnvBuildError(f"{what} is a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env")
+        why = why_unsupported(env) or f"a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env"
+        raise EnvBuildError(f"{what} is {why}")
     return env

@@ -8,6 +8,7 @@ import cloudpickle
 import gymnasium
 
 from cormorant_worker.envs.gymnasium_env import Env, EnvSource, construct
+from cormorant_worker.envs.unsupported import why_unsupported
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.spaces import leaves
 
@@ -30,9 +31,7 @@ class MadeEnvs(EnvSource):
         made = self.make(row)
         if not isinstance(made, gymnasium.Env):
             raise EnvBuildError(
-                f"the environment maker {name_of(self._makers[row])} returned a {type(made).__module__}."
-                f"{type(made).__name__}; several environments of one collector must be gymnasium environments, or "
-                "TorchRL environments without a batch size"
+                f"the environment maker {name_of(self._makers[row])} returned {why_unsupported(made) or _other(made)}"
             )
         leaves(made.observation_space, ("observation",))
         leaves(made.action_space, ("action",))
@@ -53,6 +52,13 @@ class MadeEnvs(EnvSource):
 
 def _load(data: bytes) -> MadeEnvs:
     return MadeEnvs(pickle.loads(data))  # noqa: S301 - from our own parent
+
+
+def _other(made: object) -> str:
+    return (
+        f"a {type(made).__module__}.{type(made).__name__}; return a gymnasium.Env, or for TorchRL's collectors also a "
+        "TorchRL environment without a batch size"
+    )
 
 
 def name_of(maker: Callable[[], Any]) -> str:

@@ -292,7 +292,7 @@ def test_a_seed_begins_episodes_anew_of_trajs_per_batch_too() -> None:
 def test_seeds_and_states_come_by_collector() -> None:
     kwargs: dict[str, Any] = {
         "num_collectors": 2, "sync": 1, "frames_per_batch": 12, "create_env_kwargs": COUNTING,
-        "reset_at_each_iter": -False,
+        "reset_at_each_iter": -False, "total_frames": 48,
     }  # fmt: skip
     with RayCollector(CountingEnv, Versioned(), **kwargs, **FREE) as collector:
         # The first two links of TorchRL's chain after 0, one for each collector's environment.
@@ -303,6 +303,8 @@ def test_seeds_and_states_come_by_collector() -> None:
         collector.next()
         state = collector.state_dict()
         expected = [collector.next() for _ in range(2)]
+        assert collector.next() is None
+        assert len(collector.state_dict()) == 2
     assert [(list(entry), entry["frames"], entry["iter"]) for entry in state] == [
         (["policy_state_dict", "frames", "iter", "fleet"], 24, 2)
     ] * 2
@@ -393,6 +395,20 @@ def test_each_collector_gets_weights_after_batches_of_its_own() -> None:
             with torch.no_grad():
                 policy.number.fill_(version)
     assert min(counts.values()) >= 3
+
+
+def test_collectors_that_have_ended_need_no_weights() -> None:
+    given: dict[str, Any] = {"num_collectors": 2, "frames_per_batch": 10, "create_env_kwargs": COUNTING}
+    with RayCollector(
+        CountingEnv, Versioned(), total_frames=20, update_after_each_batch=True, **given, **FREE
+    ) as collector:
+        assert collector.next() is not None
+        deadline = time.monotonic() + 60
+        while collector.fleet.stats().workers:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert collector.next() is not None
+        assert collector.next() is None
 
 
 def test_actors_have_own_factories_and_split_trajectories() -> None:

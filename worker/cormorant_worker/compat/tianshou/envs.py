@@ -20,6 +20,7 @@ from cormorant_worker.envs.info import InfoField, InfoMisfit, complete_fields, i
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, NeverSaved, Rows, Step, VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
+from cormorant_worker.envs.unsupported import why_unsupported
 from cormorant_worker.errors import EnvBuildError, EnvError
 from cormorant_worker.scripted import Scripted
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, flatten, leaves, unflattener
@@ -59,6 +60,8 @@ def as_vector_env(
             f"{type(env).__name__} resets on its own and hides which observation was the last; give the functions that "
             "make its environments as a list, or EnvPool"
         )
+    if why := why_unsupported(env):
+        raise EnvError(f"environments are {why}")
     given = list(env) if isinstance(env, list | tuple) else [env]
     if not given or not all(isinstance(each, gymnasium.Env) or callable(each) for each in given):
         raise EnvError(

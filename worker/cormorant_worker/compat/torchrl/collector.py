@@ -397,7 +397,8 @@ class FleetCollector:
         self.fleet.seed(seed)
         self._forget_episodes()
         links = 0 if static_seed else self.fleet.layout.num_envs
-        return list(accumulate(self.fleet.stats().workers, lambda last, _: next_seed(last, links), initial=seed))[1:]
+        count = range(self._plan.num_collectors)
+        return list(accumulate(count, lambda last, _: next_seed(last, links), initial=seed))[1:]
 
     def state_dict(self) -> Any:
         """Everything that is needed to go on from the last batch handed out. Batches that were not taken are not in

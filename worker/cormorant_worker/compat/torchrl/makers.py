@@ -7,6 +7,7 @@ from typing import Any
 import cloudpickle
 import gymnasium
 
+from cormorant_worker.envs.unsupported import why_unsupported
 from cormorant_worker.errors import EnvBuildError
 
 
@@ -27,6 +28,8 @@ class Maker:
                 f"env_kwargs {self._kwargs} were given with an environment that is built already "
                 f"({type(maker).__name__}); give a callable that builds it"
             )
+        if why := "" if self._is_env else why_unsupported(maker):
+            raise TypeError(f"{'a callable makes' if callable(maker) else 'an environment is'} {why}")
         if not self._is_env and not callable(maker):
             raise TypeError(
                 f"{maker!r} ({type(maker).__name__}) makes no environment; give a callable that returns one"
@@ -97,6 +100,8 @@ def adapt(made: Any) -> Any:
         from cormorant_worker.compat.torchrl.adapter import adapt_torchrl
 
         return adapt_torchrl(made)
+    if why := why_unsupported(made):
+        raise EnvBuildError(f"the environment's maker returned {why}")
     raise EnvBuildError(
         f"the environment's maker returned a {type(made).__module__}.{type(made).__name__}; return a TorchRL "
         "environment, a gymnasium.Env or a MultiThreadedEnv"

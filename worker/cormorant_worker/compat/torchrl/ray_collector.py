@@ -281,6 +281,8 @@ class RayCollector(FleetCollector):
         due = set(last) if self._updates_each else set()
         if self._update_interval >= 0:
             due |= {name for name in last if self._batches_since[name] >= max(1, self._update_interval)}
+        # Near the end of total_frames collectors end before their last batches are taken.
+        due &= {worker.name for worker in self.fleet.stats().workers}
         if due:
             everybody = self._plan.mode == "sync"
             self.update_policy_weights_(worker_ids=None if everybody else [number_of(name) for name in sorted(due)])
@@ -380,7 +382,7 @@ class RayCollector(FleetCollector):
             StateError: with `trajs_per_batch`.
         """
         saved = self._saved()
-        names = sorted((worker.name for worker in self.fleet.stats().workers), key=number_of)
+        names = sorted(saved.attempts, key=number_of)
         return [
             self._entry(
                 replace(saved, workers={name: saved.workers.get(name, b"")}, weights=b"" if i else saved.weights)
