@@ -293,7 +293,8 @@ def test_environment_raising_late_is_restarted_then_given_up() -> None:
         step_times(env, 9_999)
         assert list(step_times(env, 1).fresh) == [0]
         with pytest.raises(
-            EnvCrashed, match=r"ValueError: overflow \(after 9999 completed steps.*1 restarts within 10 minutes were used"
+            EnvCrashed,
+            match=r"ValueError: overflow \(after 9999 completed steps.*1 restarts within 10 minutes were used",
         ):
             step_times(env, 10_000)
 
