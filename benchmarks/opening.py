@@ -1,7 +1,9 @@
-"""Seconds until the first batch of CartPole, from the start of the process: `python -m benchmarks.opening [--rounds 5]`.
+"""Seconds until the first batch of CartPole, from the start of the process.
+
+    python -m benchmarks.opening [--rounds 5]
 
     plain      a loop over 8 gymnasium environments with a torch policy, in one process
-    fleet      open_fleet with the same policy, 2 workers with 8 environments, in the worker or in processes of their own
+    fleet      open_fleet with the same policy, 2 workers with 8 environments, inline or in subprocesses
     second     another fleet of the same process
     run        `cormorant run` with EnvPool's CartPole and a random policy, to its end
 
