@@ -191,6 +191,9 @@ class InstantEngine:
     def listen(self) -> None:
         return None
 
+    def device_of(self, device: str, number: int) -> str:
+        return device
+
     def cpus_for(self, num_workers: int) -> int:
         return 1
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +17,7 @@ from cormorant_worker.collect.overrides import NO_OVERRIDES, read_overrides
 from cormorant_worker.errors import EvaluationError, ManifestError
 from cormorant_worker.evaluation.results import ResultTable
 from cormorant_worker.launch import Manifest, describe_job, refuse_unknown_names
-from cormorant_worker.scripted import EnvChoice
+from cormorant_worker.scripted import EnvChoice, Vectorization
 from cormorant_worker.weights.file import in_models, to_bytes
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def evaluate(
     env: EnvChoice | None = None,
     policy: Any = None,
     policy_factory: Callable[..., Any] | None = None,
-    num_envs: int = 8,
-    vectorization: Literal["subprocess", "inline"] = "subprocess",
+    num_envs: int | None = None,
+    vectorization: Vectorization | None = None,
     collection: Mapping[str, Any] | None = None,
     info: Sequence[str | Mapping[str, Any]] = (),
     episodes: int | Sequence[int] = 0,
@@ -71,8 +71,8 @@ def evaluate(
         env: as in `open_fleet`, in place of a manifest; as are the arguments that follow, down to `info`.
         policy: what plays; None: random actions.
         policy_factory: makes it from the spaces.
-        num_envs: episodes that one worker plays side by side.
-        vectorization: subprocess: one process per environment; inline: all in the worker process.
+        num_envs: episodes that one worker plays side by side; None: 8.
+        vectorization: subprocess, the default: one process per environment; inline: all in the worker process.
         collection: further fields of `spec.collection`: `episodeMetrics`, `normalize`.
         info: keys of the environments' info that metrics read.
         episodes: how many, with seeds from `seed` on, or their seeds; 0: the manifest's `collection.episodes`.

@@ -22,7 +22,7 @@ from cormorant_worker.inference.connections import NodeConnection, ServerConnect
 from cormorant_worker.inference.frames import FrameReader, FrameWriter, listen_on
 from cormorant_worker.inference.handshake import Greeting, Listeners, frame, unframe
 from cormorant_worker.inference.mailbox import HEADER, Header
-from cormorant_worker.inference.remote_actor import Patience, RemoteActor
+from cormorant_worker.inference.remote_actor import RemoteActor, ServerPatience
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
 from cormorant_worker.policy.actor import PolicyActor
 from cormorant_worker.policy.loading import wrap_policy
@@ -345,7 +345,7 @@ def test_silent_server_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_server_that_answered_at_once_is_left_within_seconds() -> None:
     now = [0.0]
-    patience = Patience(clock=lambda: now[0])
+    patience = ServerPatience(clock=lambda: now[0])
     assert patience.limit_s() == 60.0, "no evidence"
     for _ in range(100):
         began = now[0]

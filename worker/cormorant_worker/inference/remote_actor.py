@@ -33,7 +33,7 @@ _TIMES_LONGER = 20
 """A server that has answered so many times is left after this multiple of its longest answer."""
 
 
-class Patience:
+class ServerPatience:
     """How long a server may take, by what its answers took so far."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -119,7 +119,7 @@ class RemoteActor:
         """Not answered yet, by slot."""
         self._answered: dict[int, PolicyVersion] = {}
         """Answered and not taken yet, by slot."""
-        self._patience = Patience()
+        self._patience = ServerPatience()
         self._free = list(range(greeting.num_slots))
         self._address: Address = b""
         self._connection: ServerConnection | None = None
