@@ -157,3 +157,32 @@ def test_fork_server_of_a_parent_that_ignores_children_knows_ends() -> None:
     assert server.wait(number, 60) == 1
     assert server.is_alive
     server.close()
+
+
+_HANGS = """
+import os
+import signal
+import time
+from pathlib import Path
+
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Env(CartPoleEnv):
+    def step(self, action):
+        if not Path("pid").exists():
+            Path("pid").write_text(str(os.getpid()))
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(3600)
+        return super().step(action)
+"""
+
+
+def test_hung_environment_is_killed_without_its_fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "env_that_hangs.py").write_text(_HANGS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    block = {"entrypoint": "env_that_hangs:Env", "vectorization": "subprocess", "numEnvs": 1, "stepTimeoutSeconds": 1}
+    collector = make_collector(env={"gymnasium": block})
+    collector.collect(num_steps=2)
+    assert has_ended(int((tmp_path / "pid").read_text()))  # else it writes over what its successor does
+    collector.close()
