@@ -63,6 +63,7 @@ class _Children:
 def run(become: Callable[..., int]) -> NoReturn:
     """Fork until the other end of the socket is closed. Every fork ends with what `become(*descriptors)` returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it would have us lose how children ended
     connection = Connection(int(sys.argv[1]))
     gc.collect()
     gc.freeze()  # forks share these pages for as long as their references are not counted

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
@@ -86,7 +86,7 @@ class ForkServer:
         self._lock = threading.Lock()
         """Guards the socket: a question and its answer, a request and its descriptors."""
         self._number = 0
-        with theirs:
+        with theirs, _output() as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
@@ -94,6 +94,7 @@ class ForkServer:
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                stderr=output,
                 # Ctrl-C in the terminal reaches the parent alone, which then ends its children in order.
                 start_new_session=True,
             )
@@ -127,7 +128,7 @@ class ForkServer:
                 num_descriptors=len(descriptors),
                 imports=imports,
                 folder=str(Path.cwd()),
-                path=[path for path in sys.path if path],
+                path=_path(),
                 environment=_environment(),
             )
             self._connection.send(request)
@@ -217,18 +218,28 @@ def _environment() -> dict[str, str]:
     """What children find in `os.environ`: what is there now, one thread for each library, and the script's own import
     path, so that entrypoints resolve in their subprocesses as they do here.
     """
-    path = os.pathsep.join(path for path in sys.path if path)
+    path = os.pathsep.join(_path())
     return {**os.environ, "PYTHONPATH": path, **{f"{library}_NUM_THREADS": "1" for library in _LIBRARIES}}
+
+
+def _path() -> list[str]:
+    """Where this process looks for imports. Notebooks and standard input have "" for the working directory."""
+    return [path or str(Path.cwd()) for path in sys.path]
 
 
 @contextmanager
 def _output() -> Iterator[int]:
-    """The descriptor that children write to: that of stderr, or of nothing where a program has taken it away."""
-    stream: Any = sys.stderr
-    with ExitStack() as stack:
-        try:
-            descriptor = stream.fileno()
-        except (AttributeError, OSError, ValueError):
-            descriptor = os.open(os.devnull, os.O_WRONLY)
-            stack.callback(os.close, descriptor)
+    """A descriptor of what children write to: stderr, that of the process where a program replaced it, or nothing where
+    both are closed.
+    """
+    streams: tuple[Any, ...] = sys.stderr, sys.__stderr__
+    for stream in streams:
+        with suppress(AttributeError, OSError, ValueError):
+            descriptor = os.dup(stream.fileno())
+            break
+    else:
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+    try:
         yield descriptor
+    finally:
+        os.close(descriptor)

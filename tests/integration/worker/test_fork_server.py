@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import sys
 import threading
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.local.process import WorkerProcess
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fork_server import WORKERS, ForkServer, Imports, fork_server
+from cormorant_worker.fork_server import ENVIRONMENTS, WORKERS, ForkServer, Imports, fork_server
+from cormorant_worker.launch import make_collector
 
 
 def test_workers_find_the_folder_and_the_variables_of_the_moment(
@@ -106,3 +108,81 @@ def test_closing_a_starting_fleet_leaves_no_process() -> None:
     fresh.close()
     assert not psutil.pid_exists(fresh.pid)
     assert threading.active_count() == before
+
+
+_BESIDE = """
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Env(CartPoleEnv):
+    def reset(self, *, seed=None, options=None):
+        print("an environment began")
+        return super().reset(seed=seed, options=options)
+"""
+
+
+class Tee:
+    """What a program puts in the place of stderr, without a descriptor."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+def test_environments_import_from_the_folder_and_print_to_stderr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "env_beside_a_notebook.py").write_text(_BESIDE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in notebooks
+    monkeypatch.setattr(sys, "stderr", Tee())
+    env = {"gymnasium": {"entrypoint": "env_beside_a_notebook:Env", "vectorization": "subprocess", "numEnvs": 1}}
+    collector = make_collector(env=env)
+    collector.collect(num_steps=2)
+    collector.close()
+    assert capfd.readouterr().err == "an environment began\n"
+
+
+def test_fork_server_of_a_parent_that_ignores_children_knows_ends() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        server = ForkServer(ENVIRONMENTS)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    reading, writing = os.pipe()
+    os.close(writing)  # the life of a parent that is gone: it ends at once
+    number = server.fork("env-0", [reading] * 5)
+    os.close(reading)
+    assert server.wait(number, 60) == 1
+    assert server.is_alive
+    server.close()
+
+
+_HANGS = """
+import os
+import signal
+import time
+from pathlib import Path
+
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Env(CartPoleEnv):
+    def step(self, action):
+        if not Path("pid").exists():
+            Path("pid").write_text(str(os.getpid()))
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(3600)
+        return super().step(action)
+"""
+
+
+def test_hung_environment_is_killed_without_its_fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "env_that_hangs.py").write_text(_HANGS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    block = {"entrypoint": "env_that_hangs:Env", "vectorization": "subprocess", "numEnvs": 1, "stepTimeoutSeconds": 1}
+    collector = make_collector(env={"gymnasium": block})
+    collector.collect(num_steps=2)
+    assert has_ended(int((tmp_path / "pid").read_text()))  # else it writes over what its successor does
+    collector.close()

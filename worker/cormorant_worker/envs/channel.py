@@ -45,6 +45,7 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReply:
+    pid: int
     observation_space: Space
     action_space: Space
     info: tuple[InfoField, ...] = ()

@@ -82,7 +82,9 @@ class _Child:
         build: BuildRequest = receive_message(self._connection)
         env = build.factory.build(build.row)
         info = complete_fields(build.info, env, build.factory.name)
-        reply = BuildReply(observation_space=env.observation_space, action_space=env.action_space, info=info)
+        reply = BuildReply(
+            pid=os.getpid(), observation_space=env.observation_space, action_space=env.action_space, info=info
+        )
         send_message(self._connection, reply)
         wake = self._wake
         if os.read(wake, 1) != MAP:

@@ -7,7 +7,16 @@ import socket
 import time
 from typing import Any
 
-from cormorant_worker.envs.channel import CLOSE, MAP, RESET, BuildRequest, Reset, receive_message, send_message
+from cormorant_worker.envs.channel import (
+    CLOSE,
+    MAP,
+    RESET,
+    BuildReply,
+    BuildRequest,
+    Reset,
+    receive_message,
+    send_message,
+)
 from cormorant_worker.fork_server import ENVIRONMENTS, fork_server, kill_alone
 
 _MESSAGE_TIMEOUT_S = 10.0
@@ -36,11 +45,13 @@ class EnvProcess:
         os.close(wake)
         self.connection.settimeout(_MESSAGE_TIMEOUT_S)
         self.is_running = True
+        self._pid = 0
+        """What it said when it was built: it outlives the fork server."""
         self._send(build)
 
     @property
     def pid(self) -> int:
-        return self._fork_server.status(self._number).pid
+        return self._pid or self._fork_server.status(self._number).pid
 
     def wake(self, command: bytes) -> None:
         """Send one command. A child that is gone is found by `receive`."""
@@ -67,9 +78,12 @@ class EnvProcess:
             EOFError: the child is gone, or sends nothing more.
         """
         try:
-            return receive_message(self.connection)
+            message = receive_message(self.connection)
         except TimeoutError as error:
             raise EOFError("an incomplete message") from error
+        if isinstance(message, BuildReply):
+            self._pid = message.pid
+        return message
 
     def ending(self) -> str:
         """How it ended: "exited with code 7", "was killed by SIGKILL". Called after `receive` raised EOFError."""
