@@ -41,8 +41,8 @@ class WeightsPolicy(Contract):
 
     max_staleness: Count32 | None = None
     """How many published versions a worker may lag behind; it waits for newer weights rather than exceed this. 0 is
-    strictly on-policy. Unset means no bound in async mode; in sync mode each round begins once the learner is done with
-    the last one, so that a learner that publishes after every round is on-policy."""
+    strictly on-policy. Unset means no bound; in sync mode a fleet in a script begins each round when the learner asks
+    for it, so that one that publishes after every round is on-policy. Set 0 for learners over REST."""
 
 
 class Collection(Contract):

@@ -31,11 +31,15 @@ class _Children:
     def add(self, number: int, pid: int) -> None:
         self._pids[number] = pid
 
+    def add_unborn(self, number: int) -> None:
+        """The system refused to fork this one."""
+        self._codes[number] = 1
+
     def status(self, number: int) -> ChildStatus:
         pid = self._pids.get(number, 0)
         has_ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
         if pid and number not in self._codes and os.waitid(os.P_PID, pid, has_ended) is not None:
-            with suppress(ProcessLookupError):
+            with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)  # what it started and left; the group's id is its own until it is reaped
             self._codes[number] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         return ChildStatus(number, pid, self._codes.get(number))
@@ -43,9 +47,9 @@ class _Children:
     def kill(self, number: int) -> None:
         # The dead keep their ids until `status` takes note of their end: no stranger has this one.
         if number in self._pids and self.status(number).code is None:
-            with suppress(ProcessLookupError):  # it has not become a group yet
-                os.killpg(self._pids[number], signal.SIGKILL)
-            os.kill(self._pids[number], signal.SIGKILL)
+            for kill in (os.killpg, os.kill):  # at first it is not a group yet
+                with suppress(OSError):
+                    kill(self._pids[number], signal.SIGKILL)
 
     def forget(self, number: int) -> None:
         """This one is not asked for again."""
@@ -97,10 +101,15 @@ def _serve(connection: Connection, children: _Children) -> tuple[ForkRequest, li
                     descriptors = [recv_handle(connection) for _ in range(message.num_descriptors + 1)]
                     _import(message.imports.now)
                     wanted.update(dict.fromkeys(message.imports.when_idle))
-                    pid = os.fork()
-                    if not pid:
-                        return message, descriptors
-                    children.add(message.number, pid)
+                    try:
+                        pid = os.fork()
+                    except OSError as error:
+                        children.add_unborn(message.number)
+                        os.write(descriptors[-1], f"cannot fork {message.name}: {error}; raise the limit\n".encode())
+                    else:
+                        if not pid:
+                            return message, descriptors
+                        children.add(message.number, pid)
                     for descriptor in descriptors:
                         os.close(descriptor)
     except (EOFError, OSError):

@@ -120,20 +120,23 @@ class ForkServer:
         Returns:
             The child's number here.
         """
-        with self._lock, _output() as output, suppress(OSError):
+        with self._lock, _output() as output:
             self._number += 1
             request = ForkRequest(
                 number=self._number,
                 name=name,
                 num_descriptors=len(descriptors),
                 imports=imports,
-                folder=str(Path.cwd()),
+                folder=_folder(),
                 path=_path(),
                 environment=_environment(),
             )
-            self._connection.send(request)
-            for descriptor in (*descriptors, output):
-                send_handle(self._connection, descriptor, self.pid)
+            try:
+                self._connection.send(request)
+                for descriptor in (*descriptors, output):
+                    send_handle(self._connection, descriptor, self.pid)
+            except OSError:
+                self._process.kill()  # half a request may be in the socket: the next child gets another fork server
         return self._number
 
     def status(self, number: int) -> ChildStatus:
@@ -224,7 +227,15 @@ def _environment() -> dict[str, str]:
 
 def _path() -> list[str]:
     """Where this process looks for imports. Notebooks and standard input have "" for the working directory."""
-    return [path or str(Path.cwd()) for path in sys.path]
+    return [path or _folder() for path in sys.path]
+
+
+def _folder() -> str:
+    """The working directory; the root where it was deleted."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return "/"
 
 
 @contextmanager

@@ -208,6 +208,16 @@ def test_the_bound_on_staleness_holds_on_every_frame(bound: int, mode: str, weig
         assert balance(fleet) == 0
 
 
+def test_several_consumers_of_sync_rounds_have_one_each() -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", collection={"mode": "sync", "totalFrames": 400})
+    with fleet_of(job, workers=2) as fleet:
+        first, second = fleet.borrow(timeout_s=30), fleet.borrow(timeout_s=30)
+        assert first is not None
+        assert second is not None
+        first.release()
+        second.release()
+
+
 def test_sync_rounds_without_a_publish_still_come() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", collection={"mode": "sync", "totalFrames": 200})
     with fleet_of(job, workers=2) as fleet:

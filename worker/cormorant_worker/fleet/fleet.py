@@ -208,8 +208,8 @@ class Fleet:
     def borrow(self, *, timeout_s: float | None = None) -> Loan | None:
         """Borrow the next round. Any number may be out at a time; those that are not given back hold up the workers,
         because each counts against `output.queue.capacityBatches` (with `onFull: drop_oldest`: only once they
-        have all memory). A loan is never dropped. With `maxStaleness: 0`, and in sync mode without `maxStaleness`, the
-        next round begins only once all loans are given back: who needs several at a time sets a higher `maxStaleness`.
+        have all memory). A loan is never dropped. With `maxStaleness: 0` the next round begins only once all loans are
+        given back: consumers that need several at a time set a higher `maxStaleness`.
 
         Args:
             timeout_s: how long to wait; None waits as long as workers make progress (each of their waits is limited).
@@ -227,7 +227,7 @@ class Fleet:
             raise FleetError("the manifest has no output.queue: its frames go to the dataset alone; add queue: {}")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         core = self._core
-        with self._changed:
+        with self._changed, core.queue.asking(core.waker):
             while True:
                 core.lifecycle.raise_error()
                 if (delivery := self._take_delivery()) is not None:

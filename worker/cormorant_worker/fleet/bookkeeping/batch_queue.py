@@ -5,7 +5,8 @@ sealed -> (round complete) -> backlog -> accepted into the queue -> lent to a co
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from heapq import heappop, heappush
@@ -17,6 +18,7 @@ from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.bookkeeping.scheduler import Mode, Round, Scheduler, Slot
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.transport import BlockPool
+from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.normalize.moments import Document, Statistics
 from cormorant_worker.shared_memory import SharedMemory
@@ -220,6 +222,10 @@ class BatchQueue:
         """
         self.blocks: BlockPool | None = None
         """The memory of batches, once the first worker has told their layout."""
+        self.is_on_demand = False
+        """A round begins as soon as a consumer waits for it, also while others work on theirs."""
+        self.num_asking = 0
+        """Consumers that wait for a round."""
         self.has_lent = False
         """A consumer has taken a round."""
         self.dropped: dict[str, int] = {}
@@ -364,6 +370,17 @@ class BatchQueue:
         self._landed.clear()
         self._scheduler.forget_open()
 
+    @contextmanager
+    def asking(self, waker: Waker) -> Iterator[None]:
+        """Inside, a consumer waits for a round."""
+        self.num_asking += 1
+        if self.is_on_demand:
+            waker.wake()
+        try:
+            yield
+        finally:
+            self.num_asking -= 1
+
     # -- room --------------------------------------------------------------------------------------------------
 
     @property
@@ -386,6 +403,8 @@ class BatchQueue:
     @property
     def ahead_of_consumer(self) -> int:
         """Rounds that consumers see before one that begins now: the queue, and what they still work on."""
+        if self.is_on_demand and self.num_asking > len(self._queue):
+            return 0
         return len(self._queue) + len(self._at_work)
 
     @property

@@ -107,8 +107,9 @@ class Bootstrap:
         queue, scheduler = core.job.spec.output.queue, core.scheduler
         waits_for_learner = queue is not None and queue.on_full == "wait"
         if scheduler.mode == "sync" and scheduler.max_staleness is None and waits_for_learner and ready.specs:
-            # Each round begins when the learner gives back the last one: one that publishes every round is on-policy.
+            # A learner that takes a round, publishes, and takes the next one is on-policy.
             scheduler.max_staleness = 0
+            core.queue.is_on_demand = True
         core.scheduler.count_from(core.found_frames)
         unmet, self._unmet = self._unmet, []
         for handle, theirs in unmet:
