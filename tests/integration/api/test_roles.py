@@ -35,7 +35,6 @@ ROLES = [
     ("POST", "/v1/seed", "write"),
     ("PUT", "/v1/desired", "operator"),
     ("POST", "/v1/drain", "operator"),
-    ("POST", "/v1/workers/cpu-0:retire", "operator"),
 ]
 
 
