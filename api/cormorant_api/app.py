@@ -30,7 +30,7 @@ _TAGS = [
     {"name": "batches", "description": "Take batches and acknowledge them; delivery is at least once."},
     {"name": "lifecycle", "description": "Pause leases, the state and the seed of the fleet."},
     {"name": "status", "description": "Status, workers, events and the live stream."},
-    {"name": "operator", "description": "Group sizes, drain and retirement; used by the operator."},
+    {"name": "operator", "description": "Group sizes and drain; used by the operator."},
     {"name": "health", "description": "Probes, metrics and version; no token needed."},
 ]
 

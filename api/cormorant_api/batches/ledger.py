@@ -294,12 +294,6 @@ class Ledger:
     def is_exhausted(self) -> bool:
         return self._is_exhausted
 
-    def is_only(self, batch_id: str) -> bool:
-        """Whether this is the only unacknowledged batch and the fleet has no more."""
-        with self._lock:
-            open_numbers = [n for n, entry in self._entries.items() if not entry.is_acked]
-            return self._is_exhausted and open_numbers == [self._number(batch_id)]
-
     def counts(self) -> LedgerCounts:
         with self._lock:
             lent = [e.lent_at for e in self._entries.values() if e.consumer]

@@ -13,7 +13,7 @@ from cormorant_worker.metrics.fleet import FleetMetrics
 
 _RECENT_S = 60.0
 _REFUSED = 4
-_EXITS = ("http", "stream", "memory")
+_EXITS = ("http", "memory")
 
 
 class HeadMetrics:

@@ -1,4 +1,4 @@
-"""Conditional and partial requests: If-Match, If-None-Match, Range, Prefer (RFC 9110, RFC 7240)."""
+"""Conditional requests: If-Match, If-None-Match (RFC 9110), and Prefer (RFC 7240)."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from cormorant_api.errors import ApiError
 from cormorant_contract.rest.problems import ProblemType
 
-_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _WAIT = re.compile(r"wait=\"?(\d{1,9}(?:\.\d{1,6})?)\"?")
 
 
@@ -44,30 +43,6 @@ def is_unchanged(headers: Mapping[str, str], etag: str) -> bool:
     """Whether a GET may be answered with 304."""
     if_none = headers.get("if-none-match")
     return if_none is not None and _matches(if_none, etag, is_weak=True)
-
-
-def wanted_range(headers: Mapping[str, str], size: int, etag: str) -> tuple[int, int] | None:
-    """The requested bytes as (begin, end); None: all of them.
-
-    Raises:
-        ApiError: 416, the range begins past the end.
-    """
-    text = headers.get("range", "").strip()
-    if_range = headers.get("if-range")
-    match = _RANGE.fullmatch(text)
-    # Several ranges, other units or an outdated If-Range: sending the whole body is always correct.
-    if match is None or not (match[1] or match[2]) or (if_range is not None and if_range.strip() != etag):
-        return None
-    if not match[1]:
-        length = min(int(match[2]), size)
-        begin, end = size - length, size
-    else:
-        begin, end = int(match[1]), min(int(match[2]) + 1, size) if match[2] else size
-    if match[1] and match[2] and int(match[2]) < begin:
-        return None
-    if begin >= end:
-        raise ApiError(ProblemType.RANGE_NOT_SATISFIABLE, f"the range {text} is outside the {size:,} bytes")
-    return begin, end
 
 
 def preferred_wait_s(headers: Mapping[str, str], longest_s: float) -> float:

@@ -99,7 +99,7 @@ def _curl(method: str, path: str, operation: Json, schemas: Json) -> str:
     answers = operation.get("responses", {}).get("200", {}).get("content", {})
     if method == "get" and any("safetensors" in kind for kind in answers):
         words += ["-o", "FILE.safetensors"]
-    elif any(kind in answers for kind in ("text/event-stream", "application/vnd.cormorant.batches")):
+    elif "text/event-stream" in answers:
         words += ["--no-buffer"]
     return " ".join([*words, f'"$URL{target}"'])
 

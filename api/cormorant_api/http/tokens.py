@@ -1,7 +1,6 @@
 """Bearer tokens, one per role. Each role includes the roles before it.
 
-read: every GET except the state, and taking batches. write: weights, pauses, state, seed. operator: group sizes, drain,
-retirement.
+read: every GET except the state, and taking batches. write: weights, pauses, state, seed. operator: group sizes, drain.
 """
 
 import hmac

@@ -18,15 +18,12 @@ class SlowReader(Exception):
     """The client took too long to read one chunk; the connection was aborted."""
 
 
-def chunks_of(buffers: Sequence[memoryview], begin: int = 0, end: int | None = None) -> Iterator[memoryview]:
-    """Bytes begin..end of consecutive buffers, in chunks, without a copy."""
-    at = 0
+def chunks_of(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
+    """The bytes of consecutive buffers, in chunks, without a copy."""
     for buffer in buffers:
         flat = buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
-        first, last = max(begin - at, 0), len(flat) if end is None else min(end - at, len(flat))
-        for start in range(first, last, CHUNK_BYTES):
-            yield flat[start : min(start + CHUNK_BYTES, last)]
-        at += len(flat)
+        for start in range(0, len(flat), CHUNK_BYTES):
+            yield flat[start : start + CHUNK_BYTES]
 
 
 async def send_within(send: Send, scope: Scope, body: bytes | memoryview, *, timeout_s: float) -> None:
@@ -80,21 +77,17 @@ class BufferResponse(Response):
         *,
         media_type: str,
         headers: Mapping[str, str],
-        span: tuple[int, int] | None = None,
         stall_timeout_s: float = 60.0,
         on_end: Callable[[bool], None] | None = None,
     ) -> None:
         """Describe the answer.
 
         Args:
-            span: bytes (begin, end) to send, as a partial answer; default: all.
             on_end: called once on the event loop when the memory is no longer read; True if everything was sent.
         """
-        super().__init__(None, status_code=200 if span is None else 206, headers=dict(headers), media_type=media_type)
-        whole = sum(buffer.nbytes for buffer in buffers)
-        self._buffers, self._span, self._on_end = buffers, span or (0, whole), on_end
-        self._stall_timeout_s = stall_timeout_s
-        self.headers["Content-Length"] = str(self._span[1] - self._span[0])
+        super().__init__(None, headers=dict(headers), media_type=media_type)
+        self._buffers, self._on_end, self._stall_timeout_s = buffers, on_end, stall_timeout_s
+        self.headers["Content-Length"] = str(sum(buffer.nbytes for buffer in buffers))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_whole = False
@@ -102,7 +95,7 @@ class BufferResponse(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with Hangup(receive) as hangup:
                 if scope["method"] != "HEAD":
-                    for chunk in chunks_of(self._buffers, *self._span):
+                    for chunk in chunks_of(self._buffers):
                         if hangup.happened.is_set():
                             return
                         await send_within(send, scope, chunk, timeout_s=self._stall_timeout_s)

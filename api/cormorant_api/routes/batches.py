@@ -6,19 +6,18 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from cormorant_api.batches.ledger import Lent
 from cormorant_api.batches.memory_batch import describe_memory, reading_of
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
+from cormorant_api.http.problems import as_api_error
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import BufferResponse, Hangup
-from cormorant_api.routes.batch_stream import BatchStream
-from cormorant_api.routes.lending import lend_next, oldest_wanted, stream_ended, unknown_batch
 from cormorant_api.routes.routing import BINARY, GuardedRoute, guarded, head_of
 from cormorant_contract.rest.base import Name
 from cormorant_contract.rest.headers import (
     ACK_WITHIN,
     BATCH_ID,
-    BATCH_STREAM,
     DELIVERY,
     FRAMES,
     MAX_VERSION,
@@ -50,7 +49,6 @@ _KEPT_WITHIN_S = 30.0
 """For the disk, until a consumer is told to repeat an acknowledgement."""
 _AGAIN_S = 2.0
 Delivery = Annotated[int, Query(ge=1, description="Number of the delivery to give back, from `Cormorant-Delivery`.")]
-Ack = Annotated[str, Query(pattern="^(auto|manual)$")]
 router = APIRouter(route_class=GuardedRoute, tags=["batches"])
 
 
@@ -78,20 +76,16 @@ async def next_batch(
     request: Request,
     consumer: Consumer = "anonymous",
     wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="Seconds to wait for a batch.")] = 10.0,
-    ack: Ack = "manual",
     max_staleness: Staleness = None,
 ) -> Response:
     """Take the next batch. With `Accept: application/vnd.cormorant.memory+json` the response is its location in shared
     memory, for consumers on the head's machine.
-
-    `ack=auto` acknowledges the batch once its last byte is sent (at most once; meant for shells). Batches in shared
-    memory are never acknowledged automatically.
     """
     head = _with_queue(request)
     running = head.running
-    oldest = oldest_wanted(head, max_staleness)
+    oldest = None if max_staleness is None else max(0, running.fleet.version - max_staleness)
     async with Hangup(request.receive, notifier=running.ledger.notifier) as hangup:
-        lent = await lend_next(head, consumer, wait_s=wait, oldest_version=oldest, hangup=hangup)
+        lent = await _lend_next(head, consumer, wait_s=wait, oldest_version=oldest, hangup=hangup)
     if lent is None:
         return Response(status_code=204)
     ledger = running.ledger
@@ -122,10 +116,8 @@ async def next_batch(
         ledger.sent(lent.id)
         if is_whole:
             head.metrics.handed_over("http", batch.size_bytes)
-        if not is_whole:
+        else:
             ledger.release(lent.id, lent.delivery)
-        elif ack == "auto":
-            ledger.ack(lent.id)
 
     return BufferResponse(
         [memoryview(batch.header), *batch.buffers],
@@ -134,36 +126,6 @@ async def next_batch(
         stall_timeout_s=head.settings.stall_timeout_s,
         on_end=over,
     )
-
-
-@router.get(
-    "/v1/batches",
-    response_class=Response,
-    **guarded(
-        Role.READ,
-        ProblemType.NO_QUEUE,
-        ProblemType.STREAM_ENDED,
-        also={
-            200: {
-                "description": "For each batch: its length as 8 bytes, little-endian, then the batch.",
-                "content": {BATCH_STREAM: BINARY},
-            }
-        },
-    ),
-)
-async def stream_batches(
-    request: Request,
-    consumer: Consumer = "anonymous",
-    ack: Ack = "manual",
-    max_staleness: Staleness = None,
-) -> Response:
-    """Stream batches on one connection; `GET /v1/batches/next` returns a single batch. `ack=auto` acknowledges a batch
-    when the next one starts.
-    """
-    head = _with_queue(request)
-    if head.running.ledger.has_ended:
-        raise await stream_ended(head)
-    return BatchStream(head, consumer=consumer, acks=ack == "auto", max_staleness=max_staleness)
 
 
 @router.post(
@@ -176,7 +138,7 @@ async def ack_batch(request: Request, batch: str) -> Response:
     """Acknowledge a batch: it is never delivered again. Idempotent. Any consumer may acknowledge any batch."""
     kept = head_of(request).running.ledger.ack(batch)
     if kept is None:
-        raise unknown_batch(batch)
+        raise _unknown_batch(batch)
     try:
         await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(kept)), _KEPT_WITHIN_S)
     except TimeoutError:
@@ -198,7 +160,7 @@ async def ack_batch(request: Request, batch: str) -> Response:
 async def release_batch(request: Request, batch: str, delivery: Delivery) -> Response:
     """Give a batch back unused: the next consumer gets it immediately. Has no effect on a later delivery."""
     if not head_of(request).running.ledger.release(batch, delivery):
-        raise unknown_batch(batch)
+        raise _unknown_batch(batch)
     return Response(status_code=204)
 
 
@@ -210,3 +172,55 @@ def _with_queue(request: Request) -> Head:
             "the job has no output.queue, its frames go to the dataset only; add output.queue: {} to the manifest",
         )
     return head
+
+
+async def _lend_next(
+    head: Head, consumer: str, *, wait_s: float, oldest_version: int | None, hangup: Hangup
+) -> Lent | None:
+    """The next batch for a consumer; None after `wait_s` or when the consumer has disconnected.
+
+    Call the ledger's `sent` when its memory is no longer read.
+
+    Raises:
+        ApiError: 410, all are delivered and acknowledged; 503, the fleet failed or the head is closing.
+    """
+    running = head.running
+    ledger, feeder = running.ledger, running.feeder
+    found: list[Lent] = []
+
+    def look() -> bool:
+        if head.is_closing or hangup.happened.is_set() or ledger.has_ended or feeder.error is not None:
+            return True
+        if (lent := ledger.lend(consumer, oldest_version=oldest_version)) is not None:
+            found.append(lent)
+        return bool(found)
+
+    with feeder.demand():
+        await ledger.notifier.wait_for(look, timeout_s=wait_s)
+    if found:
+        return found[0]
+    if ledger.has_ended:
+        raise await _stream_ended(head)
+    if feeder.error is not None:
+        raise as_api_error(feeder.error)
+    head.refuse_while_closing()
+    return None
+
+
+async def _stream_ended(head: Head) -> ApiError:
+    """The error after the last batch: 410 if the job is complete, 503 if the next head continues it."""
+    head.refuse_while_closing()
+    if await head.quick(lambda: head.is_cut_short):
+        return ApiError(
+            ProblemType.DRAINING,
+            "the head is draining and has delivered all its batches; the next head continues",
+            retry_after_s=2.0,
+        )
+    return ApiError(ProblemType.STREAM_ENDED, "all batches are delivered and acknowledged")
+
+
+def _unknown_batch(batch_id: str) -> ApiError:
+    return ApiError(
+        ProblemType.UNKNOWN_BATCH,
+        f"unknown batch id {batch_id[:80]!r}; ids issued before a restart of the head are unknown",
+    )

@@ -1,11 +1,11 @@
-"""Requests of the operator: group sizes, drain, retirement."""
+"""Requests of the operator: group sizes and drain."""
 
 from fastapi import APIRouter, Request
 
 from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
 from cormorant_api.routes.routing import GuardedRoute, author_of, guarded, head_of, log
-from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport, Retirement
+from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport
 from cormorant_contract.rest.problems import ProblemType
 
 router = APIRouter(route_class=GuardedRoute, tags=["operator"])
@@ -52,19 +52,6 @@ async def drain(request: Request) -> DrainReport:
         lent_batches=counts.lent,
         ended=running.ledger.has_ended,
     )
-
-
-@router.post(
-    "/v1/workers/{worker}:retire",
-    status_code=202,
-    **guarded(Role.OPERATOR, ProblemType.UNKNOWN_WORKER, ProblemType.LAST_WORKER),
-)
-async def retire_worker(request: Request, worker: str) -> Retirement:
-    """Let a worker finish its open batch and exit; its slot stays empty until the group grows."""
-    head = head_of(request)
-    await head.bulk(head.running.fleet.retire, worker)
-    log.info("worker_retired", worker=worker, who=author_of(request))
-    return Retirement(worker=worker, detail="the worker finishes its open batch, then exits")
 
 
 def _describe(head: Head) -> DesiredReport:

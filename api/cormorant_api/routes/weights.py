@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
-from cormorant_api.http.conditions import demand_if_match, is_unchanged, preferred_wait_s, wanted_range
+from cormorant_api.http.conditions import demand_if_match, is_unchanged, preferred_wait_s
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import BufferResponse
 from cormorant_api.routes.routing import (
@@ -93,10 +93,8 @@ _FILE = guarded(
     ProblemType.UNKNOWN_MODEL,
     ProblemType.NO_WEIGHTS,
     ProblemType.VERSION_EXPIRED,
-    ProblemType.RANGE_NOT_SATISFIABLE,
     also={
         200: {"description": "A safetensors file.", "content": {SAFETENSORS: BINARY}},
-        206: {"description": "Part of the file.", "content": {SAFETENSORS: BINARY}},
         304: {"description": "The ETag matches If-None-Match."},
     },
 )
@@ -175,10 +173,8 @@ async def get_weights(request: Request, model: str, version: VersionQuery = None
         Role.READ,
         ProblemType.UNKNOWN_MODEL,
         ProblemType.NO_WEIGHTS,
-        ProblemType.RANGE_NOT_SATISFIABLE,
         also={
             200: {"description": "Headers of the GET response."},
-            206: {"description": "Headers of the GET response for the range."},
             304: {"description": "The ETag matches If-None-Match."},
         },
     ),
@@ -307,17 +303,13 @@ def _accepted(update: Update, status: int, *, waited: bool = False) -> Response:
 def _file(request: Request, model: str, version: int | None) -> Response:
     head = head_of(request)
     stored = head.running.publisher.find(_known(head, model), version)
-    headers = {"ETag": stored.etag, POLICY_VERSION: str(stored.version), "Accept-Ranges": "bytes"}
+    headers = {"ETag": stored.etag, POLICY_VERSION: str(stored.version)}
     if is_unchanged(request.headers, stored.etag):
         return Response(status_code=304, headers=headers)
-    span = wanted_range(request.headers, stored.size_bytes, stored.etag)
-    if span is not None:
-        headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{stored.size_bytes}"
     return BufferResponse(
         stored.buffers,
         media_type=SAFETENSORS,
         headers=headers,
-        span=span,
         stall_timeout_s=head.settings.stall_timeout_s,
     )
 

@@ -53,9 +53,8 @@ SIDE = Label(
 )
 PATH = Label(
     name="path",
-    help="queue: rounds accepted. http: one batch per request. stream: many batches on one connection. "
-    "memory: mapped by a consumer on the same machine.",
-    values=("queue", "http", "stream", "memory"),
+    help="queue: rounds accepted. http: sent in a response. memory: mapped by a consumer on the same machine.",
+    values=("queue", "http", "memory"),
 )
 RESULT = Label(
     name="result",

@@ -1,4 +1,4 @@
-"""Requests of the operator: group sizes, drain, retirement."""
+"""Requests of the operator: group sizes and drain."""
 
 from typing import Annotated, Self
 
@@ -51,10 +51,3 @@ class DrainReport(Answer):
     waiting_batches: Count
     lent_batches: Count
     ended: bool
-
-
-class Retirement(Answer):
-    """A worker that is being retired."""
-
-    worker: str
-    detail: str

@@ -4,8 +4,6 @@ SAFETENSORS = "application/vnd.safetensors"
 PROBLEM_JSON = "application/problem+json"
 MEMORY_JSON = "application/vnd.cormorant.memory+json"
 """For consumers on the head's machine: the location of the batch in shared memory instead of its bytes."""
-BATCH_STREAM = "application/vnd.cormorant.batches"
-"""`GET /v1/batches`: 8 bytes (little-endian length of what follows), one safetensors file; repeated."""
 
 BATCH_ID = "Cormorant-Batch-Id"
 FRAMES = "Cormorant-Frames"

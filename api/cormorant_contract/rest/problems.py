@@ -40,7 +40,6 @@ class ProblemType(StrEnum):
     TOO_LARGE = "too-large", 413
     PRECONDITION_FAILED = "precondition-failed", 412
     PRECONDITION_REQUIRED = "precondition-required", 428
-    RANGE_NOT_SATISFIABLE = "range-not-satisfiable", 416
     UNSAFE_FORMAT = "unsafe-format", 415
     UNSUPPORTED_FORMAT = "unsupported-format", 415
     INVALID_REQUEST = "invalid-request", 422

@@ -80,10 +80,9 @@ class Learner:
             thread.join(timeout=60)
 
     def _take(self, number: int) -> None:
-        stream = "/v1/batches/next?wait=1&ack=auto&consumer=learner"
         while not self._ended.wait(0.01):
             with contextlib.suppress(OSError, AssertionError, KeyError):
-                self.api.get(stream)
+                self.api.take(wait=1, consumer="learner")
                 if self._publishes and number == 0:
                     self.publish()
 

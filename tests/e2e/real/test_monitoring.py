@@ -92,7 +92,7 @@ class Learner:
         )
         while not self._ended.is_set():
             for _ in range(20):
-                batch = api.get("/v1/batches/next?wait=1&ack=auto&consumer=learner")
+                batch = api.take(wait=1, consumer="learner")
                 assert batch.status < 500, batch
             api.put("/v1/models/policy/weights", weights, Prefer="wait=10")
 

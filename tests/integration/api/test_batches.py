@@ -2,7 +2,6 @@
 consumers do to the others.
 """
 
-import http.client
 import json
 import mmap
 import os
@@ -128,13 +127,13 @@ def test_disk_that_hangs_holds_up_acknowledgements_alone(endless: Served, monkey
 def test_calls_that_wait_for_a_frozen_worker_leave_batches_their_threads(tmp_path: Path) -> None:
     with serve(make_job(num_envs=2, lengths=(3, 8)), directory=tmp_path, workers=2) as served:
         # Until the first batch is taken, a seed drops all queued batches, so that it applies to the first one.
-        assert served.data.get("/v1/batches/next?wait=30&ack=auto").status == 200
+        assert served.data.take().status == 200
         pid = served.reader.get("/v1/workers/cpu-0").json["pid"]
         os.kill(pid, signal.SIGSTOP)
         try:
             frozen = served.fleet._core.pool.workers["cpu", 0]
             # Batches are taken until it has a ticket; the other worker fills the queue again.
-            until(lambda: frozen.tickets or served.data.get("/v1/batches/next?wait=1&ack=auto").status == 0)
+            until(lambda: frozen.tickets or served.data.take(wait=1).status == 0)
             until(lambda: served.reader.get("/v1/status").json["queue"]["waiting"])
             answers: list[int] = []
             seeds = [
@@ -145,27 +144,13 @@ def test_calls_that_wait_for_a_frozen_worker_leave_batches_their_threads(tmp_pat
                 seed.start()
             waiting = served.server.head._boundary._work_queue
             until(lambda: waiting.qsize() == 20 - 2)
-            batch = served.data.call("GET", "/v1/batches/next?wait=10&ack=auto", timeout=20)
+            batch = served.data.call("GET", "/v1/batches/next?wait=10", timeout=20)
             assert (batch.status, answers) == (200, [])
         finally:
             os.kill(pid, signal.SIGCONT)
         for seed in seeds:
             seed.join(60)
         assert answers == [200] * 20
-
-
-def test_a_batch_can_be_acknowledged_with_its_last_byte(endless: Served) -> None:
-    acked = endless.reader.get("/v1/status").json["queue"]["acked"]
-    reply = endless.data.get("/v1/batches/next?wait=30&ack=auto")
-    assert reply.status == 200
-    deadline = time.monotonic() + 10
-    while endless.reader.get("/v1/status").json["queue"]["acked"] == acked:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    # To be given back, it would have to be with a consumer still.
-    assert endless.data.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/release?delivery=1").status == 204
-    following = endless.data.get("/v1/batches/next?wait=30&ack=auto")
-    assert number_of(following) > number_of(reply)
 
 
 def test_an_answer_names_frames_versions_and_time_to_acknowledge(endless: Served) -> None:
@@ -201,56 +186,10 @@ def stepped(served: Served) -> int:
 def test_stopped_reader_holds_up_no_control_request(endless: Served) -> None:
     with socket.create_connection(("127.0.0.1", endless.data.port), timeout=30) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        lines = ["GET /v1/batches?consumer=stuck HTTP/1.1", "Host: x", f"Authorization: Bearer {endless.data.token}"]
-        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        lines = ["GET /v1/batches/next HTTP/1.1", "Host: x", f"Authorization: Bearer {endless.data.token}", "", ""]
+        connection.sendall("\r\n".join(lines).encode() * 200)  # more answers than fit into the socket's buffers
         for _ in range(20):
             assert endless.reader.get("/v1/status", timeout=10).status == 200
-
-
-def read_frames(connection: socket.socket, count: int) -> list[bytes]:
-    """Frames of a chunked stream of batches."""
-    response = http.client.HTTPResponse(connection)
-    response.begin()
-    assert response.status == 200, response.read()
-    frames = []
-    while len(frames) < count:
-        length = response.read(8)
-        if not length:
-            break
-        frames.append(response.read(int.from_bytes(length, "little")))
-    return frames
-
-
-def open_stream(api: Api, query: str) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", api.port), timeout=60)
-    lines = [f"GET /v1/batches?{query} HTTP/1.1", "Host: x", f"Authorization: Bearer {api.token}", "", ""]
-    connection.sendall("\r\n".join(lines).encode())
-    return connection
-
-
-def test_auto_acknowledged_stream_gives_every_frame(folder: Path) -> None:
-    job = make_job(num_envs=2, lengths=(3, 8), collection={"framesPerBatch": 20, "totalFrames": 210})
-    checker = make_checker(2, lengths=(3, 8), versions=False)
-    with serve(job, directory=folder) as served:
-        with open_stream(served.data, "consumer=s&ack=auto") as connection:
-            frames = read_frames(connection, 1000)
-        assert served.server.wait(lambda: False) == "done"
-    for frame in frames:
-        checker.take(decode(memoryview(frame)).tensordict())
-    assert checker.frames == 210
-
-
-def test_what_a_broken_stream_did_not_acknowledge_comes_again(endless: Served) -> None:
-    with open_stream(endless.data, "consumer=broken&ack=manual") as connection:
-        batch = decode(memoryview(read_frames(connection, 1)[0])).id
-    seen = set()
-    deadline = time.monotonic() + 60
-    while batch not in seen:
-        assert time.monotonic() < deadline
-        reply = endless.data.get("/v1/batches/next?wait=5&consumer=other")
-        if reply.status == 200:
-            seen.add(reply.headers["cormorant-batch-id"])
-            endless.data.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack")
 
 
 def test_the_memory_of_a_batch_can_be_mapped_instead_of_sent(endless: Served) -> None:
@@ -285,7 +224,6 @@ def test_a_job_without_a_queue_has_no_batches(tmp_path: Path, folder: Path) -> N
     )
     with serve(job, directory=folder) as served:
         assert served.data.get("/v1/batches/next").kind == "no-queue"
-        assert served.data.get("/v1/batches").kind == "no-queue"
         # The housekeeping thread may notice the end before the main thread does.
         events = served.server.head.events
         until(lambda: [event.kind for event in (events.read(0) or ([], 0))[0]][-1:] == ["ended"])

@@ -153,7 +153,7 @@ def tokens_that_may_not(account: Account) -> None:
 
 def a_consumer_that_dies_with_a_batch(account: Account) -> None:
     assert account.served.data.get("/v1/batches/next?wait=30&consumer=dead").status == 200
-    send_a_part(account.served.data, ["GET /v1/batches?consumer=cut HTTP/1.1"])
+    send_a_part(account.served.data, ["GET /v1/batches/next?wait=30&consumer=cut HTTP/1.1"])
 
 
 def a_consumer_that_is_slow(account: Account) -> None:

@@ -320,8 +320,8 @@ def test_the_documents_need_no_token_and_nothing_from_elsewhere(endless: Served)
     assert "color-scheme:light dark" in text
     assert html.escape("""-d '{"groups": {"name": 7}, "paused": true, "empty_slots": """) in text
     assert html.escape('curl -H "Authorization: Bearer $TOKEN" "$URL/v1/workers/WORKER"') in text
-    said = document["paths"]["/v1/batches"]["get"]["description"]
-    assert said.startswith("Stream batches on one connection; `GET /v1/batches/next` returns a single batch.")
+    said = document["paths"]["/v1/batches/next"]["get"]["description"]
+    assert said.startswith("Take the next batch. With `Accept: application/vnd.cormorant.memory+json` the response")
     for path, operations in document["paths"].items():
         for method in operations:
             assert f"<code>{method.upper()} {html.escape(path)}</code>" in text

@@ -57,7 +57,7 @@ def test_metrics_need_no_token_and_are_the_contracts(endless: Served) -> None:
 def test_frames_batches_and_weights_are_those_of_the_api(endless: Served) -> None:
     api = endless.operator
     before = total(api, "cormorant_weight_updates_total", result="applied")
-    reply = api.get("/v1/batches/next?wait=60&ack=auto&consumer=metrics")
+    reply = api.take(wait=60, consumer="metrics")
     assert reply.status == 200
     assert api.put(WEIGHTS, weights_file(3), Prefer="wait=60").status == 200
     assert api.put(WEIGHTS, b"nonsense").status in (400, 415)
@@ -109,7 +109,7 @@ def test_requests_are_counted_by_route_and_never_by_path(endless: Served) -> Non
 def test_a_head_in_use_stays_within_its_budget_of_series(endless: Served) -> None:
     api = endless.operator
     for consumer in range(30):
-        api.get(f"/v1/batches/next?wait=10&ack=auto&consumer=c{consumer}")
+        api.take(wait=10, consumer=f"c{consumer}")
     for path in ("/v1/status", "/v1/workers", "/v1/models", "/v1/pauses", "/v1/desired", "/version", "/openapi.json"):
         api.get(path)
     assert sum(len(samples) for samples in scraped(api).values()) <= BUDGET["head"]

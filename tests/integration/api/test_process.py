@@ -131,7 +131,7 @@ def test_a_signal_ends_a_head_in_order_though_requests_wait(
             except OSError:
                 ends.append("cut off")
 
-        paths = ("/v1/events", "/v1/batches?consumer=s", "/v1/batches/next?wait=300&consumer=t")
+        paths = ("/v1/events", "/v1/batches/next?wait=300")
         threads = [threading.Thread(target=wait, args=(path,)) for path in paths]
         for thread in threads:
             thread.start()

@@ -20,7 +20,6 @@ ROLES = [
     ("GET", "/v1/workers/cpu-0/picture", "read"),
     ("GET", "/v1/state", "write"),
     ("GET", "/v1/batches/next", "read"),
-    ("GET", "/v1/batches", "read"),
     ("POST", "/v1/batches/x-1/ack", "read"),
     ("POST", "/v1/batches/x-1/release?delivery=1", "read"),
     ("PUT", "/v1/models/policy/weights", "write"),
@@ -36,7 +35,6 @@ ROLES = [
     ("POST", "/v1/seed", "write"),
     ("PUT", "/v1/desired", "operator"),
     ("POST", "/v1/drain", "operator"),
-    ("POST", "/v1/workers/cpu-0:retire", "operator"),
 ]
 
 

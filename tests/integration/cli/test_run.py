@@ -119,7 +119,7 @@ def test_ctrl_c_ends_a_serving_run_whose_streams_are_open(start: Started, write:
         ended.append(path)
 
     opened = threading.Semaphore(0)
-    paths = ("/v1/events", "/v1/live", "/v1/batches?consumer=a")
+    paths = ("/v1/events", "/v1/live")
     readers = [threading.Thread(target=read, args=(path,)) for path in paths]
     for reader in readers:
         reader.start()

@@ -14,13 +14,13 @@ from tensordict import TensorDict
 
 from cormorant_testing.check import Checker
 from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.datasets import iter_frames
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import DatasetMismatch
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.sinks.dataset import read_dataset
 from cormorant_worker.sinks.frames import Frames
-from cormorant_worker.sinks.reading import iter_frames
 from cormorant_worker.sinks.verify import verify
 
 OPTIONS = {"lengths": [3, 8, 5], "ends": "alternate"}

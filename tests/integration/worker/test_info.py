@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from cormorant_testing.collecting import COUNTING, make_job
+from cormorant_testing.datasets import iter_frames
 from cormorant_testing.fleets import make_fleet, on_all_placements_slowly
 from cormorant_testing.info import INFO, METRICS, assert_info, expected_metrics
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.launch import make_collector
 from cormorant_worker.sinks.dataset import read_dataset
-from cormorant_worker.sinks.reading import iter_frames
 
 COUNTED = {
     "gymnasium": {

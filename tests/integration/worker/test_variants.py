@@ -12,13 +12,13 @@ import pytest
 
 from cormorant_client import connect
 from cormorant_testing.collecting import make_job
+from cormorant_testing.datasets import iter_frames
 from cormorant_testing.serving import serve
 from cormorant_testing.vectors import COUNTING
 from cormorant_worker.errors import CormorantError, DatasetMismatch
 from cormorant_worker.launch import make_collector, open_fleet
 from cormorant_worker.sinks.dataset import read_dataset
 from cormorant_worker.sinks.export import export
-from cormorant_worker.sinks.reading import iter_frames
 
 VARIANTS = [{"name": "easy", "kwargs": {"lengths": [3]}}, {"name": "hard", "kwargs": {"lengths": [7]}}]
 

@@ -72,6 +72,13 @@ class Api:
     def delete(self, path: str) -> Reply:
         return self.call("DELETE", path)
 
+    def take(self, *, wait: float = 30, consumer: str = "anonymous") -> Reply:
+        """Take a batch and acknowledge it."""
+        reply = self.get(f"/v1/batches/next?wait={wait}&consumer={consumer}")
+        if reply.status == 200:
+            self.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack")
+        return reply
+
 
 class Served:
     """A running head in this process."""
@@ -105,10 +112,7 @@ def serve(job: Any, *, directory: Path, workers: int = 1, **settings: Any) -> It
 
 def take(served: Served, wait: float = 30) -> Reply:
     """Take a batch and acknowledge it."""
-    reply = served.data.get(f"/v1/batches/next?wait={wait}")
-    if reply.status == 200:
-        served.data.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack")
-    return reply
+    return served.data.take(wait=wait)
 
 
 def weights_file(version: float = 1.0, **changes: Any) -> bytes:

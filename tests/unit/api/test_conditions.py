@@ -1,10 +1,10 @@
-"""Conditional requests, ranges, and events that listeners missed."""
+"""Conditional requests, and events that listeners missed."""
 
 import pytest
 
 from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError
-from cormorant_api.http.conditions import check_preconditions, is_unchanged, preferred_wait_s, wanted_range
+from cormorant_api.http.conditions import check_preconditions, is_unchanged, preferred_wait_s
 
 ETAG = '"7:xxh3:ab"'
 
@@ -34,37 +34,6 @@ def test_preconditions(headers: dict[str, str], etag: str, holds: bool) -> None:
         check_preconditions(headers, etag)
     assert refused.value.status == 412
     assert refused.value.members.get("current_etag", "") == etag
-
-
-@pytest.mark.parametrize(
-    ("text", "span"),
-    [
-        ("bytes=0-9", (0, 10)),
-        ("bytes=90-", (90, 100)),
-        ("bytes=90-1000", (90, 100)),
-        ("bytes=-10", (90, 100)),
-        ("bytes=-1000", (0, 100)),
-        ("bytes=-", None),
-        ("bytes=5-3", None),
-        ("bytes=0-1,5-6", None),
-        ("lines=0-1", None),
-        ("", None),
-    ],
-)
-def test_ranges(text: str, span: tuple[int, int] | None) -> None:
-    assert wanted_range({"range": text}, 100, ETAG) == span
-
-
-@pytest.mark.parametrize("text", ["bytes=100-", "bytes=100-200", "bytes=-0"])
-def test_ranges_past_the_end_are_refused(text: str) -> None:
-    with pytest.raises(ApiError) as refused:
-        wanted_range({"range": text}, 100, ETAG)
-    assert refused.value.status == 416
-
-
-def test_a_range_of_other_bytes_gives_the_whole() -> None:
-    assert wanted_range({"range": "bytes=0-9", "if-range": '"other"'}, 100, ETAG) is None
-    assert wanted_range({"range": "bytes=0-9", "if-range": ETAG}, 100, ETAG) == (0, 10)
 
 
 def test_an_unchanged_etag_is_seen() -> None:

@@ -236,19 +236,17 @@ def test_worker_that_is_gone_holds_nobody_up() -> None:
         assert server.policy.sizes == [1]
 
 
-def test_rows_are_asked_again_at_the_next_server_with_the_same_words() -> None:
+def test_rows_are_asked_again_at_the_next_server() -> None:
     listener = listen_on("127.0.0.1")
     first = Running(listener, Gathering(max_wait_s=60.0))
     actor, _ = worker(listener), worker(listener)  # with the other one, a batch would not be complete
     waits: list[bool] = []
     actor.on_waiting = waits.append
     asked = [actor.ask(rows_of(1, 2), (), init(2)), actor.ask(rows_of(3), (), init(1))]
-    words = [one.arrays[-1].copy() for one in asked]
     first.stop()
     assert first.policy.sizes == []
     second = Running(listener, Gathering(max_wait_s=0.0))
     assert [one.answer()[0].actions[0].tolist() for one in asked] == [[1, 2], [3]]
-    assert all(np.array_equal(one.arrays[-1], before) for one, before in zip(asked, words, strict=True))
     assert waits in ([], [True, False])
     second.stop()
     listener.close()

@@ -201,7 +201,7 @@ def build_policy(
         )
         call, mode = "", job.spec.policy.compile
         if is_server and mode == "on":
-            mode = "auto"  # torch.compile is for one number of rows, and draws past the rows' own noise
+            mode = "auto"  # torch.compile is for one number of rows
         if mode != "off" and not overrides.shares_policy:
             exploration = ExplorationType(job.spec.policy.exploration_type)
             call = str(compile_actor(acting, seen, mode=mode, num_rows=num_rows, exploration=exploration))

@@ -471,18 +471,6 @@ class Fleet:
             if wait:
                 self._quiesce.await_workers("to start or retire")
 
-    def retire(self, name: str) -> None:
-        """Let a worker finish what it holds and end; its place stays empty until its group's size is raised. Returns
-        at once.
-
-        Raises:
-            FleetError: no such worker, or it is the last one.
-        """
-        with self._changed:
-            self._core.lifecycle.raise_error()
-            self._spawner.retire(name)
-            self._core.waker.wake()
-
     def stats(self, *, workers: bool = True) -> FleetStats:
         """What is going on; with `workers`, each of them, too, which costs as much as there are."""
         with self._changed:

@@ -6,7 +6,7 @@ A mailbox has one slot for each EnvGroup, so that the rows of one wait while ano
 belong to the worker until it has sent a request, then to the server until it has sent the answer: the socket orders
 them.
 
-    slot:  observation leaves | states | is_init | words  ->  actions | outputs | next states        [rows, ...] each
+    slot:  observation leaves | states | is_init  ->  actions | outputs | next states        [rows, ...] each
 
 # n rows of a request, at most `rows`
 """
@@ -52,12 +52,8 @@ class MailboxLayout:
         """(shape, dtype) of the arrays of a slot, in their order in memory."""
         asked = [*self.observation, *self.states]
         answered = [*self.action, *self.outputs, *self.states]
-        flags: list[tuple[tuple[int, ...], np.dtype[np.generic]]] = [
-            ((), np.dtype(np.bool_)),
-            ((), np.dtype(np.uint64)),
-        ]
-        of_leaf = [[(leaf.shape, np.dtype(leaf.dtype)) for leaf in part] for part in (asked, answered)]
-        return tuple(((self.rows, *shape), dtype) for shape, dtype in (*of_leaf[0], *flags, *of_leaf[1]))
+        parts = [[((self.rows, *leaf.shape), np.dtype(leaf.dtype)) for leaf in part] for part in (asked, answered)]
+        return (*parts[0], ((self.rows,), np.dtype(np.bool_)), *parts[1])
 
     @property
     def slot_bytes(self) -> int:
@@ -74,8 +70,6 @@ class MailboxSlot(NamedTuple):
     observation: Arrays
     states: Arrays
     is_init: Array
-    words: Array
-    """uint64: what each row's random numbers are derived from."""
     action: Arrays
     outputs: Arrays
     next_states: Arrays
@@ -83,7 +77,7 @@ class MailboxSlot(NamedTuple):
     @property
     def request(self) -> Arrays:
         """What the worker writes."""
-        return (*self.observation, *self.states, self.is_init, self.words)
+        return (*self.observation, *self.states, self.is_init)
 
     @property
     def answer(self) -> Arrays:
@@ -119,7 +113,6 @@ class Mailbox:
             observation=take(layout.observation),
             states=take(layout.states),
             is_init=next(parts),
-            words=next(parts),
             action=take(layout.action),
             outputs=take(layout.outputs),
             next_states=take(layout.states),

@@ -2,14 +2,13 @@
 
     ask(rows) -> Asked  ...environments of the other EnvGroup step...  Asked.answer() -> Acted, version
 
-When the server is gone, the worker meets the next one and hands the rows in again, with the same random words.
+When the server is gone, the worker meets the next one and hands the rows in again.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 
 from cormorant_worker.errors import InferenceUnavailable, PolicyMismatch
@@ -106,7 +105,7 @@ class RemoteActor:
         self._servers = servers
         self.weights = ServedWeights()
         self.device = torch.device("cpu")
-        """Whose generator draws the rows' words."""
+        """Where the returned arrays are."""
         self.while_waiting: Callable[[], None] = lambda: None
         """Called twice a second while a server keeps this thread waiting."""
         self.on_waiting: Callable[[bool], None] = lambda _: None
@@ -136,9 +135,8 @@ class RemoteActor:
     def ask(self, obs: Arrays, states: Arrays, is_init: Array) -> Asked:
         """Hand rows in: observations [n, ...] a leaf, states [n, ...], is_init [n] bool. Returns at once."""
         n = len(is_init)
-        words = torch.randint(-(2**63), 2**63 - 1, (n,)).numpy().view(np.uint64)
         self._number += 1
-        asked = Asked(self, self._free.pop(), self._number, (*obs, *states, is_init.copy(), words), n)
+        asked = Asked(self, self._free.pop(), self._number, (*obs, *states, is_init.copy()), n)
         self._asked[asked.slot] = asked
         if self._address != self._servers.current:
             self._meet()  # hands in everything that is not answered, these rows as well

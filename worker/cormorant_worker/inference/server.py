@@ -22,7 +22,6 @@ import structlog
 from cormorant_worker.inference.clients import LocalClient, NodeClient
 from cormorant_worker.inference.handshake import Greeting, Listeners, Welcome, is_of_this_user
 from cormorant_worker.inference.mailbox import Header, Mailbox, MailboxLayout, MailboxSlot
-from cormorant_worker.inference.row_noise import RowNoise
 from cormorant_worker.policy.actor import Acted, Actor
 from cormorant_worker.spaces import Array, Arrays, Space, describe, leaves
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights
@@ -122,7 +121,6 @@ class InferenceServer:
         self._waiting: deque[_Waiting] = deque()
         self._num_slots = 0
         """Requests that can wait at once."""
-        self._noise = RowNoise()
         self._act_s = 0.0
         """Mean duration of an act."""
         self._buffers: list[Array] = []
@@ -331,10 +329,7 @@ class InferenceServer:
         version = weights.apply()
         rows = sum(waiting.n for waiting in taken)
         padded = self._how.padded(rows)
-        obs, states, is_init, words = self._gather(taken, padded, len(taken[0].slot.observation))
-        self._noise.begin(words)
-        with self._noise:
-            acted = actor.act(obs, states, is_init)
+        acted = actor.act(*self._gather(taken, padded, len(taken[0].slot.observation)))
         self._scatter(taken, acted, version)
         ended_ns = self._clock_ns()
         self._act_s += (
@@ -348,7 +343,7 @@ class InferenceServer:
         served.wait_ns += sum(began_ns - waiting.since_ns for waiting in taken)
         served.act_ns += ended_ns - began_ns
 
-    def _gather(self, taken: Sequence[_Waiting], padded: int, num_obs: int) -> tuple[Arrays, Arrays, Array, Array]:
+    def _gather(self, taken: Sequence[_Waiting], padded: int, num_obs: int) -> tuple[Arrays, Arrays, Array]:
         if len(taken) == 1 and taken[0].n == padded:
             slot, n = taken[0].slot, padded  # acted on where it lies
             arrays = [a[:n] for a in slot.request]
@@ -363,7 +358,7 @@ class InferenceServer:
                 at += waiting.n
             for buffer in arrays:
                 buffer[at:] = buffer[:1]  # rows that the policy can act on; its answers are not read
-        return tuple(arrays[:num_obs]), tuple(arrays[num_obs:-2]), arrays[-2], arrays[-1]
+        return tuple(arrays[:num_obs]), tuple(arrays[num_obs:-1]), arrays[-1]
 
     def _scatter(self, taken: Sequence[_Waiting], acted: Acted, version: int) -> None:
         values = (*acted.actions, *acted.outputs, *acted.states)

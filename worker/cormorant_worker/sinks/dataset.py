@@ -109,15 +109,6 @@ class Dataset:
     def frames(self) -> int:
         return sum(part.frames for part in self.parts())
 
-    def next_attempt(self, group: str, index: int) -> int:
-        """The attempt that a slot's next process has to write as: one more than any that left a folder."""
-        taken = [
-            int(match["attempt"])
-            for match in map(_PART.fullmatch, self.part_names())
-            if match and match["group"] == group and int(match["index"]) == index
-        ]
-        return max(taken, default=-1) + 1
-
     def writer(self, part: str, layout: Layout, *, limits: ShardLimits = ShardLimits()) -> ShardWriter:  # noqa: B008  # frozen
         """Begin a part.
 

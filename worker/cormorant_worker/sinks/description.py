@@ -31,8 +31,6 @@ class DatasetDescription:
     seed: int = 0
     manifest_sha256: str = ""
     """Digest of the manifest that created the dataset."""
-    env_spec: str = ""
-    """Gymnasium's EnvSpec as JSON, where there is one: Minari can rebuild the environment from it."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Anything else worth keeping, for example versions."""
 
@@ -55,7 +53,7 @@ class DatasetDescription:
             "formatVersion": FORMAT_VERSION,
             "job": self.job,
             "env": dict(self.env),
-            "envSpec": self.env_spec,
+            "envSpec": "",  # v0.2.0 refuses a dataset without this key
             "observationSpace": space_json.to_json(self.observation_space),
             "actionSpace": space_json.to_json(self.action_space),
             "schema": self.schema.fingerprint(),
@@ -97,7 +95,6 @@ class DatasetDescription:
                 job=value["job"],
                 seed=value["seed"],
                 manifest_sha256=value["manifestSha256"],
-                env_spec=value["envSpec"],
                 notes=value["notes"],
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:

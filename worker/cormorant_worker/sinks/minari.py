@@ -190,8 +190,6 @@ def _write_metadata(data: Path, dataset: Dataset, episodes: _Episodes, size_byte
         "truncated at their last step; their attribute cormorant_cut is true.",
         "cormorant_env": dict(description.env),
     }
-    if description.env_spec:
-        metadata["env_spec"] = description.env_spec
     (data / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Reads the shards of a dataset, batch by batch. Called by `trajectories.py`, the exports, and by scripts."""
+"""Reads the shards of a dataset, batch by batch. Called by `trajectories.py` and the exports."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,8 +25,8 @@ class Exported:
     """Trajectories whose end the dataset does not have; Minari: stored as truncated at their last frame."""
 
 
-def iter_frames(dataset: Dataset) -> Iterator[Frames]:
-    """Every durable frame: parts in order, each part's batches as they were collected. Holds one batch at a time.
+def iter_part(dataset: Dataset, part: DatasetPart) -> Iterator[Frames]:
+    """A part's durable frames, batch by batch, as they were collected. Holds one batch at a time.
 
     Arrays look into the shard's file (or, for compressed shards, into memory that the batch owns). Digests are not
     looked at; `verify` does that.
@@ -34,11 +34,6 @@ def iter_frames(dataset: Dataset) -> Iterator[Frames]:
     Raises:
         DatasetCorrupt: a shard is missing or cannot be read.
     """
-    for part in dataset.parts():
-        yield from iter_part(dataset, part)
-
-
-def iter_part(dataset: Dataset, part: DatasetPart) -> Iterator[Frames]:
     for record in part.records:
         with reading(dataset, part, record) as reader:
             for number in range(reader.num_record_batches):

@@ -104,7 +104,7 @@ class ShardWriter:
         except FileExistsError as error:
             raise PartExists(
                 f"{store.uri}/{part} was already written; each part belongs to one attempt: "
-                "start with the attempt that Dataset.next_attempt returns"
+                "write as an attempt that has no folder yet"
             ) from error
         except OSError as error:
             raise DatasetError(f"{store.uri}/{part} cannot be created: {error.strerror or error}") from error

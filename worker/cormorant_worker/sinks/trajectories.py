@@ -23,7 +23,7 @@ _Ending = Literal["ended", "cut", "open"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Consecutive frames of one trajectory; `iter_trajectories` gives whole trajectories."""
+    """Consecutive frames of one trajectory."""
 
     part: str
     """The worker attempt, `<group>-<index>-<attempt>`."""
@@ -61,24 +61,17 @@ class Stretch:
         return sum(values.nbytes for values in self.observation)
 
 
-def iter_trajectories(dataset: Dataset) -> Iterator[Stretch]:
-    """Every trajectory of a dataset whole, part by part, in the order in which they ended; what was cut comes last.
-
-    Holds the open trajectories of one part in memory, up to B of them; `iter_stretches` bounds that.
-
-    Raises:
-        DatasetCorrupt: a shard is missing or cannot be read.
-    """
-    return iter_stretches(dataset, max_bytes=math.inf)
-
-
-def iter_stretches(dataset: Dataset, *, max_bytes: float) -> Iterator[Stretch]:
-    """Trajectories, in several stretches where they do not fit.
+def iter_stretches(dataset: Dataset, *, max_bytes: float = math.inf) -> Iterator[Stretch]:
+    """Every trajectory of a dataset, part by part, in the order in which they ended; what was cut comes last. A
+    trajectory that does not fit comes in several stretches.
 
     Args:
         dataset: what to read.
         max_bytes: when more than this is held, what is held is given out as open stretches. The memory taken is
-            about this, and two batches.
+            about this, and two batches. Infinite: every trajectory comes whole.
+
+    Raises:
+        DatasetCorrupt: a shard is missing or cannot be read.
     """
     for part in dataset.parts():
         held: dict[int, list[Stretch]] = {}

@@ -88,7 +88,6 @@ class ServerRuntime:
         server.watch(self._uplink)
         if self._listeners.address is not None:
             self._uplink.send(Listening(address=self._listeners.address))
-        # The rows bring their own random words; what a policy draws beside them comes from this stream.
         stream = TorchStream(start.place.seeds.seed("server"), device)
         told_s = 0.0
         with stream:

@@ -17,6 +17,7 @@ import torch
 import yaml
 
 from cormorant_testing.collecting import make_job
+from cormorant_testing.datasets import iter_frames
 from cormorant_testing.s3 import BUCKET, VARIABLE, Network, S3Server
 from cormorant_testing.scripts import environment, start_script, until
 from cormorant_worker.collect.block import Layout
@@ -25,7 +26,6 @@ from cormorant_worker.evaluation.results import ResultFolder
 from cormorant_worker.sinks.dataset import Dataset, open_dataset, read_dataset
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.object_store import ObjectStore
-from cormorant_worker.sinks.reading import iter_frames
 from cormorant_worker.sinks.verify import verify
 from cormorant_worker.spaces import leaves
 from cormorant_worker.weights import file

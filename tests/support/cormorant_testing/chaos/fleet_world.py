@@ -181,11 +181,11 @@ class FleetWorld:
 
     def _judge_dataset(self, frames: int) -> None:
         from cormorant_worker.sinks.dataset import read_dataset
-        from cormorant_worker.sinks.trajectories import iter_trajectories
+        from cormorant_worker.sinks.trajectories import iter_stretches
 
         _equal(self._judge_durable(), frames, "frames in the dataset")
         seen: set[int] = set()
-        for stretch in iter_trajectories(read_dataset(self._dataset)):
+        for stretch in iter_stretches(read_dataset(self._dataset)):
             obs = stretch.observation[0]
             if stretch.traj_id in seen:
                 raise Finding(f"trajectory {stretch.traj_id} is in the dataset twice")

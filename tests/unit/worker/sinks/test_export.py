@@ -5,12 +5,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from cormorant_testing.datasets import iter_frames
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks import minari as minari_export
 from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.export import export
-from cormorant_worker.sinks.reading import iter_frames
-from cormorant_worker.sinks.trajectories import iter_trajectories
+from cormorant_worker.sinks.trajectories import iter_stretches
 from cormorant_worker.spaces import flatten
 
 minari = pytest.importorskip("minari")
@@ -34,7 +34,7 @@ def test_minari_itself_reads_every_value(make_dice, spaces, stored, tmp_path, mo
     monkeypatch.setattr(minari_export, "_HELD_BYTES", held_bytes)
     dice = make(make_dice, spaces, case, end_odds=0.1)
     dataset = stored(dice, parts=("cpu-0-0",), shards=4)
-    whole = {trajectory.traj_id: trajectory for trajectory in iter_trajectories(dataset)}
+    whole = {trajectory.traj_id: trajectory for trajectory in iter_stretches(dataset)}
 
     done = export(dataset.uri, tmp_path / "out", to="minari")
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cormorant_testing.datasets import iter_frames
 from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.sinks.dataset import open_dataset
-from cormorant_worker.sinks.reading import iter_frames
 from cormorant_worker.sinks.shards import ShardLimits
-from cormorant_worker.sinks.trajectories import iter_stretches, iter_trajectories
+from cormorant_worker.sinks.trajectories import iter_stretches
 from cormorant_worker.sinks.verify import verify
 
 
@@ -44,7 +44,7 @@ def test_every_value_of_every_trajectory_comes_back(make_dice, spaces, voyage):
             writer.append(dice.fill(lengths))
 
     assert dataset.frames == writer.durable_frames == dice.frames
-    dice.assert_stored(iter_trajectories(dataset))
+    dice.assert_stored(iter_stretches(dataset))
     assert verify(uri).problems == ()
 
 
@@ -73,7 +73,7 @@ def test_a_batch_read_back_has_the_learners_values(make_dice, spaces, tmp_path, 
 def test_stretches_join_to_the_same_trajectories_in_little_memory(make_dice, stored):
     dice = make_dice(end_odds=0.05, num_rows=5)
     dataset = stored(dice, parts=("cpu-0-0",), shards=6)
-    whole = {t.traj_id: t for t in iter_trajectories(dataset)}
+    whole = {t.traj_id: t for t in iter_stretches(dataset)}
 
     lengths = dict.fromkeys(whole, 0)
     pieces = 0
@@ -104,7 +104,7 @@ def test_memory_of_the_block_may_be_reused_after_append(make_dice, tmp_path):
     with dataset.writer("cpu-0-0", dice.layout) as writer:
         writer.append(dice.fill())
         dice._soil()
-    dice.assert_stored(iter_trajectories(dataset))
+    dice.assert_stored(iter_stretches(dataset))
 
 
 def test_plain_arrow_reads_a_shard(make_dice, stored, spaces, tmp_path):

@@ -4,7 +4,7 @@ from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.local_store import LocalStore
 from cormorant_worker.sinks.shards import ShardLimits, ShardWriter
-from cormorant_worker.sinks.trajectories import iter_trajectories
+from cormorant_worker.sinks.trajectories import iter_stretches
 
 
 def test_frames_are_durable_once_their_shard_is_sealed(make_dice, tmp_path):
@@ -64,7 +64,7 @@ def test_padding_is_not_counted(make_dice, tmp_path):
 def test_a_part_is_written_by_one_attempt_only(make_dice, stored):
     dice = make_dice()
     dataset = stored(dice)
-    with pytest.raises(DatasetError, match=r"cpu-0-0 was already written.*next_attempt"):
+    with pytest.raises(DatasetError, match=r"cpu-0-0 was already written.*an attempt that has no folder yet"):
         dataset.writer("cpu-0-0", dice.layout)
 
 
@@ -88,7 +88,7 @@ def test_what_a_crash_leaves_behind_is_not_read(make_dice, stored, tmp_path):
     assert found.is_torn
     assert dataset.leftovers(found) == ("frames-000003.arrow.open", "frames-000004.arrow")
     assert dataset.frames == 36
-    dice.assert_stored(iter_trajectories(dataset))
+    dice.assert_stored(iter_stretches(dataset))
 
 
 def test_a_folder_that_vanishes_is_told_in_a_sentence(make_dice, stored, tmp_path):

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cormorant_testing.datasets import iter_frames
 from cormorant_worker.errors import DatasetCorrupt, DatasetError
-from cormorant_worker.sinks.reading import iter_frames
 from cormorant_worker.sinks.verify import verify
 
 

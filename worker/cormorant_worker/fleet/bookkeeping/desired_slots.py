@@ -80,11 +80,6 @@ class DesiredSlots:
         check(len(wanted))
         return self._want(wanted)
 
-    def give_up(self, name: str) -> frozenset[Slot]:
-        """Leave a worker's slot empty until its group's size is raised. Returns that slot alone."""
-        (given_up,) = self.of((name,))
-        return self._want([slot for slot in self._wanted if slot != given_up])
-
     def of(self, names: Collection[str]) -> frozenset[Slot]:
         """The slots of workers by name."""
         known = {"{}-{}".format(*slot): slot for slot in self._wanted}

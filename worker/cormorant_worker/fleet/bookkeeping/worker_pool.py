@@ -117,13 +117,6 @@ class WorkerPool:
         }
         return given_up
 
-    def give_up(self, name: str) -> frozenset[Slot]:
-        """Leave a worker's slot empty: see `DesiredSlots.give_up`. Returns that slot alone."""
-        given_up = self.slots.give_up(name)
-        self._vacant -= given_up
-        self._unsynced -= given_up
-        return given_up
-
     def start(self, slot: Slot) -> None:
         self._vacant.discard(slot)
         self._starting.add(slot)

@@ -32,11 +32,6 @@ class Spawner:
         self._reaper.give_up(self._core.pool.resize(workers, check=lambda number: raise_file_limit(number, each=each)))
         self._core.servers.reassign()
 
-    def retire(self, name: str) -> None:
-        """Give a worker's slot up until its group's size is raised. It finishes what it holds."""
-        self._reaper.give_up(self._core.pool.give_up(name))
-        self._core.servers.reassign()
-
     def start_missing(self, now: float) -> None:
         """Start workers in vacant slots that need not wait."""
         core = self._core
