@@ -183,13 +183,18 @@ def stepped(served: Served) -> int:
     return int(served.reader.get("/v1/status").json["frames"]["stepped"])
 
 
-def test_stopped_reader_holds_up_no_control_request(endless: Served) -> None:
-    with socket.create_connection(("127.0.0.1", endless.data.port), timeout=30) as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        lines = ["GET /v1/batches/next HTTP/1.1", "Host: x", f"Authorization: Bearer {endless.data.token}", "", ""]
-        connection.sendall("\r\n".join(lines).encode() * 200)  # more answers than fit into the socket's buffers
+def test_stopped_reader_holds_up_no_control_request(folder: Path) -> None:
+    job = make_job(num_envs=2, lengths=4, queue={"capacityBatches": 3}, collection={"framesPerBatch": 20})
+    # A head of its own: the batches that it is sent come to other consumers later.
+    with (
+        serve(job, directory=folder) as served,
+        socket.create_connection(("127.0.0.1", served.data.port), 30) as reader,
+    ):
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lines = ["GET /v1/batches/next HTTP/1.1", "Host: x", f"Authorization: Bearer {served.data.token}", "", ""]
+        reader.sendall("\r\n".join(lines).encode() * 200)  # more answers than fit into the socket's buffers
         for _ in range(20):
-            assert endless.reader.get("/v1/status", timeout=10).status == 200
+            assert served.reader.get("/v1/status", timeout=10).status == 200
 
 
 def test_the_memory_of_a_batch_can_be_mapped_instead_of_sent(endless: Served) -> None:
