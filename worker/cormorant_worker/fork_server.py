@@ -30,7 +30,7 @@ ENVIRONMENTS = "cormorant_worker.envs.child_server"
 _ANSWER_S = 5.0
 """A fork server that has imported answers in microseconds."""
 _ASKED_EVERY_S = 0.002
-_LIBRARIES = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB")
+_LIBRARIES = ("OMP", "MKL", "OPENBLAS", "NUMEXPR")
 
 
 @dataclass(frozen=True)

@@ -146,8 +146,8 @@ class WeightStore:
     def put(
         self, stored: StoredVersion, accept: Callable[[StoredVersion], bool] = lambda stored: True
     ) -> StoredVersion:
-        """Write a version, and make it visible in this process. `keep` makes it visible to the next head, once nobody
-        can refuse it any more.
+        """Write a version, and make it visible in this process. `keep` makes it visible to the next head, once the
+        fleet has accepted it.
 
         Args:
             stored: the version.

@@ -44,7 +44,7 @@ def run_child(socket_descriptor: int, wake: int, life: int, block: int, report: 
         report: writing end of the pipe that wakes the parent.
     """
     die_with_parent(life)
-    np.random.seed()  # a fork begins with its siblings' generator; `random` and Python's hashes see to it themselves
+    np.random.seed()  # forks begin with one generator; `random` reseeds itself
     connection = socket.socket(fileno=socket_descriptor)
     child = _Child(connection, wake=wake, block=block, report=report)
     try:

@@ -1,5 +1,5 @@
 """Environments that cannot be collected from, known by their types, with what to use instead. Asked by the caller of a
-fleet before anything starts, and by whoever builds an environment.
+fleet before anything starts, and by the code that builds environments.
 """
 
 from functools import partial

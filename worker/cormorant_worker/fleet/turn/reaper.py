@@ -138,7 +138,7 @@ class Reaper:
             reason += f" {describe_env(core.job)}: check its arguments"
         core.counters.follow(handle)
         is_closing, is_wanted = core.lifecycle.is_closing, slot in core.pool.slots
-        # A worker that was told to end may have stepped frames of asynchronous environments that nobody asked for.
+        # Asynchronous environments may have stepped past the last ticket of a worker that was told to end.
         dropped = "drain" if is_closing or handle.has_finished else "crash"
         again, hopeless = self._settle(handle, durable_frames=seen.durable_frames, reason=dropped)
         if hopeless and not is_closing:
