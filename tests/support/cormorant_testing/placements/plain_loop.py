@@ -40,10 +40,10 @@ def step_echo(obs: Any, action: Any, elapsed: int) -> Moment:
 def step_pendulum(obs: Any, action: Any, elapsed: int) -> Moment:
     cos, sin, speed = map(float, obs)
     angle, torque = math.atan2(sin, cos), float(action[0])
-    faster = min(8.0, max(-8.0, speed + 0.05 * (15 * sin + 3 * torque)))
-    moved = angle + 0.05 * faster
+    faster = speed + 0.05 * (15 * sin + 3 * torque)
+    moved = angle + 0.05 * faster  # EnvPool limits the speed after it has moved, gymnasium before
     cost = angle**2 + 0.1 * speed**2 + 0.001 * torque**2
-    return Moment(np.array([math.cos(moved), math.sin(moved), faster]), -cost)
+    return Moment(np.array([math.cos(moved), math.sin(moved), min(8.0, max(-8.0, faster))]), -cost)
 
 
 def step_cartpole(obs: Any, action: Any, elapsed: int) -> Moment:
