@@ -19,8 +19,8 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from cormorant_compat.torchrl import RayCollector
 from cormorant_testing.envs import CountingEnv
-from cormorant_worker.torchrl import RayCollector
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
@@ -28,8 +28,8 @@ RAY_COLLECTOR = """
 from torch import nn
 from tensordict.nn import TensorDictModule
 from torchrl.envs.libs.gym import GymEnv
-from cormorant_worker.torchrl import Collector
-from cormorant_worker.torchrl import RayCollector
+from cormorant_compat.torchrl import Collector
+from cormorant_compat.torchrl import RayCollector
 env_maker = lambda: GymEnv("Pendulum-v1", device="cpu")
 policy = TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
 distributed_collector = RayCollector(
@@ -57,7 +57,7 @@ collector.shutdown()
 
 WRAPPER = """
 import envpool
-from cormorant_worker.torchrl import MultiThreadedEnvWrapper
+from cormorant_compat.torchrl import MultiThreadedEnvWrapper
 env_base = envpool.make(
     task_id="Pong-v5", env_type="gym", num_envs=4, gym_reset_return_info=True
 )
@@ -68,7 +68,7 @@ print(env.rand_step())
 """
 
 MULTI_THREADED_ENV = """
-from cormorant_worker.torchrl import MultiThreadedEnv
+from cormorant_compat.torchrl import MultiThreadedEnv
 env = MultiThreadedEnv(num_workers=3, env_name="Pendulum-v1")
 env.reset()
 env.rand_step()

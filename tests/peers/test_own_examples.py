@@ -38,12 +38,12 @@ class Example:
     """In its output at the end."""
 
 
-TORCHRL = ("from torchrl.collectors import Collector", "from cormorant_worker.torchrl import Collector")
+TORCHRL = ("from torchrl.collectors import Collector", "from cormorant_compat.torchrl import Collector")
 EXAMPLES = [
     Example(
         file="examples/discrete/discrete_dqn.py",
         swap=[
-            ("import tianshou as ts\n", "import tianshou as ts\nfrom cormorant_worker.tianshou import Collector\n"),
+            ("import tianshou as ts\n", "import tianshou as ts\nfrom cormorant_compat.tianshou import Collector\n"),
             ("ts.data.Collector", "Collector"),
         ],
         shorter=[
@@ -64,7 +64,7 @@ EXAMPLES = [
         swap=[
             (
                 "from tianshou.data import Collector, CollectStats,",
-                "from cormorant_worker.tianshou import Collector\nfrom tianshou.data import CollectStats,",
+                "from cormorant_compat.tianshou import Collector\nfrom tianshou.data import CollectStats,",
             )
         ],
         arguments=[
@@ -99,7 +99,7 @@ EXAMPLES = [
         swap=[
             (
                 "from torchrl.collectors.distributed.ray import RayCollector",
-                "from cormorant_worker.torchrl import RayCollector",
+                "from cormorant_compat.torchrl import RayCollector",
             )
         ],
         shorter=[("5 * 1024**3", "512 * 1024**2"), ("2 * 1024**3", "256 * 1024**2"), ("10000", "1000")],

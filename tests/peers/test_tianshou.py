@@ -22,9 +22,9 @@ from tianshou.data.collector import BaseCollector, EpisodeRolloutHookMCReturn
 from tianshou.env import DummyVectorEnv, SubprocVectorEnv, VectorEnvNormObs
 from tianshou.env.venv_wrappers import VectorEnvWrapper
 
+from cormorant_compat.tianshou import AsyncCollector, Collector, LatestBatch
 from cormorant_testing.coin import LONG, CoinEnv, tossers
 from cormorant_testing.envs import CountingEnv
-from cormorant_worker.tianshou import AsyncCollector, Collector, LatestBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -8,9 +8,9 @@ import torch
 
 pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peers` runs these tests")
 
+from cormorant_compat.torchrl import RayCollector
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.policies import Versioned
-from cormorant_worker.torchrl import RayCollector
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 

@@ -13,7 +13,7 @@ from torchrl.data import Bounded, LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.envs import GymEnv, SerialEnv
 from torchrl.modules import RandomPolicy
 
-from cormorant_worker.torchrl import Collector, MultiSyncCollector
+from cormorant_compat.torchrl import Collector, MultiSyncCollector
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 

@@ -13,7 +13,7 @@ from torch import nn
 
 pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peers` runs these tests")
 
-from cormorant_worker.torchrl import sync_async_collector, sync_sync_collector
+from cormorant_compat.torchrl import sync_async_collector, sync_sync_collector
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,7 +26,7 @@ def cartpole() -> Callable[[], Any]:
     """A maker of 8 CartPoles that travels by value: workers cannot import this module."""
 
     def make() -> Any:
-        from cormorant_worker.torchrl import MultiThreadedEnv
+        from cormorant_compat.torchrl import MultiThreadedEnv
 
         return MultiThreadedEnv(8, "CartPole-v1", categorical_action_encoding=True)
 

@@ -9,15 +9,15 @@ from importlib import import_module
 import pytest
 
 OURS = {
-    "tianshou.data": ("cormorant_worker.tianshou", ("AsyncCollector", "Collector")),
+    "tianshou.data": ("cormorant_compat.tianshou", ("AsyncCollector", "Collector")),
     "torchrl.collectors": (
-        "cormorant_worker.torchrl",
+        "cormorant_compat.torchrl",
         ("AsyncCollector", "Collector", "MultiAsyncCollector", "MultiSyncCollector"),
     ),
     "torchrl.collectors.utils": ("cormorant_postproc", ("split_trajectories",)),
     "torchrl.data.postprocs.postprocs": ("cormorant_postproc", ("MultiStep",)),
-    "torchrl.envs": ("cormorant_worker.torchrl", ("MultiThreadedEnv", "MultiThreadedEnvWrapper")),
-    "torchrl.envs.libs.envpool": ("cormorant_worker.torchrl", ("MultiThreadedEnv", "MultiThreadedEnvWrapper")),
+    "torchrl.envs": ("cormorant_compat.torchrl", ("MultiThreadedEnv", "MultiThreadedEnvWrapper")),
+    "torchrl.envs.libs.envpool": ("cormorant_compat.torchrl", ("MultiThreadedEnv", "MultiThreadedEnvWrapper")),
 }
 """By module of a peer: the module that has ours, and the names."""
 

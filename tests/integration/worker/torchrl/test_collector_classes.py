@@ -8,11 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from cormorant_testing.check import Checker
-from cormorant_testing.envs import CountingEnv
-from cormorant_testing.policies import Versioned, numbered
-from cormorant_worker.errors import StateError
-from cormorant_worker.torchrl import (
+from cormorant_compat.torchrl import (
     AsyncCollector,
     Collector,
     MultiAsyncCollector,
@@ -22,6 +18,10 @@ from cormorant_worker.torchrl import (
     SyncDataCollector,
     aSyncDataCollector,
 )
+from cormorant_testing.check import Checker
+from cormorant_testing.envs import CountingEnv
+from cormorant_testing.policies import Versioned, numbered
+from cormorant_worker.errors import StateError
 
 DEFAULTS: dict[str, Any] = {
     "compile_policy": False, "cudagraph_policy": False, "track_traj_ids": True, "interruptor": None,

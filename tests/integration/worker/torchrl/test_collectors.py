@@ -12,15 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from cormorant_testing.check import Checker
-from cormorant_testing.collecting import make_job
-from cormorant_testing.envs import IDENT_MODULUS, CountingEnv
-from cormorant_testing.policies import Versioned, numbered
-from cormorant_worker.collect.seeding import SeedPath
-from cormorant_worker.compat.torchrl.seeds import next_seed
-from cormorant_worker.errors import WeightsMismatch, WorkerFailed
-from cormorant_worker.launch import make_collector as stand_alone
-from cormorant_worker.torchrl import (
+from cormorant_compat.torchrl import (
     Collector,
     FleetCollector,
     OffPolicyCollectorConfig,
@@ -29,6 +21,14 @@ from cormorant_worker.torchrl import (
     sync_async_collector,
     sync_sync_collector,
 )
+from cormorant_compat.torchrl.seeds import next_seed
+from cormorant_testing.check import Checker
+from cormorant_testing.collecting import make_job
+from cormorant_testing.envs import IDENT_MODULUS, CountingEnv
+from cormorant_testing.policies import Versioned, numbered
+from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.errors import WeightsMismatch, WorkerFailed
+from cormorant_worker.launch import make_collector as stand_alone
 
 needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="TorchRL is not installed")
 
@@ -382,7 +382,7 @@ def serial_envs() -> Any:
 
 
 def pool() -> Any:
-    from cormorant_worker.torchrl import MultiThreadedEnv
+    from cormorant_compat.torchrl import MultiThreadedEnv
 
     return MultiThreadedEnv(3, "CartPole-v1", categorical_action_encoding=True)
 

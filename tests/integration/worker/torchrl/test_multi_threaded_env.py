@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from cormorant_compat.torchrl import MultiThreadedEnv, MultiThreadedEnvWrapper
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import EnvBuildError, InvalidAction, UnknownEnv
-from cormorant_worker.torchrl import MultiThreadedEnv, MultiThreadedEnvWrapper
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # gymnasium warns of EnvPool's bounds, TorchRL of other things
 needs_torchrl = pytest.mark.skipif(

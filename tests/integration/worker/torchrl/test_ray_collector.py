@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from cormorant_compat.torchrl import RayCollector
 from cormorant_testing.check import Checker, attempt_of
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.policies import Versioned, numbered
 from cormorant_worker.errors import StateError
-from cormorant_worker.torchrl import RayCollector
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(600)]
 
@@ -338,7 +338,7 @@ def test_ray_is_shut_down_where_that_is_asked_for() -> None:
     script = """
 import asyncio, ray
 from cormorant_testing.envs import CountingEnv
-from cormorant_worker.torchrl import RayCollector
+from cormorant_compat.torchrl import RayCollector
 
 for end in (lambda c: asyncio.run(c.async_shutdown(True)), lambda c: c.shutdown(5.0, True)):
     ray.init(address="local", num_cpus=0, include_dashboard=False, log_to_driver=False)

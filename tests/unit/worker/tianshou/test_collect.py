@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import nn
 
+from cormorant_compat.tianshou import AsyncCollector, Collector, CollectStats, LatestBatch
 from cormorant_postproc import FrameStack, MultiStep, RewardClip
 from cormorant_testing.check import Checker
 from cormorant_testing.coin import LONG, tossers
@@ -21,7 +22,6 @@ from cormorant_testing.envs import CountingEnv, Oracle
 from cormorant_testing.policies import Counter
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, PolicyError
-from cormorant_worker.tianshou import AsyncCollector, Collector, CollectStats, LatestBatch
 
 SEED = 7
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)

@@ -16,16 +16,16 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from cormorant_compat.torchrl import OffPolicyCollectorConfig, OnPolicyCollectorConfig, sync_sync_collector
+from cormorant_compat.torchrl.plan import Plan
+from cormorant_compat.torchrl.policy import OnTensorDicts, as_policy, read_weights
+from cormorant_compat.torchrl.recipes import make_collector_onpolicy, share_out
+from cormorant_compat.torchrl.seeds import next_seed
+from cormorant_compat.torchrl.settings import broadcast, exploration_of, limit, read_settings
 from cormorant_testing.envs import CountingEnv
 from cormorant_worker.collect.overrides import WorkerOverrides, read_overrides
-from cormorant_worker.compat.torchrl.plan import Plan
-from cormorant_worker.compat.torchrl.policy import OnTensorDicts, as_policy, read_weights
-from cormorant_worker.compat.torchrl.recipes import make_collector_onpolicy, share_out
-from cormorant_worker.compat.torchrl.seeds import next_seed
-from cormorant_worker.compat.torchrl.settings import broadcast, exploration_of, limit, read_settings
 from cormorant_worker.errors import WeightsError
 from cormorant_worker.policy.exploration import ExplorationType
-from cormorant_worker.torchrl import OffPolicyCollectorConfig, OnPolicyCollectorConfig, sync_sync_collector
 
 needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="TorchRL is not installed")
 
@@ -138,7 +138,7 @@ def test_values_that_cannot_be_are_refused(given: dict[str, Any], error: type[Ex
 
 @pytest.mark.parametrize("module", ["plain_env", pytest.param("env", marks=needs_torchrl)])
 def test_env_device_is_checked_before_building(module: str) -> None:
-    made = importlib.import_module(f"cormorant_worker.compat.torchrl.{module}").MultiThreadedEnv
+    made = importlib.import_module(f"cormorant_compat.torchrl.{module}").MultiThreadedEnv
     with pytest.raises(ValueError, match="device cuda:99 does not exist"):
         made(1, "CartPole-v1", device="cuda:99")
 

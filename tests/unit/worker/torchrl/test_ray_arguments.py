@@ -6,13 +6,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from cormorant_testing.collecting import make_collector
-from cormorant_testing.envs import CountingEnv
-from cormorant_worker.collect.block import Block
-from cormorant_worker.compat.torchrl.attributes import execute
-from cormorant_worker.compat.torchrl.batches import mark_padding
-from cormorant_worker.compat.torchrl.episodes import EpisodePool
-from cormorant_worker.compat.torchrl.ray_arguments import (
+from cormorant_compat.torchrl import RayCollector
+from cormorant_compat.torchrl.attributes import execute
+from cormorant_compat.torchrl.batches import mark_padding
+from cormorant_compat.torchrl.episodes import EpisodePool
+from cormorant_compat.torchrl.ray_arguments import (
     check_schemes,
     count_collectors,
     own_settings,
@@ -20,11 +18,13 @@ from cormorant_worker.compat.torchrl.ray_arguments import (
     read_updater,
     remote_options,
 )
-from cormorant_worker.compat.torchrl.receivers import NotSet
-from cormorant_worker.compat.torchrl.settings import read_settings
-from cormorant_worker.compat.torchrl.storing import StoreInBuffer
+from cormorant_compat.torchrl.receivers import NotSet
+from cormorant_compat.torchrl.settings import read_settings
+from cormorant_compat.torchrl.storing import StoreInBuffer
+from cormorant_testing.collecting import make_collector
+from cormorant_testing.envs import CountingEnv
+from cormorant_worker.collect.block import Block
 from cormorant_worker.policy.exploration import ExplorationType
-from cormorant_worker.torchrl import RayCollector
 
 
 class ListBuffer(list[Any]):
@@ -142,7 +142,7 @@ def test_rays_own_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_cluster_is_found_by_its_address_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cormorant_worker.compat.torchrl.ray_arguments.is_connected", lambda: False)
+    monkeypatch.setattr("cormorant_compat.torchrl.ray_arguments.is_connected", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert ray_options(None, []).address == "10.0.0.1:6379"
     assert ray_options({"address": "auto"}, []).address == "auto"

@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from cormorant_compat.flags import as_flag
+from cormorant_compat.torchrl import ray_arguments as arguments
+from cormorant_compat.torchrl import receivers
+from cormorant_compat.torchrl.attributes import execute
+from cormorant_compat.torchrl.collector import FleetCollector, bytes_of, number_of, place_envs
+from cormorant_compat.torchrl.devices import devices_of, storing_devices
+from cormorant_compat.torchrl.makers import Maker, policy_maker
+from cormorant_compat.torchrl.plan import Plan
+from cormorant_compat.torchrl.policy import as_policy, check_has_weights, on_cpu
+from cormorant_compat.torchrl.receivers import NotSet
+from cormorant_compat.torchrl.settings import broadcast, read_settings
+from cormorant_compat.torchrl.storing import StoreInBuffer
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.overrides import WorkerOverrides
-from cormorant_worker.compat.flags import as_flag
-from cormorant_worker.compat.torchrl import ray_arguments as arguments
-from cormorant_worker.compat.torchrl import receivers
-from cormorant_worker.compat.torchrl.attributes import execute
-from cormorant_worker.compat.torchrl.collector import FleetCollector, bytes_of, number_of, place_envs
-from cormorant_worker.compat.torchrl.devices import devices_of, storing_devices
-from cormorant_worker.compat.torchrl.makers import Maker, policy_maker
-from cormorant_worker.compat.torchrl.plan import Plan
-from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights, on_cpu
-from cormorant_worker.compat.torchrl.receivers import NotSet
-from cormorant_worker.compat.torchrl.settings import broadcast, read_settings
-from cormorant_worker.compat.torchrl.storing import StoreInBuffer
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.bookkeeping.batch_queue import Loan
 from cormorant_worker.fleet.fleet_state import FleetState

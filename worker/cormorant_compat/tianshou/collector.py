@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 import torch
 
-from cormorant_worker.collect import collector as engine
-from cormorant_worker.collect.block import Block
-from cormorant_worker.collect.seeding import SeedPath
-from cormorant_worker.compat.tianshou.buffers import as_store, usual_buffer
-from cormorant_worker.compat.tianshou.envs import as_vector_env, refuse_reset_kwargs, resetting_with
-from cormorant_worker.compat.tianshou.hooks import EpisodeHook, Hooks, StepHook
-from cormorant_worker.compat.tianshou.policies import (
+from cormorant_compat.tianshou.buffers import as_store, usual_buffer
+from cormorant_compat.tianshou.envs import as_vector_env, refuse_reset_kwargs, resetting_with
+from cormorant_compat.tianshou.hooks import EpisodeHook, Hooks, StepHook
+from cormorant_compat.tianshou.policies import (
     DECIDED,
     Noise,
     batch_class,
@@ -29,9 +26,12 @@ from cormorant_worker.compat.tianshou.policies import (
     is_tianshou_policy,
     make_actor,
 )
-from cormorant_worker.compat.tianshou.shares import play_episodes
-from cormorant_worker.compat.tianshou.stats import CollectStats, Tally, check_stats_class
-from cormorant_worker.compat.tianshou.watched import WatchedEnvGroup
+from cormorant_compat.tianshou.shares import play_episodes
+from cormorant_compat.tianshou.stats import CollectStats, Tally, check_stats_class
+from cormorant_compat.tianshou.watched import WatchedEnvGroup
+from cormorant_worker.collect import collector as engine
+from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvCrashed, EnvError
 from cormorant_worker.policy.exploration import ExplorationType

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cormorant_compat.torchrl.makers import Maker
+from cormorant_compat.torchrl.settings import Settings, exploration_of, limit
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.compat.torchrl.makers import Maker
-from cormorant_worker.compat.torchrl.settings import Settings, exploration_of, limit
 from cormorant_worker.scripted import info_block, script_job
 
 Mode = Literal["sync", "async"]

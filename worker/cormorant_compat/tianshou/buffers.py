@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from cormorant_worker.compat.buffer_room import room_of
+from cormorant_compat.buffer_room import room_of
 from cormorant_worker.spaces import Array, put_nested
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class TianshouStore:
         self._buffer.reset(keep_statistics=keep_statistics)
 
     def _add_row(self, values: dict[str, Any], columns: Array, row: int) -> None:
-        from cormorant_worker.compat.tianshou.policies import batch_class
+        from cormorant_compat.tianshou.policies import batch_class
 
         one = batch_class()(_pick(values, columns, np.full(len(columns), row)))
         self._buffer.add(one, buffer_ids=columns)

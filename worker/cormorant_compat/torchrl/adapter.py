@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from cormorant_worker.compat.torchrl.specs import space_of
+from cormorant_compat.torchrl.specs import space_of
 from cormorant_worker.envs.protocol import NO_ROWS, NeverSaved, Rows, Step
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvRaised
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space, flatten, leaves

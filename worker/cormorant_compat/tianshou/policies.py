@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from cormorant_worker.compat.flags import as_flag
+from cormorant_compat.flags import as_flag
 from cormorant_worker.errors import PolicyError, PolicyMismatch
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Acted, Actor, PolicyActor, cast_to, output_leaf, refuse_changed, samples

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cormorant_compat.torchrl.collector import FleetCollector
+from cormorant_compat.torchrl.makers import Maker
+from cormorant_compat.torchrl.plan import Mode, Plan
+from cormorant_compat.torchrl.settings import broadcast, read_settings
 from cormorant_postproc import MultiStep
-from cormorant_worker.compat.torchrl.collector import FleetCollector
-from cormorant_worker.compat.torchrl.makers import Maker
-from cormorant_worker.compat.torchrl.plan import Mode, Plan
-from cormorant_worker.compat.torchrl.settings import broadcast, read_settings
 
 
 def sync_sync_collector(

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from cormorant_compat.torchrl.batches import StepCounts
+from cormorant_compat.torchrl.collector import FleetCollector
+from cormorant_compat.torchrl.devices import devices_of
+from cormorant_compat.torchrl.in_process import InProcessFleet
+from cormorant_compat.torchrl.makers import is_env
+from cormorant_compat.torchrl.plan import Mode, Plan
+from cormorant_compat.torchrl.recipes import share_out
+from cormorant_compat.torchrl.settings import read_settings
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.overrides import WorkerOverrides
-from cormorant_worker.compat.torchrl.batches import StepCounts
-from cormorant_worker.compat.torchrl.collector import FleetCollector
-from cormorant_worker.compat.torchrl.devices import devices_of
-from cormorant_worker.compat.torchrl.in_process import InProcessFleet
-from cormorant_worker.compat.torchrl.makers import is_env
-from cormorant_worker.compat.torchrl.plan import Mode, Plan
-from cormorant_worker.compat.torchrl.recipes import share_out
-from cormorant_worker.compat.torchrl.settings import read_settings
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.policy.staging import device_of
 

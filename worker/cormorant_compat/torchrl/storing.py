@@ -2,10 +2,10 @@
 
 from tensordict import TensorDictBase
 
+from cormorant_compat.torchrl.batches import StepCounts, as_torchrls, split, truncate_last
+from cormorant_compat.torchrl.settings import Settings, limit
 from cormorant_worker.collect.batch import frames_of, to_tensordict
 from cormorant_worker.collect.block import Block
-from cormorant_worker.compat.torchrl.batches import StepCounts, as_torchrls, split, truncate_last
-from cormorant_worker.compat.torchrl.settings import Settings, limit
 
 
 class StoreInBuffer:

@@ -14,8 +14,8 @@ import gymnasium
 import numpy as np
 import torch
 
+from cormorant_compat.torchrl.devices import check_device
 from cormorant_worker.collect.seeding import SeedPath
-from cormorant_worker.compat.torchrl.devices import check_device
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv, check_pool, envpool_module, reseed_pool
 from cormorant_worker.envs.one_hot import OneHotActions

@@ -1,7 +1,6 @@
-"""TorchRL's way: its names, over our environments and fleets. TorchRL itself is optional. The code is in
-`compat/torchrl/`.
+"""TorchRL's names over our environments and fleets. TorchRL itself is optional.
 
-    from cormorant_worker.torchrl import MultiThreadedEnv, RayCollector, sync_async_collector
+    from cormorant_compat.torchrl import MultiThreadedEnv, RayCollector, sync_async_collector
 
 Scripts import from here what they imported from `torchrl.collectors`, `torchrl.collectors.distributed` and
 `torchrl.envs`. `docs/how-to/migrating-from-torchrl.md` says what is the same, renamed, put right or left out.
@@ -12,8 +11,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cormorant_worker.compat.torchrl.collector import FleetCollector
-    from cormorant_worker.compat.torchrl.collectors import (
+    from cormorant_compat.torchrl.collector import FleetCollector
+    from cormorant_compat.torchrl.collectors import (
         AsyncCollector,
         Collector,
         MultiAsyncCollector,
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
         SyncDataCollector,
         aSyncDataCollector,
     )
-    from cormorant_worker.compat.torchrl.plain_env import MultiThreadedEnv, MultiThreadedEnvWrapper
-    from cormorant_worker.compat.torchrl.ray_collector import RayCollector
-    from cormorant_worker.compat.torchrl.recipes import (
+    from cormorant_compat.torchrl.plain_env import MultiThreadedEnv, MultiThreadedEnvWrapper
+    from cormorant_compat.torchrl.ray_collector import RayCollector
+    from cormorant_compat.torchrl.recipes import (
         OffPolicyCollectorConfig,
         OnPolicyCollectorConfig,
         make_collector_offpolicy,
@@ -55,7 +54,6 @@ __all__ = [
     "sync_sync_collector",
 ]
 
-_HERE = "cormorant_worker.compat.torchrl"
 _ENVS = ("MultiThreadedEnv", "MultiThreadedEnvWrapper")
 _HOMES = {
     **{name: "recipes" for name in __all__ if name.endswith("Config") or name.startswith(("make_", "sync_"))},
@@ -68,7 +66,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Import on first use. With TorchRL installed the environments are its `EnvBase`, without it they stand alone."""
     if name in _ENVS:
-        return getattr(import_module(f"{_HERE}.env" if find_spec("torchrl") else f"{_HERE}.plain_env"), name)
+        return getattr(import_module(f"{__name__}.env" if find_spec("torchrl") else f"{__name__}.plain_env"), name)
     if name in __all__:
-        return getattr(import_module(f"{_HERE}.{_HOMES.get(name, 'collectors')}"), name)
+        return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'collectors')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,8 +8,8 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from cormorant_worker.compat.torchrl.pool import Build, Library, OfTask, Pool, builder_of_pool
-from cormorant_worker.compat.torchrl.specs import spec_of
+from cormorant_compat.torchrl.pool import Build, Library, OfTask, Pool, builder_of_pool
+from cormorant_compat.torchrl.specs import spec_of
 from cormorant_worker.spaces import put_nested
 
 

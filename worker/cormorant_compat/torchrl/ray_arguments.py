@@ -5,14 +5,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from cormorant_contract.sentences import did_you_mean
-from cormorant_worker.compat.torchrl.settings import (
+from cormorant_compat.torchrl.settings import (
     MEANINGLESS,
     broadcast,
     exploration_of,
     limit,
     read_settings,
 )
+from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.policy.loading import MAIN_MODEL
 

@@ -61,11 +61,11 @@ class Calls:
         self._is_trusted = is_trusted
 
     def __call__(self, observation: Any, action: Any) -> Any:
-        from cormorant_worker.compat.torchrl.policy import as_policy, is_random_policy
+        from cormorant_compat.torchrl.policy import as_policy, is_random_policy
 
         made = self._factory()
         if is_random_policy(made):
-            from cormorant_worker.compat.torchrl.specs import random_policy
+            from cormorant_compat.torchrl.specs import random_policy
 
             return random_policy(made, action)
         return as_policy(made, is_trusted=self._is_trusted)
@@ -73,7 +73,7 @@ class Calls:
 
 def policy_maker(policy: Any, factory: Callable[[], Any] | None, *, is_trusted: bool) -> Calls | None:
     """What makes a collector's policy from its spaces; None where it is sent as it is."""
-    from cormorant_worker.compat.torchrl.policy import is_random_policy
+    from cormorant_compat.torchrl.policy import is_random_policy
 
     if factory is None and is_random_policy(policy):
         return Calls(lambda: policy, is_trusted=is_trusted)
@@ -97,7 +97,7 @@ def adapt(made: Any) -> Any:
     if isinstance(made, gymnasium.Env) or hasattr(type(made), "vector_env"):
         return made
     if is_torchrl_env(made):
-        from cormorant_worker.compat.torchrl.adapter import adapt_torchrl
+        from cormorant_compat.torchrl.adapter import adapt_torchrl
 
         return adapt_torchrl(made)
     if why := why_unsupported(made):

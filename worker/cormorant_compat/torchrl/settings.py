@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from cormorant_compat.buffer_room import room_of
+from cormorant_compat.flags import as_flag, plain
+from cormorant_compat.torchrl.devices import devices_of
 from cormorant_contract.base import COUNT_MAX, INT32_MAX
 from cormorant_contract.sentences import did_you_mean
-from cormorant_worker.compat.buffer_room import room_of
-from cormorant_worker.compat.flags import as_flag, plain
-from cormorant_worker.compat.torchrl.devices import devices_of
 from cormorant_worker.policy.exploration import ExplorationType
 
 MEANINGLESS = ("use_buffers", "no_cuda_sync", "num_threads", "num_sub_threads", "return_same_td", "use_env_creator")

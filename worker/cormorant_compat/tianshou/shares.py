@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cormorant_compat.tianshou.watched import WrappedEnvGroup
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.env_group import EnvGroup
 from cormorant_worker.collect.trajectories import Trajectories
-from cormorant_worker.compat.tianshou.watched import WrappedEnvGroup
 from cormorant_worker.errors import EnvError
 from cormorant_worker.spaces import Array
 

@@ -13,10 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import TensorDictBase
 
-from cormorant_contract.job import CollectorJob
-from cormorant_worker.collect.batch import frames_of
-from cormorant_worker.collect.overrides import WorkerOverrides
-from cormorant_worker.compat.torchrl.batches import (
+from cormorant_compat.torchrl.batches import (
     StepCounts,
     add_versions,
     as_torchrls,
@@ -25,14 +22,17 @@ from cormorant_worker.compat.torchrl.batches import (
     split,
     truncate_last,
 )
-from cormorant_worker.compat.torchrl.devices import devices_of, storing_devices
-from cormorant_worker.compat.torchrl.episodes import EpisodePool
-from cormorant_worker.compat.torchrl.free_running import FreeRunning
-from cormorant_worker.compat.torchrl.makers import Maker, policy_maker
-from cormorant_worker.compat.torchrl.plan import Plan
-from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights, on_cpu, read_weights
-from cormorant_worker.compat.torchrl.seeds import next_seed
-from cormorant_worker.compat.torchrl.settings import broadcast, limit
+from cormorant_compat.torchrl.devices import devices_of, storing_devices
+from cormorant_compat.torchrl.episodes import EpisodePool
+from cormorant_compat.torchrl.free_running import FreeRunning
+from cormorant_compat.torchrl.makers import Maker, policy_maker
+from cormorant_compat.torchrl.plan import Plan
+from cormorant_compat.torchrl.policy import as_policy, check_has_weights, on_cpu, read_weights
+from cormorant_compat.torchrl.seeds import next_seed
+from cormorant_compat.torchrl.settings import broadcast, limit
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.batch import frames_of
+from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.errors import FleetClosed, StateError, WeightsError
 from cormorant_worker.fleet.bookkeeping.batch_queue import Loan
 from cormorant_worker.fleet.fleet_state import FleetState

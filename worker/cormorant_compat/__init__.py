@@ -1,0 +1,1 @@
+"""Compatibility layers: the collector APIs of TorchRL and Tianshou over Cormorant's collectors and fleets."""

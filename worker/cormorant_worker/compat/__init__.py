@@ -1,1 +1,0 @@
-"""Compatibility layers: other libraries' collector APIs over this package's collectors and fleets."""
