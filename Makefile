@@ -58,7 +58,6 @@ check: $(INSTALLED) ## Lint, format, types, imports, generated files
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/cormorant crd | diff - charts/cormorant/files/crds/collectorjobs.yaml
-	@$(BIN)/python -m cormorant_contract.chart charts/cormorant --check
 	@$(BIN)/python -m charts.monitoring --check
 	@$(BIN)/python -m benchmarks.chart --check
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
@@ -74,9 +73,8 @@ bench-operator: $(INSTALLED) ## Weigh the operator on an API server with fake no
 bench-head: $(INSTALLED) ## Find out how many workers one head holds (about 5 minutes; BENCH_ARGS="--sizes 1000 --processes")
 	@$(BIN)/python -m benchmarks.head $(BENCH_ARGS)
 
-docs: $(INSTALLED) ## Write what is generated (CRD, chart values, rules, dashboards, metrics, chart of speed); build site/index.html
+docs: $(INSTALLED) ## Write what is generated (CRD, rules, dashboards, metrics, chart of speed); build site/index.html
 	@$(BIN)/cormorant crd > charts/cormorant/files/crds/collectorjobs.yaml
-	@$(BIN)/python -m cormorant_contract.chart charts/cormorant
 	@$(BIN)/python -m charts.monitoring
 	@$(BIN)/python -m benchmarks.chart
 	@$(MKDOCS)

@@ -1,25 +1,21 @@
-"""The chart's values: one source, closed, and committed as it is generated."""
+"""values.yaml, values.schema.json and the table in the README say the same, and the templates read these values."""
 
+import json
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pytest
 import yaml
 
 from cormorant_cli.commands.crd import crd_yaml
-from cormorant_contract.chart.files import readme_text
-from cormorant_contract.chart.schema import leaves, values_schema
-from cormorant_contract.chart.values import Values
+from cormorant_contract.schema import structural_schema
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "cormorant"
-GENERATE = [sys.executable, "-m", "cormorant_contract.chart"]
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
 def objects(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -31,37 +27,79 @@ def objects(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[
         yield from objects(schema["items"], f"{path}[]")
 
 
-def test_committed_files_are_the_generated_ones() -> None:
-    done = subprocess.run([*GENERATE, str(CHART), "--check"], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every value and block with its dotted name, but for Helm's own `global`."""
+    for name, child in schema["properties"].items():
+        if path or name != "global":
+            yield f"{path}{name}", child
+            if "properties" in child:
+                yield from nodes(child, f"{path}{name}.")
+
+
+LEAVES = {name: node for name, node in nodes(SCHEMA) if "properties" not in node}
+
+
+def flow(value: Any) -> str:
+    """A value on one line, as YAML in flow style; strings stay in quotes."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {flow(item)}" for key, item in value.items()) + "}"
+    return "[" + ", ".join(map(flow, value)) + "]" if isinstance(value, list) else json.dumps(value)
+
+
+def commented(text: str) -> dict[str, str]:
+    """The comment above each line of values.yaml, by the dotted name of the value."""
+    found: dict[str, str] = {}
+    path: list[str] = []
+    words: list[str] = []
+    for line in text.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        if line.lstrip().startswith("#"):
+            words.append(line.lstrip()[2:])
+            continue
+        if line:
+            path = [*path[:depth], line.strip().partition(":")[0]]
+            found[".".join(path)] = " ".join(words)
+        words = []
+    return found
+
+
+def test_committed_crd_is_the_generated_one() -> None:
     assert (CHART / "files" / "crds" / "collectorjobs.yaml").read_text() == crd_yaml()
 
 
-def test_stale_file_is_named(tmp_path: Path) -> None:
-    for name in ("values.yaml", "values.schema.json", "README.md"):
-        (tmp_path / name).write_text((CHART / name).read_text())
-    (tmp_path / "values.yaml").write_text("replicas: 7\n")
-    check = subprocess.run([*GENERATE, str(tmp_path), "--check"], capture_output=True, text=True, cwd=ROOT)
-    assert check.returncode == 1
-    assert check.stderr == f"{tmp_path / 'values.yaml'} is out of date; run make docs\n"
-    subprocess.run([*GENERATE, str(tmp_path)], check=True, cwd=ROOT)
-    assert (tmp_path / "values.yaml").read_text() == (CHART / "values.yaml").read_text()
+def test_values_schema_and_readme_say_the_same() -> None:
+    text = (CHART / "values.yaml").read_text()
+    values = yaml.safe_load(text)
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    jsonschema.validate(values, SCHEMA, cls=jsonschema.Draft7Validator)
+    assert commented(text) == {name: node["description"] for name, node in nodes(SCHEMA)}
+    rows = []
+    for name, leaf in LEAVES.items():
+        value = values
+        for part in name.split("."):
+            value = value[part]
+        assert value == leaf["default"], name
+        words = leaf["description"].replace("|", "\\|")
+        assert words.endswith("."), name
+        choices = " One of " + ", ".join(f"`{choice}`" for choice in leaf["enum"]) + "." if "enum" in leaf else ""
+        rows.append(f"| `{name}` | `{flow(value)}` | {words}{choices} |")
+    table = (CHART / "README.md").read_text().partition("| value | default | |\n| --- | --- | --- |\n")[2]
+    assert table.splitlines() == rows
 
 
-def test_readme_without_a_place_for_the_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no lines"):
-        readme_text("# Chart\n")
-
-
-def test_defaults_of_the_file_are_those_of_the_models() -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert values == Values().to_document()
-    jsonschema.Draft7Validator.check_schema(values_schema())
-    jsonschema.validate(values, values_schema(), cls=jsonschema.Draft7Validator)
+def test_names_are_bounded_as_the_contract_bounds_them() -> None:
+    properties = structural_schema()["properties"]["spec"]["properties"]
+    label = properties["code"]["properties"]["configMap"]
+    for name in ("watchNamespaces", "jobs.architectures"):
+        item = LEAVES[name]["items"]
+        assert (item["pattern"], item["maxLength"]) == (label["pattern"], label["maxLength"]), name
+    claim = properties["head"]["properties"]["persistence"]["properties"]["claimName"]
+    for name in ("key.existingSecret", "serviceAccount.name", "priorityClassName"):
+        assert (LEAVES[name]["pattern"], LEAVES[name]["maxLength"]) == (claim["pattern"], claim["maxLength"]), name
 
 
 def test_every_object_is_closed_or_a_map_of_plain_values() -> None:
-    for path, node in objects(values_schema()):
+    for path, node in objects(SCHEMA):
         if path == ".global":
             continue  # Helm's own, from a parent chart
         if "properties" in node:
@@ -72,18 +110,12 @@ def test_every_object_is_closed_or_a_map_of_plain_values() -> None:
             assert {choice["type"] for choice in choices} <= {"string", "number"}, path
 
 
-def test_every_value_has_a_default_and_words() -> None:
-    for name, leaf in leaves(values_schema()):
-        assert leaf["description"].endswith("."), name
-        assert "default" in leaf, name
-
-
 def test_templates_read_every_value_and_no_other() -> None:
     text = "".join(path.read_text() for path in sorted((CHART / "templates").rglob("*.*")))
     read = set(re.findall(r"[.]Values[.]([A-Za-z.]+)", text))
     # Images and spreads are read inside of helpers and ranges, and resources as a whole.
-    assert {name for name, _ in leaves(values_schema()) if not any(covers(path, name) for path in read)} == set()
-    known = [f"{path[1:]}." for path, _ in objects(values_schema())] + [f"{n}." for n, _ in leaves(values_schema())]
+    assert {name for name in LEAVES if not any(covers(path, name) for path in read)} == set()
+    known = [f"{path[1:]}." for path, _ in objects(SCHEMA)] + [f"{name}." for name in LEAVES]
     assert {path for path in read if f"{path}." not in known} == set()
 
 
