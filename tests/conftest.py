@@ -5,8 +5,11 @@ import signal
 
 from hypothesis import settings
 
+from cormorant_testing import needs
+
 
 def pytest_configure() -> None:
+    needs.required()  # a name that it does not know is refused before any test runs
     # A shell may start background jobs with Ctrl-C ignored; commands that tests interrupt would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+
+from cormorant_testing.needs import lacks
 
 RULES = Path(__file__).resolve().parents[3] / "charts" / "cormorant" / "files" / "rules" / "cormorant.yaml"
 MINUTES = 300
@@ -150,7 +151,9 @@ FIRES: dict[str, World] = {
 
 def run_promtool(folder: Path, tests: list[dict[str, Any]]) -> subprocess.CompletedProcess[str]:
     if shutil.which("promtool") is None:
-        pytest.skip("no promtool on the PATH: the alerts are not evaluated (Debian: apt-get install prometheus)")
+        lacks(
+            "prometheus", "no promtool on the PATH: the alerts are not evaluated (Debian: apt-get install prometheus)"
+        )
     path = folder / "tests.yaml"
     path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}))
     return subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=100)

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from cormorant_testing.needs import lacks
 
 FOUND = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WAIT_MS = 120_000
@@ -20,7 +21,7 @@ _OUR_SCHEMES = ("blob", "data")
 def chromium() -> Iterator[Browser]:
     """A headless Chromium of this machine; skips where there is none. Playwright downloads nothing."""
     if FOUND is None:
-        pytest.skip("there is no Chromium on this machine (Debian: apt-get install chromium)")
+        lacks("chromium", "there is no Chromium on this machine (Debian: apt-get install chromium)")
     # root has no user namespaces to build a sandbox of; the page under test is our own.
     sandbox = [] if os.getuid() else ["--no-sandbox"]
     with sync_playwright() as playwright:

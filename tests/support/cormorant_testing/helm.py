@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from cormorant_testing.kubectl import skip_without_cluster
+from cormorant_testing.needs import lacks
 
 CHART = Path(__file__).resolve().parents[3] / "charts" / "cormorant"
 # A Helm that was built by `go install` takes itself for one of Kubernetes 1.20.
@@ -21,7 +21,7 @@ Manifest = dict[str, Any]
 def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run Helm; skips the test where there is none."""
     if shutil.which("helm") is None:
-        pytest.skip("no helm on the PATH: the chart is not rendered")
+        lacks("helm", "no helm on the PATH: the chart is not rendered")
     done = subprocess.run(["helm", *arguments], capture_output=True, text=True, timeout=120)
     if check and done.returncode:
         raise AssertionError(f"helm {' '.join(arguments)}: {done.stderr}")
@@ -87,4 +87,4 @@ def skip_without_release() -> None:
     """Skips where there is no API server, no kubectl or no Helm."""
     skip_without_cluster()
     if shutil.which("helm") is None:
-        pytest.skip("no helm on the PATH: the chart is not installed")
+        lacks("helm", "no helm on the PATH: the chart is not installed")

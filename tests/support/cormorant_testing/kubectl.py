@@ -10,17 +10,16 @@ from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
-import pytest
-
 from cormorant_cli.commands.crd import crd_yaml
+from cormorant_testing.needs import lacks
 
 
 def skip_without_cluster() -> None:
     """Skips where there is no API server, or no kubectl."""
     if not os.environ.get("KUBECONFIG") or shutil.which("kubectl") is None:
-        pytest.skip("no cluster: set KUBECONFIG and put kubectl on the PATH")
+        lacks("cluster", "no cluster: set KUBECONFIG and put kubectl on the PATH")
     if subprocess.run(["kubectl", "get", "--raw", "/readyz"], capture_output=True, timeout=60).returncode:
-        pytest.skip(f"the API server of {os.environ['KUBECONFIG']} does not answer")
+        lacks("cluster", f"the API server of {os.environ['KUBECONFIG']} does not answer")
 
 
 def apply_crd() -> None:

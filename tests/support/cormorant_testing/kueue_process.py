@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from cormorant_testing.kubectl import Namespace
+from cormorant_testing.needs import lacks
 from cormorant_testing.pods import free_port
 
 VARIABLE = "CORMORANT_KUEUE"
@@ -26,9 +25,10 @@ def skip_without_kueue() -> None:
     """Skip the test where there is no Kueue to start."""
     binary = Path(os.environ.get(VARIABLE, "/nowhere"))
     if not binary.is_file() or not (binary.parent / "crd").is_dir() or not _METRICS_CERTIFICATE.is_file():
-        pytest.skip(
+        lacks(
+            "kueue",
             f"no Kueue: set {VARIABLE} to the binary of its controller (go build sigs.k8s.io/kueue/cmd/kueue), put "
-            f"config/components/crd/bases of its module beside it as crd/, and a certificate at {_METRICS_CERTIFICATE}"
+            f"config/components/crd/bases of its module beside it as crd/, and a certificate at {_METRICS_CERTIFICATE}",
         )
 
 

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-import pytest
+from cormorant_testing.needs import lacks
 
 ROOT = Path(__file__).resolve().parents[3]
 REVISION = "58884438542a67b870b0ed599fc5d6dfc4041522"
@@ -15,7 +15,7 @@ def unpack(folder: Path) -> Path:
     archive = folder / "release.tar"
     done = subprocess.run(["git", "archive", "--output", archive, REVISION], cwd=ROOT, capture_output=True, timeout=60)
     if done.returncode:
-        pytest.skip(f"this clone does not have {REVISION}, the last release: git fetch --unshallow")
+        lacks("history", f"this clone does not have {REVISION}, the last release: git fetch --unshallow")
     tree = folder / "release"
     tree.mkdir()
     subprocess.run(["tar", "--extract", "--file", archive, "--directory", tree], check=True, timeout=60)

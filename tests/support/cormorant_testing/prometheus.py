@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
+from cormorant_testing.needs import lacks
 from cormorant_testing.pods import free_port
 
 START_S = 60
@@ -23,7 +23,7 @@ START_S = 60
 def skip_without_prometheus() -> None:
     """Skip the test where there is no Prometheus to start."""
     if shutil.which("prometheus") is None:
-        pytest.skip("no prometheus on the PATH: nothing is scraped (Debian: apt-get install prometheus)")
+        lacks("prometheus", "no prometheus on the PATH: nothing is scraped (Debian: apt-get install prometheus)")
 
 
 class Prometheus:

@@ -13,10 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from cormorant_testing.helm import CHART, Release
 from cormorant_testing.kubectl import Namespace, skip_without_cluster
+from cormorant_testing.needs import lacks
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILDER = "CORMORANT_IMAGE_BUILDER"
@@ -34,11 +33,13 @@ def skip_without_nodes() -> None:
     """Skips where no node runs pods, or nothing can bring images there."""
     skip_without_cluster()
     if shutil.which("helm") is None:
-        pytest.skip("no helm on the PATH: the chart is not installed")
+        lacks("helm", "no helm on the PATH: the chart is not installed")
     if not _node_images():
-        pytest.skip("the cluster has no node that runs pods")
+        lacks("nodes", "the cluster has no node that runs pods")
     if not os.environ.get(BUILDER):
-        pytest.skip(f"no images: set {BUILDER} to a command that builds TAG from CONTEXT and brings it to the nodes")
+        lacks(
+            "images", f"no images: set {BUILDER} to a command that builds TAG from CONTEXT and loads it into the nodes"
+        )
 
 
 def _node_images() -> set[str]:
