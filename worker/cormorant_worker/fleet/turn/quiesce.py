@@ -16,6 +16,7 @@ from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import (
     ControlTimeout,
     DeviceUnavailable,
+    FleetClosed,
     FleetError,
     FleetInterrupted,
     StateError,
@@ -252,10 +253,18 @@ class Quiesce:
             return core.pool.has_begun if options.waits_for_places else core.pool.is_complete
 
         in_time = self.wait_until(
-            lambda: core.lifecycle.error is not None or core.scheduler.is_done or is_there() or options.should_stop(),
+            lambda: (
+                core.lifecycle.error is not None
+                or core.lifecycle.is_closing
+                or core.scheduler.is_done
+                or is_there()
+                or options.should_stop()
+            ),
             time.monotonic() + timeout_s,
         )
         core.lifecycle.raise_error()
+        if not is_there() and core.lifecycle.is_closing:
+            raise FleetClosed(f"the fleet was closed while waiting for workers {what}")
         if not is_there() and options.should_stop():
             raise FleetInterrupted(f"waiting for the fleet {what} was cancelled")
         if not in_time and core.replacements.misplaced:
