@@ -35,6 +35,7 @@ class NullEnv:
     min_in_flight = 1
     restarts = 0
     info_leaves = ()
+    illegal = None
     observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
     num_envs = NUM_ENVS

@@ -1,5 +1,6 @@
-"""Action masks: which discrete actions are legal. As in PettingZoo and TorchRL, the leaf `action_mask` of a Dict
-observation has them: one number for each action, not 0 where it is legal; MultiDiscrete's side by side.
+"""Action masks: which discrete actions are legal. The leaf `action_mask` of a Dict observation has them, as in
+PettingZoo and TorchRL, or `info["action_mask"]`, as in gymnasium's Taxi: one number for each action, not 0 where it
+is legal; MultiDiscrete's side by side.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,6 +12,8 @@ import numpy as np
 from cormorant_worker.spaces import Array, OneHot, Space, leaf_spaces, leaves, unflattener
 
 ACTION_MASK = "action_mask"
+_LONGEST_IN_INFO = 1 << 14
+"""Masks in info are kept for every environment: of spaces with more actions they are not read."""
 
 
 def mask_length(action: Space) -> int:
@@ -32,6 +35,21 @@ def find_mask(observation: Space, action: Space) -> int:
         if leaf.key[-1] == ACTION_MASK and leaf.shape == wanted:
             return i
     return -1
+
+
+def info_mask_length(observation: Space, action: Space) -> int:
+    """Numbers in a mask that the info may have; 0: it is not read, for example because the observation has it."""
+    length = mask_length(action)
+    return 0 if length > _LONGEST_IN_INFO or find_mask(observation, action) >= 0 else length
+
+
+def info_mask(info: Any, length: int) -> Array | None:
+    """[length] the mask in an info, also as gymnasium's tuple of one mask for each part; None: it has none."""
+    mask = info.get(ACTION_MASK) if isinstance(info, Mapping) else None
+    if mask is None:
+        return None
+    array = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple) else np.asarray(mask)
+    return array if array.shape == (length,) else None
 
 
 def masked_sampler(action: Space, generator: np.random.Generator) -> Callable[[Array], Array]:
@@ -61,11 +79,14 @@ def masked_sampler(action: Space, generator: np.random.Generator) -> Callable[[A
 
 def legal_action(action: Space, obs: Any, info: Mapping[str, Any], *, seed: int) -> Any:
     """An action that the mask of a reset allows, in its info or its observation; any action where there is none."""
-    mask = info.get(ACTION_MASK, obs.get(ACTION_MASK) if isinstance(obs, Mapping) else None)
-    if mask is None or np.shape(mask) != (mask_length(action),):
+    length = mask_length(action)
+    mask = info_mask(info, length)
+    if mask is None:
+        mask = info_mask(obs, length)
+    if mask is None:
         action.seed(seed)
         return action.sample()
-    drawn = masked_sampler(action, np.random.default_rng(seed))(np.asarray(mask)[None])
+    drawn = masked_sampler(action, np.random.default_rng(seed))(mask[None])
     return unflattener(action)([drawn[0]])
 
 

@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 
 from cormorant_worker.action_mask import ObservedActionMask
+from cormorant_worker.collect.batch import frames_of
 from cormorant_worker.launch import make_collector
 from cormorant_worker.policy.random_actor import RandomActor
 
@@ -43,14 +44,25 @@ class Masked(gymnasium.Env[Any, Any]):
         return {"observation": seen, "action_mask": mask}, info
 
 
-@pytest.mark.parametrize("policy", [None, "cormorant_testing.policies:first_legal"])
-def test_random_frames_and_probes_take_legal_actions_only(policy: str | None) -> None:
-    collection = {"initRandomFrames": 300} if policy else {}
-    with make_collector(env=Masked, policy=policy, num_envs=3, info=["chosen"], collection=collection) as collector:
-        batch = collector.collect(num_steps=300)
+@pytest.mark.parametrize("in_info", [False, True])
+@pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
+@pytest.mark.parametrize("warmup", [False, True])
+def test_random_frames_and_probes_take_legal_actions_only(*, warmup: bool, vectorization: Any, in_info: bool) -> None:
+    collection = {"initRandomFrames": 300, "resetAtEachBatch": True} if warmup else {"maxFramesPerTrajectory": 7}
+    with make_collector(
+        env=lambda: Masked(in_info=in_info),
+        policy="cormorant_worker.policies:mlp" if warmup else None,
+        num_envs=3,
+        vectorization=vectorization,
+        info=["chosen"],
+        collection=collection,
+    ) as collector:
+        batches = [collector.collect(num_steps=num_steps) for num_steps in (100, 200)]
         assert collector.env_restarts == 0
-    assert set(batch["action"].flatten().tolist()) == {10, 11, 12, 13, 14}
-    assert torch.equal(batch["next", "info", "chosen"], batch["action"])
+    frames = [frames_of(batch) for batch in batches]
+    assert set(torch.cat([part["action"] for part in frames]).tolist()) == {10, 11, 12, 13, 14}
+    for part in frames:
+        assert torch.equal(part["next", "info", "chosen"], part["action"])
 
 
 def test_a_mask_in_info_reaches_the_observation() -> None:
@@ -67,6 +79,53 @@ def test_a_mask_in_info_reaches_the_observation() -> None:
 def test_a_probe_reads_the_mask_of_the_info() -> None:
     with make_collector(env=lambda: Masked(in_info=True), num_envs=1, info=["chosen"]) as collector:
         assert [leaf.key for leaf in collector.layout(1).info] == [("info", "chosen")]
+
+
+class MaskedAtTimes(gymnasium.Env[Any, Any]):
+    """Only the last action is legal at even steps, and all are where the info has no mask. Can be saved."""
+
+    observation_space = spaces.Box(0, 100, (1,), np.float32)
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._steps = 0
+        return self._told()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._steps % 2 == 0 and action.tolist() != [1, 2]:
+            raise ValueError(f"action {action} is illegal")
+        self._steps += 1
+        return (told := self._told())[0], 1.0, self._steps == 5, False, told[1]
+
+    def _told(self) -> tuple[Any, dict[str, Any]]:
+        mask = (np.array([0, 1], np.int8), np.array([0, 0, 1], np.int8))
+        return np.full(1, self._steps, np.float32), {"action_mask": mask} if self._steps % 2 == 0 else {}
+
+    def get_state(self) -> dict[str, Any]:
+        return {"steps": self._steps}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._steps = state["steps"]
+
+
+@pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
+def test_a_restored_collector_keeps_to_the_masks_of_the_info(vectorization: Any) -> None:
+    with make_collector(env=MaskedAtTimes, num_envs=3, vectorization=vectorization) as collector:
+        collector.collect(num_steps=11)
+        state = collector.state()
+        first = collector.collect(num_steps=91)
+        collector.restore(state)
+        again = collector.collect(num_steps=91)
+        assert collector.env_restarts == 0
+    assert torch.equal(first["action"], again["action"])
+    assert len(frames_of(first)["action"].unique(dim=0)) == 6
+
+
+def test_taxis_of_gymnasium_are_driven_where_they_can_go() -> None:
+    with make_collector(env="Taxi-v4", num_envs=2, info=["action_mask"]) as collector:
+        batch = collector.collect(num_steps=400)
+    after, is_open = batch["next", "info", "action_mask"][:, :-1], ~batch["next", "done"][:, :-1, 0]
+    assert bool((after.gather(-1, batch["action"][:, 1:, None])[..., 0] == 1)[is_open].all())
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ class ArrivingEnv:
     lockstep = False
     restarts = 0
     info_leaves = ()
+    illegal = None
 
     def __init__(self, seeds: Sequence[int], order: Iterator[int], *, arrive: int, **options: object) -> None:
         self.num_envs, self.min_in_flight = len(seeds), arrive

@@ -167,6 +167,7 @@ class TheirVectorEnv(NeverSaved):
     """Tianshou's DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv or RayVectorEnv, or a wrapper of one, in lockstep."""
 
     lockstep = True
+    illegal: Array | None = None
     restarts = 0
     why_not_saved = "Tianshou's vector environments have no get_state and set_state"
 

@@ -114,6 +114,7 @@ class BatchedVectorEnv(NeverSaved):
     restarts = 0
     why_not_saved = "TorchRL's environments have no get_state and set_state"
     info_leaves: tuple[Leaf, ...] = ()
+    illegal: Array | None = None
 
     def __init__(self, env: Any, seed: int) -> None:
         self._env = env

@@ -154,6 +154,7 @@ class Pool:
 
     def draw(self) -> torch.Tensor:
         """Random actions, [N, ...]."""
+        self._random.illegal = self.env.illegal
         (drawn,) = self._random.act((), (), self._waits).actions
         drawn = np.ascontiguousarray(drawn - self._first if self._first else drawn)
         return torch.from_numpy(drawn).to(self.device)

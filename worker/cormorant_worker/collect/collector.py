@@ -152,7 +152,9 @@ class Collector:
             columns = Columns(first=first, stop=first + env.num_envs)
             if env.lockstep:
                 limit = self._config.max_frames_per_trajectory
-                self.env_groups.append(lockstep(env, columns, self.trajectories, check, max_frames=limit))
+                self.env_groups.append(
+                    lockstep(env, columns, self.trajectories, check, max_frames=limit, random=self.warmup)
+                )
             else:
                 self.env_groups.append(asynchronous(env, columns, self.trajectories, check))
             first = columns.stop

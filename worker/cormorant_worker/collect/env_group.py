@@ -19,7 +19,9 @@ from cormorant_worker.collect.trajectories import Trajectories
 from cormorant_worker.envs.protocol import EVERY_ROW, Step, VectorEnv
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Acted, Actor
+from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays
+from cormorant_worker.weights.staged import RANDOM_VERSION
 
 _NO_VERSION = -2
 
@@ -120,9 +122,18 @@ class LockstepEnvGroup:
     """Steps one VectorEnv and writes what happens. Driven by a Collector: begin, (act, land)*, finish."""
 
     def __init__(
-        self, env: VectorEnv, columns: Columns, trajectories: Trajectories, check: ActionCheck, *, max_frames: int
+        self,
+        env: VectorEnv,
+        columns: Columns,
+        trajectories: Trajectories,
+        check: ActionCheck,
+        *,
+        max_frames: int,
+        random: RandomActor,
     ) -> None:
+        """`random`: draws wherever `act` gets RANDOM_VERSION, by itself or for an actor that asks it."""
         self.env = env
+        self._random = random
         self.laps: Laps | None = None
         self._columns = columns
         self._trajectories = trajectories
@@ -236,10 +247,14 @@ class LockstepEnvGroup:
             "is_init": self.is_init.copy(),
         }
         arrays |= {f"obs.{i}": value for i, value in enumerate(self.obs)}
+        if self.env.illegal is not None and self.env.illegal.any():
+            arrays["illegal"] = self.env.illegal.copy()
         return arrays | {f"state.{i}": value for i, value in enumerate(self.states)}
 
     def restore(self, state: dict[str, Array]) -> None:
         self.env.restore(state["env"].tobytes())
+        if self.env.illegal is not None:
+            self.env.illegal[:] = state.get("illegal", False)
         self.is_init[:] = state["is_init"]
         self.obs = tuple(state[f"obs.{i}"].copy() for i in range(len(self.obs)))
         self.states = tuple(state[f"state.{i}"].copy() for i in range(len(self.states)))
@@ -257,6 +272,8 @@ class LockstepEnvGroup:
     def _act_dense(self, actor: Actor, version: int) -> None:
         t = self._row
         obs, states = tuple([a[t] for a in self._obs]), tuple([a[t] for a in self._states])
+        if version == RANDOM_VERSION:
+            self._random.illegal = self.env.illegal
         acted, decided = decide(actor, obs, states, self.is_init, version, self.laps)
         self._check.values(acted.actions)
         self.env.send(acted.actions, EVERY_ROW)
@@ -282,6 +299,8 @@ class LockstepEnvGroup:
         rows = self._cursor[columns]
         obs = tuple(a[rows, columns] for a in self._obs)
         states = tuple(a[rows, columns] for a in self._states)
+        if version == RANDOM_VERSION:
+            self._random.illegal = None if self.env.illegal is None else self.env.illegal[columns]
         acted, decided = decide(actor, obs, states, self.is_init[columns], version, self.laps)
         self._check.values(acted.actions)
         self.env.send(acted.actions, columns)

@@ -11,7 +11,7 @@ class EnvAround:
         self._env = env
         self.num_envs, self.lockstep, self.min_in_flight = env.num_envs, env.lockstep, env.min_in_flight
         self.observation_space, self.action_space = env.observation_space, env.action_space
-        self.info_leaves = env.info_leaves
+        self.info_leaves, self.illegal = env.info_leaves, env.illegal
 
     @property
     def restarts(self) -> int:

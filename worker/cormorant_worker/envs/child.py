@@ -28,7 +28,7 @@ from cormorant_worker.envs.channel import (
 )
 from cormorant_worker.envs.env_row import BadObservation, EnvRow
 from cormorant_worker.envs.info import complete_fields
-from cormorant_worker.envs.saved import load_env, save_env
+from cormorant_worker.envs.saved import save_env
 from cormorant_worker.envs.shared_memory import SharedSteps
 from cormorant_worker.errors import EnvBuildError, EnvNotSaved, UnknownEnv
 
@@ -91,7 +91,9 @@ class _Child:
             env.close()
             return
         shared = SharedSteps(self._block, env.observation_space, env.action_space, build.num_envs, info, create=False)
-        row = self._row = EnvRow(env, build.row, actions=shared.actions, sides=shared.sides, info=info)
+        row = self._row = EnvRow(
+            env, build.row, actions=shared.actions, sides=shared.sides, info=info, illegal=shared.illegal
+        )
         sides = {command: side for side, command in enumerate(STEP)}
         while True:
             command = os.read(wake, 1)
@@ -115,7 +117,7 @@ class _Child:
             elif command == LOAD:
                 saved = receive_message(self._connection)
                 try:
-                    load_env(env, saved.state)
+                    row.load(saved.state)
                 except Exception as error:  # noqa: BLE001 - the environment's own set_state may raise anything
                     send_message(self._connection, StateRefused(what=f"{type(error).__name__}: {error}"))
             else:  # CLOSE, or end of file

@@ -11,9 +11,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from cormorant_worker.action_mask import info_mask, info_mask_length
 from cormorant_worker.envs.gymnasium_env import Env
 from cormorant_worker.envs.info import InfoField, InfoMisfit, info_writer
 from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step
+from cormorant_worker.envs.saved import load_env
 from cormorant_worker.errors import EnvCrashed
 from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves, unflattener
 
@@ -92,6 +94,12 @@ def take_actions(action_space: Space, num_envs: int, take: TakeArray) -> Arrays:
     return tuple(take((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves(action_space, ("action",)))
 
 
+def take_illegal(observation_space: Space, action_space: Space, num_envs: int, take: TakeArray) -> Array | None:
+    """Allocate `VectorEnv.illegal`."""
+    length = info_mask_length(observation_space, action_space)
+    return take((num_envs, length), np.dtype(np.bool_)) if length else None
+
+
 class NanCheck:
     """Looks for NaN in the small leaves of a vector of environments, one look a leaf; EnvRow looks at the large ones.
 
@@ -125,10 +133,18 @@ class EnvRow:
         actions: [n, ...] a leaf, read at every step.
         sides: where steps are written; `step` and `reset` choose one of them by its index.
         info: what of `info` is written, complete.
+        illegal: `VectorEnv.illegal`, kept up to date.
     """
 
     def __init__(
-        self, env: Env, row: int, *, actions: Arrays, sides: Sequence[StepArrays], info: Sequence[InfoField] = ()
+        self,
+        env: Env,
+        row: int,
+        *,
+        actions: Arrays,
+        sides: Sequence[StepArrays],
+        info: Sequence[InfoField] = (),
+        illegal: Array | None = None,
     ) -> None:
         self.env = env
         self.steps = 0
@@ -140,11 +156,16 @@ class EnvRow:
         self._write_obs = [self._writer(side.obs) for side in sides]
         self._write_final = [self._writer(side.final) for side in sides]
         self._write_info = [info_writer(info, row_views(side.info, row)) for side in sides] if info else []
+        self._illegal = None if illegal is None else illegal[row]
+        self._may_be_illegal = True
+        """False where no action is marked: what the row holds at first is of an earlier process or environment."""
         self._flags = [(side.reward, side.terminated, side.truncated) for side in sides]
 
     def reset(self, *, seed: int | None = None, side: int = 0) -> None:
         """Begin an episode and write its first observation."""
-        obs, _ = self.env.reset(seed=seed, **self.reset_kwargs)
+        obs, info = self.env.reset(seed=seed, **self.reset_kwargs)
+        if self._illegal is not None:
+            self._note_mask(info, self._illegal)
         self._write_obs[side](obs)
 
     def step(self, side: int = 0) -> None:
@@ -164,7 +185,9 @@ class EnvRow:
                 ) from error
         if terminated or truncated:
             self._write_final[side](obs)
-            obs, _ = self.env.reset(**self.reset_kwargs)
+            obs, info = self.env.reset(**self.reset_kwargs)
+        if self._illegal is not None:
+            self._note_mask(info, self._illegal)
         self._write_obs[side](obs)
         if isinstance(reward, np.ndarray):
             reward = reward.item()
@@ -175,6 +198,14 @@ class EnvRow:
         rewards, terminations, truncations = self._flags[side]
         rewards[row], terminations[row], truncations[row] = reward, terminated, truncated
         self.steps += 1
+
+    def _note_mask(self, info: Any, illegal: Array) -> None:
+        mask = info_mask(info, len(illegal))
+        if mask is not None:
+            np.equal(mask, 0, out=illegal)
+        elif self._may_be_illegal:
+            illegal[:] = False
+        self._may_be_illegal = mask is not None
 
     def _when(self) -> str:
         return f"step {self.steps + 1} since it was built"
@@ -222,6 +253,11 @@ class EnvRow:
                     )
 
         return write
+
+    def load(self, state: list[Any]) -> None:
+        """Put the environment where `save_env` found an equal one."""
+        load_env(self.env, state)
+        self._may_be_illegal = True  # restored as well
 
     def close(self) -> None:
         self.env.close()

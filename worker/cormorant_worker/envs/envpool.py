@@ -283,6 +283,7 @@ class _OverPool(NeverSaved):
         self.num_envs = pool.num_envs
         self.observation_space, self.action_space = pool.observation_space, pool.action_space
         self.info_leaves = pool.info_leaves
+        self.illegal: Array | None = None
 
     def close(self) -> None:
         self._pool.close()

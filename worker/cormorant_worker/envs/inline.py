@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import structlog
 
-from cormorant_worker.envs.env_row import BadObservation, EnvRow, NanCheck, StepArrays, take_actions
+from cormorant_worker.envs.env_row import BadObservation, EnvRow, NanCheck, StepArrays, take_actions, take_illegal
 from cormorant_worker.envs.gymnasium_env import Env, EnvSource
 from cormorant_worker.envs.info import InfoField, complete_fields
 from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
-from cormorant_worker.envs.saved import load_env, pack, save_env, unpack
+from cormorant_worker.envs.saved import pack, save_env, unpack
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.spaces import Arrays
 
@@ -55,6 +55,7 @@ class InlineVectorEnv:
         self.action_space = first.action_space
         self._nan = NanCheck(self.observation_space)
         self._actions = take_actions(self.action_space, num_envs, np.zeros)
+        self.illegal = take_illegal(self.observation_space, self.action_space, num_envs, np.zeros)
         self._info = complete_fields(info, first, factory.name)
         self.info_leaves = tuple(field.leaf for field in self._info)
         self._arrays = StepArrays.take(self.observation_space, num_envs, np.zeros, self._info)
@@ -120,7 +121,7 @@ class InlineVectorEnv:
     def restore(self, state: bytes) -> None:
         envs, restarts = unpack(state, num_envs=self.num_envs)
         for env, part in zip(self._envs, envs, strict=True):
-            load_env(env.env, part)
+            env.load(part)
         self._restarts.restore(**restarts)
         self.restarts = self._restarts.count
         self._under_way = None
@@ -148,7 +149,7 @@ class InlineVectorEnv:
         return self._restarts.has_stepped or any(env.steps for env in self._envs)
 
     def _row(self, env: Env, row: int) -> EnvRow:
-        return EnvRow(env, row, actions=self._actions, sides=(self._arrays,), info=self._info)
+        return EnvRow(env, row, actions=self._actions, sides=(self._arrays,), info=self._info, illegal=self.illegal)
 
     def _replace(self, row: int, error: BaseException) -> None:
         """Rebuild environment `row` until it returns a first observation or the restart limit is reached."""

@@ -63,6 +63,9 @@ class VectorEnv(Protocol):
     """Space of one environment."""
     info_leaves: tuple[Leaf, ...]
     """What of `info` comes with every step; mostly nothing."""
+    illegal: Array | None
+    """[num_envs, length] bool: which actions the info of each idle environment's last step or reset forbids next, by an
+    `action_mask`; None: infos are not read for that. `length` as `action_mask.mask_length` has it."""
     lockstep: bool
     """True when `recv` returns exactly the rows of the last `send`, in that order."""
     min_in_flight: int

@@ -4,6 +4,7 @@ It is a nameless file, inherited by descriptor: when the last process that maps 
 
     pending   [n] bytes: 1 while a row is being stepped or reset, set by the parent, cleared by the child
     actions   [n, ...] a leaf, written by the parent
+    illegal   [n, length] which actions the infos forbid next, written by the children, read while they are idle
     sides     two StepArrays in turn: what `recv` handed out stays as it is until the next `recv`
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cormorant_worker.envs.env_row import StepArrays, take_actions
+from cormorant_worker.envs.env_row import StepArrays, take_actions, take_illegal
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.spaces import Array, Space
 
@@ -46,6 +47,7 @@ class SharedSteps:
         StepArrays.take(observation_space, num_envs, measure.take, info)
         size = 2 * measure.size
         take_actions(action_space, num_envs, measure.take)
+        take_illegal(observation_space, action_space, num_envs, measure.take)
         size = _align(size + measure.size)
         if create:
             os.ftruncate(descriptor, size)
@@ -55,6 +57,7 @@ class SharedSteps:
         self.pending = np.frombuffer(self._map, dtype=np.uint8, count=num_envs)
         """[n] uint8."""
         self.actions = take_actions(action_space, num_envs, cursor.take)
+        self.illegal = take_illegal(observation_space, action_space, num_envs, cursor.take)
         self.sides = tuple(StepArrays.take(observation_space, num_envs, cursor.take, info) for _ in range(2))
 
     def is_settled(self) -> bool:

@@ -223,7 +223,7 @@ class SubprocessVectorEnv:
         for descriptor in (self._block, self._report, self._report_end, self._life, self._life_end):
             os.close(descriptor)
         if hasattr(self, "_memory"):
-            del self._memory  # mapped until the receiver drops its last view
+            del self._memory, self.illegal  # mapped until the receiver drops its last view
 
     # Starting and replacing
 
@@ -267,6 +267,7 @@ class SubprocessVectorEnv:
             self._memory = SharedSteps(
                 self._block, self.observation_space, self.action_space, self.num_envs, self._info, create=True
             )
+            self.illegal = self._memory.illegal
         ours, theirs = (
             f"observations {describe(each.observation_space)}, actions {describe(each.action_space)}"
             + "".join(f", {field.key} {field.dtype}{list(field.leaf.shape)} in info" for field in each.info)

@@ -184,6 +184,10 @@ class Player:
             if self._gate.is_closed:
                 self._gate.wait_while_paused()
             rows = np.fromiter(seats, dtype=np.int64)
+            if env.illegal is not None:
+                for row, seat in seats.items():
+                    if isinstance(seat.actor, RandomActor):
+                        seat.actor.illegal = env.illegal[row : row + 1]
             chosen = [self._act(seat) for seat in seats.values()]
             actions = tuple(np.concatenate(parts) for parts in zip(*chosen, strict=True))
             check.values(actions)

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from cormorant_worker.action_mask import find_mask, masked_sampler
+from cormorant_worker.action_mask import find_mask, mask_length, masked_sampler
 from cormorant_worker.errors import PolicyMismatch
 from cormorant_worker.policy.actor import Acted
 from cormorant_worker.spaces import Array, Arrays, Leaf, OneHot, Space, leaf_spaces
@@ -16,8 +16,8 @@ _STEPS_AHEAD = 64
 
 
 class RandomActor:
-    """Draws uniformly from the action space, as gymnasium's `sample` does, many steps at a time; with an action mask in
-    the observation, from the legal actions.
+    """Draws uniformly from the action space, as gymnasium's `sample` does, many steps at a time; from the legal actions
+    where an action mask is in the observation or was set as `illegal`.
     """
 
     def __init__(self, space: Space, seed: int, *, observation: Space | None = None) -> None:
@@ -30,14 +30,18 @@ class RandomActor:
         self._samplers = tuple(_sampler(part, self.generator) for part in leaf_spaces(space))
         self._chunk: Arrays = ()
         self._used = 0
+        self.illegal: Array | None = None
+        """[n, length] bool, for the next `act`: what `VectorEnv.illegal` says of its rows."""
         self._mask_at = -1 if observation is None else find_mask(observation, space)
-        if self._mask_at >= 0:
+        if mask_length(space):
             self._draw_legal = masked_sampler(space, self.generator)
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         n = len(is_init)
         if self._mask_at >= 0:
             return Acted((self._draw_legal(obs[self._mask_at]),))
+        if self.illegal is not None and self.illegal.any():
+            return Acted((self._draw_legal(~self.illegal),))
         if not self._chunk or self._used + n > len(self._chunk[0]):
             self._chunk, self._used = tuple(draw(max(n * _STEPS_AHEAD, 1)) for draw in self._samplers), 0
         start, self._used = self._used, self._used + n
