@@ -7,15 +7,15 @@ import gc
 import importlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import NoReturn
 
 from cormorant_worker.fork_server import ChildStatus, ForkRequest, Order
+from cormorant_worker.wire.messages import MessageSocket
 
 _IDLE_S = 1.0
 
@@ -68,7 +68,7 @@ def run(become: Callable[..., int]) -> NoReturn:
     """Fork until the other end of the socket is closed. Every fork ends with what `become(*descriptors)` returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it would have us lose how children ended
-    connection = Connection(int(sys.argv[1]))
+    connection = MessageSocket(socket.socket(fileno=int(sys.argv[1])))
     gc.collect()
     gc.freeze()  # forks share these pages for as long as their references are not counted
     forked = _serve(connection, _Children())
@@ -79,17 +79,17 @@ def run(become: Callable[..., int]) -> NoReturn:
     os._exit(code)  # EnvPool's threads and gymnasium's atexit handlers have nothing left to do
 
 
-def _serve(connection: Connection, children: _Children) -> tuple[ForkRequest, list[int]] | None:
+def _serve(connection: MessageSocket, children: _Children) -> tuple[ForkRequest, Sequence[int]] | None:
     """Returns in each fork, and with None at the end."""
     wanted: dict[str, None] = {}
     try:
         while True:
-            if not connection.poll(_IDLE_S):
+            if not connection.wait(_IDLE_S):
                 children.reap()
                 _import(wanted)
                 wanted.clear()
                 continue
-            message = connection.recv()
+            message, descriptors = connection.receive()
             match message:
                 case Order(what="status"):
                     connection.send(children.status(message.number))
@@ -98,7 +98,6 @@ def _serve(connection: Connection, children: _Children) -> tuple[ForkRequest, li
                 case Order():
                     children.forget(message.number)
                 case ForkRequest():
-                    descriptors = [recv_handle(connection) for _ in range(message.num_descriptors + 1)]
                     _import(message.imports.now)
                     wanted.update(dict.fromkeys(message.imports.when_idle))
                     try:
@@ -112,7 +111,7 @@ def _serve(connection: Connection, children: _Children) -> tuple[ForkRequest, li
                         children.add(message.number, pid)
                     for descriptor in descriptors:
                         os.close(descriptor)
-    except (EOFError, OSError):
+    except OSError:
         return None
 
 

@@ -20,10 +20,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any, Literal
+
+from cormorant_worker.wire.messages import MessageSocket
 
 WORKERS = "cormorant_worker.fleet.local.worker_server"
 ENVIRONMENTS = "cormorant_worker.envs.child_server"
@@ -45,12 +45,11 @@ class Imports:
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """A child to be forked. Its descriptors follow, and last the one that it writes its output to."""
+    """A child to be forked. With it come the child's descriptors, and last the one that it writes its output to."""
 
     number: int
     name: str
     """Shown by ps and top."""
-    num_descriptors: int
     imports: Imports
     """What its siblings will need as well."""
     folder: str
@@ -82,9 +81,9 @@ class ForkServer:
     def __init__(self, module: str) -> None:
         """Start `python -m module`. It imports first; what it is told meanwhile waits in the socket."""
         ours, theirs = socket.socketpair()
-        self._connection = Connection(ours.detach())
+        self._connection = MessageSocket(ours)
         self._lock = threading.Lock()
-        """Guards the socket: a question and its answer, a request and its descriptors."""
+        """Guards the socket: a question and its answer."""
         self._number = 0
         with theirs, _output() as output:
             self._process = subprocess.Popen(
@@ -125,16 +124,13 @@ class ForkServer:
             request = ForkRequest(
                 number=self._number,
                 name=name,
-                num_descriptors=len(descriptors),
                 imports=imports,
                 folder=_folder(),
                 path=_path(),
                 environment=_environment(),
             )
             try:
-                self._connection.send(request)
-                for descriptor in (*descriptors, output):
-                    send_handle(self._connection, descriptor, self.pid)
+                self._connection.send(request, *descriptors, output)
             except OSError:
                 self._process.kill()  # half a request may be in the socket: the next child gets another fork server
         return self._number
@@ -142,11 +138,11 @@ class ForkServer:
     def status(self, number: int) -> ChildStatus:
         """Whether a child runs, and how it ended. Without a pid if that is not known."""
         deadline = time.monotonic() + _ANSWER_S
-        with self._lock, suppress(OSError, EOFError):
+        with self._lock, suppress(OSError):
             self._connection.send(Order("status", number))
             # An answer that came too late is still in the socket.
-            while self._connection.poll(max(0.0, deadline - time.monotonic())):
-                answer: ChildStatus = self._connection.recv()
+            while self._connection.wait(max(0.0, deadline - time.monotonic())):
+                answer: ChildStatus = self._connection.receive()[0]
                 if answer.number == number:
                     return answer
         return ChildStatus(number, 0, None)

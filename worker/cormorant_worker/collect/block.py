@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from cormorant_worker.spaces import Array, Arrays, Leaf
+from cormorant_worker.wire.arrays import ArrayCursor, size_of
 
-_ALIGNMENT = 64
 _CARRIED = ("observation", "state")
 TASK_ID = Leaf(key=("task_id",), shape=(), dtype=np.dtype(np.int64))
 _ENDS = ("end_rows", "end_columns", "final", "final_state")
@@ -91,7 +91,7 @@ class Layout:
     @property
     def size_bytes(self) -> int:
         """Bytes of address space that one block takes."""
-        return sum(_aligned(_nbytes(shape, dtype)) for _, shape, dtype in self.fields())
+        return size_of((shape, dtype) for _, shape, dtype in self.fields())
 
 
 class Block:
@@ -101,14 +101,8 @@ class Block:
         """Lay the arrays over a buffer. `buffer`: at least `layout.size_bytes` writable bytes, for example shared
         memory; a block of this process allocates its own.
         """
-        owned = np.zeros(layout.size_bytes, dtype=np.uint8) if buffer is None else np.frombuffer(buffer, dtype=np.uint8)
-        arrays: dict[str, Array] = {}
-        offset = 0
-        for name, shape, dtype in layout.fields():
-            size = _nbytes(shape, dtype)
-            arrays[name] = owned[offset : offset + size].view(dtype).reshape(shape)
-            offset += _aligned(size)
-        self._take(layout, arrays)
+        cursor = ArrayCursor(np.zeros(layout.size_bytes, dtype=np.uint8) if buffer is None else buffer)
+        self._take(layout, {name: cursor.take(shape, dtype) for name, shape, dtype in layout.fields()})
 
     @classmethod
     def of_arrays(cls, layout: Layout, arrays: Mapping[str, Array]) -> "Block":
@@ -198,11 +192,3 @@ def _series(arrays: Mapping[str, Array], name: str) -> Arrays:
     while (array := arrays.get(f"{name}.{len(found)}")) is not None:
         found.append(array)
     return tuple(found)
-
-
-def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

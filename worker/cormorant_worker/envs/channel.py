@@ -1,5 +1,5 @@
-"""Messages between a SubprocessVectorEnv and one child: length-prefixed pickles over the child's socket, and
-single bytes over a pipe for what happens at every step.
+"""Messages between a SubprocessVectorEnv and one child, over the child's socket, and single bytes over a pipe for what
+happens at every step.
 
     parent                                   child
     BuildRequest                  ->
@@ -12,12 +12,9 @@ single bytes over a pipe for what happens at every step.
     LOAD, Saved            ->                clears its pending byte, after StateRefused if it cannot take the state
     CLOSE (or end of file) ->                closes its environment and exits
 
-A child that fails sends ChildFailed instead, at any time, and exits. Both ends are ours, so pickle is safe.
+A child that fails sends ChildFailed instead, at any time, and exits.
 """
 
-import pickle
-import socket
-import struct
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,8 +25,6 @@ from cormorant_worker.spaces import Space
 STEP = (b"0", b"1")
 """Step, and write into this side."""
 MAP, RESET, SAVE, LOAD, CLOSE = b"m", b"r", b"s", b"l", b"c"
-
-_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,36 +79,3 @@ class StateRefused:
     """The environment did not take a state; the child goes on."""
 
     what: str
-
-
-Message = BuildRequest | BuildReply | Reset | Saved | StateRefused | ChildFailed
-
-
-def send_message(connection: socket.socket, message: Message) -> None:
-    """Send one message; waits while the socket is full."""
-    data = pickle.dumps(message)
-    connection.sendall(_LENGTH.pack(len(data)) + data)
-
-
-def receive_message(connection: socket.socket) -> Any:
-    """Receive one message.
-
-    Raises:
-        EOFError: the other end is gone.
-        TimeoutError: nothing came within the socket's timeout.
-    """
-    (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
-    return pickle.loads(_receive(connection, length))  # noqa: S301 - from our own child or parent
-
-
-def _receive(connection: socket.socket, length: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        try:
-            part = connection.recv(length - len(data))
-        except ConnectionError as error:
-            raise EOFError(str(error)) from error
-        if not part:
-            raise EOFError("the other end closed the connection")
-        data += part
-    return bytes(data)

@@ -21,16 +21,16 @@ from cormorant_worker.envs.channel import (
     BuildReply,
     BuildRequest,
     ChildFailed,
+    Reset,
     Saved,
     StateRefused,
-    receive_message,
-    send_message,
 )
 from cormorant_worker.envs.env_row import BadObservation, EnvRow
 from cormorant_worker.envs.info import complete_fields
 from cormorant_worker.envs.saved import save_env
 from cormorant_worker.envs.shared_memory import SharedSteps
 from cormorant_worker.errors import EnvBuildError, EnvNotSaved, UnknownEnv
+from cormorant_worker.wire.messages import MessageSocket, PeerGone
 
 
 def run_child(socket_descriptor: int, wake: int, life: int, block: int, report: int) -> int:
@@ -45,15 +45,15 @@ def run_child(socket_descriptor: int, wake: int, life: int, block: int, report: 
     """
     die_with_parent(life)
     np.random.seed()  # forks begin with one generator; `random` reseeds itself
-    connection = socket.socket(fileno=socket_descriptor)
+    connection = MessageSocket(socket.socket(fileno=socket_descriptor))
     child = _Child(connection, wake=wake, block=block, report=report)
     try:
         child.serve()
-    except EOFError:
+    except PeerGone:
         pass
     except BaseException as error:  # noqa: BLE001 - the process's edge: reports, whatever it was, sys.exit too
         with contextlib.suppress(OSError):
-            send_message(connection, child.failure(error))
+            connection.send(child.failure(error))
         return 1
     return 0
 
@@ -73,19 +73,19 @@ def die_with_parent(life: int) -> None:
 
 
 class _Child:
-    def __init__(self, connection: socket.socket, *, wake: int, block: int, report: int) -> None:
+    def __init__(self, connection: MessageSocket, *, wake: int, block: int, report: int) -> None:
         self._connection = connection
         self._wake, self._block, self._report = wake, block, report
         self._row: EnvRow | None = None
 
     def serve(self) -> None:
-        build: BuildRequest = receive_message(self._connection)
+        build: BuildRequest = self._connection.receive()[0]
         env = build.factory.build(build.row)
         info = complete_fields(build.info, env, build.factory.name)
         reply = BuildReply(
             pid=os.getpid(), observation_space=env.observation_space, action_space=env.action_space, info=info
         )
-        send_message(self._connection, reply)
+        self._connection.send(reply)
         wake = self._wake
         if os.read(wake, 1) != MAP:
             env.close()
@@ -101,7 +101,7 @@ class _Child:
             if side >= 0:
                 row.step(side)
             elif command == RESET:
-                reset = receive_message(self._connection)
+                reset: Reset = self._connection.receive()[0]
                 if reset.seed is not None:
                     # Environments that draw from these are seeded, too: no other code runs in this process.
                     random.seed(reset.seed)
@@ -112,14 +112,14 @@ class _Child:
                     answer = Saved(state=save_env(env))
                 except EnvNotSaved as error:
                     answer = Saved(why_not=str(error))
-                send_message(self._connection, answer)
+                self._connection.send(answer)
                 continue
             elif command == LOAD:
-                saved = receive_message(self._connection)
+                saved: Saved = self._connection.receive()[0]
                 try:
                     row.load(saved.state)
                 except Exception as error:  # noqa: BLE001 - the environment's own set_state may raise anything
-                    send_message(self._connection, StateRefused(what=f"{type(error).__name__}: {error}"))
+                    self._connection.send(StateRefused(what=f"{type(error).__name__}: {error}"))
             else:  # CLOSE, or end of file
                 row.close()
                 return

@@ -7,17 +7,9 @@ import socket
 import time
 from typing import Any
 
-from cormorant_worker.envs.channel import (
-    CLOSE,
-    MAP,
-    RESET,
-    BuildReply,
-    BuildRequest,
-    Reset,
-    receive_message,
-    send_message,
-)
+from cormorant_worker.envs.channel import CLOSE, MAP, RESET, BuildReply, BuildRequest, Reset
 from cormorant_worker.fork_server import ENVIRONMENTS, fork_server, kill_alone
+from cormorant_worker.wire.messages import MessageSocket
 
 _MESSAGE_TIMEOUT_S = 10.0
 """How long the rest of a message may take once it began."""
@@ -36,14 +28,15 @@ class EnvProcess:
 
     def __init__(self, build: BuildRequest, *, life: int, block: int, report: int) -> None:
         self.row = build.row
-        self.connection, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_MESSAGE_TIMEOUT_S)
+        self.connection = MessageSocket(ours)
         wake, self.wake_descriptor = os.pipe()
         """Write one byte to wake the child."""
         self._fork_server = fork_server(ENVIRONMENTS)
         with theirs:
             self._number = self._fork_server.fork(f"env-{build.row}", (theirs.fileno(), wake, life, block, report))
         os.close(wake)
-        self.connection.settimeout(_MESSAGE_TIMEOUT_S)
         self.is_running = True
         self._pid = 0
         """What it said when it was built: it outlives the fork server."""
@@ -78,9 +71,9 @@ class EnvProcess:
             EOFError: the child is gone, or sends nothing more.
         """
         try:
-            message = receive_message(self.connection)
-        except TimeoutError as error:
-            raise EOFError("an incomplete message") from error
+            message, _ = self.connection.receive()
+        except OSError as error:
+            raise EOFError(str(error)) from error
         if isinstance(message, BuildReply):
             self._pid = message.pid
         return message
@@ -122,4 +115,4 @@ class EnvProcess:
 
     def _send(self, message: Any) -> None:
         with contextlib.suppress(OSError):  # gone: `receive` finds out
-            send_message(self.connection, message)
+            self.connection.send(message)

@@ -12,16 +12,14 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from cormorant_worker.envs.env_row import StepArrays, take_actions, take_illegal
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.spaces import Array, Space
+from cormorant_worker.spaces import Space
+from cormorant_worker.wire.arrays import ArrayCursor
 
-_ALIGNMENT = 64
-"""A cache line: no two arrays share one."""
 _PENDING = b"\x01"
 
 
@@ -43,22 +41,20 @@ class SharedSteps:
         *,
         create: bool,
     ) -> None:
-        measure = _Measure(num_envs)
-        StepArrays.take(observation_space, num_envs, measure.take, info)
-        size = 2 * measure.size
-        take_actions(action_space, num_envs, measure.take)
-        take_illegal(observation_space, action_space, num_envs, measure.take)
-        size = _align(size + measure.size)
-        if create:
-            os.ftruncate(descriptor, size)
-        self._map = mmap.mmap(descriptor, size)
         self._num_envs = num_envs
-        cursor = _Cursor(self._map, _align(num_envs))
-        self.pending = np.frombuffer(self._map, dtype=np.uint8, count=num_envs)
-        """[n] uint8."""
-        self.actions = take_actions(action_space, num_envs, cursor.take)
-        self.illegal = take_illegal(observation_space, action_space, num_envs, cursor.take)
-        self.sides = tuple(StepArrays.take(observation_space, num_envs, cursor.take, info) for _ in range(2))
+
+        def lay_out(cursor: ArrayCursor) -> None:
+            self.pending = cursor.take((num_envs,), np.dtype(np.uint8))
+            """[n] uint8."""
+            self.actions = take_actions(action_space, num_envs, cursor.take)
+            self.illegal = take_illegal(observation_space, action_space, num_envs, cursor.take)
+            self.sides = tuple(StepArrays.take(observation_space, num_envs, cursor.take, info) for _ in range(2))
+
+        lay_out(measure := ArrayCursor())
+        if create:
+            os.ftruncate(descriptor, measure.size_bytes)
+        self._map = mmap.mmap(descriptor, measure.size_bytes)
+        lay_out(ArrayCursor(self._map))
 
     def is_settled(self) -> bool:
         return self._map.find(_PENDING, 0, self._num_envs) < 0
@@ -75,26 +71,6 @@ class SharedSteps:
         return self.is_settled()
 
 
-class _Measure:
-    def __init__(self, num_envs: int) -> None:
-        self.size = _align(num_envs)
-
-    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        self.size += _num_bytes(shape, dtype)
-        return np.empty(0, dtype)
-
-
-class _Cursor:
-    def __init__(self, block: mmap.mmap, offset: int) -> None:
-        self._block = block
-        self._offset = offset
-
-    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        array = np.ndarray(shape, dtype, buffer=self._block, offset=self._offset)
-        self._offset += _num_bytes(shape, dtype)
-        return array
-
-
 _LOCK = threading.Lock()
 
 
@@ -102,11 +78,3 @@ def _fence() -> None:
     """Atomic read-modify-writes: what is written before is seen before what is written after."""
     _LOCK.acquire()
     _LOCK.release()
-
-
-def _num_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    return _align(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
-
-
-def _align(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -13,19 +13,20 @@ from cormorant_worker.inference.frames import (
     NONCE_BYTES,
     PROOF_BYTES,
     FrameReader,
-    FrameWriter,
     Introduction,
+    put_frame,
     use_for_rows,
 )
-from cormorant_worker.inference.handshake import Greeting, Welcome, frame, receive_welcome, unframe
+from cormorant_worker.inference.handshake import Greeting, Welcome
 from cormorant_worker.inference.mailbox import HEADER, Header, Mailbox
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array
+from cormorant_worker.wire.messages import MessageSocket, Outbox
 
 LOOK_S = 0.5
 """While it waits for a server, a worker looks this often whether it was told to pause or to stop."""
 _CONNECT_S = 3.0
-_CHUNK_BYTES = 65536
+_CHUNK_BYTES = 4096
 
 
 class ServerConnection(Protocol):
@@ -67,15 +68,17 @@ class SharedMemoryConnection:
         try:
             self._socket.settimeout(LOOK_S)
             self._socket.connect(address)
-            self._socket.sendall(frame(greeting))
+            self._messages = MessageSocket(self._socket)
+            self._messages.send(greeting)
         except BaseException:
             self._socket.close()
             raise
 
     def read_welcome(self) -> Welcome:
-        welcome, descriptor = receive_welcome(self._socket)
+        welcome: Welcome
+        welcome, descriptors = self._messages.receive()
         if welcome.layout is not None:
-            self.mailbox = Mailbox(welcome.layout, SharedMemory(descriptor, welcome.layout.size_bytes))
+            self.mailbox = Mailbox(welcome.layout, SharedMemory(descriptors[0], welcome.layout.size_bytes))
         return welcome
 
     def hand_in(self, header: Header, arrays: Sequence[Array]) -> None:
@@ -84,8 +87,7 @@ class SharedMemoryConnection:
         self._socket.sendall(HEADER.pack(*header))
 
     def receive(self) -> Sequence[Header]:
-        self._incoming += _read(self._socket)
-        return take_headers(self._incoming)
+        return read_headers(self._socket, self._incoming)
 
     def close(self) -> None:
         self._socket.close()
@@ -100,27 +102,25 @@ class NodeConnection:
         """
         self.mailbox: Mailbox
         self._greeting = greeting
-        self._incoming = bytearray()
         self._introduction = Introduction(address.key)
-        self._server_nonce = self._session_key = b""
+        self._server_nonce = b""
         self._reader = FrameReader(lambda header: [a[: header.n] for a in self.mailbox.slots[header.slot].answer])
-        self._writer = FrameWriter()
+        self._outbox = Outbox()
         self._socket = socket.create_connection((address.host, address.port), timeout=_CONNECT_S)
         self._socket.settimeout(LOOK_S)
         use_for_rows(self._socket)
+        self._messages = MessageSocket(self._socket)
 
     def read_welcome(self) -> Welcome:
         if not self._server_nonce:
-            self._server_nonce = self._read(NONCE_BYTES)
+            self._server_nonce = self._messages.receive_bytes(NONCE_BYTES)
             self._socket.sendall(self._introduction.nonce + self._proof(b"worker"))
-        if not self._session_key:
-            if not hmac.compare_digest(self._read(PROOF_BYTES), self._proof(b"server")):
-                raise ConnectionRefusedError("who listens there does not know the inference server's key")
-            self._session_key = self._proof(b"session")
-            self._socket.sendall(frame(self._greeting, key=self._session_key))
-        while (welcome := unframe(self._incoming, key=self._session_key)) is None:
-            self._incoming += _read(self._socket)
-        assert isinstance(welcome, Welcome), welcome
+        if not self._messages.key:
+            if not hmac.compare_digest(self._messages.receive_bytes(PROOF_BYTES), self._proof(b"server")):
+                raise ConnectionRefusedError("the process that listens there does not know the inference server's key")
+            self._messages.key = self._proof(b"session")
+            self._messages.send(self._greeting)
+        welcome: Welcome = self._messages.receive()[0]
         if welcome.layout is not None:
             self.mailbox = Mailbox.create(welcome.layout)
             self.mailbox.close()
@@ -130,26 +130,18 @@ class NodeConnection:
     def _proof(self, who: bytes) -> bytes:
         return self._introduction.proof(who, server=self._server_nonce, worker=self._introduction.nonce)
 
-    def _read(self, count: int) -> bytes:
-        while len(self._incoming) < count:
-            self._incoming += _read(self._socket)
-        found = bytes(self._incoming[:count])
-        del self._incoming[:count]
-        return found
-
     def hand_in(self, header: Header, arrays: Sequence[Array]) -> None:
         stored = self.mailbox.slots[header.slot].request
-        self._writer.put(
-            header, [np.ascontiguousarray(a, dtype=known.dtype) for a, known in zip(arrays, stored, strict=True)]
-        )
-        self._writer.flush(self._socket)
+        rows = [np.ascontiguousarray(a, dtype=known.dtype) for a, known in zip(arrays, stored, strict=True)]
+        put_frame(self._outbox, header, rows)
+        self._outbox.flush(self._socket)
 
     def receive(self) -> Sequence[Header]:
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._writer.has_unsent else 0))
+        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._outbox else 0))
         if not poll.poll(LOOK_S * 1000):
             raise TimeoutError
-        self._writer.flush(self._socket)
+        self._outbox.flush(self._socket)
         return list(self._reader.read(self._socket))
 
     def close(self) -> None:
@@ -169,15 +161,16 @@ def connect(address: Address, greeting: Greeting) -> ServerConnection:
     return NodeConnection(address, greeting)
 
 
-def take_headers(incoming: bytearray) -> list[Header]:
-    """The whole headers of what has come, which are taken out of it."""
+def read_headers(peer: socket.socket, incoming: bytearray) -> list[Header]:
+    """The headers that have come whole. `incoming` keeps the beginning of the next one.
+
+    Raises:
+        OSError: the other end is gone.
+    """
+    if not (data := peer.recv(_CHUNK_BYTES)):
+        raise ConnectionResetError("the other end closed the connection")
+    incoming += data
     whole = len(incoming) // HEADER.size * HEADER.size
     found = [Header(*values) for values in HEADER.iter_unpack(incoming[:whole])]
     del incoming[:whole]
     return found
-
-
-def _read(peer: socket.socket) -> bytes:
-    if not (data := peer.recv(_CHUNK_BYTES)):
-        raise ConnectionResetError("the inference server closed the connection")
-    return data

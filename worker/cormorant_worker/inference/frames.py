@@ -21,6 +21,7 @@ from cormorant_worker.inference.address import NodeAddress, this_machine
 from cormorant_worker.inference.handshake import QUEUE, Listeners, listen
 from cormorant_worker.inference.mailbox import HEADER, Header
 from cormorant_worker.spaces import Array
+from cormorant_worker.wire.messages import Outbox
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32
@@ -79,33 +80,11 @@ class FrameReader:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, at_once)
 
 
-class FrameWriter:
-    """Sends frames over a socket that does not block. What the socket does not take waits here: at most one frame a
-    slot, whose arrays must not change until it is sent.
-    """
-
-    def __init__(self) -> None:
-        self._unsent: deque[memoryview] = deque()
-
-    @property
-    def has_unsent(self) -> bool:
-        return bool(self._unsent)
-
-    def put(self, header: Header, arrays: Sequence[Array]) -> None:
-        self._unsent.append(memoryview(HEADER.pack(*header)))
-        self._unsent.extend(_views(arrays))
-
-    def flush(self, peer: socket.socket) -> None:
-        """Send what the socket takes now.
-
-        Raises:
-            OSError: the other end is gone.
-        """
-        while self._unsent:
-            try:
-                _advance(self._unsent, peer.sendmsg(list(self._unsent)[:_MOST_VIEWS]))
-            except BlockingIOError:
-                return
+def put_frame(outbox: Outbox, header: Header, arrays: Sequence[Array]) -> None:
+    """Queue a frame. At most one a slot waits; its arrays must not change until it is sent."""
+    outbox.put(HEADER.pack(*header))
+    for view in _views(arrays):
+        outbox.put(view)
 
 
 def _views(arrays: Sequence[Array]) -> Iterator[memoryview]:

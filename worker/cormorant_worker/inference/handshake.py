@@ -1,13 +1,10 @@
-"""How a worker and an inference server meet: one pickled Greeting, one pickled Welcome with the mailbox's descriptor.
+"""How a worker and an inference server meet: one Greeting, one Welcome with the mailbox's descriptor.
 
 The fleet holds the listening socket of each server's slot for as long as the slot exists. A worker that connects while
 no server runs waits in the queue of that socket, and the next server accepts it.
 """
 
-import array
-import hmac
 import os
-import pickle
 import socket
 import struct
 import sys
@@ -22,10 +19,7 @@ from cormorant_worker.weights.staged import WeightSpecs
 
 QUEUE = 1024
 """Workers that wait to be accepted."""
-_SIZE = struct.Struct("=I")
 _PEER = struct.Struct("=iII")
-_CHUNK_BYTES = 65536
-_CODE_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,64 +87,3 @@ def is_of_this_user(peer: socket.socket) -> bool:
         return True  # the address is a file in a folder of this user's
     data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     return bool(_PEER.unpack(data)[1] == os.getuid())
-
-
-def frame(message: object, *, key: bytes = b"") -> bytes:
-    """A message as bytes with their length before them, and with a key their authentication code behind them."""
-    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    code = hmac.digest(key, data, "sha256") if key else b""
-    return _SIZE.pack(len(data) + len(code)) + data + code
-
-
-def unframe(incoming: bytearray, *, key: bytes = b"") -> object | None:
-    """Take a whole message out of what has come; None: it is not whole yet.
-
-    Raises:
-        ConnectionRefusedError: its authentication code is wrong: it is not unpickled.
-    """
-    if len(incoming) < _SIZE.size:
-        return None
-    (size,) = _SIZE.unpack_from(incoming)
-    if len(incoming) < _SIZE.size + size:
-        return None
-    data = bytes(incoming[_SIZE.size : _SIZE.size + size])
-    del incoming[: _SIZE.size + size]
-    if key:
-        data, code = data[:-_CODE_BYTES], data[-_CODE_BYTES:]
-        if not hmac.compare_digest(code, hmac.digest(key, data, "sha256")):
-            raise ConnectionRefusedError("a message's authentication code is wrong; it was not read")
-    message: object = pickle.loads(data)  # noqa: S301  # from a process of ours
-    return message
-
-
-def send_welcome(client: socket.socket, welcome: Welcome, descriptor: int) -> None:
-    """Send a Welcome and the mailbox's descriptor (-1: none).
-
-    Raises:
-        OSError: the worker is gone, or does not read.
-    """
-    data = frame(welcome)
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))] if descriptor >= 0 else []
-    sent = client.sendmsg([data], rights)
-    client.sendall(data[sent:])
-
-
-def receive_welcome(server: socket.socket) -> tuple[Welcome, int]:
-    """Wait for a Welcome, as long as the socket's timeout says. Returns it and the descriptor; -1: none came.
-
-    Raises:
-        OSError: the server is gone (EOFError is one for this purpose), or did not answer in time.
-    """
-    data, descriptor = bytearray(), -1
-    while (message := unframe(data)) is None:
-        chunk, rights, _, _ = server.recvmsg(_CHUNK_BYTES, socket.CMSG_SPACE(struct.calcsize("i")))
-        if not chunk:
-            if descriptor >= 0:
-                os.close(descriptor)
-            raise ConnectionResetError("the inference server closed the connection")
-        data += chunk
-        for level, kind, value in rights:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                descriptor = array.array("i", value)[0]
-    assert isinstance(message, Welcome), message
-    return message, descriptor

@@ -19,8 +19,7 @@ import numpy as np
 
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array, Arrays, Leaf
-
-_ALIGNMENT = 64
+from cormorant_worker.wire.arrays import ArrayCursor, Field, size_of
 
 HEADER = struct.Struct("=qqII")
 """A `Header` as bytes."""
@@ -48,7 +47,7 @@ class MailboxLayout:
     states: tuple[Leaf, ...]
 
     @property
-    def arrays(self) -> tuple[tuple[tuple[int, ...], np.dtype[np.generic]], ...]:
+    def arrays(self) -> tuple[Field, ...]:
         """(shape, dtype) of the arrays of a slot, in their order in memory."""
         asked = [*self.observation, *self.states]
         answered = [*self.action, *self.outputs, *self.states]
@@ -57,7 +56,7 @@ class MailboxLayout:
 
     @property
     def slot_bytes(self) -> int:
-        return sum(_aligned(int(np.prod(shape)) * dtype.itemsize) for shape, dtype in self.arrays)
+        return size_of(self.arrays)
 
     @property
     def size_bytes(self) -> int:
@@ -98,13 +97,9 @@ class Mailbox:
         return cls(layout, SharedMemory.create(layout.size_bytes))
 
     def _slot(self, number: int) -> MailboxSlot:
-        layout, offset = self.layout, number * self.layout.slot_bytes
-        arrays: list[Array] = []
-        for shape, dtype in layout.arrays:
-            count = int(np.prod(shape))
-            arrays.append(np.frombuffer(self.memory.buffer, dtype, count, offset).reshape(shape))
-            offset += _aligned(count * dtype.itemsize)
-        parts = iter(arrays)
+        layout = self.layout
+        cursor = ArrayCursor(self.memory.buffer, offset=number * layout.slot_bytes)
+        parts = iter([cursor.take(shape, dtype) for shape, dtype in layout.arrays])
 
         def take(leaves: tuple[Leaf, ...]) -> Arrays:
             return tuple(next(parts) for _ in leaves)
@@ -121,7 +116,3 @@ class Mailbox:
     def close(self) -> None:
         """Let go of the descriptor; the mapping lives as long as its views."""
         self.memory.close()
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -42,7 +42,7 @@ class LocalEngine:
     def start(self, start: Start, listener: socket.socket | None = None) -> WorkerProcess:
         process = WorkerProcess(start.place, fork_server(WORKERS), _imports_of(start))
         with suppress(ConnectionClosed):  # it died already: the end of its socket tells the fleet
-            process.send(start, listener.fileno() if listener is not None else -1)
+            process.send(start, *([] if listener is None else [listener.fileno()]))
         return process
 
     def listen(self) -> socket.socket:

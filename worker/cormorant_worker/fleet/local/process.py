@@ -2,19 +2,22 @@
 
 import os
 import signal
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.fleet.local.channel import Channel, channel_pair
 from cormorant_worker.fleet.transport import ConnectionClosed, Payload
 from cormorant_worker.fork_server import ForkServer, Imports, kill_alone
 from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.wire.messages import MessageSocket
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
 from cormorant_worker.worker.messages import Request, Ticket
 
 _OBEYED_S = 5.0
 """A fork server that is not importing kills at once."""
+_MOST_MESSAGES = 64
+"""Read at once: a worker that says much does not keep the fleet from the others."""
 
 
 class SharedPayload:
@@ -37,8 +40,8 @@ class WorkerProcess:
         """Have the process forked. It waits for `Start` on `data`."""
         self.place = place
         self.is_open = True
-        self.data, theirs_data = channel_pair()
-        self.control, theirs_control = channel_pair()
+        self.data, theirs_data = _pair()
+        self.control, theirs_control = _pair()
         self.heartbeat = Heartbeat.create()
         self._fork_server = fork_server
         self._is_closed = False
@@ -66,7 +69,7 @@ class WorkerProcess:
     def describe_doing(self) -> str:
         return self.phase.name.lower()
 
-    def sources(self) -> Sequence[Channel]:
+    def sources(self) -> Sequence[MessageSocket]:
         return (self.control, self.data)
 
     def receive(self, source: object) -> Sequence[object]:
@@ -74,42 +77,34 @@ class WorkerProcess:
         if not self.is_open:
             return ()
         if source is self.control:
-            return self._read(self.control)
-        try:
-            return self.data.receive()
-        except EOFError:
-            last = self._read(self.control)  # what it said before it ended
+            return _whole_messages(self.control)[0]
+        messages, is_at_end = _whole_messages(self.data)
+        if is_at_end:
+            messages += _whole_messages(self.control)[0]  # what it said before it ended
             self.is_open = False
-            return last
+        return messages
 
-    def _read(self, channel: Channel) -> Sequence[object]:
-        try:
-            return channel.receive()
-        except EOFError:
-            return ()
-
-    def unsent(self) -> Sequence[Channel]:
+    def unsent(self) -> Sequence[MessageSocket]:
         return [channel for channel in (self.control, self.data) if channel.has_unsent] if self.is_open else ()
 
     def flush(self, source: object) -> None:
-        assert isinstance(source, Channel), source
+        assert isinstance(source, MessageSocket), source
         with suppress(OSError):  # that the worker is gone shows at its data socket
             source.flush()
 
-    def send(self, message: object, descriptor: int = -1) -> None:
-        """Send on the data socket, and a descriptor after it; -1: none."""
-        self._send(self.data, message, descriptor)
+    def send(self, message: object, *descriptors: int) -> None:
+        self._send(self.data, message, *descriptors)
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
-        self.send(ticket, memory.descriptor if memory is not None else -1)
+        self.send(ticket, *([] if memory is None else [memory.descriptor]))
 
     def request(self, request: Request, payload: Payload | None) -> None:
         assert payload is None or isinstance(payload, SharedPayload), payload
-        self._send(self.control, request, payload.memory.descriptor if payload is not None else -1)
+        self._send(self.control, request, *([] if payload is None else [payload.memory.descriptor]))
 
-    def _send(self, channel: Channel, message: object, descriptor: int) -> None:
+    def _send(self, channel: MessageSocket, message: object, *descriptors: int) -> None:
         try:
-            channel.send(message, descriptor)
+            channel.send(message, *descriptors)
         except OSError as error:
             raise ConnectionClosed(f"worker process {self.pid} is gone: {error}") from error
 
@@ -154,3 +149,23 @@ class WorkerProcess:
         self.data.close()
         self.control.close()
         self.heartbeat.close()
+
+
+def _pair() -> tuple[MessageSocket, socket.socket]:
+    """The fleet's end, which never waits for the worker, and the worker's."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    return MessageSocket(ours), theirs
+
+
+def _whole_messages(channel: MessageSocket) -> tuple[list[object], bool]:
+    """What has come whole, a bounded number of messages; and whether the other end is gone."""
+    messages: list[object] = []
+    try:
+        while len(messages) < _MOST_MESSAGES:
+            messages.append(channel.receive()[0])
+    except BlockingIOError:
+        return messages, False
+    except OSError:
+        return messages, True
+    return messages, False

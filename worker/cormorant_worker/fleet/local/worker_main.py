@@ -8,8 +8,6 @@ import os
 import signal
 import socket
 import threading
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
 from typing import Any
 
 import torch
@@ -18,8 +16,9 @@ from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.inference.handshake import Listeners
 from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.wire.messages import MessageSocket, PeerGone
 from cormorant_worker.worker.heartbeat import Heartbeat
-from cormorant_worker.worker.messages import Applied, Reply, Request, Start, Ticket
+from cormorant_worker.worker.messages import Applied, Reply, Start, Ticket
 from cormorant_worker.worker.runtime import WorkerRuntime, describe_failure, forward_logs
 from cormorant_worker.worker.serving import ServerRuntime
 
@@ -27,13 +26,15 @@ from cormorant_worker.worker.serving import ServerRuntime
 class SocketUplink:
     """The data and the control socket. Both threads report through it."""
 
-    def __init__(self, data: Connection, control: Connection) -> None:
+    def __init__(self, data: MessageSocket, control: MessageSocket) -> None:
         self._data = data
         self._control = control
         self._sending_data = threading.Lock()
         self._sending_control = threading.Lock()
         """Guard writes to the connections."""
         self._slots: dict[int, Block] = {}
+        self.descriptors: tuple[int, ...] = ()
+        """That came with the newest message of `recv`."""
 
     def send(self, message: object) -> None:
         if isinstance(message, Applied | Reply):
@@ -45,18 +46,19 @@ class SocketUplink:
 
     def recv(self) -> Any:
         """Wait for the fleet's next message on the data socket: for as long as the fleet lives."""
-        return self._data.recv()
+        message, self.descriptors = self._data.receive()
+        return message
 
     def fileno(self) -> int:
         return self._data.fileno()
 
     def has_message(self, timeout_s: float) -> bool:
-        return self._data.poll(timeout_s)
+        return self._data.wait(timeout_s)
 
     def block(self, ticket: Ticket, layout: Layout) -> Block:
-        """The slot that the ticket names; one that is new here comes as a descriptor after the ticket."""
+        """The slot that the ticket names; one that is new here comes as a descriptor with the ticket."""
         if ticket.block_is_new:
-            memory = SharedMemory(recv_handle(self._data), layout.size_bytes)
+            memory = SharedMemory(self.descriptors[0], layout.size_bytes)
             self._slots[ticket.block_index] = Block(layout, memory.buffer)
             memory.close()
         return self._slots[ticket.block_index]
@@ -65,7 +67,7 @@ class SocketUplink:
 class Control(threading.Thread):
     """Answers the fleet's requests while the main thread steps."""
 
-    def __init__(self, connection: Connection, uplink: SocketUplink, runtime: WorkerRuntime | ServerRuntime) -> None:
+    def __init__(self, connection: MessageSocket, uplink: SocketUplink, runtime: WorkerRuntime | ServerRuntime) -> None:
         super().__init__(name="control", daemon=True)
         self._connection = connection
         self._uplink = uplink
@@ -75,14 +77,14 @@ class Control(threading.Thread):
         """Serve requests until the fleet is gone; then end the process at once, whatever it is doing."""
         try:
             while True:
-                request: Request = self._connection.recv()
+                request, descriptors = self._connection.receive()
                 if request.size_bytes:
-                    memory = SharedMemory(recv_handle(self._connection), request.size_bytes)
+                    memory = SharedMemory(descriptors[0], request.size_bytes)
                     self._uplink.send(self._runtime.answer(request, memory.buffer))
                     memory.close()
                 else:
                     self._uplink.send(self._runtime.answer(request, memoryview(b"")))
-        except (EOFError, OSError):
+        except OSError:
             os._exit(1)
 
 
@@ -98,7 +100,8 @@ def run_worker(data_socket: int, control_socket: int, heartbeat_memory: int) -> 
         The exit code: 0 when it finished, 1 when it failed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the fleet's: it drains its workers
-    data, control, heartbeat = Connection(data_socket), Connection(control_socket), Heartbeat.attach(heartbeat_memory)
+    data, control = (MessageSocket(socket.socket(fileno=one)) for one in (data_socket, control_socket))
+    heartbeat = Heartbeat.attach(heartbeat_memory)
     heartbeat.sign()
     torch.set_num_threads(1)
     uplink = SocketUplink(data, control)
@@ -108,13 +111,13 @@ def run_worker(data_socket: int, control_socket: int, heartbeat_memory: int) -> 
         start = uplink.recv()
         assert isinstance(start, Start), start
         if start.place.is_server:
-            runtime = ServerRuntime(uplink, heartbeat, Listeners(socket.socket(fileno=recv_handle(data))))
+            runtime = ServerRuntime(uplink, heartbeat, Listeners(socket.socket(fileno=uplink.descriptors[0])))
         # From here on: it ends this process when the fleet is gone, even in an environment's constructor.
         Control(control, uplink, runtime).start()
         runtime.run(start)
     except Stopped:
         return 0
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+    except PeerGone:
         return 1  # the fleet is gone
     except Exception as error:  # noqa: BLE001  # the process's edge: whatever it was, the fleet is told with its traceback
         uplink.send(describe_failure(error, acts_as_published=runtime.acts_as_published))

@@ -1,0 +1,95 @@
+"""Messages and descriptors between processes: whole, in order, and without a wait where a socket does not block."""
+
+import os
+import socket
+from contextlib import closing
+
+import pytest
+
+from cormorant_worker.wire.messages import MessageSocket, PeerGone
+
+
+def pair(key: bytes = b"") -> tuple[MessageSocket, MessageSocket]:
+    """One that does not block, and its peer, which does."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.settimeout(10)
+    return MessageSocket(ours, key), MessageSocket(theirs, key)
+
+
+def test_messages_and_descriptors_arrive_in_order() -> None:
+    ours, theirs = pair()
+    with closing(ours):
+        read, write = os.pipe()
+        other_read, other_write = os.pipe()
+        ours.send("small")
+        ours.send("with files", write, other_write)
+        ours.send("after it")
+        assert theirs.receive() == ("small", ())
+        message, descriptors = theirs.receive()
+        assert message == "with files"
+        for descriptor, data, end in zip(descriptors, (b"first", b"second"), (read, other_read), strict=True):
+            assert not os.get_inheritable(descriptor)
+            os.write(descriptor, data)
+            assert os.read(end, 100) == data
+        assert theirs.receive() == ("after it", ())
+        for size in (0, 1, 100_000):
+            theirs.send(b"x" * size)
+            assert ours.wait(10)
+            assert ours.receive() == (b"x" * size, ())
+        theirs.close()
+        with pytest.raises(PeerGone):
+            ours.receive()
+        with pytest.raises(PeerGone):
+            ours.send("anybody there")
+
+
+def test_a_peer_that_does_not_read_costs_memory_and_no_time() -> None:
+    ours, theirs = pair()
+    with closing(ours), closing(theirs):
+        read, write = os.pipe()
+        for number in range(500):
+            ours.send((number, b"x" * 10_000), *([write] if number == 499 else []))
+        os.close(write)  # the message has its own
+        assert ours.has_unsent
+        descriptors: tuple[int, ...] = ()
+        for number in range(500):
+            message, descriptors = theirs.receive()
+            assert message == (number, b"x" * 10_000)
+            ours.flush()
+        assert not ours.has_unsent
+        os.write(descriptors[0], b"late")
+        assert os.read(read, 10) == b"late"
+
+
+def test_half_a_message_is_kept_until_the_rest_comes() -> None:
+    ours, theirs = pair()
+    with closing(ours), closing(theirs):
+        theirs.send({"a": 1})
+        data = ours.socket.recv(1000)
+        for part in (data[:3], data[3:15]):
+            theirs.socket.sendall(part)
+            with pytest.raises(BlockingIOError):
+                ours.receive()
+        theirs.socket.sendall(data[15:] + data)
+        assert ours.receive() == ({"a": 1}, ())
+        assert ours.wait(0)  # the next one was left in the socket
+        assert ours.receive() == ({"a": 1}, ())
+        assert not ours.wait(0)
+
+
+class Exploding:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.putenv, ("CORMORANT_EXPLODED", "yes")  # would run where it is unpickled
+
+
+def test_a_message_signed_with_another_key_is_not_unpickled() -> None:
+    ours, theirs = pair()
+    with closing(ours), closing(theirs):
+        ours.key, theirs.key = b"ours", b"theirs"
+        theirs.send(Exploding())
+        with pytest.raises(ConnectionRefusedError, match="authentication code"):
+            ours.receive()
+        theirs.key = b"ours"
+        theirs.send("friend")
+        assert ours.receive() == ("friend", ())
