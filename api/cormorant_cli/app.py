@@ -9,25 +9,18 @@ from typing import Annotated
 import typer
 
 from cormorant_cli.commands import (
-    batches,
     crd,
     dataset,
-    delete,
-    describe,
     doctor,
     envs,
     evaluate,
-    get,
     init,
-    logs,
     openapi,
     pause,
     run,
-    scale,
     state,
     status,
     submit,
-    top,
     validate,
     version,
     weights,
@@ -74,19 +67,12 @@ app.add_typer(dataset.app, rich_help_panel=_HERE)
 app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant submit job.yaml --code . -n rl --wait"))(
     submit.submit
 )
-app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant get -A", "cormorant get pong -n rl -o yaml"))(get.get)
-app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant describe pong -n rl"))(describe.describe)
-app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant logs pong -n rl --all -f"))(logs.logs)
-app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant scale pong --replicas 8 -n rl"))(scale.scale)
-app.command(rich_help_panel=_CLUSTER)(delete.delete)
 app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant doctor pong -n rl"))(doctor.doctor)
 app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant status pong -n rl --watch"))(status.status)
-app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant top -A"))(top.top)
 app.add_typer(weights.app, rich_help_panel=_HEAD)
 app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant pause pong -n rl"))(pause.pause)
 app.command(rich_help_panel=_HEAD)(pause.resume)
 app.add_typer(state.app, rich_help_panel=_HEAD)
-app.add_typer(batches.app, rich_help_panel=_HEAD)
 app.command(rich_help_panel=_REFERENCE)(crd.crd)
 app.command(rich_help_panel=_REFERENCE)(openapi.openapi)
 app.command(rich_help_panel=_REFERENCE)(version.version)

@@ -7,9 +7,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -37,14 +34,10 @@ Kind = Literal[
     "ConfigMap",
     "CustomResourceDefinition",
     "Deployment",
-    "Event",
     "Namespace",
-    "Node",
-    "PersistentVolumeClaim",
     "Pod",
     "Secret",
     "SelfSubjectAccessReview",
-    "Workload",
 ]
 
 MANAGER = "cormorant-cli"
@@ -58,16 +51,11 @@ _PATHS: Mapping[str, tuple[str, str]] = {
     "ConfigMap": ("api/v1", "configmaps"),
     "CustomResourceDefinition": ("apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
     "Deployment": ("apis/apps/v1", "deployments"),
-    "Event": ("api/v1", "events"),
     "Namespace": ("api/v1", "namespaces"),
-    "Node": ("api/v1", "nodes"),
-    "PersistentVolumeClaim": ("api/v1", "persistentvolumeclaims"),
     "Pod": ("api/v1", "pods"),
     "Secret": ("api/v1", "secrets"),
     "SelfSubjectAccessReview": ("apis/authorization.k8s.io/v1", "selfsubjectaccessreviews"),
-    "Workload": ("apis/kueue.x-k8s.io/v1beta1", "workloads"),
 }
-_TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
 class Stream(Protocol):
@@ -80,15 +68,6 @@ class Stream(Protocol):
         """End it, from another thread too."""
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogOptions:
-    container: str
-    is_followed: bool = False
-    tail_lines: int = -1
-    """The last so many; -1: all."""
-    has_times: bool = False
 
 
 class Cluster:
@@ -108,8 +87,6 @@ class Cluster:
         self.context = context
         self._is_chosen = is_chosen
         self.server = str(api.configuration.host)
-        self.now: datetime | None = None
-        """The API server's clock at its last answer: ages of objects do not depend on this machine's."""
 
     def close(self) -> None:
         """Close every connection. May be called twice."""
@@ -137,21 +114,16 @@ class Cluster:
         except ObjectMissing:
             return None
 
-    def objects(self, kind: Kind, *, namespace: str = "", labels: str = "", fields: str = "") -> list[Raw]:
-        """Every object of a kind, in one namespace or in all."""
-        query = {"limit": str(_CHUNK), "labelSelector": labels, "fieldSelector": fields}
+    def objects(self, kind: Kind, *, namespace: str = "", labels: str) -> list[Raw]:
+        """Every object of a kind with these labels, in one namespace or in all."""
+        query = {"limit": str(_CHUNK), "labelSelector": labels}
         found: list[Raw] = []
         while True:
             page = self._ask("GET", _path(kind, namespace), query=query)
-            # Items of a list do not say what they are.
-            found += [{"apiVersion": page["apiVersion"], "kind": kind, **item} for item in page["items"]]
+            found += page["items"]
             query["continue"] = page["metadata"].get("continue") or ""
             if not query["continue"]:
                 return found
-
-    def table(self, kind: Kind, name: str = "", *, namespace: str = "") -> Raw:
-        """Objects as the server prints them: `columnDefinitions` and `rows`."""
-        return self._ask("GET", _path(kind, namespace, name), accept=_TABLE)
 
     def apply(self, manifest: Raw, *, is_dry_run: bool = False, is_forced: bool = False) -> tuple[Raw, bool]:
         """Bring an object about by server-side apply. Returns it, and True when it is new.
@@ -167,63 +139,26 @@ class Cluster:
         reply = self._send("PATCH", path, query=query, body=manifest, content_type="application/apply-patch+yaml")
         return _read_json(reply.data), reply.status == 201
 
-    def create(self, manifest: Raw) -> Raw:
-        path = _path(manifest["kind"], manifest["metadata"].get("namespace", ""))
-        return self._ask("POST", path, body=manifest)
+    def patch(self, kind: Kind, name: str, body: Raw, *, namespace: str) -> Raw:
+        """Merge a patch into an object."""
+        path, query = _path(kind, namespace, name), {"fieldManager": MANAGER}
+        return self._ask("PATCH", path, query=query, body=body, content_type="application/merge-patch+json")
 
-    def patch(self, kind: Kind, name: str, body: object, *, namespace: str, subresource: str = "") -> Raw:
-        """Merge a patch into an object; a list is a JSON patch."""
-        path = _path(kind, namespace, name) + (f"/{subresource}" if subresource else "")
-        content_type = f"application/{'json-patch' if isinstance(body, list) else 'merge-patch'}+json"
-        return self._ask("PATCH", path, query={"fieldManager": MANAGER}, body=body, content_type=content_type)
-
-    def delete(self, kind: Kind, name: str, *, namespace: str, uid: str = "") -> None:
-        """Delete an object; what it owns in the background."""
-        body: Raw = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
-        body |= {"preconditions": {"uid": uid}} if uid else {}
-        self._ask("DELETE", _path(kind, namespace, name), body=body)
+    def delete(self, kind: Kind, name: str, *, namespace: str) -> None:
+        self._ask("DELETE", _path(kind, namespace, name))
 
     def may(self, verb: str, resource: str, *, namespace: str, group: str = "", subresource: str = "") -> bool:
         """Whether the user may do something; nothing is done."""
         attributes = {"verb": verb, "resource": resource, "group": group, "namespace": namespace}
         spec = {"resourceAttributes": attributes | ({"subresource": subresource} if subresource else {})}
-        review = {"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "spec": spec}
-        return bool(self.create({**review, "metadata": {}}).get("status", {}).get("allowed"))
-
-    def refuse_namespace(self, namespace: str) -> None:
-        """Say that a namespace does not exist, as far as the user may know.
-
-        Raises:
-            ObjectMissing: it does not.
-        """
-        try:
-            self.get("Namespace", namespace)
-        except NotAllowed:
-            return
+        kind = "SelfSubjectAccessReview"
+        review = {"kind": kind, "apiVersion": "authorization.k8s.io/v1", "metadata": {}, "spec": spec}
+        return bool(self._ask("POST", _path(kind, ""), body=review).get("status", {}).get("allowed"))
 
     def version(self) -> str:
         return str(self._ask("GET", "version").get("gitVersion", ""))
 
-    # -- pods --------------------------------------------------------------------------------------------------
-
-    def log(self, pod: str, options: LogOptions, *, namespace: str) -> Iterator[bytes]:
-        """A container's log in pieces, as they come. With `is_followed` until the container ends.
-
-        Raises:
-            ObjectMissing: the pod is gone.
-            BadInput: the container has not started.
-        """
-        query = {"container": options.container, "follow": str(options.is_followed).lower()}
-        query |= {"tailLines": str(options.tail_lines)} if options.tail_lines >= 0 else {}
-        query |= {"timestamps": "true"} if options.has_times else {}
-        reply = self._send(
-            "GET", f"{_path('Pod', namespace, pod)}/log", query=query, is_endless=options.is_followed, is_read=False
-        )
-        with self._translated("GET", "log"):
-            try:
-                yield from reply.response.stream(64 * 1024, decode_content=True)
-            finally:
-                reply.response.release_conn()
+    # -- a port ----------------------------------------------------------------------------------------------
 
     def open_port(self, pod: str, port: int, *, namespace: str) -> Stream:
         """A new connection to a port of a pod, through the API server. Any thread.
@@ -258,42 +193,31 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         body: object = None,
         content_type: str = "application/json",
-        accept: str = "application/json",
-        is_endless: bool = False,
-        is_read: bool = True,
     ) -> Any:
         from urllib3 import Timeout
 
-        headers = {"Accept": accept, **({"Content-Type": content_type} if body is not None else {})}
+        headers = {"Accept": "application/json", **({"Content-Type": content_type} if body is not None else {})}
         given = {key: value for key, value in (query or {}).items() if value}
-        request = self._api.param_serialize(
+        # The generated client would read our plain JSON as models, and its patches are merges that custom resources do
+        # not know: it writes the address and the headers alone.
+        _, url, sent_headers, _, _ = self._api.param_serialize(
             method=method,
             resource_path=f"/{path}?{urlencode(given)}" if given else f"/{path}",
             header_params=headers,
             auth_settings=["BearerToken"],
         )
-        # The generated serializer would read our plain JSON as models; it has done its part with the headers.
-        _, url, sent_headers, _, _ = request
-        # Its default for a patch is a merge that custom resources do not know.
         with self._translated(method, path):
             reply = self._api.rest_client.pool_manager.request(
                 method,
                 url,
                 headers=sent_headers,
                 body=json.dumps(body) if body is not None else None,
-                timeout=Timeout(connect=CONNECT_S, read=None if is_endless else ANSWER_S),
-                preload_content=False,
+                timeout=Timeout(connect=CONNECT_S, read=ANSWER_S),
                 retries=False,
             )
-            if is_read or reply.status >= 400:
-                content = reply.read()
-                reply.release_conn()
-            else:
-                content = b""
-        self.now = _read_date(reply.headers.get("Date", ""))
         if reply.status >= 400:
-            raise self._refusal(method, path, reply.status, _read_json(content))
-        return _Reply(status=reply.status, data=content, response=reply)
+            raise self._refusal(method, path, reply.status, _read_json(reply.data))
+        return reply
 
     @contextmanager
     def _translated(self, method: str, path: str) -> Iterator[None]:
@@ -364,13 +288,6 @@ class Cluster:
         except (CommandFailed, BadInput):
             return []
         return [str(item["metadata"]["name"]) for item in found.get("items", ())]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reply:
-    status: int
-    data: bytes
-    response: Any
 
 
 @contextmanager
@@ -483,15 +400,6 @@ def _parse(path: str) -> tuple[str, str, str]:
         if parts[0] == plural:
             return kind, namespace, parts[1] if len(parts) > 1 else ""
     return "", "", ""
-
-
-def _read_date(header: str) -> datetime | None:
-    try:
-        found = parsedate_to_datetime(header)
-    except ValueError:
-        return None
-    # HTTP knows UTC alone, whatever the zone is called.
-    return found.replace(tzinfo=UTC)
 
 
 def _read_json(content: bytes) -> Raw:

@@ -11,7 +11,7 @@ import binascii
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,6 @@ from cormorant_contract.children import API_PORT, api_host, tls_secret, tokens_s
 
 if TYPE_CHECKING:
     from cormorant_cli.cluster import Cluster, Raw
-    from cormorant_cli.jobs import JobPod
     from cormorant_client import Client
     from cormorant_client.token_file import Role
 
@@ -146,7 +145,7 @@ class Connection:
         tls = tls_of(cluster, job)
         if tls and self.ca_file:
             tls = {"server_name": tls["server_name"], "ca_file": self.ca_file}
-        open_stream = partial(cluster.open_port, head.name, API_PORT, namespace=job["metadata"]["namespace"])
+        open_stream = partial(cluster.open_port, head, API_PORT, namespace=job["metadata"]["namespace"])
         with forwarded(open_stream) as forwarder:
             hint = "" if is_own else f"; the token comes from Secret {secret}"
             try:
@@ -156,7 +155,7 @@ class Connection:
             except HeadAway as error:
                 reason = forwarder.error or str(error)
                 raise HeadAway(
-                    f"the head of {identity(job)} (pod {head.name}) does not answer through the API server: {reason}"
+                    f"the head of {identity(job)} (pod {head}) does not answer through the API server: {reason}"
                 ) from error
 
     def _own_token(self, role: "Role") -> str:
@@ -236,16 +235,17 @@ def tls_of(cluster: "Cluster", job: "Raw") -> dict[str, str]:
     return {"server_name": api_host(name, namespace), "ca_data": authority}
 
 
-def _head_of(cluster: "Cluster", job: "Raw") -> "JobPod":
-    from cormorant_cli.jobs import holds, identity, live_head, pods_of, why_waiting
+def _head_of(cluster: "Cluster", job: "Raw") -> str:
+    """The name of the head's pod, which runs."""
+    from cormorant_cli.jobs import holds, identity, live_head, why_waiting
 
-    head = live_head(pods_of(cluster, job))
-    if head is not None and head.has_started:
-        return head
+    head = live_head(cluster, job)
+    if head is not None and head["status"].get("phase") == "Running":
+        return str(head["metadata"]["name"])
     phase, options = (job.get("status") or {}).get("phase", ""), cluster.options_of(job)
     if head is not None:
         reason = why_waiting(head) or "its container has not started"
-        raise NoHead(f"the head of {identity(job)} is not running yet (pod {head.name}): {reason}")
+        raise NoHead(f"the head of {identity(job)} is not running yet (pod {head['metadata']['name']}): {reason}")
     for kind in ("Completed", "Failed", "Suspended"):
         if holds(job, kind):
             uri = ((job["spec"].get("output") or {}).get("dataset") or {}).get("uri", "")
@@ -255,8 +255,8 @@ def _head_of(cluster: "Cluster", job: "Raw") -> "JobPod":
         raise NoHead(
             f"{identity(job)} has no head: no operator has reconciled the job yet (see `cormorant doctor{options}`)"
         )
-    describe = f"cormorant describe {job['metadata']['name']}{options}"
-    raise NoHead(f"{identity(job)} has no head yet: it is {phase}; see `{describe}`")
+    doctor = f"cormorant doctor {job['metadata']['name']}{options}"
+    raise NoHead(f"{identity(job)} has no head yet: it is {phase}; see `{doctor}`")
 
 
 @contextmanager
@@ -275,11 +275,6 @@ def _client_of(url: str, token: str, *, hint: str, **options: Any) -> Iterator["
         raise HeadAway(str(error)) from error
     except ClientError as error:
         raise CommandFailed(str(error)) from error
-
-
-def are_written(values: Sequence[str], variable: str) -> bool:
-    """Whether the user wrote the values of an option that may be given often, and not only the environment."""
-    return bool(values) and list(values) != os.environ.get(variable, "").split()
 
 
 def _given(value: str, variable: str) -> bool:

@@ -76,44 +76,21 @@ class Forwarder:
 
 @contextmanager
 def forwarded(open_stream: Callable[[], Stream]) -> Iterator[Forwarder]:
-    """A port of this machine that leads to what `open_stream` connects to."""
-    forwarder = Forwarder(open_stream)
-    with _QUIET:
-        try:
-            yield forwarder
-        finally:
-            forwarder.close()
+    """A port of this machine that leads to what `open_stream` connects to. A command opens one at a time."""
+    before = threading.excepthook
 
-
-class _Quiet:
-    """While any port is forwarded, no tracebacks of the Kubernetes client's own threads: a connection that broke is the
-    client's to notice, who asks again. Ports come and go in any order, from several threads.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        """Guards the two below, and who sets the hook."""
-        self._users = 0
-        self._before = threading.excepthook
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._users:
-                self._before, threading.excepthook = threading.excepthook, self._handle
-            self._users += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                threading.excepthook = self._before
-
-    def _handle(self, given: threading.ExceptHookArgs) -> None:
+    def handle(given: threading.ExceptHookArgs) -> None:
+        # Threads of the Kubernetes client: a connection that broke is the business of whoever asks over it.
         if given.thread is None or not given.thread.name.startswith(_THEIR_THREADS):
-            self._before(given)
+            before(given)
 
-
-_QUIET = _Quiet()
+    forwarder = Forwarder(open_stream)
+    threading.excepthook = handle
+    try:
+        yield forwarder
+    finally:
+        forwarder.close()
+        threading.excepthook = before
 
 
 def _copy(source: Stream | socket.socket, sink: Stream | socket.socket) -> None:

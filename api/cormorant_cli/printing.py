@@ -1,4 +1,4 @@
-"""What commands print of a cluster's objects: `-o table|wide|json|yaml|name`, and columns."""
+"""What several commands print: objects of a cluster (`-o json|yaml|name`), columns, counts and sizes."""
 
 import json
 import logging
@@ -12,13 +12,12 @@ import typer
 import yaml
 
 from cormorant_cli.cluster import Raw
-from cormorant_cli.jobs import name_of, strip
 
 RECENT_EPISODES = 100
 """Episodes that a fleet keeps returns and lengths of."""
 _SLOW_S = 3.0
-Output = Literal["table", "wide", "json", "yaml", "name"]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format; wide shows all columns.")]
+Output = Literal["table", "json", "yaml", "name"]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 
 
 @contextmanager
@@ -33,27 +32,18 @@ def told_when_slow(what: str, *, after_s: float = _SLOW_S) -> Iterator[None]:
         timer.cancel()
 
 
-def show_objects(found: Sequence[Raw], output: Output, *, is_list: bool) -> str:
-    """Objects in JSON, YAML or by name. `is_list`: wrap them in a List, also when it is one."""
+def show_objects(found: Sequence[Raw], output: Output) -> str:
+    """Jobs in JSON, YAML or by name, without the API server's bookkeeping; several as a List."""
     if output == "name":
-        return "\n".join(map(name_of, found))
-    bare = [strip(raw) for raw in found]
-    document = {"apiVersion": "v1", "kind": "List", "items": bare} if is_list else bare[0]
+        return "\n".join(f"collectorjob.cormorant.dev/{raw['metadata']['name']}" for raw in found)
+    bare = [
+        {**raw, "metadata": {key: value for key, value in raw["metadata"].items() if key != "managedFields"}}
+        for raw in found
+    ]
+    document = {"apiVersion": "v1", "kind": "List", "items": bare} if len(bare) > 1 else bare[0]
     if output == "json":
         return json.dumps(document, indent=2)
     return yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True).rstrip("\n")
-
-
-def show_table(table: Raw, *, is_wide: bool, has_namespaces: bool) -> str:
-    """A table of the API server as text: the columns that the CRD names, in its order."""
-    columns = table.get("columnDefinitions") or ()
-    shown = [index for index, column in enumerate(columns) if is_wide or not column.get("priority")]
-    header = [str(columns[index]["name"]).upper() for index in shown]
-    rows = []
-    for row in table.get("rows") or ():
-        cells = [_cell(row["cells"][index]) for index in shown]
-        rows.append(([row["object"]["metadata"].get("namespace", "")] if has_namespaces else []) + cells)
-    return columns_of([(["NAMESPACE"] if has_namespaces else []) + header, *rows])
 
 
 def columns_of(
@@ -89,14 +79,6 @@ def size_of(size_bytes: float) -> str:
 def counted(count: int, noun: str) -> str:
     """A count with its noun: "1 shard", "2,048 frames"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def _cell(value: object) -> str:
-    if value is None or value == "":
-        return "-"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ _LOUD = ("warning", "error", "critical")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RunPlan:
     job: str
     env: str
     """The environment and how many of it a worker steps, for people."""
@@ -109,7 +109,7 @@ class Display(Protocol):
     interval_s: float
     """Seconds between two calls of `progress` that are worth making."""
 
-    def begin(self, plan: Plan) -> None: ...
+    def begin(self, plan: RunPlan) -> None: ...
 
     def serving(self, serving: Serving) -> None:
         """The head answers requests. Called once, and only with `--serve`."""
@@ -160,7 +160,7 @@ class JsonDisplay:
 
     interval_s = 1.0
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: RunPlan) -> None:
         _echo_json("started", asdict(plan))
 
     def serving(self, serving: Serving) -> None:
@@ -191,7 +191,7 @@ class PlainDisplay:
     def __init__(self) -> None:
         self._last_wait = ""
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: RunPlan) -> None:
         typer.echo(_opening(plan))
         typer.echo(f"{_starting(plan)} ...")
 
@@ -235,7 +235,7 @@ class LiveDisplay:
         self._job = ""
         self._live = Live(console=self._console, refresh_per_second=8, transient=True, redirect_stdout=False)
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: RunPlan) -> None:
         """Show that workers are starting, which takes seconds."""
         self._job = plan.job
         self._console.print(Text(_opening(plan)))
@@ -333,7 +333,7 @@ def summary_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _opening(plan: Plan) -> str:
+def _opening(plan: RunPlan) -> str:
     frames = f"{plan.total_frames:,} frames" if plan.total_frames else "frames until Ctrl-C"
     target = f" into {plan.dataset}" if plan.dataset else ""
     workers = counted(plan.workers, "worker")
@@ -353,7 +353,7 @@ def _kind_of_wait(sentence: str) -> str:
     return sentence.partition(":")[0] + ("" if "yet" in sentence else "again") if sentence else ""
 
 
-def _starting(plan: Plan) -> str:
+def _starting(plan: RunPlan) -> str:
     return f"starting {counted(plan.workers, 'worker')}: importing PyTorch and the environments takes 5 to 30 s"
 
 

@@ -28,6 +28,8 @@ _COLUMNS: tuple[tuple[str, str, str, str, int], ...] = (
     ("EnvPool", "string", ".spec.env.envpool.taskId", "EnvPool's name of the environment", 1),
     ("Gymnasium", "string", ".spec.env.gymnasium.id", "gymnasium's name of the environment", 1),
     ("Restarts", "integer", ".status.headRestarts", "Heads replaced after a failure", 1),
+    ("Applied", "integer", ".status.weights.minAppliedVersion", "Oldest policy version that any worker uses", 1),
+    ("Last-Frame", "date", ".status.frames.lastProgressTime", "Time since the last frame was counted", 1),
 )
 
 

@@ -15,7 +15,7 @@ Engine = Literal["envpool", "gymnasium"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class EnvEntry:
     engine: Engine
     """The block of `spec.env` that it goes in."""
     id: str
@@ -42,7 +42,7 @@ def envs(
         typer.echo(json.dumps(asdict(entry)) if as_json else _line(entry))
 
 
-def matching(entries: Iterable[Entry], pattern: str) -> list[Entry]:
+def matching(entries: Iterable[EnvEntry], pattern: str) -> list[EnvEntry]:
     """The entries whose id holds the pattern, or matches it where it has wildcards."""
     wanted = pattern.lower()
     if not any(character in wanted for character in "*?["):
@@ -57,18 +57,18 @@ def _hint(pattern: str, ids: Sequence[str]) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else "; `cormorant envs` without a pattern lists all"
 
 
-def _known() -> list[Entry]:
+def _known() -> list[EnvEntry]:
     with installed("worker"):
         import gymnasium
 
         from cormorant_worker.envs.envpool import task_ids
     return [
-        *(Entry(engine="envpool", id=name) for name in task_ids()),
-        *(Entry(engine="gymnasium", id=name) for name in sorted(gymnasium.registry)),
+        *(EnvEntry(engine="envpool", id=name) for name in task_ids()),
+        *(EnvEntry(engine="gymnasium", id=name) for name in sorted(gymnasium.registry)),
     ]
 
 
-def _with_spaces(entries: Iterable[Entry]) -> Iterator[Entry]:
+def _with_spaces(entries: Iterable[EnvEntry]) -> Iterator[EnvEntry]:
     from cormorant_worker.envs.envpool import EnvPoolTask
     from cormorant_worker.envs.gymnasium_env import EnvFactory
     from cormorant_worker.errors import EnvError
@@ -83,12 +83,12 @@ def _with_spaces(entries: Iterable[Entry]) -> Iterator[Entry]:
                 observation, action = env.observation_space, env.action_space
                 env.close()
         except EnvError as error:
-            yield Entry(engine=entry.engine, id=entry.id, missing=str(error))
+            yield EnvEntry(engine=entry.engine, id=entry.id, missing=str(error))
         else:
-            yield Entry(engine=entry.engine, id=entry.id, observation=describe(observation), action=describe(action))
+            yield EnvEntry(engine=entry.engine, id=entry.id, observation=describe(observation), action=describe(action))
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: EnvEntry) -> str:
     name = f"{entry.engine:<9}  {entry.id}"
     if entry.missing:
         return f"{name}  missing: {' '.join(entry.missing.split())}"

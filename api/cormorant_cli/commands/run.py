@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cormorant_cli.errors import BadInput, CliError, CommandFailed
-from cormorant_cli.progress import Display, Plan, Rate, Serving, Snapshot, Summary, WorkerView, choose_display
+from cormorant_cli.progress import Display, Rate, RunPlan, Serving, Snapshot, Summary, WorkerView, choose_display
 from cormorant_contract.errors import ManifestError
 from cormorant_contract.job import CollectorJob
 from cormorant_manifest.reader import STDIN, load_jobs
@@ -382,12 +382,12 @@ class _Session:
         except ControlTimeout:
             return False  # no batch within a moment is nothing to report
 
-    def _plan(self, workers: int, replicas: int) -> Plan:
+    def _plan(self, workers: int, replicas: int) -> RunPlan:
         env = self._job.spec.env
         named = f"EnvPool {env.envpool.task_id}" if env.envpool else ""
         if env.gymnasium is not None:
             named = f"gymnasium {env.gymnasium.id or env.gymnasium.entrypoint}"
-        return Plan(
+        return RunPlan(
             job=self._job.metadata.name,
             env=f"{named}, {env.num_envs} per worker",
             workers=workers,

@@ -1,39 +1,102 @@
 """`cormorant status [--watch]`: a running job at a glance."""
 
+import json
+import sys
 import time
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cormorant_cli.connection import AsJson, Connection, with_connection
+from cormorant_cli.errors import CliError
 from cormorant_cli.printing import RECENT_EPISODES
 
 if TYPE_CHECKING:
-    from cormorant_contract.rest.status import Status
+    from cormorant_contract.rest.status import Status, Worker
+
+_RETRY_S = 2.0
+"""From a failure to the next connection."""
 
 
 @with_connection
 def status(
     connection: Connection,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every --interval seconds.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds.")] = 2.0,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", "-w", help="Refresh every --interval seconds; on a terminal also while a head restarts."
+        ),
+    ] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two refreshes.")] = 2.0,
+    workers: Annotated[bool, typer.Option("--workers", help="Also show every worker.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show phase, frames, versions, queue and consumers of a running job."""
+    if watch and sys.stdout.isatty() and not as_json:
+        _show_live(connection, interval, has_workers=workers)
+        return
     with connection.client("read") as client:
         while True:
-            found = client.status()
+            found, each = client.status(), client.workers().workers if workers else ()
             if as_json:
-                typer.echo(found.model_dump_json(indent=None if watch else 2))
+                document = found.model_dump(mode="json")
+                document |= {"workers": [worker.model_dump(mode="json") for worker in each]} if workers else {}
+                typer.echo(json.dumps(document, indent=None if watch else 2, ensure_ascii=False))
             else:
-                typer.echo("\n".join(map(printable, lines_of(found))))
+                typer.echo(_text(found, each) + ("\n" if watch else ""))
             if not watch:
                 return
-            if not as_json:
-                typer.echo("")
             time.sleep(interval)
+
+
+def _show_live(connection: Connection, interval_s: float, *, has_workers: bool) -> None:
+    # rich takes a while to load, and a pipe needs none of it.
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+        try:
+            for shown, error in follow(connection, interval_s, has_workers=has_workers):
+                # Text, so that brackets in what others wrote are no markup.
+                text = Text(shown, style="dim" if error else "")
+                live.update(text.append(f"\n{error}", style="yellow") if error else text, refresh=True)
+        except KeyboardInterrupt:
+            return  # the way to leave it
+
+
+def follow(connection: Connection, interval_s: float, *, has_workers: bool) -> Iterator[tuple[str, str]]:
+    """What a head says, again and again, over one connection as long as it holds; and why it does not answer now.
+
+    Raises:
+        CliError: there has been no answer yet: a wrong name or token is the user's to put right.
+    """
+    shown = ""
+    while True:
+        try:
+            with connection.client("read") as client:
+                while True:
+                    shown = _text(client.status(), client.workers().workers if has_workers else ())
+                    yield shown, ""
+                    time.sleep(interval_s)
+        except CliError as error:
+            if not shown:
+                raise
+            yield shown, printable(str(error))
+        # Another connection finds the next head, and reads the tokens again.
+        time.sleep(max(interval_s, _RETRY_S))
+
+
+def _text(found: "Status", workers: "Sequence[Worker]") -> str:
+    return "\n".join(map(printable, (*lines_of(found), *map(_worker_line, workers))))
+
+
+def _worker_line(worker: "Worker") -> str:
+    version = f"version {worker.version}, {worker.lag} behind" if worker.version >= 0 else "random actions"
+    attempt = f", attempt {worker.attempt}" if worker.attempt else ""
+    return f"  {worker.id:<10}{worker.phase}, {worker.frames:,} frames, {worker.per_second:,.0f}/s, {version}{attempt}"
 
 
 def printable(line: str) -> str:
@@ -60,6 +123,8 @@ def lines_of(found: "Status") -> Iterator[str]:
             f"({served.padding:.0%} padding), wait {served.wait_ms:.2f} ms, act {served.act_ms:.2f} ms, "
             f"busy {served.busy:.0%}"
         )
+    if found.restarts:
+        yield f"  restarts  {found.restarts:,}"
     state = f", {weights.update_state}" if weights.update_state else ""
     yield f"  weights   version {weights.version}{state}, oldest version in use {weights.min_applied_version}"
     behind = f", {queue.waiting - queue.filled} waiting for room" if queue.waiting > queue.filled else ""

@@ -151,12 +151,12 @@ def _submit(
 
 
 def _show(found: list[Raw], output: Output, *, words: list[str]) -> None:
-    if output in ("table", "wide"):
+    if output == "table":
         for raw, word in zip(found, words, strict=True):
             name = identity(raw) if "namespace" in raw["metadata"] else raw["metadata"]["name"]
             typer.echo(f"{name}: {word}")
         return
-    typer.echo(show_objects(found, output, is_list=len(found) > 1))
+    typer.echo(show_objects(found, output))
 
 
 def _wait_until_ready(cluster: Cluster, job: Raw, *, deadline: float, timeout_s: float) -> None:

@@ -15,7 +15,7 @@ from cormorant_manifest.reader import STDIN, load_jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CheckedFile:
     """What one file holds: jobs, or problems."""
 
     source: str
@@ -45,7 +45,7 @@ def validate(
         raise typer.Exit(2)
 
 
-def judge(file: str, *, imports: bool = False) -> Verdict:
+def judge(file: str, *, imports: bool = False) -> CheckedFile:
     """Read one file; never raises for what is in it."""
     try:
         jobs = tuple(load_jobs(file))
@@ -57,13 +57,13 @@ def judge(file: str, *, imports: bool = False) -> Verdict:
         ]
         found += [problem for job in jobs for problem in missing_entrypoints(job, folder=folder)] if imports else []
         if found:
-            return Verdict(source=file, problems=tuple(replace(problem, source=file) for problem in found))
-        return Verdict(source=file, jobs=jobs)
+            return CheckedFile(source=file, problems=tuple(replace(problem, source=file) for problem in found))
+        return CheckedFile(source=file, jobs=jobs)
     except ManifestError as error:
-        return Verdict(source=file, problems=error.problems)
+        return CheckedFile(source=file, problems=error.problems)
 
 
-def _print(verdict: Verdict) -> None:
+def _print(verdict: CheckedFile) -> None:
     for problem in verdict.problems:
         typer.echo(str(problem), err=True)
     name = "standard input" if verdict.source == STDIN else verdict.source
@@ -71,7 +71,7 @@ def _print(verdict: Verdict) -> None:
         typer.echo(f"{name}: {job.metadata.name}: ok")
 
 
-def _report(verdicts: list[Verdict]) -> dict[str, object]:
+def _report(verdicts: list[CheckedFile]) -> dict[str, object]:
     return {
         "valid": not any(verdict.problems for verdict in verdicts),
         "files": [

@@ -10,9 +10,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -102,9 +101,7 @@ def job(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> It
             submission = [str(made.write()), "--code", str(folder / "code"), "--wait", "--timeout", str(START_S)]
             made.good("submit", *submission)
             yield made
-            made.good("delete", made.name)
-            left = namespace("get", "pods,services,secrets,cm", "-o", "name").split()
-            assert left == ["configmap/kube-root-ca.crt"]
+            RealJob(namespace, made.name).delete()
         finally:
             operator.kill()
             operator.wait(timeout=10)
@@ -171,46 +168,26 @@ def test_push_to_a_paused_job_acts_after_resuming(job: Job) -> None:
     job.namespace.until(lambda: acting() == version, what="the workers apply it")
 
 
-def test_batches_come_through_the_api_server(job: Job) -> None:
-    lines = job.good("batches", "tail", "cart", "--count", "2").splitlines()
-    assert len(lines) == 2
-    assert "64 frames" in lines[0]
+def test_status_asks_the_head_and_goes_on_until_it_is_interrupted(job: Job) -> None:
+    lines = job.good("status", "cart", "--workers").splitlines()
+    assert lines[0] == "cart: Running"
+    assert lines[-1].split()[:2] == ["cpu-0", "stepping,"]
+    with Terminal("status", "cart", "--watch", "--interval", "0.5", "-n", job.namespace.name) as watch:
+        watch.read_until(lambda seen: len(set(re.findall(r"frames    ([\d,]+)", seen))) >= 4)
+        assert watch.interrupt() == 0
+    assert "Traceback" not in watch.seen
 
 
-def test_top_asks_the_head_and_goes_on_until_it_is_interrupted(job: Job) -> None:
-    _, row, worker = job.good("top", "cart", "--workers").splitlines()
-    assert row.split()[:2] == ["cart", "Running"]
-    assert worker.split()[:2] == ["cpu-0", "stepping"]
-    assert "AS OF" in job.good("top"), "the list needs no head"
-    with Terminal("top", "cart", "--interval", "0.5", "-n", job.namespace.name) as top:
-        top.read_until(lambda seen: len(set(re.findall(r"cart\s+Running\s+[\d,]+\s+([\d,]+)", seen))) >= 4)
-        assert top.interrupt() == 0
-    assert "Traceback" not in top.seen
-
-
-def test_logs_are_told_apart(job: Job) -> None:
-    assert "head_ready" in job.good("logs", "cart")
-    assert job.good("logs", "cart", "--worker", "cpu-0", "--tail", "1").count("\n") == 1
-    together = job.good("logs", "cart", "--all").splitlines()
-    assert {line.partition(" | ")[0] for line in together} == {"head", "cpu-0"}
-    assert "no earlier pod" in job("logs", "cart", "--previous")[2]
-
-
-def test_follower_goes_on_with_the_next_head(job: Job) -> None:
-    command = [sys.executable, "-m", "cormorant_cli", "logs", "cart", "-f", "--tail", "1", "-n", job.namespace.name]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    watchdog = threading.Timer(START_S, process.kill)
-    watchdog.start()
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()  # it follows
-        job.namespace("delete", "pod", "cart-head-1", "--wait=false")
-        events = [json.loads(line)["event"] for line in until_ready(process.stdout) if line.startswith("{")]
-    finally:
-        watchdog.cancel()
-        process.kill()
-        process.communicate()
-    assert events.index("head_ended") < events.index("head_ready")
+def test_logs_are_selected_by_label(job: Job) -> None:
+    mine = "cormorant.dev/collectorjob=cart"
+    assert "head_ready" in job.namespace("logs", "-l", f"{mine},cormorant.dev/role=head", "--tail=-1")
+    worker = f"{mine},cormorant.dev/group=cpu,cormorant.dev/index=0"
+    assert job.namespace("logs", "-l", worker, "--tail=1").count("\n") == 1
+    together = job.namespace("logs", "-l", mine, "--prefix", "--tail=-1").splitlines()
+    assert {line.partition("-")[0] + line.partition("-")[2][:4] for line in together} == {
+        "[pod/carthead",
+        "[pod/cartcpu-",
+    }
 
 
 def test_resume_of_a_job_whose_head_hangs_ends_in_time(job: Job) -> None:
@@ -228,10 +205,3 @@ def test_resume_of_a_job_whose_head_hangs_ends_in_time(job: Job) -> None:
     assert "resumed in its spec, but its workers could not be checked: " in err
     # One request without an answer has 30 s elsewhere.
     assert took_s < 25
-
-
-def until_ready(lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        yield line
-        if '"head_ready"' in line:
-            return

@@ -76,9 +76,8 @@ def test_table_of_a_cluster_is_that_of_a_laptop(installed: Installation, volume:
         job.until(lambda: job.condition("Completed"), what="the job is complete")
         frames = job.status["frames"]
         assert (frames["collected"], frames["target"]) == (TOTAL, TOTAL)
-        assert f"episodes  {TOTAL:,} of {TOTAL:,} (100%)" in installed.shell(f"cormorant describe {job.name}")
-        row = installed.shell(f"cormorant get {job.name}").splitlines()[1].split()
-        assert row[3:5] == [str(TOTAL)] * 2
+        row = installed.jobs("get", "collectorjob", job.name).splitlines()[1].split()
+        assert row[2:4] == [str(TOTAL)] * 2
     note(f"applied to complete: {time.monotonic() - began:.1f} s; killed after {played} of {TOTAL} episodes")
     assert header.split()[:3] == ["CHECKPOINT", "EPISODES", "RETURN"]
     assert lines[0].split()[0] == f"file:///data/{CHECKPOINTS[0]}"

@@ -210,7 +210,7 @@ def test_blocked_head_says_why_everywhere(scene: Scene, installed: Installation)
         words = message[message.index("/var/lib/cormorant") :]
         header, row = job.namespace("get", "collectorjob", job.name).splitlines()
         assert row[header.index("REASON") :].split()[0] == "HeadBlocked"
-        assert words in " ".join(installed.shell(f"cormorant describe {job.name}").split())
+        assert words in " ".join(job.namespace("describe", "collectorjob", job.name).split())
         doctor = installed.shell(f"cormorant doctor {job.name} || true")
         assert words in " ".join(doctor.split())
         assert words in job.namespace("get", "events", "-o", "json")

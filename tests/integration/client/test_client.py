@@ -419,42 +419,27 @@ def test_pause_state_and_status_by_command(command: Any, tmp_path: Path) -> None
     assert '"phase":"Running"' in command("status", "--json")[1].replace(" ", "")
 
 
-def test_top_by_command(command: Any, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, _ = command("top", "--workers")
-    heading, job, worker = out.splitlines()
-    assert (code, heading.split()[:3], job.split()[0], worker.split()[0]) == (
-        0, ["JOB", "PHASE", "FRAMES/S"], "counting", "cpu-0"
-    )  # fmt: skip
-    code, out, _ = command("top", "--url", served.server.url, "--url", "ftp://gone")
-    assert code == 0, "one answers"
-    assert [line.split()[1] for line in out.splitlines()[1:]] == ["Running", "Unreachable", "jobs"]
-    monkeypatch.setenv("CORMORANT_TOKEN", "x" * 43)
-    code, out, err = command("top", "--once")
-    assert (code, "invalid token for this job" in out, "no job answered" in err) == (1, True, True)
-    assert len(json.loads(command("top", "--json")[1])["jobs"]) == 1
+def test_status_shows_every_worker_by_command(command: Any) -> None:
+    code, out, _ = command("status", "--workers")
+    lines = out.splitlines()
+    assert (code, lines[0], lines[-1].split()[0]) == (0, "counting: Running", "cpu-0")
+    (worker,) = json.loads(command("status", "--workers", "--json")[1])["workers"]
+    assert worker["id"] == "cpu-0"
 
 
 @pytest.mark.slow
-def test_top_is_live_on_a_terminal_until_it_is_interrupted(command: Any, served: Served) -> None:
+def test_status_is_live_on_a_terminal_until_it_is_interrupted(command: Any, served: Served) -> None:
     def take() -> None:
         """Take batches, or the count of frames no longer grows."""
         batch = served.data.get("/v1/batches/next?wait=0.1")
         if batch.status == 200:
             served.data.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
 
-    with Terminal("top", "--interval", "0.2") as top:
-        top.read_until(
-            lambda seen: len(set(re.findall(r"counting\s+Running\s+[\d,]+\s+([\d,]+)", seen))) >= 3, meanwhile=take
-        )
-        assert top.interrupt() == 0
-    assert top.seen.rstrip().endswith("\x1b[?25h\x1b[?1049l"), "the terminal is as it was"
-    assert "Traceback" not in top.seen
-
-
-def test_batches_by_command(command: Any) -> None:
-    code, out, _ = command("batches", "tail", "--count", "2")
-    assert code == 0
-    assert [line.split()[1] for line in out.splitlines()] == ["30", "30"]
+    with Terminal("status", "--watch", "--interval", "0.2") as watch:
+        watch.read_until(lambda seen: len(set(re.findall(r"frames    ([\d,]+)", seen))) >= 3, meanwhile=take)
+        assert watch.interrupt() == 0
+    assert watch.seen.rstrip().endswith("\x1b[?25h\x1b[?1049l"), "the terminal is as it was"
+    assert "Traceback" not in watch.seen
 
 
 def test_bad_tokens_by_command(command: Any) -> None:

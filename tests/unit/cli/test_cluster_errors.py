@@ -55,18 +55,18 @@ def test_refusals_are_sentences(
 ) -> None:
     with scripted(lambda _heard: said) as server:
         monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path, server.url, token="t"))
-        assert run(["get"]) == code
+        assert run(["status", "pong"]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line
 
 
 def test_token_and_namespace_of_the_context_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = {"columnDefinitions": [{"name": "Name"}], "rows": [{"cells": ["pong"], "object": {"metadata": {}}}]}
-    with scripted(lambda _heard: Say(200, json.dumps(table).encode())) as server:
+    job = {"metadata": {"name": "pong", "namespace": "rl"}}
+    with scripted(lambda _heard: Say(200, json.dumps(job).encode())) as server:
         monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path, server.url, token="secret"))
-        assert run(["get"]) == 0
+        assert run(["pause", "pong", "--wait", "0"]) == 0
         (heard,) = server.heard
-    assert heard.path == "/apis/cormorant.dev/v1alpha1/namespaces/rl/collectorjobs"
+    assert heard.path.partition("?")[0] == "/apis/cormorant.dev/v1alpha1/namespaces/rl/collectorjobs/pong"
     assert heard.headers["authorization"] == "Bearer secret"
 
 
@@ -76,7 +76,7 @@ def test_server_that_is_not_there_is_a_sentence(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
-    assert run(["get"]) == 1
+    assert run(["status", "pong"]) == 1
     said = capsys.readouterr().err
     assert f"127.0.0.1:{port} of context here does not answer" in said
     assert "refused" in said
@@ -90,5 +90,5 @@ def test_kubeconfig_that_is_none_is_a_sentence(
     path = tmp_path / "config"
     path.write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(path))
-    assert run(["get"]) == 2
+    assert run(["status", "pong"]) == 2
     assert "kubeconfig" in capsys.readouterr().err

@@ -44,7 +44,6 @@ def test_job_is_meant_where_only_the_environment_names_a_head(monkeypatch: pytes
         ["weights", "list"],
         ["weights", "push", "f"],
         ["state", "save", "f"],
-        ["batches", "tail"],
     ],
 )
 def test_every_command_takes_a_job_or_a_url(

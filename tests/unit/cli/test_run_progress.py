@@ -12,8 +12,8 @@ from cormorant_cli.progress import (
     JsonDisplay,
     LiveDisplay,
     PlainDisplay,
-    Plan,
     Rate,
+    RunPlan,
     Serving,
     Snapshot,
     Summary,
@@ -21,7 +21,7 @@ from cormorant_cli.progress import (
     summary_lines,
 )
 
-PLAN = Plan(
+PLAN = RunPlan(
     job="pong", env="EnvPool Pong-v5, 64 per worker", workers=2, replicas=2, total_frames=200_000, dataset="data/pong"
 )
 WORKER = WorkerView(name="cpu-0", phase="stepping", attempt=0, frames=20_000, version=3, env_restarts=0)

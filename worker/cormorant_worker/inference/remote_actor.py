@@ -279,6 +279,6 @@ class RemoteActor:
 
 def _unavailable(what: str) -> InferenceUnavailable:
     return InferenceUnavailable(
-        f"{what} within {_LONGEST_WAIT_S:.0f} s; look at the inference servers in `cormorant describe`, and at "
+        f"{what} within {_LONGEST_WAIT_S:.0f} s; look at the inference servers in `kubectl describe cjob`, and at "
         "their logs"
     )

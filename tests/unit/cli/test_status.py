@@ -1,0 +1,141 @@
+"""`cormorant status`: lines for a person, and a watch that outlives a head."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+
+from cormorant_cli.commands import status as command
+from cormorant_cli.commands.status import follow, lines_of
+from cormorant_cli.connection import Connection
+from cormorant_cli.errors import HeadAway, NoHead
+from cormorant_contract.rest.status import (
+    Condition,
+    EpisodeReport,
+    FrameCounts,
+    GroupReport,
+    InferenceReport,
+    QueueReport,
+    Status,
+    WeightsReport,
+    Worker,
+    Workers,
+)
+
+WORKER = Worker(
+    id="cpu-0", group="cpu", ready=True, phase="stepping", attempt=1, version=6, lag=1, frames=900, per_second=80.0,
+    env_restarts=0, pid=1,
+)  # fmt: skip
+
+
+def status(job: str = "pong", **changes: object) -> Status:
+    queue = QueueReport(capacity=4, waiting=1, ready=1, lent=0, acked=0, redelivered=0, ended=False)
+    known: dict[str, object] = {
+        "job": job,
+        "namespace": "default",
+        "epoch": "e",
+        "phase": "Running",
+        "conditions": (),
+        "frames": FrameCounts(
+            collected=12_345, target=100_000, per_second=1234.4, stepped=12_400, delivered=0, dropped={}
+        ),
+        "episodes": EpisodeReport(count=3, mean_return=-20.5, mean_length=900.0),
+        "weights": WeightsReport(version=7, min_applied_version=6),
+        "groups": (GroupReport(name="cpu", desired=3, ready=2), GroupReport(name="gpu", desired=1, ready=1)),
+        "restarts": 2,
+        "pause_state": "running",
+        "pauses": (),
+        "queue": queue,
+        "consumers": (),
+        "data_port": 0,
+        "listeners": 0,
+        "listeners_dropped": 0,
+        "started_at": datetime.now(UTC),
+    }
+    return Status.model_validate(known | changes)
+
+
+def test_status_says_what_is_waited_for_and_what_fills_the_queue() -> None:
+    sentence = "waiting for a learner: no consumer has asked for batches yet"
+    found = status(
+        conditions=(
+            Condition(type="Ready", status="True", reason="EnoughWorkers", message="2 of 2 workers are ready"),
+            Condition(type="Progressing", status="False", reason="WaitingForConsumer", message=sentence),
+            Condition(type="Paused", status="False", reason="NotPaused", message="the job is not paused"),
+        ),
+        queue=QueueReport(capacity=4, waiting=6, ready=1, lent=2, acked=0, redelivered=0, ended=False),
+    )
+    lines = list(lines_of(found))
+    assert "  queue     4 of 4, 2 waiting for room, 1 returned, 2 with learners" in lines
+    assert "  episodes  3, mean return -20.50 over the last 3" in lines
+    assert lines[-2:] == ["  Ready: 2 of 2 workers are ready", f"  Progressing: {sentence}"]
+
+
+def test_status_says_what_servers_do_and_how_policies_are_called() -> None:
+    call = "layers: 33 us an act, 1.55 times as fast as eager; tried for 0.4 s"
+    groups = (
+        GroupReport(name="cpu", desired=2, ready=2),
+        GroupReport(name="act", desired=1, ready=1, policy_call=call),
+    )
+    served = InferenceReport(
+        rows_per_second=12_345.6, rows_per_act=48.25, padding=0.25, wait_ms=0.4, act_ms=1.25, busy=0.5
+    )
+    lines = list(lines_of(status(groups=groups, inference={"act": served})))
+    assert lines[2:6] == [
+        "  workers   cpu: 2 of 2 ready",
+        "  workers   act: 1 of 1 ready",
+        f"  policy    act: {call}",
+        "  servers   act: 12,346 rows/s, 48.2 rows an act (25% padding), wait 0.40 ms, act 1.25 ms, busy 50%",
+    ]
+
+
+class SaidHeads:
+    """Heads that answer once each and fall silent; None: there is no head at the moment."""
+
+    def __init__(self, *answers: Status | None) -> None:
+        self._answers = list(answers)
+
+    @contextmanager
+    def client(self, _role: str) -> Iterator[Any]:
+        answer = self._answers.pop(0)
+        if answer is None:
+            raise NoHead("there is no head")
+        yield SaidHead(answer)
+
+
+class SaidHead:
+    def __init__(self, answer: Status) -> None:
+        self._answers = [answer]
+
+    def status(self) -> Status:
+        if not self._answers:
+            raise HeadAway("the head does not answer")
+        return self._answers.pop()
+
+    def workers(self) -> Workers:
+        return Workers(workers=(WORKER,))
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[tuple[str, str]]]:
+    monkeypatch.setattr(command, "_RETRY_S", 0.0)
+    return lambda *answers: follow(cast(Connection, SaidHeads(*answers)), 0.0, has_workers=True)
+
+
+def test_watch_goes_on_with_the_next_head(watch: Callable[..., Iterator[tuple[str, str]]]) -> None:
+    seen = watch(status("pong"), None, status("pong", phase="Paused"))
+    first, error = next(seen)
+    assert (first.splitlines()[0], error) == ("pong: Running", "")
+    assert "  restarts  2" in first.splitlines()
+    assert first.splitlines()[-1] == "  cpu-0     stepping, 900 frames, 80/s, version 6, 1 behind, attempt 1"
+    assert next(seen) == (first, "the head does not answer")
+    assert next(seen) == (first, "there is no head")
+    last, error = next(seen)
+    assert (last.splitlines()[0], error) == ("pong: Paused", "")
+
+
+def test_watch_without_a_first_answer_is_an_error(watch: Callable[..., Iterator[tuple[str, str]]]) -> None:
+    with pytest.raises(NoHead, match="there is no head"):
+        next(watch(None))
