@@ -310,7 +310,6 @@ class Head:
         running = self._running
         if running is not None:
             if event.kind == "applied":
-                self.traces.applied(event.worker, event.version)
                 running.updates.acknowledged(event.worker, event.version)
             elif event.kind == "refused":
                 running.updates.refused(event.worker, event.version, event.reason)

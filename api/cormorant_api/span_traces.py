@@ -7,17 +7,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from cormorant_api.errors import HeadError
-from cormorant_api.traces import Traces
+from cormorant_api.tracing import Traces
 from cormorant_contract.rest.updates import FINAL_STATES, Update
 from cormorant_worker.fleet.bookkeeping.batch_queue import Loan
 
@@ -27,8 +28,8 @@ _PROTOCOLS = {"http/protobuf": "http", "grpc": "grpc"}
 ROUNDS_A_SECOND = 10
 """Traced rounds; others are counted in the attribute `cormorant.rounds_untraced` of the next one. A round costs about
 0.5 ms of the head's time."""
-_MOST_OPEN = 256
-"""Traces that have not ended, of each kind; the oldest ends first."""
+_MOST = 256
+"""Publishes and rounds that are remembered; the trace of the oldest ends first."""
 _CLOSE_S = 3.0
 
 
@@ -54,22 +55,19 @@ def make_exporter(name: str) -> SpanExporter:
     )
 
 
-class _OpenRound:
-    __slots__ = ("consumer", "lent_at", "root", "sent_at")
-
-    def __init__(self, root: Span) -> None:
-        self.root = root
-        self.consumer = ""
-        self.lent_at = self.sent_at = 0.0
+@dataclass(slots=True)
+class _Publish:
+    root: Span
+    began: float
+    staged: float
 
 
-class _OpenPublish:
-    __slots__ = ("at", "is_distributed", "root", "workers")
-
-    def __init__(self, root: Span, at: float) -> None:
-        self.root, self.at = root, at
-        self.is_distributed = False
-        self.workers: set[str] = set()
+@dataclass(slots=True)
+class _Round:
+    root: Span
+    consumer: str = ""
+    lent_at: float = 0.0
+    sent_at: float = 0.0
 
 
 class SpanTraces(Traces):
@@ -85,21 +83,17 @@ class SpanTraces(Traces):
         self._tracer = self._provider.get_tracer("cormorant")
         self._propagator = TraceContextTextMapPropagator()
         self._lock = threading.Lock()
-        """Guards everything below."""
-        self._publishes: OrderedDict[int, _OpenPublish] = OrderedDict()
-        self._contexts: OrderedDict[int, SpanContext] = OrderedDict()
-        """The traces of the newest publishes, by version."""
-        self._rounds: OrderedDict[int, _OpenRound] = OrderedDict()
-        self._tokens, self._filled_at, self._untraced = float(ROUNDS_A_SECOND), time.monotonic(), 0
+        """Guards what follows."""
+        self._publishes: OrderedDict[int, _Publish] = OrderedDict()
+        """By version; also those that have ended, because rounds link to them."""
+        self._rounds: OrderedDict[int, _Round] = OrderedDict()
+        self._second = self._traced = self._untraced = 0
+        """The second of the newest round, the rounds traced in it, and those not traced since the last one that was."""
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
 
     # -- publishes ---------------------------------------------------------------------------------------------
 
-    def staged(
-        self, version: int, headers: Mapping[str, str], *, received: float, receive_ms: float, verify_ms: float
-    ) -> None:
-        now = time.monotonic()
-        began, verified = received - receive_ms / 1000, min(now, received + verify_ms / 1000)
+    def staged(self, version: int, headers: Mapping[str, str], *, began: float) -> None:
         root = self._tracer.start_span(
             "publish",
             context=self._propagator.extract(dict(headers)),
@@ -107,69 +101,52 @@ class SpanTraces(Traces):
             start_time=self._ns(began),
             attributes={"cormorant.version": version},
         )
-        self._span("receive", root, began, received)
-        self._span("verify", root, received, verified)
-        self._span("store", root, verified, now)
-        with self._lock:
-            self._publishes[version] = _OpenPublish(root, now)
-            self._contexts[version] = root.get_span_context()
-            old = self._publishes.popitem(last=False)[1] if len(self._publishes) > _MOST_OPEN else None
-            while len(self._contexts) > _MOST_OPEN:
-                self._contexts.popitem(last=False)
-        if old is not None:
-            old.root.end()
-
-    def distributed(self, version: int) -> None:
-        with self._lock:
-            found = self._publishes.get(version)
-            if found is not None:
-                found.is_distributed = True
-        if found is not None:
-            self._span("distribute", found.root, found.at, time.monotonic())
-
-    def applied(self, worker: str, version: int) -> None:
-        with self._lock:
-            # A worker that acts with a version has passed or skipped the older ones.
-            found = [p for v, p in self._publishes.items() if v <= version and worker not in p.workers]
-            for publish in found:
-                publish.workers.add(worker)
-        now = time.monotonic()
-        for publish in found:
-            self._span("apply", publish.root, publish.at, now, {"cormorant.worker": worker})
+        self._remember(self._publishes, version, _Publish(root, began, staged=time.monotonic()))
 
     def update_ended(self, update: Update) -> None:
-        if update.state not in FINAL_STATES:
-            return
+        """Write all spans of a publish, from the times in its update."""
         with self._lock:
-            found = self._publishes.pop(update.version, None)
-        if found is not None:
-            if found.workers and not found.is_distributed:  # they were faster than the thread that reports it
-                self._span("distribute", found.root, found.at, time.monotonic())
-            self._end_publish(found, update.state, update.error)
-
-    def _end_publish(self, publish: _OpenPublish, state: str, error: str) -> None:
-        publish.root.set_attributes({"cormorant.state": state, "cormorant.workers": len(publish.workers)})
-        if error:
-            publish.root.set_status(StatusCode.ERROR, error)
-        publish.root.end()
+            publish = self._publishes.get(update.version)
+        if publish is None or update.state not in FINAL_STATES or not publish.root.is_recording():
+            return
+        root, staged, timings = publish.root, publish.staged, update.timings
+        received = publish.began + timings.receive_ms / 1000
+        verified = min(staged, received + timings.verify_ms / 1000)
+        self._span("receive", root, publish.began, received)
+        self._span("verify", root, received, verified)
+        self._span("store", root, verified, staged)
+        self._span("distribute", root, staged, staged + timings.distribute_ms / 1000)
+        applied = [receipt for receipt in update.receipts if receipt.state == "applied"]
+        for receipt in applied:
+            at = received + (receipt.latency_ms or 0.0) / 1000
+            self._span("apply", root, staged, at, {"cormorant.worker": receipt.worker})
+        root.set_attributes({"cormorant.state": update.state, "cormorant.workers": len(applied)})
+        if update.error:
+            root.set_status(StatusCode.ERROR, update.error)
+        root.end()
 
     # -- rounds ------------------------------------------------------------------------------------------------
 
     def added(self, number: int, loan: Loan) -> None:
-        if not (untraced := self._take_token()):
-            return
         now = time.monotonic()
         with self._lock:
-            acted = self._contexts.get(loan.max_version)
+            if int(now) != self._second:
+                self._second, self._traced = int(now), 0
+            if self._traced >= ROUNDS_A_SECOND:
+                self._untraced += 1
+                return
+            self._traced += 1
+            untraced, self._untraced = self._untraced, 0
+            acted = self._publishes.get(loan.max_version)
         root = self._tracer.start_span(
             "round",
             start_time=self._ns(min(part.handed_at for part in loan.parts)),
-            links=[Link(acted)] if acted is not None else [],
+            links=[Link(acted.root.get_span_context())] if acted is not None else [],
             attributes={
                 "cormorant.frames": loan.num_frames,
                 "cormorant.min_version": loan.min_version,
                 "cormorant.max_version": loan.max_version,
-                "cormorant.rounds_untraced": untraced - 1,
+                "cormorant.rounds_untraced": untraced,
             },
         )
         if root.is_recording():
@@ -179,11 +156,7 @@ class SpanTraces(Traces):
                 self._span("collect", ticket, part.sealed_at - part.collect_s, part.sealed_at, who)
             self._span("seal", root, max(part.sealed_at for part in loan.parts), loan.accepted_at)
             self._span("queue", root, loan.accepted_at, now)
-        with self._lock:
-            self._rounds[number] = _OpenRound(root)
-            old = self._rounds.popitem(last=False)[1] if len(self._rounds) > _MOST_OPEN else None
-        if old is not None:
-            old.root.end()
+        self._remember(self._rounds, number, _Round(root))
 
     def lent(self, number: int, consumer: str) -> None:
         with self._lock:
@@ -221,33 +194,26 @@ class SpanTraces(Traces):
             self._propagator.inject(headers, set_span_in_context(found.root))
         return headers
 
-    def _take_token(self) -> int:
-        """1 + the rounds that were not traced since the last one that was; 0: this one is not."""
-        with self._lock:
-            now = time.monotonic()
-            self._tokens = min(ROUNDS_A_SECOND, self._tokens + (now - self._filled_at) * ROUNDS_A_SECOND)
-            self._filled_at = now
-            if self._tokens < 1:
-                self._untraced += 1
-                return 0
-            self._tokens -= 1
-            untraced, self._untraced = self._untraced, 0
-            return untraced + 1
-
     # -- both --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         with self._lock:
-            left = [*(p.root for p in self._publishes.values()), *(r.root for r in self._rounds.values())]
-            self._publishes.clear()
-            self._rounds.clear()
-        for root in left:
-            root.end()
+            roots = [*(p.root for p in self._publishes.values()), *(r.root for r in self._rounds.values())]
+        for root in roots:
+            if root.is_recording():
+                root.end()
         # An exporter without a collector retries for longer than a head may take to end.
         with suppress(RuntimeError):
             closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
             closing.start()
             closing.join(_CLOSE_S)
+
+    def _remember(self, kind: OrderedDict[int, Any], number: int, trace: _Publish | _Round) -> None:
+        with self._lock:
+            kind[number] = trace
+            old = kind.popitem(last=False)[1] if len(kind) > _MOST else None
+        if old is not None and old.root.is_recording():
+            old.root.end()
 
     def _span(
         self, name: str, parent: Span, began: float, ended: float, attributes: Mapping[str, Any] | None = None

@@ -22,21 +22,16 @@ from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError, StoreError
 from cormorant_api.http.conditions import check_preconditions, names_etag
 from cormorant_api.http.uploads import parse_body, refusal_of
-from cormorant_api.traces import Traces
+from cormorant_api.tracing import Traces
 from cormorant_api.weights.patch import merge
 from cormorant_api.weights.specs import check_specs
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, digest_of
-from cormorant_api.weights.updates import PublishRecord, UpdateTracker, historic_update, update_id
+from cormorant_api.weights.updates import UpdateTracker, update_id
 from cormorant_contract.rest.base import VERSION_MAX
 from cormorant_contract.rest.headers import make_etag
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.rest.updates import ModelUpdate, Update
-from cormorant_contract.tensor_file import (
-    TensorEntry,
-    TensorFile,
-    make_header,
-    parse_header,
-)
+from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateState, UpdateTimings, WorkerCounts
+from cormorant_contract.tensor_file import TensorEntry, make_header, parse_header
 from cormorant_worker.errors import CormorantError, MalformedWeights
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.weights.blob import WeightsBlob
@@ -102,10 +97,10 @@ class Publisher:
 
     def update(self, version: int) -> Update | None:
         """The update of a version; only its metadata if an earlier head published it."""
-        found = self.tracker.find(version)
-        if found is None and (stored := self.store.version(version)) is not None:
-            found = _historic(stored)
-        return found
+        if (tracked := self.tracker.find(version)) is not None:
+            return tracked
+        stored = self.store.version(version)
+        return None if stored is None else _describe(stored, size_bytes=_size_of(stored), state="superseded")
 
     # -- publishing --------------------------------------------------------------------------------------------
 
@@ -117,7 +112,7 @@ class Publisher:
             CormorantError: the fleet refused it; nothing was published.
         """
         began = time.monotonic()
-        parsed = self._verified(upload.blob, wanted.model)
+        self._verify(upload.blob, wanted.model)
         if not (wanted.allows_nonfinite or self._fleet.job.spec.policy.allow_nonfinite):
             upload.blob.check_finite()
         verify_ms = (time.monotonic() - began) * 1000
@@ -127,7 +122,7 @@ class Publisher:
                 return update, False
             check_preconditions(wanted.headers, self._current_etag(wanted.model))
             number = self._number(wanted.version, current)
-            update = self._hand_over(upload, parsed, number, wanted, verify_ms)
+            update = self._hand_over(upload, number, wanted, verify_ms)
         return (self.update(number) or update) if not self._kept(number) else update, True
 
     def patch(self, upload: Upload, wanted: Wanted) -> tuple[Update, bool]:
@@ -136,7 +131,7 @@ class Publisher:
         Raises:
             ApiError, CormorantError: as `publish`; 409, the base does not match or is not retained.
         """
-        self._verified(upload.blob, wanted.model, is_partial=True)
+        self._verify(upload.blob, wanted.model, is_partial=True)
         acting = self._fleet.version
         if acting > self.store.newest:
             raise ApiError(
@@ -226,12 +221,12 @@ class Publisher:
             blob = WeightsBlob.joined(newest.buffers)
         else:
             model, blob = ALL_MODELS, _joined(current)
-        parsed = self._verified(blob, model)
+        self._verify(blob, model)
         blob.statistics = stored.statistics
         if stored.statistics is not None and self._fleet.statistics is not None:
             self._fleet.statistics.inherit(stored.statistics)
         upload = Upload(blob=blob, digest=stored.digest, received=time.monotonic())
-        self._distribute(upload, stored, len(parsed.tensors), 0.0)
+        self._distribute(upload, stored)
         log.info("weights_restored", version=stored.version, models=sorted(self.store.current()))
 
     def adopt(self, blob: WeightsBlob, version: int, *, author: str) -> None:
@@ -239,7 +234,7 @@ class Publisher:
         upload = Upload(blob=blob, digest=digest_of([blob.buffer]), received=time.monotonic())
         with self._publishing:
             if version > self.store.newest:
-                self._verified(blob, ALL_MODELS)
+                self._verify(blob, ALL_MODELS)
                 self._put(self._stored(upload, version, ALL_MODELS, author))
         self._kept(version)
 
@@ -269,26 +264,22 @@ class Publisher:
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def _verified(self, blob: WeightsBlob, model: str, *, is_partial: bool = False) -> TensorFile:
+    def _verify(self, blob: WeightsBlob, model: str, *, is_partial: bool = False) -> None:
         specs = self._fleet.specs
-        parsed = parse_body(blob.buffer)
+        header = parse_body(blob.buffer)
         # Unprefixed tensor names in a publish of several models.
         default = next(iter(specs)) if len(specs) == 1 else "policy"
         try:
-            blob.check(default_model=model or default, header=parsed)
+            blob.check(default_model=model or default, header=header)
         except MalformedWeights as error:
             raise refusal_of(error) from error
         check_specs(blob.tensors, specs, only=model, is_partial=is_partial)
-        return parsed
 
     def _earlier(self, upload: Upload, wanted: Wanted) -> Update | None:
         """The update of an identical earlier request, so that a retry changes nothing even if its bytes expired."""
-        if wanted.version is None:
-            return None
-        known = self.store.version(wanted.version) or self.tracker.published_as(wanted.version)
-        if known is None or known.digest != upload.digest or wanted.model not in (ALL_MODELS, *known.models):
-            return None
-        return self.update(wanted.version)
+        known = None if wanted.version is None else self.update(wanted.version)
+        is_same = known is not None and known.digest == upload.digest and wanted.model in (ALL_MODELS, *known.models)
+        return known if is_same else None
 
     @contextmanager
     def _turn(self, size_bytes: int) -> Iterator[None]:
@@ -396,7 +387,7 @@ class Publisher:
             )
         return number
 
-    def _hand_over(self, upload: Upload, parsed: TensorFile, number: int, wanted: Wanted, verify_ms: float) -> Update:
+    def _hand_over(self, upload: Upload, number: int, wanted: Wanted, verify_ms: float) -> Update:
         if self._fleet.statistics is not None and upload.blob.statistics is None:
             upload.blob.statistics = self._fleet.statistics.current
         try:
@@ -404,12 +395,9 @@ class Publisher:
         except StoreError as error:
             log.exception("weights_not_kept", version=number)
             raise ApiError(ProblemType.STORE_FAILED, f"{error}; nothing was published", retry_after_s=5) from error
-        self._traces.staged(
-            number, wanted.headers, received=upload.received, receive_ms=upload.receive_ms, verify_ms=verify_ms
-        )
+        self._traces.staged(number, wanted.headers, began=upload.received - upload.receive_ms / 1000)
         try:
-            update = self._distribute(upload, stored, len(parsed.tensors), verify_ms)
-            self._traces.distributed(number)
+            update = self._distribute(upload, stored, verify_ms)
         except BaseException:
             self._forget(number)
             raise
@@ -423,34 +411,19 @@ class Publisher:
         )
         return update
 
-    def _distribute(self, upload: Upload, stored: StoredVersion, tensors: int, verify_ms: float) -> Update:
+    def _distribute(self, upload: Upload, stored: StoredVersion, verify_ms: float = 0.0) -> Update:
         number = stored.version
-        self.tracker.stage(
-            PublishRecord(
-                version=number,
-                digest=stored.digest,
-                size_bytes=len(upload.blob.buffer),
-                models=_models_of(stored),
-                received=upload.received,
-                receive_ms=upload.receive_ms,
-                verify_ms=verify_ms,
-            )
-        )
+        timings = UpdateTimings(receive_ms=upload.receive_ms, verify_ms=verify_ms)
+        staged = _describe(stored, size_bytes=upload.blob.size_bytes, state="staged", timings=timings)
+        self.tracker.stage(staged.model_copy(update={"staged_at": datetime.now(UTC)}), received=upload.received)
         began = time.monotonic()
         try:
             receipt = self._fleet.publish(upload.blob, version=number, allow_nonfinite=True)  # checked, or kept
         except CormorantError:
             self.tracker.withdraw(number)
             raise
-        self._events.add("published", version=number, update_id=update_id(number))
-        taken_ms = (time.monotonic() - began) * 1000
-        self.tracker.hand_over(
-            number,
-            applied=receipt.applied,
-            waiting=receipt.waiting,
-            refused=receipt.refused,
-            distribute_ms=taken_ms,
-        )
+        self._events.add("published", version=number, update_id=staged.update_id)
+        self.tracker.hand_over(receipt, distribute_ms=(time.monotonic() - began) * 1000)
         update = self.tracker.find(number)
         assert update is not None
         return update
@@ -511,19 +484,26 @@ def _joined(models: Mapping[str, StoredModel]) -> WeightsBlob:
     return WeightsBlob.joined([header, *pieces])
 
 
-def _models_of(stored: StoredVersion) -> dict[str, ModelUpdate]:
-    return {
+def _describe(
+    stored: StoredVersion, *, size_bytes: int, state: UpdateState, timings: UpdateTimings | None = None
+) -> Update:
+    """The update that published a version, without receipts."""
+    models = {
         name: ModelUpdate(digest=m.digest, etag=m.etag, bytes=m.size_bytes, tensors=m.num_tensors)
         for name, m in stored.models.items()
     }
-
-
-def _historic(stored: StoredVersion) -> Update:
-    published = PublishRecord(
+    return Update(
+        update_id=update_id(stored.version),
+        model=min(models),
+        models=models,
         version=stored.version,
         digest=stored.digest,
-        size_bytes=_size_of(stored),
-        models=_models_of(stored),
-        received=0.0,
+        etag=make_etag(stored.version, stored.digest),
+        bytes=size_bytes,
+        tensors=sum(model.tensors for model in models.values()),
+        state=state,
+        workers=WorkerCounts(total=0, acked=0, failed=0),
+        receipts=(),
+        staged_at=stored.published_at,
+        timings=timings or UpdateTimings(),
     )
-    return historic_update(published, staged_at=stored.published_at)

@@ -6,24 +6,23 @@ A receipt costs O(1) in workers and updates: records count their receipts, and o
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
+from typing import Any
 
 from cormorant_api.notifier import AsyncNotifier
-from cormorant_contract.rest.headers import make_etag
 from cormorant_contract.rest.updates import (
     FINAL_STATES,
-    ModelUpdate,
     ReceiptState,
     Update,
     UpdateReceipt,
     UpdateState,
     UpdateSummary,
-    UpdateTimings,
     WorkerCounts,
 )
+from cormorant_worker.fleet.stats import Receipt
 
 MOST_UPDATES = 1000
 MOST_WITH_RECEIPTS = 20
@@ -32,41 +31,20 @@ _OVER = frozenset({"superseded", "applied"})
 """Failed updates stay open: a late worker may still apply them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishRecord:
-    """A publish before it is handed to the fleet."""
-
-    version: int
-    digest: str
-    """Digest of the request body."""
-    size_bytes: int
-    models: Mapping[str, ModelUpdate]
-    received: float
-    """When the last byte arrived, by the tracker's clock."""
-    receive_ms: float = 0.0
-    verify_ms: float = 0.0
-
-
-@dataclass(slots=True)
-class _Receipt:
-    state: ReceiptState = "waiting"
-    version: int = 0
-    latency_ms: float | None = None
-    error: str = ""
-
-
 @dataclass(slots=True, kw_only=True)
 class _Record:
-    published: PublishRecord
+    staged: Update
+    """As the publisher described it; what changes is below."""
+    received: float
+    """When the last byte arrived, by the tracker's clock."""
     state: UpdateState = "staged"
-    receipts: dict[str, _Receipt] = field(default_factory=dict)
+    receipts: dict[str, UpdateReceipt] = field(default_factory=dict)
     counts: dict[ReceiptState, int] = field(
         default_factory=lambda: {"waiting": 0, "applied": 0, "refused": 0, "lost": 0}
     )
     """Number of receipts by state."""
     slowest_ms: float | None = None
     warning: str = ""
-    staged_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     applied_at: datetime | None = None
     superseded_by: int | None = None
     error: str = ""
@@ -77,19 +55,23 @@ class _Record:
     """Unpaused time since the publish."""
 
     @property
-    def total(self) -> int:
-        """Receipts without those of lost workers."""
-        return sum(self.counts.values()) - self.counts["lost"]
+    def version(self) -> int:
+        return self.staged.version
 
-    def mark(self, worker: str, state: ReceiptState) -> _Receipt:
-        receipt = self.receipts.get(worker)
-        if receipt is None:
-            receipt = self.receipts[worker] = _Receipt()
+    @property
+    def workers(self) -> WorkerCounts:
+        """Lost workers do not count."""
+        total = sum(self.counts.values()) - self.counts["lost"]
+        return WorkerCounts(total=total, acked=self.counts["applied"], failed=self.counts["refused"])
+
+    def mark(self, worker: str, state: ReceiptState, **changes: Any) -> None:
+        before = self.receipts.get(worker)
+        if before is not None:
+            self.counts[before.state] -= 1
         else:
-            self.counts[receipt.state] -= 1
-        receipt.state = state
+            before = UpdateReceipt(worker=worker, version=0, state=state)
+        self.receipts[worker] = before.model_copy(update={"state": state, **changes})
         self.counts[state] += 1
-        return receipt
 
 
 class UpdateTracker:
@@ -106,7 +88,7 @@ class UpdateTracker:
 
         Args:
             apply_within_s: unpaused seconds after which a worker is late.
-            on_result: called when an update is applied, late, failed or superseded; without receipts.
+            on_result: called when an update is applied, late, failed or superseded.
         """
         self._on_result = on_result or (lambda _: None)
         self.apply_within_s = apply_within_s
@@ -122,17 +104,20 @@ class UpdateTracker:
 
     # -- what happens ------------------------------------------------------------------------------------------
 
-    def stage(self, published: PublishRecord) -> None:
-        """Record a verified publish that is about to be handed to the fleet."""
+    def stage(self, staged: Update, *, received: float) -> None:
+        """Record a verified publish that is about to be handed to the fleet. `received`: when its last byte arrived, by
+        the tracker's clock.
+        """
         with self._lock:
-            self._records[published.version] = self._open[published.version] = _Record(published=published)
+            record = _Record(staged=staged, received=received)
+            self._records[staged.version] = self._open[staged.version] = record
             while len(self._records) > MOST_UPDATES:
                 oldest, _ = self._records.popitem(last=False)
                 self._open.pop(oldest, None)
             for record in islice(self._records.values(), max(0, len(self._records) - MOST_WITH_RECEIPTS)):
                 if record.receipts and record.state in FINAL_STATES:
                     record.receipts.clear()
-                    self._open.pop(record.published.version, None)
+                    self._open.pop(record.version, None)
 
     def withdraw(self, version: int) -> None:
         """Remove a publish that the fleet refused."""
@@ -146,33 +131,25 @@ class UpdateTracker:
             if (record := self._records.get(version)) is not None:
                 record.warning = warning
 
-    def hand_over(
-        self,
-        version: int,
-        *,
-        applied: Iterable[str],
-        waiting: Iterable[str],
-        refused: Mapping[str, str] | None = None,
-        distribute_ms: float,
-    ) -> None:
-        """The fleet took it: workers that applied it already, have it staged, or refused it."""
+    def hand_over(self, receipt: Receipt, *, distribute_ms: float) -> None:
+        """The fleet took it. Receipts that came before are kept."""
         ended: list[Update] = []
         with self._lock:
-            record = self._records[version]
+            record = self._records[receipt.version]
             record.handed_over, record.distribute_ms = self.clock(), distribute_ms
             if record.state == "staged":
                 record.state = "applying"
-            for name in waiting:
+            for name in receipt.waiting:
                 if name not in record.receipts:
                     record.mark(name, "waiting")
-            for name in applied:
-                self._acknowledge(record, name, version)
-            for name, why in (refused or {}).items():
-                _refuse(record, name, why)
+            for name in receipt.applied:
+                self._acknowledge(record, name, receipt.version)
+            for name, why in receipt.refused.items():
+                record.mark(name, "refused", error=why)
             for other in tuple(self._open.values()):
-                covers = set(other.published.models) <= set(record.published.models)
-                if other.published.version < version and other.state not in FINAL_STATES and covers:
-                    other.state, other.superseded_by = "superseded", version
+                covers = other.staged.models.keys() <= record.staged.models.keys()
+                if other.version < record.version and other.state not in FINAL_STATES and covers:
+                    other.state, other.superseded_by = "superseded", record.version
                     self._note_end(other, ended)
             before = record.state
             self._judge(record)
@@ -184,7 +161,7 @@ class UpdateTracker:
         """A worker acts with this version."""
 
         def note(record: _Record) -> None:
-            if record.published.version <= version:
+            if record.version <= version:
                 self._acknowledge(record, worker, version)
 
         # An update that is already applied still counts workers that join with its version.
@@ -194,8 +171,8 @@ class UpdateTracker:
         """A worker refused a version."""
 
         def note(record: _Record) -> None:
-            if record.published.version == version:
-                _refuse(record, worker, reason)
+            if record.version == version:
+                record.mark(worker, "refused", error=reason)
 
         self._change(note, version)
 
@@ -242,11 +219,6 @@ class UpdateTracker:
         record = self._records.get(version)
         return record is not None and record.state in FINAL_STATES
 
-    def published_as(self, version: int) -> PublishRecord | None:
-        """The publish of a version; None if it is not tracked any more."""
-        record = self._records.get(version)
-        return None if record is None else record.published
-
     def newest(self, most: int) -> tuple[UpdateSummary, ...]:
         """Summaries of the newest updates, newest first."""
         with self._lock:
@@ -272,8 +244,8 @@ class UpdateTracker:
 
     def _note_end(self, record: _Record, ended: list[Update]) -> None:
         if record.state in _OVER:
-            self._open.pop(record.published.version, None)
-        ended.append(_describe(record, with_receipts=False))
+            self._open.pop(record.version, None)
+        ended.append(_describe(record))
 
     def _tell(self, ended: list[Update]) -> None:
         for update in ended:
@@ -282,36 +254,31 @@ class UpdateTracker:
             self.notifier.notify()
 
     def _acknowledge(self, record: _Record, worker: str, version: int) -> None:
-        receipt = record.receipts.get(worker)
-        if receipt is not None and receipt.state == "applied":
+        before = record.receipts.get(worker)
+        if before is not None and before.state == "applied":
             return
-        receipt = record.mark(worker, "applied")
-        receipt.version, receipt.error = version, ""
-        receipt.latency_ms = max(0.0, (self.clock() - record.published.received) * 1000)
-        record.slowest_ms = max(record.slowest_ms or 0.0, receipt.latency_ms)
+        latency_ms = max(0.0, (self.clock() - record.received) * 1000)
+        record.mark(worker, "applied", version=version, error="", latency_ms=latency_ms)
+        record.slowest_ms = max(record.slowest_ms or 0.0, latency_ms)
 
     def _judge(self, record: _Record) -> None:
-        acked, waiting = record.counts["applied"], record.counts["waiting"]
+        acked, waiting, total = record.counts["applied"], record.counts["waiting"], record.workers.total
         is_late = record.waited_s >= self.apply_within_s
         if record.state in ("superseded", "applied"):
             return
-        if acked and acked == record.total:
+        if acked and acked == total:
             record.state, record.error = "applied", ""
             record.applied_at = datetime.now(UTC)
             record.apply_ms = max(0.0, (self.clock() - record.handed_over) * 1000)
         elif acked and (is_late or not waiting):
             record.state = "partially_applied"
-        elif not acked and record.state != "failed" and (is_late or (record.total and not waiting)):
+        elif not acked and record.state != "failed" and (is_late or (total and not waiting)):
             record.state = "failed"
             reasons = sorted({r.error for r in record.receipts.values() if r.error})
             record.error = "; ".join(reasons) or (
-                f"no worker acknowledged version {record.published.version} within {self.apply_within_s:.0f} s; "
+                f"no worker acknowledged version {record.version} within {self.apply_within_s:.0f} s; "
                 "see GET /v1/workers"
             )
-
-
-def _refuse(record: _Record, worker: str, reason: str) -> None:
-    record.mark(worker, "refused").error = reason
 
 
 def update_id(version: int) -> str:
@@ -326,58 +293,31 @@ def version_of(text: str) -> int | None:
     return int(digits) if is_id and str(int(digits)) == digits else None
 
 
-def historic_update(published: PublishRecord, *, staged_at: datetime) -> Update:
-    """The update of a version that an earlier head published: its receipts are not known any more."""
-    return _describe(_Record(published=published, state="superseded", staged_at=staged_at))
-
-
 def _summarize(record: _Record) -> UpdateSummary:
-    published = record.published
     return UpdateSummary(
-        update_id=update_id(published.version),
-        version=published.version,
+        update_id=record.staged.update_id,
+        version=record.version,
         state=record.state,
-        models=tuple(sorted(published.models)),
-        bytes=published.size_bytes,
-        workers=_counts_of(record),
-        staged_at=record.staged_at,
+        models=tuple(sorted(record.staged.models)),
+        bytes=record.staged.bytes,
+        workers=record.workers,
+        staged_at=record.staged.staged_at,
         slowest_ms=record.slowest_ms,
         superseded_by=record.superseded_by,
         error=record.error,
     )
 
 
-def _counts_of(record: _Record) -> WorkerCounts:
-    return WorkerCounts(total=record.total, acked=record.counts["applied"], failed=record.counts["refused"])
-
-
-def _describe(record: _Record, *, with_receipts: bool = True) -> Update:
-    published = record.published
-    receipts = tuple(
-        UpdateReceipt(worker=name, **asdict(receipt))
-        for name, receipt in (sorted(record.receipts.items()) if with_receipts else ())
-    )
-    return Update(
-        update_id=update_id(published.version),
-        model=min(published.models),
-        models=dict(published.models),
-        version=published.version,
-        digest=published.digest,
-        etag=make_etag(published.version, published.digest),
-        bytes=published.size_bytes,
-        tensors=sum(model.tensors for model in published.models.values()),
-        state=record.state,
-        workers=_counts_of(record),
-        receipts=receipts,
-        superseded_by=record.superseded_by,
-        error=record.error,
-        warning=record.warning,
-        staged_at=record.staged_at,
-        applied_at=record.applied_at,
-        timings=UpdateTimings(
-            receive_ms=published.receive_ms,
-            verify_ms=published.verify_ms,
-            distribute_ms=record.distribute_ms,
-            apply_ms=record.apply_ms,
-        ),
-    )
+def _describe(record: _Record) -> Update:
+    timings = {"distribute_ms": record.distribute_ms, "apply_ms": record.apply_ms}
+    changes = {
+        "state": record.state,
+        "workers": record.workers,
+        "receipts": tuple(receipt for _, receipt in sorted(record.receipts.items())),
+        "superseded_by": record.superseded_by,
+        "error": record.error,
+        "warning": record.warning,
+        "applied_at": record.applied_at,
+        "timings": record.staged.timings.model_copy(update=timings),
+    }
+    return record.staged.model_copy(update=changes)

@@ -17,12 +17,9 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from cormorant_api.errors import HeadError
-from cormorant_api.span_traces import SpanTraces
 from cormorant_api.tracing import open_traces
-from cormorant_contract.rest.updates import Update
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripts import start_server, unused_port
 from cormorant_testing.serving import serve, weights_file
@@ -155,21 +152,6 @@ def test_publishes_and_rounds_are_traced(collector: Collector, tmp_path: Path) -
     links = [link.trace_id.hex() for root, _ in rounds for link in root.links]
     assert links
     assert set(links) == {PARENT.split("-")[1]}
-
-
-@pytest.mark.parametrize("reported", ["before its workers", "after its end"])
-def test_workers_faster_than_their_publish_keep_its_span(reported: str) -> None:
-    exporter = InMemorySpanExporter()
-    traces = SpanTraces(exporter, job="job", namespace="here", endpoint="memory")
-    traces.staged(1, {}, received=time.monotonic(), receive_ms=1.0, verify_ms=1.0)
-    if reported == "before its workers":
-        traces.distributed(1)
-    traces.applied("cpu-0", 1)
-    traces.update_ended(Update.model_construct(version=1, state="applied", error=""))
-    traces.distributed(1)
-    traces.close()
-    spans = [span.name for span in exporter.get_finished_spans()]
-    assert sorted(spans) == ["apply", "distribute", "publish", "receive", "store", "verify"]
 
 
 def test_an_absent_collector_delays_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """What becomes of a publish: every way from staged to its end."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from cormorant_api.weights.updates import PublishRecord, UpdateTracker, update_id, version_of
-from cormorant_contract.rest.updates import ModelUpdate, Update
+from cormorant_api.weights.updates import UpdateTracker, update_id, version_of
+from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateTimings, WorkerCounts
 from cormorant_testing.cost import lines_run
+from cormorant_worker.fleet.stats import Receipt
+from cormorant_worker.weights.staged import PolicyVersion
 
 
 @dataclass
@@ -27,19 +30,30 @@ class Board:
 
     def stage(self, version: int, *models: str) -> None:
         described = ModelUpdate(digest="xxh3:1", etag='"1"', bytes=10, tensors=2)
-        self.tracker.stage(
-            PublishRecord(
-                version=version,
-                digest="xxh3:1",
-                size_bytes=10,
-                models=dict.fromkeys(models or ("policy",), described),
-                received=self.clock.now,
-            )
+        staged = Update(
+            update_id=update_id(version),
+            model="policy",
+            models=dict.fromkeys(models or ("policy",), described),
+            version=version,
+            digest="xxh3:1",
+            etag='"1"',
+            bytes=10,
+            tensors=2,
+            state="staged",
+            workers=WorkerCounts(total=0, acked=0, failed=0),
+            receipts=(),
+            staged_at=datetime.now(UTC),
+            timings=UpdateTimings(),
         )
+        self.tracker.stage(staged, received=self.clock.now)
+
+    def hand_over(self, version: int, *, applied: tuple[str, ...] = (), waiting: tuple[str, ...]) -> None:
+        receipt = Receipt(version=PolicyVersion(version), applied=applied, waiting=waiting)
+        self.tracker.hand_over(receipt, distribute_ms=1)
 
     def publish(self, version: int, *models: str, waiting: tuple[str, ...] = ("cpu-0", "cpu-1")) -> None:
         self.stage(version, *models)
-        self.tracker.hand_over(version, applied=(), waiting=waiting, distribute_ms=1)
+        self.hand_over(version, waiting=waiting)
 
     def see(self, version: int) -> Update:
         found = self.tracker.find(version)
@@ -73,7 +87,7 @@ def test_a_word_that_comes_before_the_hand_over_is_not_lost() -> None:
     board.stage(1)
     board.tracker.acknowledged("cpu-0", 1)
     assert board.see(1).state == "staged", "the other worker is not known yet"
-    board.tracker.hand_over(1, applied=(), waiting=("cpu-0", "cpu-1"), distribute_ms=1)
+    board.hand_over(1, waiting=("cpu-0", "cpu-1"))
     assert board.see(1).state == "applying"
     board.tracker.acknowledged("cpu-1", 1)
     assert board.see(1).state == "applied"
@@ -197,7 +211,7 @@ def test_every_result_is_told_once_and_that_of_a_late_one_twice() -> None:
     board.tracker.acknowledged("cpu-1", 2)
     board.publish(3, waiting=())
     board.stage(4)
-    board.tracker.hand_over(4, applied=("cpu-0", "cpu-1"), waiting=(), distribute_ms=1)
+    board.hand_over(4, applied=("cpu-0", "cpu-1"), waiting=())
     told = [(version, state) for version, state in board.results if version != 3]
     assert told == [(1, "superseded"), (2, "partially_applied"), (2, "applied"), (4, "applied")]
 
