@@ -96,7 +96,7 @@ class HeadServer:
         """Why nothing is collected; empty while frames are."""
         if not self.head.is_running or self.head.is_draining:
             return ""
-        return wait_for_learner(self.head, self.head.running, stats)
+        return wait_for_learner(self.head, stats)
 
     def start_fleet(
         self, options: FleetOptions, *, engine: Engine | None = None, make: Callable[..., Fleet] = Fleet

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from cormorant_api.head import Head, Running
+from cormorant_api.head import Head
 from cormorant_contract.rest.status import (
     Condition,
     Consumer,
@@ -25,8 +25,9 @@ from cormorant_worker.fleet.stats import FleetStats, GroupStats, WorkerStats
 _NOT_READY = ("importing", "building")
 
 
-def describe(head: Head, running: Running, stats: FleetStats) -> Status:
+def describe(head: Head, stats: FleetStats) -> Status:
     """Status of the whole job. Does not need `stats.workers`; O(1) in workers."""
+    running = head.running
     counts = running.ledger.counts()
     update = running.updates.glance(stats.version)
     dropped = dict(stats.dropped)
@@ -38,8 +39,8 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
         job=head.job.metadata.name,
         namespace=head.job.metadata.namespace,
         epoch=head.epoch,
-        phase=phase_of(head, running, stats),
-        conditions=_conditions(head, running, stats),
+        phase=_phase(head, stats),
+        conditions=_conditions(head, stats),
         frames=FrameCounts(
             collected=stats.frames,
             settled=head.settled_frames(stats),
@@ -144,7 +145,8 @@ def describe_worker(head: Head, worker: WorkerStats, *, published: int) -> Worke
     )
 
 
-def phase_of(head: Head, running: Running, stats: FleetStats) -> Phase:
+def _phase(head: Head, stats: FleetStats) -> Phase:
+    running = head.running
     if head.failure or running.feeder.error is not None:
         return "Failed"
     is_collected = stats.total_frames is not None and stats.frames >= stats.total_frames
@@ -157,7 +159,8 @@ def phase_of(head: Head, running: Running, stats: FleetStats) -> Phase:
     return "Paused" if running.pauses.state == "paused" else "Running"
 
 
-def _conditions(head: Head, running: Running, stats: FleetStats) -> tuple[Condition, ...]:
+def _conditions(head: Head, stats: FleetStats) -> tuple[Condition, ...]:
+    running = head.running
     wanted = sum(running.group_sizes.groups.values())
     ready = sum(group.ready for group in stats.groups.values())
     state = running.pauses.state
@@ -166,22 +169,22 @@ def _conditions(head: Head, running: Running, stats: FleetStats) -> tuple[Condit
         workers += f"; the manifest asks for {replicas}"
     return (
         _condition("Ready", bool(ready), "WorkersReady", "NoWorkers", workers),
-        _progressing(head, running, stats),
+        _progressing(head, stats),
         _condition("Paused", state == "paused", "Paused", "NotPaused", running.pauses.error),
         _condition("EnvironmentsFailing", bool(stats.env_failures), "KeepFailing", "NoFailures", stats.env_failures),
         _condition("Failed", bool(head.failure), "FleetFailed", "FleetRuns", head.failure),
     )
 
 
-def _progressing(head: Head, running: Running, stats: FleetStats) -> Condition:
+def _progressing(head: Head, stats: FleetStats) -> Condition:
     """Whether frames are being collected, and what the fleet waits for otherwise."""
-    if (sentence := wait_for_learner(head, running, stats)) and not head.is_draining:
+    if (sentence := wait_for_learner(head, stats)) and not head.is_draining:
         return Condition(type="Progressing", status="False", reason="WaitingForConsumer", message=sentence)
     starting = sum(group.starting for group in stats.groups.values())
     if starting and not any(group.ready for group in stats.groups.values()):
         sentence = f"waiting for workers: {starting} are still importing code or building environments and the policy"
         return Condition(type="Progressing", status="False", reason="WaitingForWorkers", message=sentence)
-    serving = [group.name for group in running.fleet.job.spec.worker_groups if group.serves]
+    serving = [group.name for group in head.job.spec.worker_groups if group.serves]
     if serving and not any(stats.groups[name].ready for name in serving):
         sentence = f"waiting for inference servers: none of {', '.join(serving)} is ready; workers keep their rows"
         return Condition(type="Progressing", status="False", reason="WaitingForServers", message=sentence)
@@ -189,10 +192,11 @@ def _progressing(head: Head, running: Running, stats: FleetStats) -> Condition:
     return _condition("Progressing", rate > 0, "FramesCollected", "NoFrames", f"{rate:.0f} frames per second")
 
 
-def wait_for_learner(head: Head, running: Running, stats: FleetStats) -> str:
+def wait_for_learner(head: Head, stats: FleetStats) -> str:
     """Message for a fleet that is idle because its queue is full and no consumer takes batches; empty otherwise. Does
     not need `stats.workers`: the rate says whether workers step.
     """
+    running = head.running
     if stats.paused or not stats.queued_batches or running.feeder.num_waiting or head.rates.rate() > 0:
         return ""
     consumers = running.ledger.consumers()

@@ -1,12 +1,11 @@
 """The head's metrics: those of its fleet, and its own. Everything that `/metrics` says."""
 
 import time
-from collections.abc import Mapping
 
-from cormorant_api.batches.ledger import LedgerCounts
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics import head as declared
 from cormorant_contract.metrics.labels import HEAD_STATES, METHOD, UPDATE_RESULTS, UPDATE_STAGES
+from cormorant_contract.rest.status import Status
 from cormorant_contract.rest.updates import Update
 from cormorant_worker.metrics.exposition import Exposition
 from cormorant_worker.metrics.fleet import FleetMetrics
@@ -79,16 +78,15 @@ class HeadMetrics:
         for name, gauge in self._states.items():
             gauge.set(name == state)
 
-    def show_ledger(self, counts: LedgerCounts, last_seen: Mapping[str, float]) -> None:
-        """Set the metrics of the ledger; `last_seen`: each consumer's last request, in seconds since 1970."""
-        self._lent.set(counts.lent)
-        self._redelivered.follow(counts.redelivered)
-        self.fleet.dropped("stale_for_consumer").follow(counts.stale_frames)
-        now = time.time()
-        self._consumers.set(sum(now - at < _RECENT_S for at in last_seen.values()))
+    def show(self, status: Status) -> None:
+        self.frames_per_second.set(status.frames.per_second)
+        self.show_state(status.phase.lower())
+        self._lent.set(status.queue.lent)
+        self._redelivered.follow(status.queue.redelivered)
+        self.fleet.dropped("stale_for_consumer").follow(status.frames.dropped.get("stale_for_consumer", 0))
+        now, last_seen = time.time(), [consumer.last_seen_at.timestamp() for consumer in status.consumers]
+        self._consumers.set(sum(now - at < _RECENT_S for at in last_seen))
         if last_seen:
-            self.exposition.gauge(declared.CONSUMER_SEEN).set(max(last_seen.values()))
-
-    def show_control(self, *, leases: int, is_applying: bool) -> None:
-        self._leases.set(leases)
-        self._in_progress.set(is_applying)
+            self.exposition.gauge(declared.CONSUMER_SEEN).set(max(last_seen))
+        self._leases.set(len(status.pauses))
+        self._in_progress.set(status.weights.update_state in ("staged", "applying", "partially_applied"))

@@ -151,7 +151,7 @@ class Moments:
         workers = (describe_worker(head, worker, published=stats.version) for worker in stats.workers)
         return Moment(
             time=datetime.now(UTC),
-            status=describe(head, running, stats),
+            status=describe(head, stats),
             spec_paused=head.leases.spec_paused,
             workers=tuple(workers) if tells_workers else None,
             updates=running.updates.newest(_MOST_UPDATES),

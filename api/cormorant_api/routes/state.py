@@ -104,7 +104,7 @@ async def put_state(request: Request) -> Status:
 
         await _paused(head, "cormorant/put-state", restore)
     log.info("state_restored", digest=received.digest, bytes=len(state), who=author_of(request))
-    return describe(head, running, await head.stats(workers=False))
+    return describe(head, await head.stats(workers=False))
 
 
 @router.post("/v1/seed", **guarded(Role.WRITE, ProblemType.STREAM_ENDED, ProblemType.STATE_MISMATCH))

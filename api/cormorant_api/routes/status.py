@@ -1,6 +1,7 @@
-"""Status, workers, events, health."""
+"""Status, workers, events, results of an evaluation, health."""
 
 import asyncio
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -9,13 +10,15 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
+from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
 from cormorant_api.routes.event_stream import EventStream
 from cormorant_api.routes.routing import GuardedRoute, guarded, head_of
-from cormorant_api.routes.scrape import scrape
 from cormorant_api.status import describe, describe_worker
+from cormorant_contract.rest.evaluation import EvaluationTable
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import Build, Check, Readiness, Status, Worker, Workers
+from cormorant_worker.errors import CormorantError
 
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
 _FLEET_SILENT_S = 120.0
@@ -23,11 +26,22 @@ _FLEET_SILENT_S = 120.0
 health = APIRouter(route_class=GuardedRoute, tags=["health"])
 
 
+@router.get("/v1/evaluation", response_model_exclude_defaults=True, **guarded(Role.READ, ProblemType.NOT_FOUND))
+async def get_evaluation(request: Request) -> EvaluationTable:
+    """Every episode whose result is durable, and the summary of these. Episodes appear when their worker reports."""
+    head = head_of(request)
+    book = head.running.fleet.episodes
+    if book is None:
+        raise ApiError(ProblemType.NOT_FOUND, "the job is no evaluation; set collection.episodes in its manifest")
+    table = await head.bulk(book.table)
+    return EvaluationTable.model_validate(table.document())
+
+
 @router.get("/v1/status", **guarded(Role.READ))
 async def get_status(request: Request) -> Status:
     """Status of the whole job."""
     head = head_of(request)
-    return describe(head, head.running, await head.stats(workers=False))
+    return describe(head, await head.stats(workers=False))
 
 
 @router.get("/v1/workers", **guarded(Role.READ))
@@ -143,6 +157,21 @@ async def get_version() -> Build:
         return Build(version=version("cormorant"))
     except PackageNotFoundError:
         return Build(version="unknown")
+
+
+def scrape(head: Head, accept: str = "") -> tuple[bytes, str]:
+    """The head's metrics and their content type; while the head closes, the last known values. Blocks for a few
+    milliseconds.
+    """
+    metrics = head.metrics
+    with suppress(CormorantError):  # the fleet is closing or has failed: the last values stay
+        if head.is_running and not head.is_closing:
+            stats = head.running.fleet.stats(workers=False)
+            head.sample(stats)
+            metrics.show(describe(head, stats))
+        else:
+            metrics.show_state("failed" if head.failure else "draining" if head.is_running else "starting")
+    return metrics.exposition.text(accept)
 
 
 def _checks(request: Request) -> list[Check]:

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cormorant_api.routes.scrape import scrape
+from cormorant_api.routes.status import scrape
 from cormorant_contract.metrics import BUDGET, METRICS
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import served as with_servers

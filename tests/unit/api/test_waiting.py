@@ -22,6 +22,7 @@ class Running:
 @dataclass
 class Head:
     rates: RateWindow
+    running: Running
 
 
 def sentence(*, frames_then_now: tuple[int, int], num_waiting: int = 0, queued: int = 1) -> str:
@@ -31,7 +32,7 @@ def sentence(*, frames_then_now: tuple[int, int], num_waiting: int = 0, queued: 
         rates.sample(make_stats(stepped_frames=frames))
     # As `/v1/status` asks for them: without workers.
     stats = make_stats(queued_batches=queued, workers=())
-    return wait_for_learner(Head(rates), Running(BatchFeeder(num_waiting)), stats)  # type: ignore[arg-type]  # what it reads
+    return wait_for_learner(Head(rates, Running(BatchFeeder(num_waiting))), stats)  # type: ignore[arg-type]  # what it reads
 
 
 def test_full_queue_without_consumer_waits_for_a_learner() -> None:
