@@ -44,7 +44,6 @@ def _of_job(
     *labels: Label,
     buckets: tuple[float, ...] = (),
     when: str = "",
-    comes_in_batches: bool = False,
 ) -> Metric:
     return Metric(
         name=f"cormorant_{name}",
@@ -53,7 +52,6 @@ def _of_job(
         labels=(COLLECTORJOB, *labels),
         buckets=buckets,
         when=when,
-        comes_in_batches=comes_in_batches,
     )
 
 
@@ -75,12 +73,8 @@ FRAMES_PER_SECOND = _of_job("frames_per_second", "gauge", "Frames stepped per se
                             "stepped_frames_total gives other windows.")  # fmt: skip
 TARGET_FRAMES = _of_job("target_frames", "gauge", "totalFrames.", when="the manifest has totalFrames")
 EPISODES = _of_job("episodes_total", "counter", "Episodes ended.", ENV, END)
-EPISODE_RETURN = _of_job(
-    "episode_return", "histogram", "Undiscounted return of episodes.", ENV, buckets=_RETURNS, comes_in_batches=True
-)
-EPISODE_LENGTH = _of_job(
-    "episode_length_steps", "histogram", "Length of episodes in frames.", ENV, buckets=_LENGTHS, comes_in_batches=True
-)
+EPISODE_RETURN = _of_job("episode_return", "histogram", "Undiscounted return of episodes.", ENV, buckets=_RETURNS)
+EPISODE_LENGTH = _of_job("episode_length_steps", "histogram", "Length of episodes in frames.", ENV, buckets=_LENGTHS)
 RECENT_RETURN = _of_job(
     "recent_episode_return", "gauge", "Mean return of the last 100 episodes.", ENV, when="an episode has ended"
 )

@@ -1,10 +1,12 @@
 """What is scraped: escaped, monotone, and nothing that was not declared."""
 
+import math
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.metrics import head as declared
-from cormorant_worker.metrics.exposition import Exposition, Rising
+from cormorant_worker.metrics.exposition import Exposition, Rising, observe_all
 
 NASTY = 'a "quoted" \\ name\nof two lines'
 
@@ -33,6 +35,17 @@ def test_a_counter_follows_a_number_and_never_goes_back() -> None:
         rising.follow(number)
         found.append(samples(exposition)["cormorant_frames_total", "pong"])
     assert found == [100, 120, 120, 121]
+
+
+def test_many_values_are_observed_as_one_by_one() -> None:
+    many, single = (Exposition(declared.HEAD_METRICS, collectorjob="pong") for _ in range(2))
+    values = [-2000.0, -1000.0, -999.5, 0.0, 7.0, 7.0, 1e9, math.inf]
+    for metric in (declared.EPISODE_RETURN, declared.BATCH):
+        labels = {name: "x" for name in metric.label_names if name != "collectorjob"}
+        observe_all(many.histogram(metric, **labels), values)
+        for value in values:
+            single.histogram(metric, **labels).observe(value)
+    assert many.text()[0].decode() == single.text()[0].decode()
 
 
 def test_a_label_that_was_not_declared_is_refused() -> None:

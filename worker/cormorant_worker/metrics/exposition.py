@@ -1,12 +1,12 @@
 """The contract's metrics as objects of prometheus-client, and the text that is scraped. Nothing else makes metrics."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 
 from cormorant_contract.metrics import Metric
-from cormorant_worker.metrics.spread import Spread, Spreads
 
 # Prometheus does without them, and they double the series of counters.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # it says nothing of its result
@@ -31,6 +31,15 @@ class Rising:
             self._highest = number
 
 
+def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
+    """Observe many values in one call: a batch of cheap environments ends a hundred episodes."""
+    # prometheus-client has no public way, and a loop of `observe` takes twelve times as long.
+    places = np.searchsorted(histogram._upper_bounds[:-1], values, side="left")
+    for place, count in enumerate(np.bincount(places).tolist()):
+        histogram._buckets[place].inc(count)
+    histogram._sum.inc(float(np.sum(values)))
+
+
 class Exposition:
     """The metrics of one process. Children are made once and kept by their users."""
 
@@ -43,14 +52,7 @@ class Exposition:
         """
         self._job = collectorjob
         self._registry = CollectorRegistry(auto_describe=False)
-        self._spreads: dict[str, Spreads] = {}
-        self._families: dict[str, Counter | Gauge | Histogram] = {}
-        for metric in metrics:
-            if metric.comes_in_batches:
-                self._spreads[metric.name] = Spreads(metric)
-                self._registry.register(self._spreads[metric.name])
-            else:
-                self._families[metric.name] = self._make(metric)
+        self._families = {metric.name: self._make(metric) for metric in metrics}
 
     def counter(self, metric: Metric, **labels: str) -> Counter:
         """One series of a counter; made at the first call, at zero."""
@@ -70,10 +72,6 @@ class Exposition:
         assert isinstance(child, Histogram), metric
         return child
 
-    def spread(self, metric: Metric, **labels: str) -> Spread:
-        """The series of a histogram whose values come many at a time; made at the first call."""
-        return self._spreads[metric.name].child(tuple(self._values(metric, labels)))
-
     def rising(self, metric: Metric, *, floor: float = 0.0, **labels: str) -> Rising:
         """One series of a counter that follows a number."""
         return Rising(self.counter(metric, **labels), floor=floor)
@@ -86,13 +84,10 @@ class Exposition:
         return encode(self._registry), content_type
 
     def _child(self, metric: Metric, labels: dict[str, str]) -> Counter | Gauge | Histogram:
-        ordered = self._values(metric, labels)
+        values = {"collectorjob": self._job, **labels}
+        ordered = [values[name] for name in metric.label_names]
         family = self._families[metric.name]
         return family.labels(*ordered) if ordered else family
-
-    def _values(self, metric: Metric, labels: dict[str, str]) -> list[str]:
-        values = {"collectorjob": self._job, **labels}
-        return [values[name] for name in metric.label_names]
 
     def _make(self, metric: Metric) -> Counter | Gauge | Histogram:
         names = metric.label_names

@@ -12,7 +12,7 @@ from cormorant_contract.metrics import head as declared
 from cormorant_contract.metrics.labels import ACTIVITIES, BOUND, END
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.stats import FleetStats, GroupStats
-from cormorant_worker.metrics.exposition import Exposition, Rising
+from cormorant_worker.metrics.exposition import Exposition, Rising, observe_all
 from cormorant_worker.metrics.gpus import read_gpus
 from cormorant_worker.normalize.moments import StatisticsGlance
 from cormorant_worker.worker.messages import Sealed
@@ -51,8 +51,8 @@ class FleetMetrics:
         self._dropped: dict[str, Rising] = {}
         self._served: dict[tuple[str, str], Rising] = {}
         self._episodes = {end: exposition.counter(declared.EPISODES, env=self._env, end=end) for end in END.values}
-        self._returns = exposition.spread(declared.EPISODE_RETURN, env=self._env)
-        self._lengths = exposition.spread(declared.EPISODE_LENGTH, env=self._env)
+        self._returns = exposition.histogram(declared.EPISODE_RETURN, env=self._env)
+        self._lengths = exposition.histogram(declared.EPISODE_LENGTH, env=self._env)
         self._staleness = exposition.histogram(declared.STALENESS)
         self._sampling = threading.Lock()
         """Held while books are read and copied: two at a time would count a pause twice."""
@@ -121,8 +121,8 @@ class FleetMetrics:
             return
         self._episodes["terminated"].inc(sealed.num_terminated)
         self._episodes["truncated"].inc(len(sealed.returns) - sealed.num_terminated)
-        self._returns.observe(sealed.returns)
-        self._lengths.observe(sealed.lengths)
+        observe_all(self._returns, sealed.returns)
+        observe_all(self._lengths, sealed.lengths)
 
     def _describe_what_stays(self) -> None:
         spec = self._job.spec
