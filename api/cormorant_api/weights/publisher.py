@@ -11,7 +11,7 @@ its own, and a publish for a limited time.
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -306,32 +306,19 @@ class Publisher:
         Raises:
             StoreError: it is not stored.
         """
-        answer: Future[StoredVersion] = Future()
-
-        def accept(found: StoredVersion) -> bool:
-            if is_wanted := answer.set_running_or_notify_cancel():
-                answer.set_result(found)
-            return is_wanted
-
-        def put() -> None:
-            if answer.cancelled():
-                return
-            try:
-                self.store.put(stored, accept)
-            except BaseException as error:  # noqa: BLE001  # raised where it is waited for
-                if answer.set_running_or_notify_cancel():
-                    answer.set_exception(error)
-
         limit_s = self._limit_s(_size_of(stored))
-        self._writer.submit(put)
+        writing = self._writer.submit(self.store.write, stored)
         try:
-            return answer.result(limit_s)
+            written = writing.result(limit_s)
         except TimeoutError:
-            if not answer.cancel():
-                return answer.result()  # it came just now
+            if not writing.cancel():
+                # In the writer's thread, before it writes this number again.
+                writing.add_done_callback(lambda _: self.store.remove([stored.version]))
             raise StoreError(
                 f"cannot store weights version {stored.version}: the disk did not answer within {limit_s:.0f} s"
             ) from None
+        self._writer.submit(self.store.remove, self.store.accept(written))
+        return written
 
     def _forget(self, number: int) -> None:
         """Hide a version. The writer thread deletes its files before it stores anything else."""

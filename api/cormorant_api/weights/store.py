@@ -13,7 +13,7 @@ skipped at start.
 import mmap
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,7 +92,7 @@ class _Meta(BaseModel):
 
 
 class WeightStore:
-    """The last K versions of every model. Thread-safe; one thread at a time may put."""
+    """The last K versions of every model. Thread-safe; one thread at a time may write."""
 
     def __init__(self, folder: Path | None, *, keeps: int) -> None:
         """Open the store, reading what an earlier head left.
@@ -143,15 +143,8 @@ class WeightStore:
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def put(
-        self, stored: StoredVersion, accept: Callable[[StoredVersion], bool] = lambda stored: True
-    ) -> StoredVersion:
-        """Write a version, and make it visible in this process. `keep` makes it visible to the next head, once the
-        fleet has accepted it.
-
-        Args:
-            stored: the version.
-            accept: told the version as it becomes visible; False removes it again.
+    def write(self, stored: StoredVersion) -> StoredVersion:
+        """Write a version to the disk. Nobody sees it before `accept`.
 
         Returns:
             The same version, backed by the stored bytes.
@@ -159,19 +152,22 @@ class WeightStore:
         Raises:
             StoreError: it could not be written; nothing is left of it.
         """
-        if self._folder is not None:
-            try:
-                stored = self._write(self._folder, stored)
-            except OSError as error:
-                raise StoreError(f"cannot store weights version {stored.version}: {error}") from error
+        if self._folder is None:
+            return stored
+        try:
+            return self._write(self._folder, stored)
+        except OSError as error:
+            raise StoreError(f"cannot store weights version {stored.version}: {error}") from error
+
+    def accept(self, stored: StoredVersion) -> list[int]:
+        """Make a written version visible in this process. `keep` makes it visible to the next head, once the fleet has
+        accepted it. Returns versions that this one hides; `remove` deletes their files.
+        """
         with self._lock:
-            dropped = [stored.version]
-            if accept(stored):
-                kept = {**self._versions, stored.version: stored}
-                dropped = _past(kept, self.keeps)
-                self._versions = {number: found for number, found in kept.items() if number not in dropped}
-        self.remove(dropped)
-        return stored
+            kept = {**self._versions, stored.version: stored}
+            dropped = _past(kept, self.keeps)
+            self._versions = {number: found for number, found in kept.items() if number not in dropped}
+        return dropped
 
     def forget(self, number: int) -> None:
         """Hide a version that the fleet refused. `remove` deletes its files."""

@@ -289,20 +289,24 @@ def test_a_version_leaves_room_for_those_after_it(endless: Served) -> None:
 
 
 def test_publishes_that_a_hung_disk_holds_up_are_refused(endless: Served, monkeypatch: Any) -> None:
-    before, publisher = current(endless), endless.server.head.running.publisher
+    before, thawed, publisher = current(endless), threading.Event(), endless.server.head.running.publisher
+    write = publisher.store.write
     monkeypatch.setattr(publisher, "within_s", 1.0)
+    monkeypatch.setattr(publisher.store, "write", lambda stored: thawed.wait(60) and write(stored))
     refused: list[tuple[int, str]] = []
 
     def put(number: int) -> None:
         reply = endless.writer.put(PATH, weights_file(1000 + number))
         refused.append((reply.status, reply.json["detail"]))
 
-    with publisher.store._lock:  # as long as it is held here, no version is stored
+    try:
         puts = [threading.Thread(target=put, args=(number,)) for number in range(4)]
         for started in puts:
             started.start()
         for started in puts:
             started.join(30)
+    finally:
+        thawed.set()
     assert [status for status, _ in refused] == [503] * 4
     reasons = {reason for _, reason in refused}
     silent = f"cannot store weights version {before + 1}: the disk did not answer within 1 s; nothing was published"

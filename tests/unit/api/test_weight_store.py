@@ -33,7 +33,7 @@ def version(number: int, **models: bytes) -> StoredVersion:
 
 
 def put(store: WeightStore, stored: StoredVersion) -> None:
-    store.put(stored)
+    store.remove(store.accept(store.write(stored)))
     store.keep(stored.version)
 
 
@@ -78,7 +78,7 @@ def test_a_new_store_finds_what_the_last_one_kept(tmp_path: Path) -> None:
 def test_a_version_is_the_next_heads_once_it_was_accepted(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, keeps=5)
     put(store, version(3, policy=b"policy-3"))
-    store.put(version(4, policy=b"policy-4"))
+    store.accept(store.write(version(4, policy=b"policy-4")))
     assert read(store, "policy") == b"policy-4"
     shutil.copytree(tmp_path / "weights", tmp_path / "next" / "weights")
     assert WeightStore(tmp_path / "next", keeps=5).newest == 3
@@ -155,16 +155,10 @@ def test_a_version_keeps_its_statistics_and_others_say_nothing(tmp_path: Path) -
     assert found.statistics.document() == statistics.document()
 
 
-def test_version_that_came_too_late_is_removed_unseen(tmp_path: Path) -> None:
+def test_version_that_was_not_accepted_is_removed_unseen(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, keeps=1)
     put(store, version(1, policy=b"policy-1"))
-    seen: list[int] = []
-
-    def refuse(late: StoredVersion) -> bool:
-        seen.extend((late.version, store.newest))
-        return False
-
-    store.put(version(2, policy=b"policy-2"), refuse)
-    assert seen == [2, 1]
+    store.write(version(2, policy=b"policy-2"))
     assert (store.newest, read(store, "policy")) == (1, b"policy-1"), "the version before it is not dropped for it"
-    assert WeightStore(tmp_path, keeps=1).newest == 1
+    store.remove([2])
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["1"]
