@@ -13,7 +13,7 @@ from cormorant_api.http.docs_page import render
 from cormorant_api.live import page_files
 from cormorant_api.live.moments import Moments
 from cormorant_api.live.previews import Previews
-from cormorant_api.routes import batches, control, live, pauses, state, status, weights
+from cormorant_api.routes import batches, control, events, live, pauses, state, status, weights
 from cormorant_api.routes.request_metrics import RequestMetrics
 from cormorant_contract.base import in_json_schema_words
 from cormorant_contract.rest.batches import MemoryBatch
@@ -52,7 +52,7 @@ def make_app(head: Head | None = None) -> FastAPI:
     if head is not None:
         app.state.live, app.state.previews = Moments(head), Previews(head)
         head.watchers.append(app.state.live.observe)
-    for module in (weights, batches, pauses, state, status, live, control):
+    for module in (weights, batches, pauses, state, status, events, live, control):
         app.include_router(module.router)
     app.include_router(status.health)
     problems.install(app)

@@ -1,8 +1,8 @@
-"""Bulk bytes on their way out: pieces of memory in bounded chunks, at the pace of the reader."""
+"""Bytes on their way out at the pace of the reader: pieces of memory in bounded chunks, and server-sent events."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -12,10 +12,13 @@ from cormorant_api.notifier import AsyncNotifier
 CHUNK_BYTES = 4 * 1024 * 1024
 ABORT_KEY = "cormorant.abort"
 """Key in scope["state"] of a callable that aborts the connection, dropping unsent data. Set by `protocol.py`."""
+STILL_HERE = b": still here\n\n"
+"""A comment in a stream of events: no event, and the connection lives."""
+_EVENT_STALL_S = 30.0
 
 
 class SlowReader(Exception):
-    """The client took too long to read one chunk; the connection was aborted."""
+    """The client took too long to read one chunk, so that the connection was aborted, or fell behind."""
 
 
 def chunks_of(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
@@ -108,3 +111,41 @@ class BufferResponse(Response):
         finally:
             if self._on_end is not None:
                 self._on_end(is_whole)
+
+
+class EventStream(Response):
+    """Server-sent events for one listener, until they end or it disconnects or reads too slowly."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: Callable[[Hangup], AsyncGenerator[bytes]],
+        *,
+        notifier: AsyncNotifier,
+        on_end: Callable[[bool], None],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Describe the answer.
+
+        Args:
+            events: encoded events; ends soon after a hang-up.
+            notifier: notified of a hang-up.
+            on_end: called once at the end; True if the listener read too slowly.
+        """
+        super().__init__(None, headers={"Cache-Control": "no-store", **(headers or {})})
+        del self.headers["content-length"]
+        self._events, self._notifier, self._on_end = events, notifier, on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        was_slow = False
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async with Hangup(receive, notifier=self._notifier) as hangup, aclosing(self._events(hangup)) as events:
+                async for data in events:
+                    await send_within(send, scope, data, timeout_s=_EVENT_STALL_S)
+        except SlowReader:
+            was_slow = True
+        finally:
+            self._on_end(was_slow)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,26 +1,33 @@
 """Endpoints of the live page: the stream of moments and previews of environments."""
 
+from collections.abc import AsyncGenerator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
+from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
-from cormorant_api.live.moments import Moments
+from cormorant_api.http.transfer import STILL_HERE, EventStream, Hangup
+from cormorant_api.live.moments import Moments, as_frame
 from cormorant_api.live.previews import Previews
-from cormorant_api.live.stream import LiveStream
-from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, guarded, head_of
+from cormorant_api.routes.routing import BINARY, EVENT_STREAM, Answers, GuardedRoute, guarded, head_of
 from cormorant_contract.base import COUNT_MAX
+from cormorant_contract.rest.live import Bye, Hello
 from cormorant_contract.rest.problems import ProblemType
+from cormorant_worker.errors import CormorantError
 
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
 PNG = "image/png"
+_HEARTBEAT_S = 5.0
+_LOOK_S = 1.0
+"""Interval for noticing that the head closes when moments stop."""
 
 _STREAM: Answers = {
     200: {
         "description": "Server-sent events: hello, opening, one moment per second, bye.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": EVENT_STREAM,
     }
 }
 _PICTURE: Answers = {200: {"description": "A PNG file, grey or RGB.", "content": {PNG: BINARY}}}
@@ -36,7 +43,13 @@ async def stream_live(request: Request) -> Response:
     live: Moments = request.app.state.live
     if not live.enter():
         raise ApiError(ProblemType.BUSY, "too many pages watch this job; close some of them", retry_after_s=10)
-    return LiveStream(head, live, role=request.state.role)
+    hello = Hello.model_validate({"role": request.state.role.name.lower()})
+    return EventStream(
+        lambda hangup: _frames(head, live, hello, hangup),
+        notifier=live.notifier,
+        on_end=lambda _: live.leave(),
+        headers={"X-Accel-Buffering": "no"},
+    )
 
 
 @router.get(
@@ -53,3 +66,29 @@ async def get_picture(
     previews: Previews = request.app.state.previews
     png = await previews.peek(worker, env)
     return Response(png, media_type=PNG, headers={"Cache-Control": "no-store"})
+
+
+async def _frames(head: Head, live: Moments, hello: Hello, hangup: Hangup) -> AsyncGenerator[bytes]:
+    yield as_frame("hello", hello)
+    position, idle_s, reason = -1, 0.0, ""
+
+    def is_over() -> bool:
+        return head.is_closing or hangup.happened.is_set()
+
+    try:
+        while not is_over():
+            news = live.read(position) if position >= 0 else None
+            if news is None:
+                news = await head.quick(live.opening, await head.stats())
+            data, position = news
+            idle_s = 0.0 if data else idle_s + _LOOK_S
+            if idle_s >= _HEARTBEAT_S:
+                data, idle_s = STILL_HERE, 0.0
+            if data:
+                yield data
+            heard = position
+            await live.notifier.wait_for(lambda: is_over() or live.moments > heard, timeout_s=_LOOK_S)  # noqa: B023  # ends before the next turn
+    except (ApiError, CormorantError) as error:
+        reason = "" if head.end_state else str(error)  # the status is already sent
+    if not hangup.happened.is_set():
+        yield as_frame("bye", Bye(state=head.end_state, reason=reason or head.failure))

@@ -27,6 +27,7 @@ _ACTING = ("/v1/batches", "/v1/state")
 """A GET of these has effects: it takes batches or pauses the fleet."""
 _JSON_WITHIN_S = 20.0
 BINARY = {"schema": {"type": "string", "format": "binary"}}
+EVENT_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 MOST_JSON_BYTES = 256 * 1024
 ROLE_KEY = "x-cormorant-role"
 _PROBLEM_SCHEMA = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}

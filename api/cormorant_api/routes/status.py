@@ -1,18 +1,16 @@
-"""Status, workers, events, results of an evaluation, health."""
+"""Status, workers, results of an evaluation, health."""
 
 import asyncio
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
-from cormorant_api.routes.event_stream import EventStream
 from cormorant_api.routes.routing import GuardedRoute, guarded, head_of
 from cormorant_api.status import describe, describe_worker
 from cormorant_contract.rest.evaluation import EvaluationTable
@@ -61,32 +59,6 @@ async def get_worker(request: Request, worker: str) -> Worker:
         return describe_worker(head, found, published=fleet.version)
     known = tuple(found.name for found in (await head.stats()).workers)
     raise ApiError(ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known)
-
-
-@router.get(
-    "/v1/events",
-    response_class=Response,
-    **guarded(
-        Role.READ,
-        ProblemType.BUSY,
-        also={
-            200: {
-                "description": "Server-sent events.",
-                "content": {"text/event-stream": {"schema": {"type": "string"}}},
-            }
-        },
-    ),
-)
-async def stream_events(
-    request: Request,
-    last_event_id: Annotated[str, Header(alias="Last-Event-ID", max_length=64)] = "",
-    limit: Annotated[int, Query(ge=0, description="End after this many events; 0: no limit.")] = 0,
-) -> Response:
-    """Stream events: updates, pauses, workers, accepted batches. Send `Last-Event-ID` to resume."""
-    events = head_of(request).events
-    if not events.enter():
-        raise ApiError(ProblemType.BUSY, "too many event streams are open; close some of them", retry_after_s=5)
-    return EventStream(head_of(request), after=last_event_id, limit=limit)
 
 
 @health.get(
