@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from cormorant_api.notifier import AsyncNotifier
-from cormorant_api.tracing import Traces
+from cormorant_api.traces import Traces
 from cormorant_worker.fleet.bookkeeping.batch_queue import Loan
 
 MOST_CONSUMERS = 256

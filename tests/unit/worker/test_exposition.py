@@ -42,10 +42,11 @@ def test_a_counter_follows_a_number_and_never_goes_back() -> None:
 @given(batches=st.lists(VALUES, max_size=3), metric=st.sampled_from([declared.EPISODE_RETURN, declared.EPISODE_LENGTH]))
 def test_many_values_are_observed_as_one_by_one(batches: list[list[float]], metric: Metric) -> None:
     many, single = (Exposition([metric], collectorjob="pong") for _ in range(2))
+    told, asked = (exposition.histogram(metric, env="Pong-v5") for exposition in (many, single))
     for batch in batches:
-        observe_all(many.histogram(metric, env="Pong-v5"), batch)
+        observe_all(told, batch)
         for value in batch:
-            single.histogram(metric, env="Pong-v5").observe(value)
+            asked.observe(value)
     # Sums differ by rounding.
     texts = [exposition.text()[0].decode().splitlines() for exposition in (many, single)]
     counts = [[line for line in lines if "_sum{" not in line] for lines in texts]
