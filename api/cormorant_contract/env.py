@@ -7,7 +7,7 @@ from pydantic import Field, WithJsonSchema
 from cormorant_contract.base import INT32_MAX, Contract, Count32, Entrypoint, JsonObject, Whole
 from cormorant_contract.info import InfoKeys, repeated
 from cormorant_contract.rule import Rule, Transition, Value
-from cormorant_contract.variants import Variant, Variants, variant_rules
+from cormorant_contract.variants import Variant, Variants
 
 MAX_NUM_ENVS = 65536
 NumEnvs = Annotated[Whole, Field(ge=1, le=MAX_NUM_ENVS)]
@@ -198,7 +198,32 @@ class Env(Contract):
                 values={"key": Value(cel="", get=lambda env: repeated(env.info_keys))},
                 path=("info",),
             ),
-            *variant_rules(),
+            Rule(
+                cel="",  # the list is keyed by name: the API server refuses a second item itself
+                holds=lambda env: not repeated(_names(env)),
+                sentence="the name {name} occurs twice in variants; give each variant a name of its own",
+                values={"name": Value(cel="", get=lambda env: repeated(_names(env)))},
+                path=("variants",),
+            ),
+            Rule(
+                cel="!has(self.variants) || !has(self.gymnasium) || !has(self.gymnasium.entrypoint) || "
+                "!self.variants.exists(v, has(v.taskId))",
+                holds=lambda env: not _with_task(env),
+                sentence="a variant has a taskId, but gymnasium.entrypoint names a factory; write kwargs, or use "
+                "gymnasium.id",
+                path=("variants",),
+            ),
+            Rule(
+                cel="!has(self.variants) || !has(self.envpool) || self.envpool.batchSize == 0",
+                holds=lambda env: not env.variants or env.envpool is None or env.envpool.batch_size == 0,
+                sentence="variants step in lockstep, found batchSize {batch}; set batchSize: 0",
+                values={
+                    "batch": Value(
+                        cel="self.envpool.batchSize", get=lambda env: env.envpool.batch_size if env.envpool else 0
+                    )
+                },
+                path=("variants",),
+            ),
         )
 
     @classmethod
@@ -211,3 +236,13 @@ class Env(Contract):
                 sentence="env is immutable because collected data belongs to one environment; create a new job",
             ),
         )
+
+
+def _names(env: Env) -> tuple[str, ...]:
+    return tuple(variant.name for variant in env.variants or ())
+
+
+def _with_task(env: Env) -> list[str]:
+    """Variants that name a task where there is none to take the place of."""
+    has_factory = env.gymnasium is not None and env.gymnasium.entrypoint is not None
+    return [variant.name for variant in env.variants or () if has_factory and variant.task_id is not None]

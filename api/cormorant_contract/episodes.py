@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
@@ -11,9 +11,6 @@ from cormorant_contract.base import Contract, Count32, Flag, JsonObject, Whole
 from cormorant_contract.info import repeated
 from cormorant_contract.rule import Rule, Value
 from cormorant_contract.variants import Variant, seating
-
-if TYPE_CHECKING:
-    from cormorant_contract.spec import CollectorJobSpec
 
 MAX_EPISODES = 100_000
 _MAX_LISTED = 10_000
@@ -165,57 +162,3 @@ class EvaluatedEpisodes(Contract):
 def _given(episodes: EvaluatedEpisodes) -> list[str]:
     found = {"count": episodes.count, "seeds": episodes.seeds, "resetOptions": episodes.reset_options}
     return [name for name, value in found.items() if value is not None]
-
-
-def evaluation_rules() -> "tuple[Rule[CollectorJobSpec], ...]":
-    """What must hold between episodes and the rest of the spec."""
-    return (
-        Rule(
-            cel="!has(self.collection.episodes) || (has(self.output.dataset) && !has(self.output.queue))",
-            holds=lambda spec: (
-                spec.collection.episodes is None or (spec.output.dataset is not None and spec.output.queue is None)
-            ),
-            sentence="collection.episodes needs a folder for its results and delivers no batches; set "
-            "output.dataset.uri and remove output.queue",
-            path=("output",),
-        ),
-        Rule(
-            cel="!has(self.collection.episodes) || !self.workerGroups.exists(g, has(g.role) && g.role == 'inference')",
-            holds=lambda spec: spec.collection.episodes is None or not spec.is_served,
-            sentence="an evaluation asks the policy for one row at a time, in the workers; remove the groups with role "
-            "inference",
-            path=("workerGroups",),
-        ),
-        Rule(
-            cel="!has(self.collection.episodes) || !has(self.collection.episodes.resetOptions) || "
-            "has(self.env.gymnasium)",
-            holds=lambda spec: (
-                spec.collection.episodes is None
-                or spec.collection.episodes.reset_options is None
-                or spec.env.gymnasium is not None
-            ),
-            sentence="resetOptions need a gymnasium environment: EnvPool takes no options at a reset; use seeds",
-            path=("collection", "episodes"),
-        ),
-        Rule(
-            cel="!has(self.collection.episodes) || self.collection.episodes.perTask || has(self.env.variants)",
-            holds=lambda spec: (
-                spec.collection.episodes is None or spec.collection.episodes.per_task or bool(spec.env.variants)
-            ),
-            sentence="perTask: false shares the episodes among env.variants, and there are none; remove perTask, or "
-            "add variants",
-            path=("collection", "episodes"),
-        ),
-        Rule(
-            cel="!has(self.collection.episodes) || !has(self.collection.episodes.checkpoints) || "
-            "(has(self.policy.entrypoint) && self.policy.initialWeights == '')",
-            holds=lambda spec: (
-                spec.collection.episodes is None
-                or spec.collection.episodes.checkpoints is None
-                or (spec.policy.entrypoint is not None and not spec.policy.initial_weights)
-            ),
-            sentence="checkpoints are weights for policy.entrypoint in place of policy.initialWeights; set the "
-            "entrypoint and remove initialWeights",
-            path=("collection", "episodes"),
-        ),
-    )

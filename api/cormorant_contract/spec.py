@@ -8,11 +8,11 @@ from pydantic import Field
 from cormorant_contract.base import CONTROLLER_PATTERN, OPTIONAL_LABEL_PATTERN, Contract, Flag, Text, keyed_by
 from cormorant_contract.collection import Collection
 from cormorant_contract.env import Env
-from cormorant_contract.episodes import evaluation_rules
 from cormorant_contract.output import Output, QueueOutput
 from cormorant_contract.policy import Code, Policy
 from cormorant_contract.rule import Rule, Transition, Value
 from cormorant_contract.run_policy import RunPolicy
+from cormorant_contract.variants import seats_of
 from cormorant_contract.workers import Head, Inference, Replicas, WorkerGroup
 
 CONTROLLER = "cormorant.dev/operator"
@@ -98,7 +98,7 @@ class CollectorJobSpec(Contract):
         return (
             *_BATCH_RULES,
             *_METRIC_RULES,
-            *evaluation_rules(),
+            *_EVALUATION_RULES,
             *_LEARNER_RULES,
             *_GROUP_RULES,
             *_ROLE_RULES,
@@ -197,6 +197,56 @@ def _shaped(spec: CollectorJobSpec) -> list[str]:
     shaped = {item.key for item in spec.env.info or () if item.shape}
     return [metric.name for metric in spec.collection.episode_metrics or () if metric.key in shaped]
 
+
+_EVALUATION_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+    Rule(
+        cel="!has(self.collection.episodes) || (has(self.output.dataset) && !has(self.output.queue))",
+        holds=lambda spec: (
+            spec.collection.episodes is None or (spec.output.dataset is not None and spec.output.queue is None)
+        ),
+        sentence="collection.episodes needs a folder for its results and delivers no batches; set "
+        "output.dataset.uri and remove output.queue",
+        path=("output",),
+    ),
+    Rule(
+        cel="!has(self.collection.episodes) || !self.workerGroups.exists(g, has(g.role) && g.role == 'inference')",
+        holds=lambda spec: spec.collection.episodes is None or not spec.is_served,
+        sentence="an evaluation asks the policy for one row at a time, in the workers; remove the groups with role "
+        "inference",
+        path=("workerGroups",),
+    ),
+    Rule(
+        cel="!has(self.collection.episodes) || !has(self.collection.episodes.resetOptions) || has(self.env.gymnasium)",
+        holds=lambda spec: (
+            spec.collection.episodes is None
+            or spec.collection.episodes.reset_options is None
+            or spec.env.gymnasium is not None
+        ),
+        sentence="resetOptions need a gymnasium environment: EnvPool takes no options at a reset; use seeds",
+        path=("collection", "episodes"),
+    ),
+    Rule(
+        cel="!has(self.collection.episodes) || self.collection.episodes.perTask || has(self.env.variants)",
+        holds=lambda spec: (
+            spec.collection.episodes is None or spec.collection.episodes.per_task or bool(spec.env.variants)
+        ),
+        sentence="perTask: false shares the episodes among env.variants, and there are none; remove perTask, or "
+        "add variants",
+        path=("collection", "episodes"),
+    ),
+    Rule(
+        cel="!has(self.collection.episodes) || !has(self.collection.episodes.checkpoints) || "
+        "(has(self.policy.entrypoint) && self.policy.initialWeights == '')",
+        holds=lambda spec: (
+            spec.collection.episodes is None
+            or spec.collection.episodes.checkpoints is None
+            or (spec.policy.entrypoint is not None and not spec.policy.initial_weights)
+        ),
+        sentence="checkpoints are weights for policy.entrypoint in place of policy.initialWeights; set the "
+        "entrypoint and remove initialWeights",
+        path=("collection", "episodes"),
+    ),
+)
 
 _LEARNER_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     Rule(
@@ -415,3 +465,24 @@ _ROLE_RULES: tuple[Rule[CollectorJobSpec], ...] = (
         path=("workerGroups",),
     ),
 )
+
+
+def unplayed(spec: CollectorJobSpec) -> str:
+    """What is wrong where the fleet, scaled as far as the manifest lets it, has no environment for some variants; empty
+    where it has.
+    """
+    variants, num_envs = spec.env.variants or (), spec.env.num_envs
+    weight = sum(variant.weight for variant in variants)
+    played, envs = set[int](), 0
+    for number, group in enumerate(spec.worker_groups):
+        size = spec.size_of(group) if group.replicas is not None else max(spec.replicas, group.max_replicas or 0)
+        if not group.serves:
+            envs += size * num_envs
+            played.update(seats_of(variants, group_number=number, index=0, num_envs=min(weight, size * num_envs)))
+    missing = [variant.name for task_id, variant in enumerate(variants) if task_id not in played]
+    if not missing or not envs or spec.collection.episodes is not None:  # an evaluation plays the variants of its list
+        return ""
+    return (
+        f"no environment plays the variants {', '.join(missing)}: the fleet has {envs} environments for "
+        f"{len(variants)} variants; raise numEnvs or the number of workers, or change the weights"
+    )

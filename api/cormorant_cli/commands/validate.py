@@ -9,7 +9,7 @@ import typer
 
 from cormorant_contract.errors import ManifestError, Problem
 from cormorant_contract.job import CollectorJob
-from cormorant_contract.variants import unplayed
+from cormorant_contract.spec import unplayed
 from cormorant_manifest.entrypoints import missing_entrypoints
 from cormorant_manifest.reader import STDIN, load_jobs
 

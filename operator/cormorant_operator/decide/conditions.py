@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cormorant_contract.children import tokens_secret
+from cormorant_contract.spec import unplayed
 from cormorant_contract.status import CollectorJobStatus, Condition, ConditionType
-from cormorant_contract.variants import unplayed
 from cormorant_operator.decide import progress
 from cormorant_operator.decide.obstacles import acceptance_trouble, scheduling_trouble
 from cormorant_operator.decide.outcome import how_it_ended

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from cormorant_contract.collection import Normalize
 from cormorant_contract.metrics.head import FLEET_METRICS
-from cormorant_contract.normalize import Normalize
 from cormorant_postproc import PostprocError, normalized
 from cormorant_testing.collecting import make_collector, make_job
 from cormorant_testing.policies import numbered

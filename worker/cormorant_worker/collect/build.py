@@ -9,11 +9,11 @@ import numpy as np
 import structlog
 import torch
 
+from cormorant_contract.collection import Normalize
 from cormorant_contract.env import Env as EnvBlock
 from cormorant_contract.env import EnvPoolEnv as EnvPoolBlock
 from cormorant_contract.env import GymnasiumEnv as GymnasiumBlock
 from cormorant_contract.job import CollectorJob
-from cormorant_contract.normalize import Normalize
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.env_sources import env_factory, envpool_task, info_fields, vectorize

@@ -8,7 +8,7 @@ Frames keep the raw values. Statistics change where weights do: between batches,
 import gymnasium
 import numpy as np
 
-from cormorant_contract.normalize import Normalize
+from cormorant_contract.collection import Normalize
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.normalize.moments import REWARD, RunningMoments, Statistics
 from cormorant_worker.policy.actor import Acted, PolicyActor
