@@ -20,7 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from cormorant_api.errors import HeadError
 from cormorant_api.traces import Traces
 from cormorant_contract.rest.updates import FINAL_STATES, Update
-from cormorant_worker.fleet.bookkeeping.batch_queue import Loan
+from cormorant_worker.fleet.batch_queue import Loan
 
 log = structlog.get_logger()
 

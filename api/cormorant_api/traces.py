@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from cormorant_contract.rest.updates import Update
-from cormorant_worker.fleet.bookkeeping.batch_queue import Loan
+from cormorant_worker.fleet.batch_queue import Loan
 
 
 class Traces:

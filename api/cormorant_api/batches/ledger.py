@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 from cormorant_api.notifier import AsyncNotifier
 from cormorant_api.traces import Traces
-from cormorant_worker.fleet.bookkeeping.batch_queue import Loan
+from cormorant_worker.fleet.batch_queue import Loan
 
 MOST_CONSUMERS = 256
 """Number of remembered consumers; the least recently seen is dropped first."""

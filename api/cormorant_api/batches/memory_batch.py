@@ -10,7 +10,7 @@ import numpy as np
 from cormorant_api.batches.ledger import Lent
 from cormorant_contract.rest.batches import MemoryBatch, MemoryPart, MemoryTensor
 from cormorant_contract.tensor_file import TensorEntry, parse_header
-from cormorant_worker.fleet.bookkeeping.batch_queue import Loan
+from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.wire import WireBatch
 from cormorant_worker.shared_memory import SharedMemory
 

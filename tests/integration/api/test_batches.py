@@ -131,7 +131,7 @@ def test_calls_that_wait_for_a_frozen_worker_leave_batches_their_threads(tmp_pat
         pid = served.reader.get("/v1/workers/cpu-0").json["pid"]
         os.kill(pid, signal.SIGSTOP)
         try:
-            frozen = served.fleet._core.pool.workers["cpu", 0]
+            frozen = served.fleet._core.slots["cpu", 0].worker
             # Batches are taken until it has a ticket; the other worker fills the queue again.
             until(lambda: frozen.tickets or served.data.take(wait=1).status == 0)
             until(lambda: served.reader.get("/v1/status").json["queue"]["waiting"])

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from cormorant_testing import fleets
+from cormorant_worker.fleet.turn.loop import FleetLoop
 
+FleetLoop.validates = True
 STORE_BYTES = 200 << 20
 
 

@@ -143,7 +143,7 @@ def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
         began = time.monotonic()
         fleet.pause()
         assert time.monotonic() - began < 20
-        until(lambda: [w.attempt for w in collecting(fleet)] == [1, 0] and fleet._core.pool.is_complete)
+        until(lambda: [w.attempt for w in collecting(fleet)] == [1, 0] and fleet._core.slots.is_complete)
         assert steady(fleet)
         fleet.resume()
         for batch in fleet.batches():
@@ -286,7 +286,7 @@ def test_worker_killed_during_a_restore_is_named_and_it_can_be_repeated() -> Non
 
         restoring = threading.Thread(target=restore)
         restoring.start()
-        until(lambda: "restore" in fleet._core.pool.workers["cpu", 0].unanswered.values())
+        until(lambda: "restore" in fleet._core.slots["cpu", 0].worker.unanswered.values())
         os.kill(victim, signal.SIGKILL)
         restoring.join(60)
         assert [str(error) for error in failed] == ["cpu-0 ended and could not restore its state; call again"]
@@ -306,7 +306,7 @@ def test_replacement_after_a_restore_repeats_nothing() -> None:
     with start(job, workers=1) as fleet:
         checker.take(fleet.take(copy=True).tensordict)
         os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
-        until(lambda: fleet.stats().workers and fleet.stats().workers[0].attempt == 1 and fleet._core.pool.is_complete)
+        until(lambda: fleet.stats().workers and fleet.stats().workers[0].attempt == 1 and fleet._core.slots.is_complete)
         fleet.pause()
         saved = fleet.state()
         for batch in waiting_batches(fleet):
@@ -315,7 +315,7 @@ def test_replacement_after_a_restore_repeats_nothing() -> None:
         fleet.restore(saved)
         assert not ids_of([fleet.take(copy=True).tensordict]) & checker.used_ids
         os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
-        until(lambda: fleet.stats().workers and fleet.stats().workers[0].attempt == 3 and fleet._core.pool.is_complete)
+        until(lambda: fleet.stats().workers and fleet.stats().workers[0].attempt == 3 and fleet._core.slots.is_complete)
         found = [fleet.take(copy=True).tensordict for _ in range(12)]
         assert not ids_of(found) & checker.used_ids
         for batch in found:

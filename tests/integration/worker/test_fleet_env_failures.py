@@ -7,7 +7,7 @@ import pytest
 from cormorant_testing.collecting import make_job
 from cormorant_testing.vectors import COUNTING
 from cormorant_worker.errors import EnvCrashed, WorkerFailed
-from cormorant_worker.fleet.bookkeeping.env_failures import EnvFailures
+from cormorant_worker.fleet.counters import EnvFailures
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.worker.runtime import describe_failure

@@ -50,7 +50,7 @@ def test_frozen_worker_and_publishes_hold_nobody_up(engine: str) -> None:
             os.kill(frozen, signal.SIGCONT)
         # It was told of few of them: the newest wins.
         until(lambda: fleet.receipt(300).waiting == ())
-        handle = fleet._core.pool.workers.get(("cpu", 0))
+        handle = fleet._core.slots["cpu", 0].worker
         if handle is not None:  # it may have been replaced on a busy machine
             assert len(handle.unanswered) <= 1
 
@@ -86,14 +86,14 @@ def test_frozen_worker_of_a_paused_fleet_is_replaced() -> None:
 def test_worker_that_hangs_in_its_storage_has_a_limit_of_its_own(tmp_path: Path, limit_s: float) -> None:
     job = make_job(num_envs=2, lengths=5, collection={"framesPerBatch": 20}, dataset=f"file://{tmp_path}/data")
     with Fleet(job, FleetOptions(workers=1, hang_timeout_s=0.5, store_timeout_s=limit_s)) as fleet:
-        handle = fleet._core.pool.workers["cpu", 0]
+        handle = fleet._core.slots["cpu", 0].worker
         # As its heartbeat says when a write to a hung file system does not return.
         until(lambda: handle.landed_frames > 0)
         os.kill(handle.connection.pid, signal.SIGSTOP)
         handle.connection.heartbeat.enter(4)
         if limit_s > 60:
             time.sleep(1.5)
-            assert fleet._core.pool.workers["cpu", 0] is handle
+            assert fleet._core.slots["cpu", 0].worker is handle
         else:
             until(lambda: is_replaced(fleet))
 
@@ -103,7 +103,7 @@ def test_silence_of_the_fleet_itself_is_no_workers_fault() -> None:
     with Fleet(job, FleetOptions(workers=1, hang_timeout_s=2.0)) as fleet:
         with fleet._changed:
             time.sleep(3.0)  # as if this process had been stopped
-            fleet._core.pool.workers["cpu", 0].last_progress -= 0.5
+            fleet._core.slots["cpu", 0].worker.last_progress -= 0.5
             assert fleet.silent_s > 2.0
         time.sleep(0.3)
         assert not is_replaced(fleet)
@@ -125,7 +125,7 @@ def test_stats_without_workers_are_the_same_but_for_them() -> None:
 def test_worker_that_ends_without_being_told_holds_up_no_caller() -> None:
     job = make_job(num_envs=2, lengths=5, step_s=0.001)
     with Fleet(job, FleetOptions(workers=2)) as fleet:
-        handle = fleet._core.pool.workers["cpu", 0]
+        handle = fleet._core.slots["cpu", 0].worker
         is_waiting, may_end = threading.Event(), threading.Event()
         end = handle.connection.describe_end
 

@@ -139,7 +139,7 @@ def test_killing_half_of_the_workers_loses_and_repeats_nothing(ray_cluster: None
                 for pid in pids(fleet)[:2]:
                     os.kill(pid, signal.SIGKILL)
                     killed.append(pid)
-                until(lambda: fleet.stats().restarts == len(killed) and fleet._core.pool.is_complete)
+                until(lambda: fleet.stats().restarts == len(killed) and fleet._core.slots.is_complete)
         stats = fleet.stats()
         assert checker.frames == stats.frames == 3000
         assert stats.restarts == len(killed) == 4

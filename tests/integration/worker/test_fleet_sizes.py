@@ -29,7 +29,7 @@ def test_file_limit_grows_with_the_workers_and_suffices() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before + 10, hard))  # more than one worker's, fewer than three's
         try:
             fleet.resize(4)
-            until(lambda: fleet._core.pool.is_complete)
+            until(lambda: fleet._core.slots.is_complete)
             for _ in range(20):
                 assert fleet.take(timeout_s=30) is not None
             assert 3 * 4 < num_open() - before <= 3 * LocalEngine.descriptors_each
@@ -49,7 +49,7 @@ def test_workers_of_all_groups_are_spread_over_devices() -> None:
     groups = [{"name": "a"}, {"name": "b", "replicas": 1}]
     job = make_job(num_envs=1, lengths=5, workers=2, worker_groups=groups)
     with Fleet(job, FleetOptions(workers=3), engine=Asked()) as fleet:
-        until(lambda: fleet._core.pool.is_complete)
+        until(lambda: fleet._core.slots.is_complete)
         assert sorted(Asked.numbers) == [("cpu", 0), ("cpu", 1), ("cpu", 2)]
         assert [(worker.name, worker.device) for worker in fleet.stats().workers] == [
             ("a-0", "cpu"), ("a-1", "cpu"), ("b-0", "cpu"),

@@ -127,7 +127,7 @@ def test_late_node_gets_a_worker_with_current_weights() -> None:
                     join("slot:cpu-1")
                     # The job's end must not come before the worker.
                     deadline = time.monotonic() + 90
-                    while not fleet._core.pool.is_complete and time.monotonic() < deadline:
+                    while not fleet._core.slots.is_complete and time.monotonic() < deadline:
                         time.sleep(0.05)
             versions = {s.version for (a, _), s in checker.streams.items() if a[1] == 1}
             told(fleet, checker, waiting=waiting, versions_of_late=sorted(versions))
@@ -152,7 +152,8 @@ def test_workers_are_placed_by_resources_with_their_code(tmp_path: Path) -> None
         cluster = make_cluster(num_cpus=2)
         cluster.add_node(num_cpus=2, num_gpus=1, **STORE)
         def places(fleet):
-            return [member.connection._node_id for _, member in sorted(fleet._core.pool.workers.items())]
+            members = sorted(fleet._core.slots.workers, key=lambda member: member.slot.key)
+            return [member.connection._node_id for member in members]
 
         def job(entrypoint, **group):
             document = make_job(num_envs=2, lengths=4).to_document()

@@ -22,7 +22,7 @@ from cormorant_testing.wire_bytes import encode_blocks
 from cormorant_worker.collect.batch import stack_workers, to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.seeding import SeedPath
-from cormorant_worker.fleet.bookkeeping.batch_queue import Loan, LoanPart
+from cormorant_worker.fleet.batch_queue import Loan, LoanPart
 from cormorant_worker.fleet.wire import encode
 
 

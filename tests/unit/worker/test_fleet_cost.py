@@ -22,7 +22,7 @@ def test_one_number_costs_the_same_for_any_number_of_workers(tmp_path: Path, has
             fleet.pause()
             for _ in range(4):  # each reads some heartbeats
                 fleet.stats(workers=False)
-            handles = fleet._core.pool.workers.values()
+            handles = tuple(fleet._core.slots.workers)
             stats = fleet.stats(workers=False)
             assert stats.undurable_frames == has_dataset * sum(handle.landed_frames for handle in handles)
             assert [fleet.worker(name) for name in ("cpu-0007", "cpu-x", "cpu", "cpu-" + "9" * 5000)] == [None] * 4

@@ -9,10 +9,10 @@ import pytest
 from cormorant_testing.collecting import make_job
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import Timing, spent_ns
-from cormorant_worker.fleet.bookkeeping.counters import FleetCounters
-from cormorant_worker.fleet.bookkeeping.hang_detector import HangDetector
-from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
+from cormorant_worker.fleet.counters import FleetCounters
+from cormorant_worker.fleet.hang_detector import HangDetector
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.slot import Slot, SlotState, WorkerHandle
 from cormorant_worker.heartbeat_layout import NUM_TIMING
 from cormorant_worker.worker.heartbeat import Phase
 
@@ -62,9 +62,11 @@ def test_a_frozen_server_is_found_by_its_own_history(act_s: int, limit_s: int) -
 
 
 def detector_of(connection: Any, *, hang_timeout_s: float = 10.0) -> HangDetector:
-    handle = WorkerHandle(connection, deque(), stream=connection.place, last_progress=0.0, is_ready=True)
+    place = connection.place
+    slot = Slot((place.group, place.index), is_server=place.is_server, state=SlotState.WORKING)
+    handle = slot.worker = WorkerHandle(slot, connection, deque(), last_progress=0.0, reached=SlotState.WORKING)
     handle.tickets[1] = None  # type: ignore[assignment]  # that there is one is all that counts
     options = FleetOptions(hang_timeout_s=hang_timeout_s)
-    detector = HangDetector(make_job(), options, {handle.slot: handle}, FleetCounters())
-    detector.add(handle.slot)
+    detector = HangDetector(make_job(), options, FleetCounters())
+    detector.add(handle)
     return detector

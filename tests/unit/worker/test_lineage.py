@@ -6,18 +6,19 @@ import pytest
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.errors import StateError
-from cormorant_worker.fleet.bookkeeping.lineage import Lineage
 from cormorant_worker.fleet.fleet_state import FleetState
+from cormorant_worker.fleet.lineage import Lineage
+from cormorant_worker.fleet.slot import Slot
 from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import Sealed
 
-ZERO, ONE, TWO = ("cpu", 0), ("cpu", 1), ("cpu", 2)
+
+def make_lineage(*, epoch: int = 0, warmup: int = 0) -> Lineage:
+    return Lineage(epoch=epoch, warmup_frames=warmup)
 
 
-def make_lineage(*, epoch: int = 0, warmup: int = 0, **written: int) -> Lineage:
-    return Lineage(
-        epoch=epoch, written={("cpu", int(name[1:])): n for name, n in written.items()}, warmup_frames=warmup
-    )
+def make_slots(number: int) -> tuple[Slot, ...]:
+    return tuple(Slot(("cpu", index)) for index in range(number))
 
 
 def sealed(frames: int, *, random: int = 0, next_trajectory: int = 0) -> Sealed:
@@ -29,21 +30,21 @@ def sealed(frames: int, *, random: int = 0, next_trajectory: int = 0) -> Sealed:
     )  # fmt: skip
 
 
-def saved(lineage: Lineage, *, dataset: str = "") -> FleetState:
+def saved(lineage: Lineage, *slots: Slot, dataset: str = "") -> FleetState:
     return FleetState(
         frames=0, version=PolicyVersion(0), weights=b"", seed=0, workers={}, run=lineage.run, epoch=lineage.epoch,
-        dataset=dataset, attempts={"{}-{}".format(*slot): n for slot, n in lineage.attempts.items()},
-        written={"{}-{}".format(*slot): n for slot, n in lineage.written.items()},
+        dataset=dataset, attempts={slot.name: slot.attempt for slot in slots},
+        written={slot.name: slot.written for slot in slots},
     )  # fmt: skip
 
 
 def test_no_two_processes_of_a_job_share_seeds_or_ids() -> None:
     places = []
     for epoch in range(3):
-        lineage = make_lineage(epoch=epoch)
+        lineage, (_, one) = make_lineage(epoch=epoch), make_slots(2)
         for _ in range(1_100):  # more than `maxRestartsPerSlot` allows: these were scaled down, or evicted
-            place = lineage.begin(WorkerPlace(group="cpu", index=1), batch_ids=100)
-            lineage.landed(ONE, sealed(10, next_trajectory=place.first_trajectory + 40))
+            place = lineage.begin(one, WorkerPlace(group="cpu", index=1), batch_ids=100)
+            lineage.landed(one, sealed(10, next_trajectory=place.first_trajectory + 40))
             places.append(place)
     assert len({place.first_trajectory for place in places}) == len(places)
     assert len({tuple(place.seeds.env_seeds(1)) for place in places}) == len(places)
@@ -54,48 +55,54 @@ def test_no_two_processes_of_a_job_share_seeds_or_ids() -> None:
 
 
 def test_an_attempt_begins_above_what_its_predecessors_delivered() -> None:
-    lineage = make_lineage()
-    lineage.begin(WorkerPlace(group="cpu"))
-    lineage.landed(ZERO, sealed(10, next_trajectory=5 << 24))
-    assert lineage.begin(WorkerPlace(group="cpu"), batch_ids=100).first_trajectory == (5 << 24) + 400
+    lineage, (zero,) = make_lineage(), make_slots(1)
+    lineage.begin(zero, WorkerPlace(group="cpu"))
+    lineage.landed(zero, sealed(10, next_trajectory=5 << 24))
+    assert lineage.begin(zero, WorkerPlace(group="cpu"), batch_ids=100).first_trajectory == (5 << 24) + 400
 
 
 def test_replacements_collect_the_random_frames_that_are_missing() -> None:
-    lineage = make_lineage(warmup=101)
-    assert [lineage.warmup_of(slot, (ZERO, ONE)) for slot in (ZERO, ONE)] == [51, 50]
-    lineage.landed(ZERO, sealed(20, random=20))
-    assert lineage.warmup_of(ZERO, (ZERO, ONE)) == 31
-    lineage.landed(ZERO, sealed(40, random=30))
-    assert lineage.warmup_of(ZERO, (ZERO, ONE)) == 1
-    lineage.landed(ZERO, sealed(40, random=1))
-    assert lineage.warmup_of(ZERO, (ZERO, ONE)) == 0
-    assert lineage.warmup_of(TWO, (ZERO, ONE, TWO)) == 0
-    lineage.give_up(ONE)
-    assert lineage.warmup_of(("cpu", 3), (ZERO, TWO, ("cpu", 3))) == 50
+    lineage, slots = make_lineage(warmup=101), make_slots(4)
+    zero, one, two, three = slots
+    assert [lineage.warmup_of(slot, (zero, one)) for slot in (zero, one)] == [51, 50]
+    lineage.landed(zero, sealed(20, random=20))
+    assert lineage.warmup_of(zero, (zero, one)) == 31
+    lineage.landed(zero, sealed(40, random=30))
+    assert lineage.warmup_of(zero, (zero, one)) == 1
+    lineage.landed(zero, sealed(40, random=1))
+    assert lineage.warmup_of(zero, (zero, one)) == 0
+    assert lineage.warmup_of(two, (zero, one, two)) == 0
+    lineage.give_up(one)
+    assert [lineage.warmup_of(slot, (zero, two, three)) for slot in (zero, two, three)] == [0, 0, 50]
+    lineage.landed(three, sealed(30, random=30))
+    lineage.owe_all(slots)
+    assert [slot.warmup_frames for slot in (zero, two, three)] == [51, 0, 50]
 
 
 def test_a_state_is_the_last_while_nothing_has_come_since() -> None:
-    lineage = make_lineage(c0=40)
-    lineage.landed(ONE, sealed(10))
-    state = saved(lineage)
-    assert lineage.is_last(state, ZERO, "")
-    lineage.landed(ONE, sealed(10))
-    assert (lineage.is_last(state, ZERO, ""), lineage.is_last(state, ONE, "")) == (True, False)
+    lineage, (zero, one) = make_lineage(), make_slots(2)
+    zero.written = 40
+    lineage.landed(one, sealed(10))
+    state = saved(lineage, zero, one)
+    assert lineage.is_last(state, zero, "")
+    lineage.landed(one, sealed(10))
+    assert (lineage.is_last(state, zero, ""), lineage.is_last(state, one, "")) == (True, False)
     # Another fleet knows what its dataset says, and nothing without one.
-    state = saved(lineage, dataset="/data")
+    state = saved(lineage, zero, one, dataset="/data")
     known = [(20, "/data", True), (21, "/data", False), (20, "/other", False), (20, "", False)]
     for written, dataset, expected in known:
-        assert make_lineage(c1=written).is_last(state, ONE, dataset) is expected
+        assert make_lineage().is_last(state, Slot(("cpu", 1), written=written), dataset) is expected
 
 
 def test_a_fleet_that_takes_up_a_state_has_an_epoch_of_its_own() -> None:
-    first = make_lineage(epoch=4)
+    first, (theirs, ours) = make_lineage(epoch=4), make_slots(2)
     for _ in range(3):
-        first.begin(WorkerPlace(group="cpu"))
+        first.begin(theirs, WorkerPlace(group="cpu"))
+    ours.key = theirs.key
     same, older, newer = first, make_lineage(epoch=2), make_lineage(epoch=9)
     for lineage in (same, older, newer):
-        lineage.join(saved(first))
+        lineage.join(saved(first, theirs), (ours,))
     assert [lineage.epoch for lineage in (same, older, newer)] == [4, 5, 9]
-    assert older.begin(WorkerPlace(group="cpu")).attempt == 3
+    assert older.begin(ours, WorkerPlace(group="cpu")).attempt == 3
     with pytest.raises(StateError, match="epoch 4095 is the last one"):
-        older.join(replace(saved(first), epoch=4095))
+        older.join(replace(saved(first), epoch=4095), ())

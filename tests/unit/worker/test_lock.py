@@ -12,7 +12,7 @@ from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_testing.collecting import make_job
 from cormorant_worker.errors import DatasetError
-from cormorant_worker.fleet.bookkeeping.dataset_root import DatasetRoot
+from cormorant_worker.fleet.dataset_root import DatasetRoot
 from cormorant_worker.lock import FolderLock, LockHeld, LocksUnsupported
 
 

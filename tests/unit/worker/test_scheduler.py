@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.bookkeeping.batch_queue import BatchQueue, Delivery, RoundShare
-from cormorant_worker.fleet.bookkeeping.scheduler import Grant, Scheduler
+from cormorant_worker.fleet.batch_queue import BatchQueue, Delivery, RoundShare
 from cormorant_worker.fleet.local.block_pool import SharedBlockPool
+from cormorant_worker.fleet.scheduler import Grant, Scheduler
 from cormorant_worker.spaces import Leaf
 from cormorant_worker.worker.messages import Sealed
 
@@ -36,7 +36,7 @@ def sealed(*, num_frames: int, version: int) -> Sealed:
 
 def hand_out(schedule: Scheduler, held: dict[tuple[str, int], int], **limits: int) -> list[Grant]:
     """What `grants` gives when these workers may collect and hold so many tickets."""
-    for slot in tuple(schedule._held):
+    for slot in tuple(schedule.held):
         schedule.may_not_collect(slot)
     for slot, tickets in held.items():
         schedule.may_collect(slot, holds=tickets)

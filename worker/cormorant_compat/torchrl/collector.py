@@ -34,7 +34,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.batch import frames_of
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.errors import FleetClosed, StateError, WeightsError
-from cormorant_worker.fleet.bookkeeping.batch_queue import Loan
+from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import Receipt

@@ -15,7 +15,7 @@ from cormorant_worker.collect.build import build_collector, rebuild
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvRaised, FleetClosed, StateError
-from cormorant_worker.fleet.bookkeeping.batch_queue import Loan, LoanPart
+from cormorant_worker.fleet.batch_queue import Loan, LoanPart
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.stats import FleetStats, Receipt, WorkerStats
 from cormorant_worker.weights.blob import WeightsBlob

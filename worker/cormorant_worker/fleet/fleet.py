@@ -23,22 +23,20 @@ import torch
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StaleWeights, WeightsError
-from cormorant_worker.fleet.bookkeeping.batch_queue import Batch, Delivery, Loan
-from cormorant_worker.fleet.bookkeeping.core import FleetCore
+from cormorant_worker.fleet.batch_queue import Batch, Delivery, Loan
+from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.events import Listener
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.local.engine import LocalEngine
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.slot import WorkerHandle
 from cormorant_worker.fleet.staleness import StalenessWarning
 from cormorant_worker.fleet.stats import FleetStats, Receipt, WorkerStats
 from cormorant_worker.fleet.transport import Engine, Payload
-from cormorant_worker.fleet.turn.bootstrap import Bootstrap
 from cormorant_worker.fleet.turn.inbox import Inbox
-from cormorant_worker.fleet.turn.loop import FleetLoop
+from cormorant_worker.fleet.turn.life import SlotLife
+from cormorant_worker.fleet.turn.loop import ConnectionSelector, FleetLoop
 from cormorant_worker.fleet.turn.quiesce import Quiesce
-from cormorant_worker.fleet.turn.reaper import Reaper
-from cormorant_worker.fleet.turn.selector import ConnectionSelector
-from cormorant_worker.fleet.turn.spawner import Spawner
 from cormorant_worker.fleet.turn.tickets import Tickets
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.spaces import Array, Space
@@ -95,18 +93,14 @@ class Fleet:
             self._engine.close()
             raise
         self.episodes = core.episodes
-        self._bootstrap = Bootstrap(core)
         self._tickets = Tickets(core)
-        self._reaper = Reaper(core, self._bootstrap, self._tickets)
-        self._spawner = Spawner(core, self._bootstrap, self._reaper)
-        self._quiesce = Quiesce(core, self._changed, self._tickets, self._reaper, self._spawner)
-        self._selector = ConnectionSelector(core, Inbox(core, self._bootstrap, self._tickets, self._reaper))
-        self._loop = self.loop(
-            core, self._changed, self._selector, self._spawner, self._reaper, self._tickets, self._quiesce
-        )
+        self._life = SlotLife(core, self._tickets)
+        self._quiesce = Quiesce(core, self._changed, self._tickets, self._life)
+        self._selector = ConnectionSelector(core, Inbox(core, self._tickets, self._life))
+        self._loop = self.loop(core, self._changed, self._selector, self._life, self._tickets, self._quiesce)
         try:
             self._engine.open(self._selector.note_news)
-            self._spawner.resize(self.options.workers)
+            self._life.resize(self.options.workers)
             self._loop.start()
             with self._changed:
                 self._quiesce.await_workers("to start")
@@ -128,24 +122,24 @@ class Fleet:
             core.lifecycle.is_closing = True
             began = time.monotonic()
             core.requests.tell_all("resume")
-            self._reaper.kill_starting()
+            self._life.kill_starting()
             core.waker.wake()
             if not self._quiesce.wait_until(lambda: self._tickets.is_idle, began + self.options.drain_timeout_s * 0.5):
                 core.requests.tell_all("stop", only_ready=False)
-            self._quiesce.wait_until(lambda: core.pool.is_empty, began + self.options.drain_timeout_s * 0.9)
+            self._quiesce.wait_until(lambda: core.slots.is_empty, began + self.options.drain_timeout_s * 0.9)
             self._is_closed = True
             self._loop.stop()
             self._changed.notify_all()
         self._loop.join()
-        for handle in tuple(core.pool.workers.values()):
+        for handle in tuple(core.slots.workers):
             log.warning("worker_killed", worker=handle.name, reason="it did not end in time")
             handle.connection.close()
-        for _, see_off in core.pool.parted:
+        for _, see_off in core.slots.parted:
             see_off()
         core.background.finish(self._changed, timeout_s=_CLOSE_S)  # workers that were being started or seen off
         core.waker.close()
         self._selector.close()
-        core.pool.clear()
+        core.slots.clear()
         core.offers.published.clear()
         if core.dataset is not None:
             core.dataset.close()
@@ -155,7 +149,7 @@ class Fleet:
 
     def kill(self) -> None:
         """End all workers at once, whatever they are doing. May be called twice, and while another thread closes."""
-        for handle in self._core.pool.all_handles():
+        for handle in self._core.slots.all_handles():
             handle.connection.kill()
 
     def __enter__(self) -> Self:
@@ -244,7 +238,7 @@ class Fleet:
                     raise FleetClosed("the fleet was closed")
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise ControlTimeout(f"no batch came within {timeout_s} s; {core.pool.describe()}")
+                    raise ControlTimeout(f"no batch came within {timeout_s} s; {core.slots.describe()}")
                 with core.counters.waiting():
                     self._changed.wait(left)
         self._staleness.note(acted=loan.min_version, newest=core.offers.published.common_version)
@@ -343,11 +337,8 @@ class Fleet:
         offers.publish(blob, number, payload, core.servers.named(workers))
         core.waker.wake()
         if wait_s > 0:
-            behind = offers.await_version(number)
-            try:
-                self._quiesce.wait_until(lambda: not behind, time.monotonic() + wait_s)
-            finally:
-                offers.forget_version(number)
+            behind: list[WorkerHandle] = []
+            self._quiesce.wait_until(lambda: offers.is_decided(number, behind), time.monotonic() + wait_s)
         return offers.receipt(number)
 
     def receipt(self, version: int) -> Receipt:
@@ -466,7 +457,7 @@ class Fleet:
         """
         with self._changed:
             self._core.lifecycle.raise_error()
-            self._spawner.resize(workers)
+            self._life.resize(workers)
             self._core.waker.wake()
             if wait:
                 self._quiesce.await_workers("to start or retire")
@@ -475,14 +466,14 @@ class Fleet:
         """What is going on; with `workers`, each of them, too, which costs as much as there are."""
         with self._changed:
             found = self._core.stats()
-            handles = tuple(self._core.pool.workers.values()) if workers else ()
-        ordered = sorted(handles, key=lambda handle: handle.slot)
+            handles = tuple(self._core.slots.workers) if workers else ()
+        ordered = sorted(handles, key=lambda handle: handle.slot.key)
         return replace(found, workers=tuple(handle.stats(is_paused=found.paused) for handle in ordered))
 
     def worker(self, name: str) -> WorkerStats | None:
         """One worker, without reading the others; None if no worker has that name."""
         with self._changed:
-            handle = self._core.pool.find(name)
+            handle = self._core.slots.find(name)
             return None if handle is None else handle.stats(is_paused=self._core.lifecycle.is_paused)
 
     @property
@@ -543,9 +534,9 @@ class Fleet:
 
     @property
     def _known(self) -> Ready:
-        if self._bootstrap.ready is None:
+        if self._core.ready is None:
             raise FleetError("no worker has started yet")
-        return self._bootstrap.ready
+        return self._core.ready
 
     # -- asking one worker -------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from cormorant_contract.tensor_file import NUMPY_NAMES, make_header
 from cormorant_worker.collect.block import Block
-from cormorant_worker.fleet.bookkeeping.batch_queue import Loan
+from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.spaces import Array, Arrays, Leaf
 
 FORMAT = 1

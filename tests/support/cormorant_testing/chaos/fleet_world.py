@@ -21,7 +21,9 @@ from cormorant_testing.policies import numbered
 from cormorant_worker.errors import ControlTimeout, FleetClosed, StateError, WorkerFailed
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.turn.loop import FleetLoop
 
+FleetLoop.validates = True
 CALM_S = {"local": 150.0, "ray": 300.0}
 """By engine: a worker that was frozen while it was built is found out after STARTUP_S."""
 CONTROL_S = 4.0

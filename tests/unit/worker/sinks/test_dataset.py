@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch, PartExists
-from cormorant_worker.fleet.bookkeeping.dataset_root import DatasetRoot
+from cormorant_worker.fleet.dataset_root import DatasetRoot
 from cormorant_worker.sinks import space_json
 from cormorant_worker.sinks.dataset import find_dataset, open_dataset
 from cormorant_worker.sinks.description import DatasetDescription

@@ -22,13 +22,11 @@ from cormorant_worker.errors import (
     StateError,
     WorkerFailed,
 )
-from cormorant_worker.fleet.bookkeeping.core import FleetCore
-from cormorant_worker.fleet.bookkeeping.scheduler import Slot
-from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
+from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.fleet_state import CURRENT, FleetState
+from cormorant_worker.fleet.slot import Slot, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import Payload
-from cormorant_worker.fleet.turn.reaper import Reaper
-from cormorant_worker.fleet.turn.spawner import Spawner
+from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.fleet.turn.tickets import Tickets
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.messages import Reply
@@ -52,11 +50,9 @@ class Quiesce:
         core: FleetCore,
         changed: threading.Condition,
         tickets: Tickets,
-        reaper: Reaper,
-        spawner: Spawner,
+        life: SlotLife,
     ) -> None:
-        self._core, self._changed = core, changed
-        self._tickets, self._reaper, self._spawner = tickets, reaper, spawner
+        self._core, self._changed, self._tickets, self._life = core, changed, tickets, life
         self._holders = 0
 
     @property
@@ -74,7 +70,7 @@ class Quiesce:
             StateError: an evaluation has nothing to change between batches.
         """
         core, timeout_s = self._core, self._core.options.control_timeout_s
-        lifecycle, pool = core.lifecycle, core.pool
+        lifecycle, slots = core.lifecycle, core.slots
         lifecycle.raise_error()
         core.refuse_states_of_evaluation()
         self._holders += 1
@@ -84,14 +80,14 @@ class Quiesce:
             is_still = self.wait_until(
                 lambda: (
                     lifecycle.error is not None
-                    or (self._tickets.is_idle and (pool.is_complete or core.scheduler.is_done))
+                    or (self._tickets.is_idle and (slots.is_complete or core.scheduler.is_done))
                 ),
                 time.monotonic() + timeout_s,
             )
             lifecycle.raise_error()
             if not is_still:
                 raise ControlTimeout(
-                    f"batches under way did not end within {timeout_s:.0f} s (control_timeout_s); {pool.describe()}"
+                    f"batches under way did not end within {timeout_s:.0f} s (control_timeout_s); {slots.describe()}"
                 )
             yield
         finally:
@@ -112,18 +108,18 @@ class Quiesce:
             states = {slot: reply.state for slot, reply in replies.items()}
         saved = FleetState(
             frames=core.scheduler.landed_frames,
-            attempts={f"{group}-{index}": core.lineage.attempts[group, index] for group, index in states},
+            attempts={slot.name: slot.attempt for slot in states},
             run=core.lineage.run,
             epoch=core.lineage.epoch,
             dataset=core.dataset_uri,
-            written={f"{group}-{index}": core.lineage.written[group, index] for group, index in states},
+            written={slot.name: slot.written for slot in states},
             version=core.offers.published.version,
             weights=core.offers.published.to_bytes(),
-            seed=self._spawner.seed,
+            seed=self._life.seed,
             statistics={}
             if core.statistics is None
             else {**core.statistics.versions(), CURRENT: core.statistics.current},
-            workers={f"{group}-{index}": state for (group, index), state in states.items()},
+            workers={slot.name: state for slot, state in states.items()},
         )
         for reason, workers in saved.not_saved.items():
             log.warning("environments_not_saved", workers=workers, reason=f"{reason}; they begin new episodes")
@@ -132,12 +128,12 @@ class Quiesce:
     def _final_states(self) -> dict[Slot, bytes]:
         """What workers saved when everything was collected, before they ended."""
         core, timeout_s = self._core, self._core.options.control_timeout_s
-        if not self.wait_until(lambda: core.pool.is_empty or not core.scheduler.is_done, time.monotonic() + timeout_s):
-            raise ControlTimeout(f"workers did not end within {timeout_s:.0f} s; {core.pool.describe()}")
-        states = {slot: self._reaper.final_states.get(slot, b"") for slot in core.pool.slots.collecting}
+        if not self.wait_until(lambda: core.slots.is_empty or not core.scheduler.is_done, time.monotonic() + timeout_s):
+            raise ControlTimeout(f"workers did not end within {timeout_s:.0f} s; {core.slots.describe()}")
+        states = {slot: slot.final_state or b"" for slot in core.slots.collecting}
         if not core.scheduler.is_done:
             raise StateError("a worker was lost, and its frames are collected again; call again")
-        if missing := ["{}-{}".format(*slot) for slot, state in states.items() if not state]:
+        if missing := [slot.name for slot, state in states.items() if not state]:
             raise StateError(f"{', '.join(missing)} ended and could not be saved before")
         return states
 
@@ -158,30 +154,30 @@ class Quiesce:
             WorkerFailed, ControlTimeout: environments could not be built again, or not in time.
         """
         core = self._core
-        names = {f"{group}-{index}": (group, index) for group, index in core.pool.slots.collecting}
+        names = {slot.name: slot for slot in core.slots.collecting}
         if set(saved.workers) != set(names):
             raise StateError(
                 f"the state holds workers {sorted(saved.workers)}, this fleet has {sorted(names)}; "
                 "use the same job and number of workers"
             )
-        if core.scheduler.is_done or not core.pool.is_complete:
+        if core.scheduler.is_done or not core.slots.is_complete:
             raise StateError("this fleet has collected all its frames; restore the state into a new one")
         told = {name: read_metadata(data) for name, data in saved.workers.items()}
         is_last = {slot: core.lineage.is_last(saved, slot, core.dataset_uri) for slot in names.values()}
-        core.lineage.join(saved)
+        core.lineage.join(saved, core.slots.collecting)
         collected = core.scheduler.landed_frames
         core.queue.discard("restore")
-        self._spawner.seed = saved.seed
+        self._life.seed = saved.seed
         if core.statistics is not None and CURRENT in saved.statistics:
             core.statistics.reset(saved.statistics[CURRENT], saved.statistics)
         if publish is not None and saved.version > core.offers.published.version:
             publish()
-        handles = {slot: handle for slot, handle in core.pool.workers.items() if not handle.is_server}
+        handles = {handle.slot: handle for handle in core.slots.workers if not handle.slot.is_server}
         rewinds = {
             slot: told[name]["envs_saved"] and (not core.dataset_uri or is_last[slot]) for name, slot in names.items()
         }
         streams = {
-            slot: core.lineage.begin(replace(handle.stream, seed=saved.seed, warmup_frames=-1))
+            slot: core.lineage.begin(slot, replace(handle.stream, seed=saved.seed, warmup_frames=-1))
             for slot, handle in handles.items()
             if not (rewinds[slot] and is_last[slot])
         }
@@ -193,7 +189,7 @@ class Quiesce:
                 handles[slot], "restore", payload=states[name], first_trajectory=first, rewinds=rewinds[slot]
             )
             asked[number] = handles[slot]
-            core.lineage.owe(slot, told[name]["warmup_left"])
+            slot.warmup_frames = max(0, told[name]["warmup_left"])
         self._all_replies(asked, "restore its state")
         core.scheduler.count_from(saved.frames if core.dataset is None else collected)
 
@@ -207,20 +203,21 @@ class Quiesce:
     def reseed(self, seed: int) -> tuple[str, ...]:
         """Reseed every worker. Between batches. Returns those that have."""
         core = self._core
-        if core.scheduler.is_done or not core.pool.is_complete:
+        if core.scheduler.is_done or not core.slots.is_complete:
             raise FleetError("this fleet has collected all its frames; there is nothing left to seed")
-        warmup: dict[Slot, int] = {}
-        if not core.queue.has_lent and core.dataset is None:
+        is_first = not core.queue.has_lent and core.dataset is None
+        if is_first:
             # No batch was taken yet: the seed rules the first one.
             core.queue.discard("seed")
             core.scheduler.count_from(core.found_frames)
-            warmup = core.lineage.owe_all()
-        self._spawner.seed = seed
+            core.lineage.owe_all(core.slots.collecting)
+        self._life.seed = seed
         core.events.note("seeded", reason=f"seed {seed}")
         asked = {}
-        for handle in core.pool.workers.values():
-            if handle.is_ready and not handle.is_server:
-                stream = replace(handle.stream, seed=seed, warmup_frames=warmup.get(handle.slot, -1))
+        for handle in core.slots.workers:
+            if handle.is_ready and not handle.slot.is_server:
+                warmup_frames = handle.slot.warmup_share if is_first else -1
+                stream = replace(handle.stream, seed=seed, warmup_frames=warmup_frames)
                 asked[core.requests.reseed(handle, stream)] = handle
         replies = self.replies(asked, "reseed", timeout_s=core.options.startup_timeout_s)
         core.lifecycle.raise_error()
@@ -250,7 +247,7 @@ class Quiesce:
         timeout_s = timeout_s if options.waits_for_places else options.startup_timeout_s
 
         def is_there() -> bool:
-            return core.pool.has_begun if options.waits_for_places else core.pool.is_complete
+            return core.slots.has_begun if options.waits_for_places else core.slots.is_complete
 
         in_time = self.wait_until(
             lambda: (
@@ -267,11 +264,11 @@ class Quiesce:
             raise FleetClosed(f"the fleet was closed while waiting for workers {what}")
         if not is_there() and options.should_stop():
             raise FleetInterrupted(f"waiting for the fleet {what} was cancelled")
-        if not in_time and core.replacements.misplaced:
-            raise WorkerFailed(core.replacements.misplaced, kind=DeviceUnavailable.__name__)
+        if not in_time and core.misplaced:
+            raise WorkerFailed(core.misplaced, kind=DeviceUnavailable.__name__)
         if not in_time:
-            late = ", ".join("{}-{}".format(*slot) for slot in core.pool.slots if not core.pool.is_serving(slot))
-            raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {core.pool.describe()}")
+            late = ", ".join(slot.name for slot in core.slots.wanted if slot.state is not SlotState.WORKING)
+            raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {core.slots.describe()}")
 
     def replies(self, asked: dict[int, WorkerHandle], what: str, *, timeout_s: float) -> dict[Slot, Reply]:
         """Wait for every worker's reply; one that died meanwhile needs none, nor does its replacement."""
@@ -281,15 +278,15 @@ class Quiesce:
             return [
                 handle.name
                 for number, handle in asked.items()
-                if not core.requests.is_answered(number) and core.pool.workers.get(handle.slot) is handle
+                if not (core.requests.is_answered(number) or handle.is_gone)
             ]
 
         self.wait_until(lambda: not late(), time.monotonic() + timeout_s)
         names = ", ".join(late())
         replies = {h.slot: reply for n, h in asked.items() if (reply := core.requests.take(n)) is not None}
         if names:
-            raise ControlTimeout(f"{names} did not {what} within {timeout_s:.0f} s; {core.pool.describe()}")
-        if errors := [f"{group}-{index}: {reply.error}" for (group, index), reply in replies.items() if reply.error]:
+            raise ControlTimeout(f"{names} did not {what} within {timeout_s:.0f} s; {core.slots.describe()}")
+        if errors := [f"{slot.name}: {reply.error}" for slot, reply in replies.items() if reply.error]:
             raise StateError(f"workers could not {what}: {'; '.join(errors)}")
         return replies
 
@@ -304,8 +301,8 @@ class Quiesce:
 
     def peek(self, worker: str, *, column: int, leaf: int) -> bytes:
         """One leaf of what an environment shows now: see `Fleet.peek`."""
-        handle = self._core.pool.find(worker)
-        if handle is not None and handle.is_server:
+        handle = self._core.slots.find(worker)
+        if handle is not None and handle.slot.is_server:
             raise FleetError(f"{worker} is an inference server and has no environments; look at a worker that collects")
         if handle is None or not handle.is_ready:
             raise FleetError(f"worker {worker} has not started; look again when GET /v1/workers says it is ready")
@@ -317,13 +314,13 @@ class Quiesce:
 
     def cached_versions(self) -> Mapping[str, PolicyVersion]:
         """The newest weights that each worker's pod has of an earlier head and that were not fetched yet."""
-        handles = self._core.pool.workers.values()
-        return {h.name: h.cached_version for h in handles if h.is_synced and h.cached_version > INITIAL_VERSION}
+        handles = self._core.slots.workers_in(SlotState.WORKING)
+        return {h.name: h.cached_version for h in handles if h.cached_version > INITIAL_VERSION}
 
     def fetch_cached(self, worker: str) -> bytes:
         """What one worker's pod has of an earlier head: see `Fleet.fetch_cached`."""
-        handle = self._core.pool.find(worker)
-        if handle is None or not handle.is_synced:
+        handle = self._core.slots.find(worker)
+        if handle is None or handle.slot.state is not SlotState.WORKING:
             raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
         handle.cached_version = INITIAL_VERSION  # it is not offered again
         asked = {self._core.requests.ask(handle, "kept"): handle}

@@ -1,8 +1,8 @@
 """Hands tickets out to workers, each with a block of memory, and takes them back."""
 
-from cormorant_worker.fleet.bookkeeping.core import FleetCore
-from cormorant_worker.fleet.bookkeeping.scheduler import Grant, Round
-from cormorant_worker.fleet.bookkeeping.worker_handle import TicketOut, WorkerHandle
+from cormorant_worker.fleet.core import FleetCore
+from cormorant_worker.fleet.scheduler import Grant, Round
+from cormorant_worker.fleet.slot import SlotState, TicketOut, WorkerHandle
 from cormorant_worker.worker.messages import Request, Ticket
 
 _MOST_GRANTS = 24
@@ -19,7 +19,7 @@ class Tickets:
     @property
     def is_idle(self) -> bool:
         """True when no worker holds a ticket, and all that held one are accounted for."""
-        return self.num_out == 0 and not self._core.pool.has_gone
+        return self.num_out == 0 and not self._core.slots.count(SlotState.GONE)
 
     def hand_out(self) -> bool:
         """Hand out what the scheduler allows. Returns whether there may be more."""
@@ -37,27 +37,29 @@ class Tickets:
     def _hand_out(self, grant: Grant) -> None:
         core = self._core
         core.queue.free_a_block()
+        slot = core.slots[grant.slot]
         assert core.queue.blocks is not None
-        handle = core.pool.workers[grant.slot]
-        block_index, memory = core.queue.blocks.lend(handle.connection.pid)
+        assert slot.worker is not None, grant
+        block_index, memory = core.queue.blocks.lend(slot.worker.connection.pid)
         episodes = core.episodes.take(grant.num_frames) if core.episodes is not None else ()
         ticket = Ticket(
             number=core.requests.next_number(),
             block_index=block_index,
             block_is_new=memory is not None,
             num_frames=grant.num_frames,
-            version=core.offers.published.version_of(grant.slot),
+            version=core.offers.published.version_of(slot),
             episodes=episodes,
         )
         self.num_out += 1
-        handle.send_ticket(ticket, TicketOut(grant.round, block_index, grant.num_frames, episodes=episodes), memory)
+        out = TicketOut(grant.round, block_index, grant.num_frames, episodes=episodes)
+        slot.worker.send_ticket(ticket, out, memory)
 
     def end(self, handle: WorkerHandle, number: int) -> TicketOut:
         """A worker does not hold a ticket any more."""
         self.num_out -= 1
         out = handle.tickets.pop(number)
-        if handle.is_synced and not handle.is_leaving and not handle.is_gone:
-            self._core.scheduler.may_collect(handle.slot, holds=len(handle.tickets))
+        if handle.slot.state is SlotState.WORKING:
+            self._core.scheduler.may_collect(handle.slot.key, holds=len(handle.tickets))
         return out
 
     def seal_early(self, handle: WorkerHandle, found: Round) -> None:
@@ -65,3 +67,12 @@ class Tickets:
         for number, out in handle.tickets.items():
             if out.round is found:
                 handle.request(Request(number=self._core.requests.next_number(), action="seal", ticket=number))
+
+    def validate(self) -> None:
+        """Check what always holds between two turns: for tests."""
+        core = self._core
+        core.slots.validate()
+        held = {slot.key: len(slot.worker.tickets) for slot in core.slots.known if slot.worker is not None}
+        assert sum(held.values()) == self.num_out, (held, self.num_out)
+        working = {slot.key for slot in core.slots.in_state(SlotState.WORKING) if not slot.is_server}
+        assert core.scheduler.held == {key: held[key] for key in working}, (core.scheduler.held, held, working)

@@ -1,19 +1,25 @@
-"""What a fleet has counted: of its workers, of those that are gone, and of who waited for whom."""
+"""Statistics of a fleet: its workers, those that are gone, failures of environments, and who waited for whom."""
 
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
+from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics.labels import ACTIVITIES
-from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
+from cormorant_worker.envs.restarts import RESTART_WINDOW_S
+from cormorant_worker.fleet.scheduler import SlotKey
+from cormorant_worker.fleet.slot import WorkerHandle
 from cormorant_worker.fleet.stats import GroupStats
 from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import Sealed
 
 RestartReason = Literal["crash", "hang", "error"]
 _RECENT = 100
+_SHARE = 10
+"""An environment keeps failing where one worker has restarted environments this fraction of its limit."""
+_MOST_CHARACTERS = 4000
 
 
 class FleetCounters:
@@ -39,22 +45,23 @@ class FleetCounters:
     def joined(self, group: str) -> None:
         self._group(group).alive += 1
 
-    def synced(self, handle: WorkerHandle) -> None:
+    def put_to_work(self, handle: WorkerHandle) -> None:
         """It may collect."""
-        books = self._group(handle.group)
+        books = self._group(handle.slot.group)
         books.versions[handle.version] += 1
         books.policy_call = handle.policy_call
 
-    def applied(self, group: str, before: PolicyVersion, version: PolicyVersion) -> None:
-        """A worker that may collect acts with another version."""
-        books = self._group(group)
-        books.leave(before)
-        books.versions[version] += 1
+    def applied(self, handle: WorkerHandle, version: PolicyVersion) -> None:
+        """A worker will act with another version. Called before the handle takes note of it."""
+        if handle.has_worked:
+            books = self._group(handle.slot.group)
+            books.leave(handle.version)
+            books.versions[version] += 1
 
     def parted(self, handle: WorkerHandle) -> None:
-        books = self._group(handle.group)
+        books = self._group(handle.slot.group)
         books.alive -= 1
-        if handle.is_synced:
+        if handle.has_worked:
             books.leave(handle.version)
         self.undurable_frames -= handle.landed_frames - handle.durable_frames
 
@@ -69,13 +76,13 @@ class FleetCounters:
         for name, values in (("return", sealed.returns), ("length", sealed.lengths), *sealed.metrics.items()):
             for task, value in zip(sealed.tasks, values, strict=False):  # no tasks without variants
                 self.task_metrics.setdefault((name, task), deque(maxlen=_RECENT)).append(value)
-        self._group(handle.group).env_restarts += sealed.env_restarts - handle.env_restarts
+        self._group(handle.slot.group).env_restarts += sealed.env_restarts - handle.env_restarts
         self.undurable_frames += sealed.landed_frames - (sealed.durable_frames - handle.durable_frames)
         self.follow(handle)
 
     def follow(self, handle: WorkerHandle) -> None:
         """Take over what a worker's heartbeat says. What a worker did stays counted when it is gone."""
-        books = self._group(handle.group)
+        books = self._group(handle.slot.group)
         frames, spent = handle.take_progress()
         books.frames += frames
         if spent:
@@ -84,6 +91,11 @@ class FleetCounters:
     def replaced(self, group: str, reason: RestartReason) -> None:
         """A worker that is gone is replaced."""
         self._group(group).restarts[reason] += 1
+
+    @property
+    def num_restarts(self) -> int:
+        """Workers that were replaced."""
+        return sum(books.restarts.total() for books in self._groups.values())
 
     @property
     def stepped_frames(self) -> int:
@@ -153,3 +165,39 @@ class _Group:
         self.versions[version] -= 1
         if not self.versions[version]:
             del self.versions[version]
+
+
+class EnvFailures:
+    """By slot. Guarded by the fleet's condition."""
+
+    def __init__(self, job: CollectorJob, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        block = job.spec.env.gymnasium
+        self._many = max(1, (block.max_restarts if block is not None else 0) // _SHARE)
+        self._recent: defaultdict[SlotKey, deque[float]] = defaultdict(deque)
+        self._first = ""
+
+    def note(self, slot: SlotKey, worker: str, fields: Mapping[str, Any]) -> None:
+        """A worker restarted an environment. `fields`: of its log line."""
+        self._recent[slot].append(self._clock())
+        if not self._first:
+            cause = f"environment {fields.get('env')} of worker {worker} {fields.get('reason')}"
+            self._first = f"{cause}\n{fields.get('exception', '')}".strip()[:_MOST_CHARACTERS]
+
+    def recent(self, slot: SlotKey) -> int:
+        """Environments of a slot that were restarted within RESTART_WINDOW_S."""
+        if slot not in self._recent:
+            return 0
+        recent, now = self._recent[slot], self._clock()
+        while recent and now - recent[0] >= RESTART_WINDOW_S:
+            recent.popleft()
+        return len(recent)
+
+    @property
+    def sentence(self) -> str:
+        """That environments keep failing, with the first failure and its traceback; empty: they do not. The same
+        sentence for as long as it lasts.
+        """
+        if all(self.recent(slot) < self._many for slot in self._recent):
+            return ""
+        return f"environments keep failing and are restarted; the first: {self._first}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import DatasetError
-from cormorant_worker.fleet.bookkeeping.scheduler import Slot
+from cormorant_worker.fleet.scheduler import SlotKey
 from cormorant_worker.lock import FolderLock, LockHeld
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.sinks.dataset import find_dataset, open_dataset, split_part_name
@@ -39,9 +39,9 @@ class DatasetRoot:
         self._lock = _lock(uri)
         try:
             self._dataset = find_dataset(uri)
-            self.written: Counter[Slot] = Counter()
+            self.written: Counter[SlotKey] = Counter()
             """Durable frames of earlier runs, by slot."""
-            self._attempts: dict[Slot, int] = {}
+            self._attempts: dict[SlotKey, int] = {}
             """The last attempt of each slot that has a part."""
             self.statistics = Statistics()
             """Moments of the durable frames of earlier runs; empty unless the manifest normalises."""
@@ -64,7 +64,7 @@ class DatasetRoot:
     def frames(self) -> int:
         return self.written.total()
 
-    def next_attempt(self, slot: Slot) -> int:
+    def next_attempt(self, slot: SlotKey) -> int:
         """The first attempt of a slot that had no part when this fleet began: 0 in a new dataset."""
         return self._attempts.get(slot, -1) + 1
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.bookkeeping.scheduler import Mode, Round, Scheduler, Slot
 from cormorant_worker.fleet.events import Events
+from cormorant_worker.fleet.scheduler import Mode, Round, Scheduler, SlotKey
 from cormorant_worker.fleet.transport import BlockPool
 from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.normalize.book import StatisticsBook
@@ -175,7 +175,7 @@ class Delivery:
 
     __slots__ = ("accepted_at", "max_version", "min_version", "num_frames", "parts", "round")
 
-    def __init__(self, found: Round, parts: tuple[tuple[Slot, RoundShare], ...]) -> None:
+    def __init__(self, found: Round, parts: tuple[tuple[SlotKey, RoundShare], ...]) -> None:
         self.round = found
         self.parts = parts
         """In the order of the workers' slots."""
@@ -234,7 +234,7 @@ class BatchQueue:
         self._capacity = capacity
         self._drops_oldest = drops_oldest
         self._has_dataset = has_dataset
-        self._landed: dict[int, dict[Slot, RoundShare]] = {}
+        self._landed: dict[int, dict[SlotKey, RoundShare]] = {}
         self._backlog: list[tuple[int, Delivery]] = []
         """A heap by round: a short last round may lack a straggler that an earlier one still waits for."""
         self._queue: deque[Delivery] = deque()
@@ -256,7 +256,7 @@ class BatchQueue:
 
     # -- in ----------------------------------------------------------------------------------------------------
 
-    def land(self, landed: Round, worker: Slot, part: RoundShare) -> list[Slot]:
+    def land(self, landed: Round, worker: SlotKey, part: RoundShare) -> list[SlotKey]:
         """A worker sealed its part of a round. Returns those who are to seal what they have of it now."""
         self._landed.setdefault(landed.number, {})[worker] = part
         found = self._scheduler.landed(landed.number, worker, part.message.num_frames)

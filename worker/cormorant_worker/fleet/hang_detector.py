@@ -2,13 +2,11 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.fleet.bookkeeping.counters import FleetCounters
-from cormorant_worker.fleet.bookkeeping.scheduler import Slot
-from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
+from cormorant_worker.fleet.counters import FleetCounters
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.slot import WorkerHandle
 from cormorant_worker.worker.heartbeat import Phase
 
 _SWEEP_S = 1.0
@@ -26,27 +24,18 @@ _LONGEST_TURN_S = 1.0
 class HangDetector:
     """Goes round all workers, a few at a time. Guarded by the fleet's condition."""
 
-    def __init__(
-        self,
-        job: CollectorJob,
-        options: FleetOptions,
-        workers: Mapping[Slot, WorkerHandle],
-        counters: FleetCounters,
-    ) -> None:
+    def __init__(self, job: CollectorJob, options: FleetOptions, counters: FleetCounters) -> None:
         self.lived_s = 0.0
         """The fleet's time: that in which its thread turned. What happened while it did not is no worker's fault."""
-        self._options, self._workers, self._counters = options, workers, counters
+        self._options, self._counters = options, counters
         self._hang_limit_s = options.hang_limit_s(job)
         self._store_limit_s = max(self._hang_limit_s, options.store_timeout_s)
-        self._round: deque[Slot] = deque()
-        """The slot whose heartbeat was not read for longest comes first."""
+        self._round: deque[WorkerHandle] = deque()
+        """The worker whose heartbeat was not read for longest comes first. Those that are gone are dropped then."""
         self._turned_at = 0.0
 
-    def add(self, slot: Slot) -> None:
-        self._round.append(slot)
-
-    def remove(self, slot: Slot) -> None:
-        self._round.remove(slot)
+    def add(self, handle: WorkerHandle) -> None:
+        self._round.append(handle)
 
     def turn(self, now: float, *, is_paused: bool) -> list[tuple[WorkerHandle, float, float]]:
         """Read as many heartbeats as are due.
@@ -69,18 +58,19 @@ class HangDetector:
 
     def sweep(self, most: int) -> list[WorkerHandle]:
         """Take over what the heartbeats of some workers say. Returns them."""
-        found = []
+        read = []
         for _ in range(min(most, len(self._round))):
-            slot = self._round[0]
-            self._round.rotate(-1)
-            self._counters.follow(self._workers[slot])
-            found.append(self._workers[slot])
-        return found
+            handle = self._round.popleft()
+            if not handle.is_gone:
+                self._round.append(handle)
+                self._counters.follow(handle)
+                read.append(handle)
+        return read
 
     def _limit_of(self, handle: WorkerHandle) -> float:
         if not handle.is_ready or handle.connection.phase is Phase.BUILDING:
             return self._options.startup_timeout_s
-        if handle.is_server and handle.signs >= _MANY_SIGNS:
+        if handle.slot.is_server and handle.signs >= _MANY_SIGNS:
             # A server turns several times a second, but for its acts, of which the longest has been seen.
             return min(self._hang_limit_s, max(_SOONEST_S, _TIMES_LONGER * handle.longest_silence_s))
         return self._store_limit_s if handle.is_storing else self._hang_limit_s

@@ -1,52 +1,87 @@
-"""What a fleet knows, put together. Each field's class alone writes its own state; the fleet's condition guards it.
+"""What a fleet knows, put together. Each class alone writes its own state; the fleet's condition guards all of it.
 
-What acts on it is in `fleet/turn/`:
-
-Bootstrap        what the first worker tells, and what is laid out for it
-Spawner, Reaper  fill slots, and empty them
-Tickets          who collects what next
-Inbox            what workers say
-Quiesce          callers that wait for workers; a fleet between two batches
+What acts on it is in `fleet/turn/`: the fleet's thread (`loop.py`), what workers say (`inbox.py`) and are given
+(`tickets.py`), how slots are filled and emptied (`life.py`), and a fleet between two batches (`quiesce.py`).
 """
 
+from typing import TYPE_CHECKING
+
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.errors import StateError, WeightsError
+from cormorant_worker.errors import CormorantError, StateError, WeightsError, WorkerFailed
 from cormorant_worker.fleet.background import BackgroundTasks
-from cormorant_worker.fleet.bookkeeping.batch_queue import BatchQueue
-from cormorant_worker.fleet.bookkeeping.counters import FleetCounters
-from cormorant_worker.fleet.bookkeeping.desired_slots import DesiredSlots
-from cormorant_worker.fleet.bookkeeping.env_failures import EnvFailures
-from cormorant_worker.fleet.bookkeeping.hang_detector import HangDetector
-from cormorant_worker.fleet.bookkeeping.inference_servers import InferenceServers
-from cormorant_worker.fleet.bookkeeping.job_facts import dataset_of, episodes_of
-from cormorant_worker.fleet.bookkeeping.lifecycle import Lifecycle
-from cormorant_worker.fleet.bookkeeping.lineage import Lineage
-from cormorant_worker.fleet.bookkeeping.offers import Offers
-from cormorant_worker.fleet.bookkeeping.replacements import Replacements
-from cormorant_worker.fleet.bookkeeping.requests import Requests
-from cormorant_worker.fleet.bookkeeping.scheduler import Scheduler
-from cormorant_worker.fleet.bookkeeping.worker_pool import WorkerPool
+from cormorant_worker.fleet.batch_queue import BatchQueue
+from cormorant_worker.fleet.counters import EnvFailures, FleetCounters
 from cormorant_worker.fleet.events import Events
+from cormorant_worker.fleet.hang_detector import HangDetector
+from cormorant_worker.fleet.inference_servers import InferenceServers
+from cormorant_worker.fleet.lineage import Lineage
+from cormorant_worker.fleet.offers import Offers
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.requests import Requests
+from cormorant_worker.fleet.scheduler import Scheduler
+from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.fleet.transport import Engine
 from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.normalize.book import StatisticsBook
+from cormorant_worker.worker.messages import Ready
+
+if TYPE_CHECKING:
+    from cormorant_worker.evaluation.book import EpisodeBook
+    from cormorant_worker.fleet.dataset_root import DatasetRoot
 
 _NEVER_STALE = 1 << 60
 _SWEPT = 256
 """Workers whose heartbeats are read for an answer: of a larger fleet, the others' were within the last second."""
 
 
+class Lifecycle:
+    """Guarded by the fleet's condition."""
+
+    def __init__(self, events: Events, *, is_paused: bool) -> None:
+        self._events = events
+        self.is_paused = is_paused
+        self.is_closing = False
+        self.error: CormorantError | None = None
+        """Why the fleet cannot go on: the first cause."""
+
+    @property
+    def can_collect(self) -> bool:
+        return not (self.is_paused or self.is_closing or self.error is not None)
+
+    def pause(self) -> None:
+        if not self.is_paused:
+            self._events.note("paused")
+        self.is_paused = True
+
+    def resume(self) -> None:
+        if self.is_paused:
+            self._events.note("resumed")
+        self.is_paused = False
+
+    def fail(self, error: Exception, *, what: str = "") -> None:
+        """The fleet cannot go on. `what`: what could not be done, for errors that are not ours: "start a worker"."""
+        if self.error is None:
+            known = isinstance(error, CormorantError)
+            self.error = error if known else WorkerFailed(f"cannot {what}: {type(error).__name__}: {error}")  # type: ignore[assignment]  # checked
+            self._events.note("failed", reason=str(self.error))
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
 class FleetCore:
     def __init__(self, job: CollectorJob, options: FleetOptions, engine: Engine) -> None:
         """An empty fleet. The engine stays the caller's to close."""
         self.job, self.options, self.engine = job, options, engine
+        self.ready: Ready | None = None
+        """What the first worker told, once memory and dataset are laid out."""
         collection, queue = job.spec.collection, job.spec.output.queue
         self.waker, self.events = Waker(), Events()
         self.background = BackgroundTasks(self.waker.wake)
         self.lifecycle = Lifecycle(self.events, is_paused=options.starts_paused)
-        self.episodes = episodes = episodes_of(job)
+        self.episodes = episodes = _episodes_of(job)
         """Set for an evaluation, whose frames are episodes."""
         self.scheduler = Scheduler(
             mode=collection.mode,
@@ -63,7 +98,7 @@ class FleetCore:
                 total_frames=len(episodes.planned),
                 max_staleness=_NEVER_STALE,
             )
-        self.dataset = dataset = dataset_of(job, epoch=options.epoch)
+        self.dataset = dataset = _dataset_of(job, epoch=options.epoch)
         self.found_frames = options.floor_frames if dataset is None else dataset.frames
         """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
         if episodes is not None:
@@ -79,17 +114,16 @@ class FleetCore:
             events=self.events,
             statistics=self.statistics,
         )
-        self.pool, self.counters = WorkerPool(DesiredSlots(job)), FleetCounters()
-        self.requests = Requests(self.pool.workers)
-        self.servers = InferenceServers(self.pool.slots, self.pool.workers, self.requests, engine.listen)
-        self.offers = Offers(
-            self.pool.workers, self.events, next_number=self.requests.next_number, statistics=self.statistics
-        )
-        self.hang_detector = HangDetector(job, options, self.pool.workers, self.counters)
-        self.replacements, self.env_failures = Replacements(job, options), EnvFailures(job)
+        self.slots = Slots(job, {} if dataset is None else dataset.written)
+        self.counters, self.env_failures = FleetCounters(), EnvFailures(job)
+        self.misplaced = ""
+        """Why the last worker whose pod cannot run one could not; empty: there was none."""
+        self.requests = Requests(self.slots)
+        self.servers = InferenceServers(self.slots, self.requests, engine.listen)
+        self.offers = Offers(self.slots, self.events, next_number=self.requests.next_number, statistics=self.statistics)
+        self.hang_detector = HangDetector(job, options, self.counters)
         self.lineage = Lineage(
             epoch=options.epoch if dataset is None else dataset.epoch,
-            written={} if dataset is None else dataset.written,
             warmup_frames=max(0, collection.init_random_frames - self.found_frames),
         )
 
@@ -101,7 +135,25 @@ class FleetCore:
     @property
     def num_slots(self) -> int:
         """Number of slots of workers that collect."""
-        return len(self.pool.slots.collecting)
+        return len(self.slots.collecting)
+
+    @property
+    def batch_ids(self) -> int:
+        """Trajectory ids that one batch can use: one a frame, and new ones for all environments twice."""
+        return self.scheduler.frames_per_batch + 2 * (self.ready.layout.num_envs if self.ready is not None else 0)
+
+    @property
+    def blocks_needed(self) -> tuple[int, int]:
+        """Two a worker, and the queue; and with how many a round can begin at least."""
+        queue = self.job.spec.output.queue
+        per_round = self.num_slots if self.scheduler.mode == "sync" else 1
+        return 2 * self.num_slots + (queue.capacity_batches * per_round if queue else 0), per_round
+
+    def size_blocks(self) -> None:
+        """The number of slots has changed."""
+        if self.queue.blocks is not None:
+            limit, fewest = self.blocks_needed
+            self.queue.blocks.resize(limit, at_least=fewest)
 
     def refuse_weights_of_evaluation(self) -> None:
         if self.episodes is not None:
@@ -119,7 +171,7 @@ class FleetCore:
     def stats(self) -> FleetStats:
         """The whole fleet at this moment, without `workers`."""
         self.hang_detector.sweep(_SWEPT)
-        counters, pool = self.counters, self.pool
+        counters = self.counters
         accepted = self.scheduler.accepted_frames
         return FleetStats(
             frames=accepted,
@@ -134,13 +186,13 @@ class FleetCore:
             task_episodes=dict(counters.task_episodes),
             version=self.offers.published.version,
             dropped=dict(self.queue.dropped),
-            restarts=self.replacements.count,
+            restarts=counters.num_restarts,
             env_failures=self.env_failures.sentence,
             queued_batches=self.queue.num_waiting,
             paused=self.lifecycle.is_paused,
             workers=(),
             groups={
-                group.name: counters.group(group.name, desired=pool.slots.sizes.get(group.name, 0))
+                group.name: counters.group(group.name, desired=self.slots.sizes.get(group.name, 0))
                 for group in self.job.spec.worker_groups
             },
             queue_waits_s=counters.waits_s,
@@ -148,3 +200,24 @@ class FleetCore:
             statistics={} if self.statistics is None else self.statistics.glance(),
             inference={group: dict(books) for group, books in self.servers.served.items()},
         )
+
+
+def _dataset_of(job: CollectorJob, *, epoch: int) -> "DatasetRoot | None":
+    """The dataset that frames go to, looked at; None: none. `epoch`: of the fleet, unless the dataset has seen as high
+    a one.
+    """
+    if job.spec.output.dataset is None or job.spec.collection.episodes is not None:
+        return None
+    # Imported by those who have a dataset: pyarrow takes a while to load.
+    from cormorant_worker.fleet.dataset_root import DatasetRoot
+
+    return DatasetRoot(job.spec.output.dataset.uri, job=job.metadata.name, epoch=epoch)
+
+
+def _episodes_of(job: CollectorJob) -> "EpisodeBook | None":
+    """The episodes that an evaluation has still to play; None: the job collects frames."""
+    if job.spec.collection.episodes is None:
+        return None
+    from cormorant_worker.evaluation.book import EpisodeBook
+
+    return EpisodeBook(job)

@@ -1,20 +1,121 @@
-"""One worker as its fleet knows it."""
+"""A slot, the worker in it, and the states that a slot goes through.
 
+RETIRED <-> VACANT -> STARTING -> BUILDING -> READY -> WORKING -> LEAVING -> FINISHING -> GONE -> VACANT, or RETIRED
+               ^         |            |         |         |                     ^          ^
+               |         |            +---------+---------+---- any of them ----+----------+
+               +-- it could not start
+
+`Slots.move` alone writes a slot's state, and refuses what is not in TRANSITIONS. What else happens at a transition is a
+method of `SlotLife` (`turn/life.py`), one for each state that is entered.
+"""
+
+import socket
 import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.fleet.bookkeeping.scheduler import Round, Slot
+from cormorant_worker.fleet.scheduler import Round, SlotKey
 from cormorant_worker.fleet.stats import WorkerStats
 from cormorant_worker.fleet.transport import ConnectionClosed, Payload, WorkerConnection
+from cormorant_worker.inference.address import Address, NodeAddress
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import Ready, Request, Sealed, ServerReady, Ticket
 
 _LONG_REQUESTS = frozenset({"save", "restore", "kept"})
+
+
+class SlotState(Enum):
+    RETIRED = auto()
+    """No worker is in it, and none is wanted."""
+    VACANT = auto()
+    """A worker is wanted."""
+    STARTING = auto()
+    """The engine was asked for a worker."""
+    BUILDING = auto()
+    """Its worker imports, and builds environments and policy."""
+    READY = auto()
+    """It has told its layout. It opens its dataset and takes the current weights."""
+    WORKING = auto()
+    """It may hold tickets."""
+    LEAVING = auto()
+    """It gets no more tickets, and is told to finish when it holds none."""
+    FINISHING = auto()
+    """It was told to finish."""
+    GONE = auto()
+    """It has ended, or is being ended: nothing is expected of it, but it is not accounted for yet."""
+
+
+TRANSITIONS = {
+    SlotState.RETIRED: {SlotState.VACANT},
+    SlotState.VACANT: {SlotState.STARTING, SlotState.RETIRED},
+    SlotState.STARTING: {SlotState.BUILDING, SlotState.VACANT, SlotState.RETIRED},
+    SlotState.BUILDING: {SlotState.READY, SlotState.LEAVING, SlotState.FINISHING, SlotState.GONE},
+    SlotState.READY: {SlotState.WORKING, SlotState.LEAVING, SlotState.FINISHING, SlotState.GONE},
+    SlotState.WORKING: {SlotState.LEAVING, SlotState.FINISHING, SlotState.GONE},
+    SlotState.LEAVING: {SlotState.FINISHING, SlotState.GONE},
+    SlotState.FINISHING: {SlotState.GONE},
+    SlotState.GONE: {SlotState.VACANT, SlotState.RETIRED},
+}
+LIVING = (SlotState.BUILDING, SlotState.READY, SlotState.WORKING, SlotState.LEAVING, SlotState.FINISHING)
+"""States with a worker that is listened to."""
+SERVING = (SlotState.READY, SlotState.WORKING)
+"""Of those, the ones whose worker gets weights."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A worker's place in the fleet. It outlives its workers, and is kept when it is given up: it may be wanted again.
+
+    Guarded by the fleet's condition.
+    """
+
+    key: SlotKey
+    is_server: bool = False
+    """Its workers act for the others' environments, and hold no tickets."""
+    written: int = 0
+    """Frames that came from it, with those that the dataset had; they never go back."""
+    is_wanted: bool = False
+    """Written by `Slots.resize`."""
+    state: SlotState = SlotState.RETIRED
+    """Written by `Slots.move`."""
+    worker: "WorkerHandle | None" = None
+    """From BUILDING to GONE."""
+    failures: int = 0
+    """In a row."""
+    not_before: float = 0.0
+    """When its next worker may start, by time.monotonic()."""
+    final_state: bytes | None = None
+    """Collector's state of the last worker, once it has finished; empty: it could not be saved."""
+    # What was used up, so that nothing is handed out twice: see `Lineage`.
+    attempt: int = -1
+    """The last stream that it began: in this fleet, or in one whose state was restored."""
+    next_trajectory: int = 0
+    """Higher than any id that came from it."""
+    warmup_frames: int | None = None
+    """Random frames that it still owes; None until its first worker starts."""
+    warmup_share: int = 0
+    """What it owed first."""
+    # Inference: see `InferenceServers`.
+    listener: socket.socket | None = None
+    """A server's socket, which outlives its processes; None: each opens its own."""
+    address: NodeAddress | None = None
+    """Of a server that listens on one of its own."""
+    servers: tuple[Address, ...] = ()
+    """What a worker was told last."""
+
+    @property
+    def name(self) -> str:
+        """`<group>-<index>`."""
+        return f"{self.key[0]}-{self.key[1]}"
+
+    @property
+    def group(self) -> str:
+        return self.key[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,31 +130,22 @@ class TicketOut:
 
 @dataclass(slots=True, eq=False)
 class WorkerHandle:
-    """One filled slot. Guarded by the fleet's condition.
+    """One worker: the n-th attempt to fill a slot. Guarded by the fleet's condition."""
 
-    starting -> ready (has told its layout) -> synced (has the current weights: may hold tickets) -> leaving -> finished
-    """
-
+    slot: Slot
     connection: WorkerConnection
     stuck: "deque[WorkerHandle]"
     """Where it puts itself when it does not read what it is sent."""
-    stream: WorkerPlace
-    """The place whose seeds its environments have: that of its start, until it is reseeded."""
     last_progress: float
     """In the fleet's time: see `HangDetector`."""
+    stream: WorkerPlace = field(init=False)
+    """The place whose seeds its environments have: that of its start, until it is reseeded."""
     started: float = field(default_factory=time.monotonic)
     tickets: dict[int, TicketOut] = field(default_factory=dict)
-    is_ready: bool = False
-    is_synced: bool = False
-    is_leaving: bool = False
-    """Gets no more tickets, and is told to finish when it holds none."""
-    is_gone: bool = False
-    """It has ended, or is being ended: nothing is expected of it any more."""
-    has_finished: bool = False
-    is_misplaced: bool = False
-    """No worker can run in its pod, which ends and has a successor: not a failure of the slot."""
+    reached: SlotState = SlotState.BUILDING
+    """The last of BUILDING, READY, WORKING that it was in. Written by `Slots.move`."""
     sync_request: int = 0
-    """The request whose reply makes it synced, where there are no weights to offer."""
+    """The request whose reply puts it to work, where there are no weights to offer."""
     offer: int = 0
     """The offer of weights that it has not answered; 0: none. It gets no other one before."""
     offered: PolicyVersion = INITIAL_VERSION
@@ -80,37 +172,37 @@ class WorkerHandle:
     _counted_frames: int = 0
     _counted_ns: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        self.stream = self.connection.place
+
     @property
     def name(self) -> str:
-        """`<group>-<index>`."""
-        return f"{self.connection.place.group}-{self.connection.place.index}"
+        return self.slot.name
 
     @property
-    def slot(self) -> Slot:
-        return self.connection.place.group, self.connection.place.index
+    def is_gone(self) -> bool:
+        """It has ended, or is being ended; the slot may have another worker already."""
+        return self.slot.worker is not self or self.slot.state is SlotState.GONE
 
     @property
-    def is_server(self) -> bool:
-        """It acts for the others' environments, and holds no tickets."""
-        return self.connection.place.is_server
+    def is_ready(self) -> bool:
+        """It has told its layout; it may be leaving since."""
+        return self.reached is not SlotState.BUILDING
 
     @property
-    def takes_weights(self) -> bool:
-        """A policy acts in it."""
-        return self.is_server or not self.connection.place.servers
+    def has_worked(self) -> bool:
+        """It could hold tickets; it may be leaving since."""
+        return self.reached is SlotState.WORKING
 
     @property
-    def group(self) -> str:
-        return self.connection.place.group
-
-    @property
-    def attempt(self) -> int:
-        """Which process of its slot it is, from 0."""
-        return self.connection.place.attempt
+    def gets_weights(self) -> bool:
+        """A policy acts in it, and goes on to."""
+        is_serving = self.slot.worker is self and self.slot.state in SERVING
+        return is_serving and (self.slot.is_server or not self.connection.place.servers)
 
     @property
     def stepped_frames(self) -> int:
-        return 0 if self.is_server else self.connection.frames
+        return 0 if self.slot.is_server else self.connection.frames
 
     # -- talking -----------------------------------------------------------------------------------------------
 
@@ -144,7 +236,6 @@ class WorkerHandle:
         """It stands at its first observation, or has built the policy that it serves. From here on it is held to the
         hang limit, which its start may exceed.
         """
-        self.is_ready = True
         self.cached_version = PolicyVersion(ready.kept_version)
         self.policy_call = ready.policy_call
         self.last_progress = now
@@ -182,7 +273,7 @@ class WorkerHandle:
         phase = self.connection.phase
         heartbeat = self.connection.frames, phase, self.connection.spent_ns if phase is Phase.ASKING else ()
         rests = is_paused or (phase is Phase.WAITING and not self.tickets)
-        rests = rests and not self.is_server
+        rests = rests and not self.slot.is_server
         if self.is_ready and heartbeat != self._last_heartbeat:
             self.signs += 1
             self.longest_silence_s = max(self.longest_silence_s, now - self.last_progress)
@@ -200,7 +291,7 @@ class WorkerHandle:
         is_held = is_paused and phase in (Phase.STEPPING, Phase.WAITING)
         return WorkerStats(
             name=self.name,
-            attempt=self.attempt,
+            attempt=self.connection.place.attempt,
             phase="paused" if is_held else phase.name.lower(),
             frames=self.stepped_frames,
             version=self.version,

@@ -15,8 +15,8 @@ from heapq import heappop, heappush, nsmallest
 from typing import Literal
 
 Mode = Literal["sync", "async"]
-Slot = tuple[str, int]
-"""A worker's place: (group, index)."""
+SlotKey = tuple[str, int]
+"""Names a slot: (group, index)."""
 
 _ROUNDING = 1e-9
 TICKETS_AHEAD = 2
@@ -28,11 +28,11 @@ class Round:
     """Tickets that are delivered together."""
 
     number: int
-    frames: dict[Slot, int]
+    frames: dict[SlotKey, int]
     """Frames asked of each member."""
-    pending: set[Slot] = field(default_factory=set)
+    pending: set[SlotKey] = field(default_factory=set)
     """Members that have no ticket yet: the round has just been opened, or they have just been lost."""
-    landed: set[Slot] = field(default_factory=set)
+    landed: set[SlotKey] = field(default_factory=set)
     """Members whose batch is complete."""
     is_preempted: bool = False
     """Enough batches have landed: the other workers hand over what they have; those with nothing are not waited for."""
@@ -48,7 +48,7 @@ class Grant:
     """A ticket that may be handed out now."""
 
     round: Round
-    slot: Slot
+    slot: SlotKey
     num_frames: int
 
 
@@ -78,13 +78,13 @@ class Scheduler:
         self._pending: dict[int, Round] = {}
         """Those of them in which members have no ticket."""
         self._next_number = 0
-        self._last_number: dict[Slot, int] = {}
+        self._last_number: dict[SlotKey, int] = {}
         """The last round that each worker got a ticket of, in async mode."""
-        self._held: dict[Slot, int] = {}
+        self.held: dict[SlotKey, int] = {}
         """Workers that may collect, and how many tickets each of them holds."""
         self._num_holding: Counter[int] = Counter()
         """How many of them hold so many."""
-        self._waiting: tuple[list[tuple[int, Slot]], ...] = tuple([] for _ in range(TICKETS_AHEAD))
+        self._waiting: tuple[list[tuple[int, SlotKey]], ...] = tuple([] for _ in range(TICKETS_AHEAD))
         """Heaps of workers by the tickets that they hold, those that have waited longest first; with entries of the
         past, which `_next_waiting` drops.
         """
@@ -123,17 +123,17 @@ class Scheduler:
 
     # -- decisions ---------------------------------------------------------------------------------------------
 
-    def may_collect(self, slot: Slot, *, holds: int) -> None:
+    def may_collect(self, slot: SlotKey, *, holds: int) -> None:
         """A worker may get tickets, and holds so many. Called when either changes; `grants` counts those it gives."""
         self.may_not_collect(slot)
-        self._held[slot] = holds
+        self.held[slot] = holds
         self._num_holding[holds] += 1
         if holds < TICKETS_AHEAD and self.mode == "async":
             heappush(self._waiting[holds], (self._last_number.get(slot, -1), slot))
 
-    def may_not_collect(self, slot: Slot) -> None:
+    def may_not_collect(self, slot: SlotKey) -> None:
         """A worker gets no more tickets: it leaves, or is gone."""
-        held = self._held.pop(slot, None)
+        held = self.held.pop(slot, None)
         if held is not None:
             self._num_holding[held] -= 1
 
@@ -155,13 +155,13 @@ class Scheduler:
             return granted
         while (
             len(granted) < most
-            and self._held
-            and len(self._held) == num_workers
+            and self.held
+            and len(self.held) == num_workers
             and not any(self._num_holding[depth] for depth in range(self._depth, TICKETS_AHEAD + 1))
             and not self._pending
-            and room - len(granted) >= len(self._held)
+            and room - len(granted) >= len(self.held)
             and self._is_fresh_enough(ahead_of_consumer)
-            and (frames := self._sync_frames(sorted(self._held)))
+            and (frames := self._sync_frames(sorted(self.held)))
         ):
             opened = self._open_round(frames)
             opened.pending.update(frames)
@@ -175,9 +175,9 @@ class Scheduler:
             least = min(room, most) - len(granted)
             if least <= 0:
                 return
-            for slot in nsmallest(least, (slot for slot in found.pending if slot in self._held)):
+            for slot in nsmallest(least, (slot for slot in found.pending if slot in self.held)):
                 found.pending.discard(slot)
-                self.may_collect(slot, holds=self._held[slot] + 1)
+                self.may_collect(slot, holds=self.held[slot] + 1)
                 granted.append(Grant(round=found, slot=slot, num_frames=found.frames[slot]))
             self._note_pending(found)
 
@@ -195,12 +195,12 @@ class Scheduler:
                 self._last_number[slot] = opened.number
                 self.may_collect(slot, holds=depth + 1)
 
-    def _next_waiting(self, depth: int) -> Slot | None:
+    def _next_waiting(self, depth: int) -> SlotKey | None:
         """The worker with so many tickets that has waited longest."""
         heap = self._waiting[depth]
         while heap:
             number, slot = heap[0]
-            if self._held.get(slot) == depth and self._last_number.get(slot, -1) == number:
+            if self.held.get(slot) == depth and self._last_number.get(slot, -1) == number:
                 return slot
             heappop(heap)
         return None
@@ -209,7 +209,7 @@ class Scheduler:
         if not found.pending:
             self._pending.pop(found.number, None)
 
-    def _sync_frames(self, slots: list[Slot]) -> dict[Slot, int]:
+    def _sync_frames(self, slots: list[SlotKey]) -> dict[SlotKey, int]:
         remaining = self.remaining_frames
         if remaining is None or remaining >= self.frames_per_batch * len(slots):
             return dict.fromkeys(slots, self.frames_per_batch)
@@ -225,7 +225,7 @@ class Scheduler:
         """A round opened now is consumed after `ahead` + open others; the learner publishes once a round at most."""
         return self.max_staleness is None or ahead + len(self._open) <= self.max_staleness
 
-    def _open_round(self, frames: dict[Slot, int]) -> Round:
+    def _open_round(self, frames: dict[SlotKey, int]) -> Round:
         opened = Round(number=self._next_number, frames=frames)
         self._next_number += 1
         self._open[opened.number] = opened
@@ -239,7 +239,7 @@ class Scheduler:
         self.outstanding_frames -= count
         return count
 
-    def _excuse(self, found: Round, slot: Slot) -> None:
+    def _excuse(self, found: Round, slot: SlotKey) -> None:
         """A round goes on without a member that has no ticket."""
         found.pending.discard(slot)
         self.outstanding_frames -= found.frames.pop(slot)
@@ -247,7 +247,7 @@ class Scheduler:
 
     # -- events ------------------------------------------------------------------------------------------------
 
-    def landed(self, round_number: int, slot: Slot, num_frames: int) -> Round:
+    def landed(self, round_number: int, slot: SlotKey, num_frames: int) -> Round:
         """A member's batch is complete. What it has less than was asked for is collected later."""
         found = self._open[round_number]
         found.landed.add(slot)
@@ -255,7 +255,7 @@ class Scheduler:
         found.frames[slot] = num_frames
         return found
 
-    def preempt(self, found: Round) -> list[Slot]:
+    def preempt(self, found: Round) -> list[SlotKey]:
         """A batch of a round has landed: if enough have by now, those who are to hand over what they have."""
         enough = math.ceil(self.preemptive_threshold * len(found.frames) - _ROUNDING)
         if self.preemptive_threshold >= 1 or found.is_preempted or len(found.landed) < enough:
@@ -265,7 +265,7 @@ class Scheduler:
             self._excuse(found, slot)
         return sorted(set(found.frames) - found.landed)
 
-    def lost(self, round_number: int, slot: Slot) -> int:
+    def lost(self, round_number: int, slot: SlotKey) -> int:
         """A member died with its ticket. Returns the frames that have to be collected again.
 
         In sync mode the slot's next worker gets the same ticket; in async mode the frames go back to the rest.
@@ -279,7 +279,7 @@ class Scheduler:
             self._close_round(round_number)
         return count
 
-    def found(self, slot: Slot, num_frames: int) -> list[Round]:
+    def found(self, slot: SlotKey, num_frames: int) -> list[Round]:
         """Frames of a lost member are in the dataset though they never landed: they count, and its tickets ask for so
         many less. Returns the rounds that are complete now, without it.
         """
@@ -301,7 +301,7 @@ class Scheduler:
                 completed.append(found)
         return completed
 
-    def forget_member(self, slot: Slot, *, only_preempted: bool = False) -> list[Round]:
+    def forget_member(self, slot: SlotKey, *, only_preempted: bool = False) -> list[Round]:
         """A slot will not be filled again (the fleet shrank): rounds that wait for it go on without it.
 
         Args:

@@ -1,14 +1,13 @@
 """What a fleet asks of its workers beside tickets, and their replies."""
 
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 import structlog
 
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.fleet.bookkeeping.scheduler import Slot
-from cormorant_worker.fleet.bookkeeping.worker_handle import WorkerHandle
+from cormorant_worker.fleet.slot import WorkerHandle
+from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.worker.messages import Reply, Request, Reseed
 
@@ -18,10 +17,10 @@ log = structlog.get_logger()
 class Requests:
     """Asks workers, and keeps their replies until they are taken. Guarded by the fleet's condition."""
 
-    def __init__(self, workers: Mapping[Slot, WorkerHandle]) -> None:
+    def __init__(self, slots: Slots) -> None:
         self.stuck: deque[WorkerHandle] = deque()
         """Workers that do not read as fast as they are sent; the selector takes them out."""
-        self._workers = workers
+        self._slots = slots
         self._replies: dict[int, Reply | None] = {}
         """Pending requests: None until the reply comes."""
         self._numbers = 0
@@ -33,7 +32,7 @@ class Requests:
     def ask(self, handle: WorkerHandle, action: str, *, payload: Payload | None = None, **details: Any) -> int:
         """Ask a worker for something. Returns a number, for `is_answered` and `take`.
 
-        A worker that is dying does not answer: callers see that it is not in the pool any more.
+        A worker that is dying does not answer: callers see that it is gone.
         """
         number = self.next_number()
         self._replies[number] = None
@@ -51,7 +50,7 @@ class Requests:
 
     def ask_all(self, action: str) -> dict[int, WorkerHandle]:
         """Ask every worker that is ready and collects. Returns who was asked."""
-        asked = (handle for handle in self._workers.values() if handle.is_ready and not handle.is_server)
+        asked = (handle for handle in self._slots.workers if handle.is_ready and not handle.slot.is_server)
         return {self.ask(handle, action): handle for handle in asked}
 
     def tell(self, handle: WorkerHandle, action: str, **details: Any) -> None:
@@ -60,7 +59,7 @@ class Requests:
 
     def tell_all(self, action: str, *, only_ready: bool = True) -> None:
         """Tell every worker "pause" (stop at the next vector step), "resume" or "stop" (give the batch up)."""
-        for handle in self._workers.values():
+        for handle in self._slots.workers:
             if handle.is_ready or not only_ready:
                 self.tell(handle, action)
 

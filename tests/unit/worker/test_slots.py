@@ -1,0 +1,89 @@
+"""Slots go through their states along one table, and which of them are wanted follows the manifest's groups."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from cormorant_testing.collecting import make_job
+from cormorant_worker.errors import FleetError, LastWorker
+from cormorant_worker.fleet.slot import TRANSITIONS, Slot, SlotState, WorkerHandle
+from cormorant_worker.fleet.slots import Slots
+
+S = SlotState
+
+
+def make_slots(wanted: int = 1) -> Slots:
+    slots = Slots(make_job(), {})
+    slots.resize(wanted)
+    return slots
+
+
+def bring(slots: Slots, slot: Slot, state: SlotState) -> None:
+    """The shortest way into a state."""
+    ways: dict[SlotState, Any] = {
+        S.VACANT: (), S.STARTING: (S.STARTING,), S.BUILDING: (S.STARTING, S.BUILDING),
+        S.READY: (S.STARTING, S.BUILDING, S.READY), S.WORKING: (S.STARTING, S.BUILDING, S.READY, S.WORKING),
+        S.LEAVING: (S.STARTING, S.BUILDING, S.LEAVING), S.FINISHING: (S.STARTING, S.BUILDING, S.FINISHING),
+        S.GONE: (S.STARTING, S.BUILDING, S.GONE),
+    }  # fmt: skip
+    for step in ways[state]:
+        slots.move(slot, step)
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(set(S) - {S.RETIRED}, S)))
+def test_a_slot_moves_along_the_table_alone(before: SlotState, after: SlotState) -> None:
+    slots = make_slots()
+    (slot,) = slots.wanted
+    bring(slots, slot, before)
+    if after in TRANSITIONS[before]:
+        slots.move(slot, after)
+        assert (slot.state, slots.count(after), slots.count(*set(S) - {after})) == (after, 1, 0)
+    else:
+        with pytest.raises(FleetError, match=f"cannot become {after.name} while it is {before.name}"):
+            slots.move(slot, after)
+
+
+def test_a_worker_that_leaves_keeps_what_it_reached() -> None:
+    slots = make_slots()
+    (slot,) = slots.wanted
+    slots.move(slot, S.STARTING)
+    slots.fill(slot, worker := WorkerHandle(slot, FakeConnection(), slots.joined, last_progress=0.0))  # type: ignore[arg-type]
+    facts = [(worker.is_ready, worker.has_worked, worker.gets_weights)]
+    for state in (S.READY, S.WORKING, S.LEAVING, S.FINISHING):
+        slots.move(slot, state)
+        facts.append((worker.is_ready, worker.has_worked, worker.gets_weights))
+        slots.validate()
+    assert facts == [(False,) * 3, (True, False, True), (True,) * 3, (True, True, False), (True, True, False)]
+    slots.lose(slot, lambda: None)
+    assert (worker.is_gone, list(slots.workers), slots.is_empty) == (True, [], False)
+    slots.vacate(slot)
+    assert (slot.state, slot.worker, slots.is_empty) == (S.VACANT, None, True)
+
+
+def test_given_up_slots_are_retired_once_nothing_is_left_of_their_workers() -> None:
+    slots = make_slots(3)
+    first, second, third = slots.wanted
+    bring(slots, second, S.STARTING)
+    assert slots.resize({"cpu": [0]}) == [second, third]
+    assert [slot.state for slot in (first, second, third)] == [S.VACANT, S.STARTING, S.RETIRED]
+    slots.vacate(second)
+    slots.validate()
+    assert second.state is S.RETIRED
+    assert slots.resize(2) == []
+    assert [slot.state for slot in (first, second, third)] == [S.VACANT, S.VACANT, S.RETIRED]
+    with pytest.raises(LastWorker, match="0 workers"):
+        slots.resize(0)
+
+
+def test_validate_finds_a_slot_that_disagrees_with_its_state() -> None:
+    slots = make_slots()
+    (slot,) = slots.wanted
+    slot.state = S.WORKING
+    with pytest.raises(AssertionError):
+        slots.validate()
+
+
+class FakeConnection:
+    def __init__(self) -> None:
+        self.place = type("Place", (), {"servers": ()})()

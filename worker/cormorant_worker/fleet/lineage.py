@@ -1,0 +1,99 @@
+"""What slots have used up, so that nothing is handed out twice: streams, trajectory ids, random frames.
+
+Guarded by the fleet's condition.
+"""
+
+import uuid
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.collect.trajectories import MAX_EPOCH, trajectory_base
+from cormorant_worker.errors import StateError
+from cormorant_worker.fleet.fleet_state import FleetState
+from cormorant_worker.fleet.slot import Slot
+from cormorant_worker.worker.messages import Sealed
+
+_BATCHES_AHEAD = 4
+"""Batches that a worker may have put into a dataset beyond the last one that its fleet heard of, and some to spare."""
+
+
+class Lineage:
+    """Writes the fields of slots that say what was used up."""
+
+    def __init__(self, *, epoch: int, warmup_frames: int) -> None:
+        """Begin an epoch.
+
+        Args:
+            epoch: a number that no fleet of this job had before.
+            warmup_frames: random frames that the job still wants.
+        """
+        self.epoch = epoch
+        self.run = uuid.uuid4().hex
+        """Names this fleet, in states that it saves."""
+        self._warmup_frames = warmup_frames
+        """Random frames that belong to no slot yet."""
+        self._is_shared_out = False
+
+    def begin(self, slot: Slot, place: WorkerPlace, *, first_free: int = 0, batch_ids: int = 0) -> WorkerPlace:
+        """The place with a stream of its own.
+
+        Args:
+            first_free: the first attempt that has no part in the dataset.
+            batch_ids: ids that one batch can use.
+        """
+        slot.attempt = max(slot.attempt + 1, first_free)
+        place = replace(place, attempt=slot.attempt, epoch=self.epoch)
+        after = slot.next_trajectory + _BATCHES_AHEAD * batch_ids if slot.next_trajectory else 0
+        return replace(place, first_trajectory=trajectory_base(place.seeds, after=after))
+
+    def is_last(self, saved: FleetState, slot: Slot, dataset: str) -> bool:
+        """True when nothing has come from a slot since a state was saved, as far as this fleet or its dataset knows."""
+        knows = saved.run == self.run or bool(dataset and saved.dataset == dataset)
+        return knows and saved.written.get(slot.name) == slot.written
+
+    def join(self, saved: FleetState, slots: Collection[Slot]) -> None:
+        """Go on after a state's fleet, of which these are all slots: what it or its successors may have used up is not
+        used again.
+        """
+        if saved.run != self.run and saved.epoch >= self.epoch:
+            if saved.epoch >= MAX_EPOCH:
+                raise StateError(f"the state's epoch {saved.epoch} is the last one; start a new job from its weights")
+            self.epoch = saved.epoch + 1
+        for slot in slots:
+            slot.attempt = max(slot.attempt, saved.attempts.get(slot.name, -1))
+
+    def landed(self, slot: Slot, sealed: Sealed) -> None:
+        """A batch has come from a slot."""
+        slot.written += sealed.num_frames
+        slot.next_trajectory = max(slot.next_trajectory, sealed.next_trajectory)
+        if slot.warmup_frames:
+            slot.warmup_frames = max(0, slot.warmup_frames - sealed.random_frames)
+
+    # -- random frames -----------------------------------------------------------------------------------------
+
+    def warmup_of(self, slot: Slot, slots: Sequence[Slot]) -> int:
+        """Random frames that the next worker of a slot begins with: its share, less what came from the slot.
+
+        The first workers share all of them. A slot that is added later has what slots that were given up still owed.
+        """
+        if not self._is_shared_out:
+            self._is_shared_out = True
+            share, rest = divmod(self._warmup_frames, len(slots))
+            for i, known in enumerate(slots):
+                known.warmup_frames = known.warmup_share = share + (i < rest)
+            self._warmup_frames = 0
+        if slot.warmup_frames is None:
+            slot.warmup_frames = slot.warmup_share = self._warmup_frames
+            self._warmup_frames = 0
+        return slot.warmup_frames
+
+    def owe_all(self, slots: Collection[Slot]) -> None:
+        """What came so far is dropped: every slot owes its first share again."""
+        for slot in slots:
+            slot.warmup_frames = slot.warmup_share
+
+    def give_up(self, slot: Slot) -> None:
+        """The slot will not be filled: another one collects the random frames that it owed."""
+        self._warmup_frames += slot.warmup_frames or 0
+        slot.warmup_frames = None

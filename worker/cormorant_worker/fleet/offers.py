@@ -1,0 +1,226 @@
+"""Published weights: the newest of each model, and who has which.
+
+    publish -> due -> offered -> answered -> (due again, if there are newer ones) ... -> applied, or refused
+
+A worker has one unanswered offer at most. While it does not answer, what is published costs nothing there, and it gets
+the newest once it answers.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from cormorant_worker.fleet.events import Events
+from cormorant_worker.fleet.slot import Slot, WorkerHandle
+from cormorant_worker.fleet.slots import Slots
+from cormorant_worker.fleet.stats import Receipt
+from cormorant_worker.fleet.transport import Payload
+from cormorant_worker.normalize.book import StatisticsBook
+from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.weights.file import to_bytes
+from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
+from cormorant_worker.worker.messages import Reply, Request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PublishedVersion:
+    version: PolicyVersion
+    blob: WeightsBlob
+    payload: Payload
+    """The same bytes as the engine shares them."""
+    statistics: Statistics | None = None
+    """What it acts with; None where the manifest normalises nothing."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(self.blob.tensors)
+
+
+class PublishedWeights:
+    """For all workers, and for single slots. What is published for all takes the place of what single ones had of the
+    same models. Guarded by the fleet's condition.
+    """
+
+    def __init__(self) -> None:
+        self.version = INITIAL_VERSION
+        """The highest number that was given out."""
+        self.common_version = INITIAL_VERSION
+        """The newest that all workers were given: what staleness is measured by."""
+        self._common: dict[str, PublishedVersion] = {}
+        self._own: dict[Slot, dict[str, PublishedVersion]] = {}
+
+    def put(
+        self,
+        blob: WeightsBlob,
+        version: PolicyVersion,
+        slots: Collection[Slot] | None,
+        payload: Payload,
+        statistics: Statistics | None = None,
+    ) -> None:
+        """Keep new weights, for all slots or for some, and let go of those that are the newest of nothing any more."""
+        before = self._kept()
+        newest = PublishedVersion(version, blob, payload, statistics)
+        self.version = version
+        if slots is None:
+            self.common_version = version
+            self._common.update(dict.fromkeys(newest.models, newest))
+            for own in self._own.values():
+                for model in newest.models:
+                    own.pop(model, None)
+        else:
+            for slot in slots:
+                self._own.setdefault(slot, {}).update(dict.fromkeys(newest.models, newest))
+        for older in before - self._kept():
+            older.payload.close()
+
+    def has(self, payload: Payload) -> bool:
+        """Whether a worker may still be offered these bytes."""
+        return any(one.payload is payload for one in self._kept())
+
+    def of(self, slot: Slot) -> list[tuple[PublishedVersion, tuple[str, ...]]]:
+        """What a slot's worker is to have, oldest first, each with the models that it is the newest of."""
+        newest = {**self._common, **self._own.get(slot, {})}
+        found = sorted(set(newest.values()), key=lambda one: one.version)
+        return [(one, tuple(model for model, holder in newest.items() if holder is one)) for one in found]
+
+    def version_of(self, slot: Slot) -> PolicyVersion:
+        """The newest version that a slot's worker was given."""
+        own = self._own.get(slot, {}).values()
+        return max([self.common_version, *(one.version for one in own)])
+
+    def to_bytes(self) -> bytes:
+        """Safetensors of what all workers have; empty when nothing was published."""
+        newest = {model: one.blob.weights()[model] for model, one in self._common.items()}
+        return to_bytes(newest) if newest else b""
+
+    def clear(self) -> None:
+        for one in self._kept():
+            one.payload.close()
+        self._common.clear()
+        self._own.clear()
+
+    def _kept(self) -> set[PublishedVersion]:
+        return {*self._common.values(), *(one for own in self._own.values() for one in own.values())}
+
+
+class Offers:
+    """Who has which version, and who is to get one. Guarded by the fleet's condition."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        events: Events,
+        *,
+        next_number: Callable[[], int],
+        statistics: StatisticsBook | None = None,
+    ) -> None:
+        """Offer nothing yet.
+
+        Args:
+            events: hears of versions that were published, applied and refused.
+            statistics: of which each version that is published gets the present ones, or its own.
+        """
+        self.published = PublishedWeights()
+        self._slots, self._events = slots, events
+        self._next_number = next_number
+        self._statistics = statistics
+        self._due: dict[WorkerHandle, None] = {}
+        """Workers that may not have been offered the newest."""
+
+    @property
+    def has_due(self) -> bool:
+        return bool(self._due)
+
+    def publish(
+        self,
+        blob: WeightsBlob,
+        version: PolicyVersion,
+        payload: Payload,
+        slots: Collection[Slot] | None = None,
+    ) -> None:
+        """Offer new weights to all workers, or to those of some slots: one copy in memory for all. Workers that come
+        later get them, too.
+
+        Args:
+            version: higher than any before.
+            payload: the same bytes as the engine shares them.
+            slots: None: all.
+        """
+        statistics = None if self._statistics is None else self._statistics.stamp(version, blob.statistics)
+        self.published.put(blob, version, slots, payload, statistics)
+        self._events.note("published", version=version)
+        workers = self._slots.workers if slots is None else (slot.worker for slot in slots)
+        self._due |= {worker: None for worker in workers if worker is not None}
+
+    def send_due(self, most: int) -> int:
+        """Offer workers what they do not have, so many at once. Returns how many of them."""
+        sent = 0
+        while self._due and sent < most:
+            handle = next(iter(self._due))
+            del self._due[handle]
+            sent += self.offer_next(handle)
+        return sent
+
+    def offer_next(self, handle: WorkerHandle) -> bool:
+        """Offer a worker the oldest of what it should have and was not offered, of each model the newest. Does nothing
+        while it has not answered the last one. Returns whether it has something to answer.
+        """
+        if not handle.gets_weights:
+            return False
+        if handle.offer:
+            return True
+        newer = (found for found in self.published.of(handle.slot) if found[0].version > handle.offered)
+        if (found := next(newer, None)) is None:
+            return False
+        published, models = found
+        blob = published.blob
+        handle.offer, handle.offered = self._next_number(), published.version
+        request = Request(
+            number=handle.offer,
+            action="offer",
+            version=published.version,
+            size_bytes=blob.size_bytes,
+            default_model=blob.default_model,
+            models=models,
+            statistics=published.statistics,
+        )
+        handle.request(request, published.payload)
+        return True
+
+    def note_reply(self, handle: WorkerHandle, reply: Reply) -> bool:
+        """A worker has answered an offer: it gets the next one. Returns whether it has all that it should have."""
+        handle.offer = 0
+        if reply.error:
+            handle.refusal = (handle.offered, reply.error)
+            self._events.note("refused", worker=handle.name, version=handle.offered, reason=reply.error)
+        return not self.offer_next(handle)
+
+    def note_applied(self, handle: WorkerHandle, version: PolicyVersion) -> None:
+        """A worker acts with a version from now on."""
+        handle.version = version
+        self._events.note("applied", worker=handle.name, version=version)
+
+    def is_decided(self, version: PolicyVersion, behind: list[WorkerHandle]) -> bool:
+        """True when every worker has taken or refused a version. `behind`: empty at first, and the same list in each
+        call: workers that had not when all were looked at last, so that a call costs what has changed.
+        """
+        while behind and not self._is_behind(behind[-1], version):
+            behind.pop()
+        if not behind:  # workers that joined meanwhile are waited for, too
+            behind += [handle for handle in self._slots.workers if self._is_behind(handle, version)]
+        return not behind
+
+    def _is_behind(self, handle: WorkerHandle, version: PolicyVersion) -> bool:
+        is_given = handle.gets_weights and self.published.version_of(handle.slot) >= version
+        return is_given and handle.version < version and handle.refusal[0] < version
+
+    def receipt(self, version: PolicyVersion) -> Receipt:
+        acting = (h for h in self._slots.workers if h.gets_weights)
+        given = sorted((h for h in acting if self.published.version_of(h.slot) >= version), key=lambda h: h.name)
+        behind = [h for h in given if h.version < version]
+        return Receipt(
+            version=version,
+            applied=tuple(h.name for h in given if h.version >= version),
+            waiting=tuple(h.name for h in behind if h.refusal[0] != version),
+            refused={h.name: h.refusal[1] for h in behind if h.refusal[0] == version},
+        )

@@ -1,0 +1,355 @@
+"""The life of a slot: a method for each state that it enters. `slot.py` draws the states.
+
+GONE -> (background) the worker has ended, and its dataset was asked -> every frame is accounted for -> VACANT
+"""
+
+import math
+import time
+from collections.abc import Collection, Mapping
+from functools import partial
+from itertools import islice, takewhile
+
+import structlog
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.errors import CormorantError, DeviceUnavailable, WorkerFailed
+from cormorant_worker.fleet.background import SeenOff, see_off
+from cormorant_worker.fleet.core import FleetCore
+from cormorant_worker.fleet.counters import RestartReason
+from cormorant_worker.fleet.file_limit import raise_file_limit
+from cormorant_worker.fleet.slot import Slot, SlotState, WorkerHandle
+from cormorant_worker.fleet.transport import WorkerConnection
+from cormorant_worker.fleet.turn.tickets import Tickets
+from cormorant_worker.worker.messages import Begin, BuildPolicy, Failed, Finish, Ready, Reply, ServerReady, Start
+
+log = structlog.get_logger()
+
+_MOST_STARTS = _MOST_FINISHES = 24
+"""In one turn."""
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 30.0
+_POD_ENDS_S = 10.0
+"""A misplaced worker's pod has ended by then: the next worker is not placed there, too."""
+
+
+class SlotLife:
+    """Guarded by the fleet's condition."""
+
+    def __init__(self, core: FleetCore, tickets: Tickets) -> None:
+        self.seed = core.job.spec.collection.seed
+        """Workers that start from now on derive their streams from it."""
+        self._core, self._tickets = core, tickets
+
+    def resize(self, workers: int | Mapping[str, int | Collection[int]]) -> None:
+        """Say how many slots are wanted: see `Slots.resize`. Workers finish what they hold before they leave."""
+        core = self._core
+        check = partial(raise_file_limit, each=core.engine.descriptors_each)
+        for slot in core.slots.resize(workers, check=check):
+            if slot.worker is not None:
+                self.let_go(slot.worker)
+            slot.not_before = 0.0
+            core.servers.retire(slot)
+            core.queue.complete(core.scheduler.forget_member(slot.key))
+        core.size_blocks()
+        core.servers.reassign()
+
+    # -- STARTING ----------------------------------------------------------------------------------------------
+
+    def start_missing(self, now: float) -> None:
+        """Start workers in vacant slots that need not wait."""
+        core = self._core
+        if core.lifecycle.error or core.lifecycle.is_closing or core.scheduler.is_done:
+            return
+        vacant = (slot for slot in core.slots.in_state(SlotState.VACANT) if now >= slot.not_before)
+        due = (slot for slot in sorted(vacant, key=lambda slot: slot.key) if core.servers.can_start(slot))
+        for slot in islice(due, _MOST_STARTS):
+            try:
+                self._start(slot)
+            except CormorantError as error:
+                core.slots.vacate(slot)
+                core.lifecycle.fail(error)
+                return
+
+    def _start(self, slot: Slot) -> None:
+        core = self._core
+        core.slots.move(slot, SlotState.STARTING)
+        slot.not_before, slot.final_state = 0.0, None
+        group, index = slot.key
+        # Groups of servers come last and do not count: with them and without, environments have the same seeds.
+        groups = [known.name for known in sorted(core.job.spec.worker_groups, key=lambda known: known.serves)]
+        place = WorkerPlace(
+            group=group,
+            index=index,
+            group_number=groups.index(group),
+            num_groups=sum(not known.serves for known in core.job.spec.worker_groups),
+            warmup_frames=0 if slot.is_server else core.lineage.warmup_of(slot, core.slots.collecting),
+            env_restarts=core.env_failures.recent(slot.key),
+            is_server=slot.is_server,
+            servers=core.servers.of(slot),
+            max_threads=core.engine.cpus_for(core.num_slots),
+            num_threads=core.ready.num_threads if core.ready is not None else 0,
+            device=self._device_of(slot),
+            seed=self.seed,
+        )
+        first_free = core.dataset.next_attempt(slot.key) if core.dataset is not None else 0
+        start = Start(
+            job=core.job,
+            place=core.lineage.begin(slot, place, first_free=first_free, batch_ids=core.batch_ids),
+            frames_per_batch=core.scheduler.frames_per_batch,
+            overrides=core.options.overrides_of(index),
+        )
+        listener = core.servers.listener(slot) if slot.is_server else None
+        core.background.submit(lambda: core.engine.start(start, listener), partial(self._started, slot))
+
+    def _device_of(self, slot: Slot) -> str:
+        """The worker's device. Workers that ask for the same kind are numbered through their groups."""
+        core = self._core
+        asked = {
+            group.name: core.options.device or ("cuda" if group.device == "gpu" else "cpu")
+            for group in core.job.spec.worker_groups
+        }
+        group, index = slot.key
+        alike = takewhile(lambda name: name != group, (name for name in asked if asked[name] == asked[group]))
+        return core.engine.device_of(asked[group], index + sum(core.slots.sizes.get(name, 0) for name in alike))
+
+    # -- BUILDING ----------------------------------------------------------------------------------------------
+
+    def _started(self, slot: Slot, connection: WorkerConnection | Exception) -> None:
+        core = self._core
+        if isinstance(connection, Exception):
+            core.slots.vacate(slot)
+            core.lifecycle.fail(connection, what="start a worker")
+            return
+        handle = WorkerHandle(slot, connection, core.requests.stuck, last_progress=core.hang_detector.lived_s)
+        core.slots.fill(slot, handle)
+        core.servers.joined(handle)
+        self.tell_spaces(handle)
+        core.hang_detector.add(handle)
+        core.counters.joined(slot.group)
+        if not slot.is_wanted:
+            self.let_go(handle)
+        if core.lifecycle.is_closing:
+            self.lose(handle, is_killed=True)  # it has nothing to lose yet
+
+    def tell_spaces(self, handle: WorkerHandle) -> None:
+        """An inference server need not wait for a worker, once one has told what its environments are."""
+        if (ready := self._core.ready) is not None and handle.slot.is_server:
+            handle.send(BuildPolicy(observation_space=ready.observation_space, action_space=ready.action_space))
+
+    # -- READY -------------------------------------------------------------------------------------------------
+
+    def welcome(self, handle: WorkerHandle, ready: Ready | ServerReady) -> None:
+        """A worker stands at its first observation, and the fleet knows how batches are laid out; or an inference
+        server can be offered weights. The reply comes when it has opened its dataset and has the current weights.
+        """
+        core, slot = self._core, handle.slot
+        handle.ready(ready, now=core.hang_detector.lived_s)
+        if slot.state is not SlotState.BUILDING:
+            return  # it was told to finish, or will be
+        core.slots.move(slot, SlotState.READY)
+        if isinstance(ready, Ready):
+            if core.scheduler.is_done:
+                return  # the dataset had all frames already: it is sent home in this turn
+            handle.send(Begin(dataset_uri=core.dataset_uri, seal_after_s=core.options.seal_after_s))
+        if not core.offers.offer_next(handle):
+            handle.sync_request = core.requests.ask(handle, "resume")
+        if core.lifecycle.is_paused and not slot.is_server:
+            core.requests.tell(handle, "pause")
+        event = "inference_server_ready" if slot.is_server else "worker_ready"
+        log.info(event, worker=handle.name, seconds=round(time.monotonic() - handle.started, 2))
+
+    # -- WORKING -----------------------------------------------------------------------------------------------
+
+    def put_to_work(self, handle: WorkerHandle, reply: Reply) -> None:
+        """A worker has the current weights."""
+        core, slot = self._core, handle.slot
+        core.slots.move(slot, SlotState.WORKING)
+        core.counters.put_to_work(handle)
+        if not slot.is_server:
+            core.scheduler.may_collect(slot.key, holds=0)
+        core.events.note("worker_ready", worker=handle.name, version=handle.version, reason=handle.policy_call)
+        if reply.error:
+            core.lifecycle.fail(WorkerFailed(f"worker {handle.name} refused the current weights: {reply.error}"))
+
+    # -- LEAVING, FINISHING ------------------------------------------------------------------------------------
+
+    def let_go(self, handle: WorkerHandle) -> None:
+        """A worker gets no more tickets, and ends when it holds none."""
+        if handle.slot.state in (SlotState.BUILDING, SlotState.READY, SlotState.WORKING):
+            self._core.slots.move(handle.slot, SlotState.LEAVING)
+            self._core.scheduler.may_not_collect(handle.slot.key)
+
+    def finish_idle(self) -> bool:
+        """Tell workers without a ticket to finish, when they leave or nothing is left to do. Returns whether there may
+        be more of them.
+        """
+        core = self._core
+        is_done, lifecycle = core.scheduler.is_done, core.lifecycle
+        is_over = is_done or lifecycle.is_closing or lifecycle.error is not None
+        staying = (SlotState.BUILDING, SlotState.READY, SlotState.WORKING) if is_over else ()
+        # Servers end after the workers that need them.
+        untold = (
+            handle
+            for handle in core.slots.workers_in(SlotState.LEAVING, *staying)
+            if not handle.tickets
+            and (handle.slot.state is SlotState.LEAVING or not (handle.slot.is_server and core.slots.has_collectors))
+        )
+        idle = tuple(islice(untold, _MOST_FINISHES))
+        for handle in idle:
+            core.slots.move(handle.slot, SlotState.FINISHING)
+            core.scheduler.may_not_collect(handle.slot.key)  # frames found stale from now on are another worker's
+            handle.send(Finish(saves=is_done and not lifecycle.is_closing))
+        return len(idle) == _MOST_FINISHES
+
+    # -- GONE --------------------------------------------------------------------------------------------------
+
+    def kill_starting(self) -> None:
+        """End workers that have nothing to lose yet."""
+        for handle in tuple(self._core.slots.workers):
+            if not handle.is_ready:
+                self.lose(handle, is_killed=True)
+
+    def end_hung(self, now: float) -> None:
+        core = self._core
+        for handle, silent_s, limit_s in core.hang_detector.turn(now, is_paused=core.lifecycle.is_paused):
+            log.warning("worker_hung", worker=handle.name, seconds=round(silent_s, 1))
+            doing = handle.connection.describe_doing()
+            reason = f"made no progress for {limit_s:.0f} s and was killed ({doing})"
+            self.lose(handle, reason=reason, kind="hang", is_killed=True)
+
+    def fail(self, handle: WorkerHandle, failed: Failed) -> None:
+        """A worker says that it cannot go on."""
+        core = self._core
+        log.warning("worker_traceback", worker=handle.name, exception=failed.traceback)
+        # No worker can run in its pod, which ends and has a successor: not a failure of the slot.
+        is_misplaced = failed.kind == DeviceUnavailable.__name__ and core.options.waits_for_places
+        is_final = failed.is_final and not (failed.may_pass and core.scheduler.landed_frames)
+        if (is_final or core.ready is None) and not is_misplaced:
+            error = WorkerFailed(f"worker {handle.name}: {failed.message}", kind=failed.kind)
+            error.add_note(failed.traceback)
+            core.lifecycle.fail(error)
+        self.lose(handle, reason=f"failed: {failed.message}", kind="error", is_misplaced=is_misplaced)
+
+    def lose(
+        self,
+        handle: WorkerHandle,
+        *,
+        reason: str = "",
+        kind: RestartReason = "crash",
+        is_killed: bool = False,
+        is_misplaced: bool = False,
+    ) -> None:
+        """A worker has ended, or has to: its slot is free once it is accounted for."""
+        core, slot = self._core, handle.slot
+        is_told = bool(reason) or slot.final_state is not None
+        part = handle.connection.place.attempt_name
+        ask = partial(core.dataset.durable_frames, part) if core.dataset is not None else None
+
+        def be_seen_off() -> None:
+            core.background.submit(
+                lambda: see_off(handle.connection, is_killed=is_killed, is_told=is_told, durable_frames=ask),
+                lambda seen: self._bury(handle, seen, reason=reason, kind=kind, is_misplaced=is_misplaced),
+            )
+
+        core.slots.lose(slot, be_seen_off)
+        core.scheduler.may_not_collect(slot.key)
+        core.servers.gone(slot)
+        core.counters.parted(handle)
+
+    # -- VACANT, RETIRED ---------------------------------------------------------------------------------------
+
+    def _bury(
+        self, handle: WorkerHandle, seen: SeenOff | Exception, *, reason: str, kind: RestartReason, is_misplaced: bool
+    ) -> None:
+        """A worker has ended: keep what it finished, take back what it did not, and have it replaced."""
+        core, slot = self._core, handle.slot
+        core.slots.vacate(slot)
+        if isinstance(seen, Exception):
+            core.lifecycle.fail(seen, what="see a worker off")
+            seen = SeenOff(how=str(seen), durable_frames=handle.durable_frames if core.dataset is not None else None)
+        reason = reason or seen.how
+        is_first, has_finished = core.ready is None, slot.final_state is not None
+        if is_first and not has_finished and kind == "crash":
+            reason += f" {_describe_env(core.job)}: check its arguments"
+        core.counters.follow(handle)
+        is_closing = core.lifecycle.is_closing
+        # Asynchronous environments may have stepped past the last ticket of a worker that was told to end.
+        dropped = "drain" if is_closing or has_finished else "crash"
+        again, hopeless = self._settle(handle, durable_frames=seen.durable_frames, reason=dropped)
+        if hopeless and not is_closing:
+            core.lifecycle.fail(WorkerFailed(f"worker {handle.name} {reason}; {hopeless}"))
+        if not slot.is_wanted:
+            core.lineage.give_up(slot)
+        is_filled_again = slot.is_wanted and not is_closing and not core.scheduler.is_draining
+        core.queue.complete(core.scheduler.forget_member(slot.key, only_preempted=is_filled_again))
+        if has_finished and not again:
+            return
+        if not is_closing and core.lifecycle.error is None:
+            log.warning("worker_lost", worker=handle.name, reason=reason, frames_to_collect_again=again)
+            core.events.note("worker_lost", worker=handle.name, reason=reason, frames=again)
+            core.counters.replaced(slot.group, kind)
+            self._plan_replacement(handle, reason, is_first=is_first, is_misplaced=is_misplaced)
+
+    def _settle(self, handle: WorkerHandle, *, durable_frames: int | None, reason: str) -> tuple[int, str]:
+        """Account for everything that a worker has stepped. It has ended: its part of the dataset does not grow.
+        `durable_frames`: frames in its part of the dataset, by the manifest: the last batch may be there though the
+        fleet has not heard of it, and batches that it heard of may not. None without a dataset.
+
+        Returns:
+            Frames that are collected again, and why an evaluation cannot go on; empty: it can.
+        """
+        core, slot, again, hopeless = self._core, handle.slot, 0, ""
+        blocks = core.queue.blocks
+        for number in tuple(handle.tickets):
+            out = self._tickets.end(handle, number)
+            again += core.scheduler.lost(out.round.number, slot.key)
+            if core.episodes is not None:
+                hopeless = core.episodes.give_back(out.episodes)
+            assert blocks is not None
+            blocks.give_back(out.block_index)
+        if blocks is not None:
+            blocks.forget(handle.connection.pid)
+        kept = handle.landed_frames if durable_frames is None else durable_frames
+        unheard = kept - handle.landed_frames
+        if unheard < 0:
+            core.scheduler.take_back(-unheard)
+        elif unheard > 0:
+            core.queue.complete(core.scheduler.found(slot.key, unheard))
+        slot.written += unheard
+        core.queue.count_dropped(reason, max(0, handle.stepped_frames - kept - handle.dropped_frames))
+        return max(0, again - unheard), hopeless
+
+    def _plan_replacement(self, handle: WorkerHandle, reason: str, *, is_first: bool, is_misplaced: bool) -> None:
+        """The next worker of a slot starts at once, after a while, or never: then the fleet cannot go on."""
+        core, slot, now = self._core, handle.slot, time.monotonic()
+        # A pod that ends while its worker starts says nothing of the manifest.
+        if is_first and not core.options.waits_for_places:
+            core.lifecycle.fail(WorkerFailed(f"worker {handle.name} {reason}"))
+            return
+        if is_misplaced:
+            core.misplaced = f"worker {handle.name} {reason}"
+            slot.not_before = now + _POD_ENDS_S
+            return
+        healthy_s = core.options.healthy_s
+        was_healthy = (handle.landed_frames > 0 or slot.is_server) and now - handle.started >= healthy_s
+        slot.failures = 1 if was_healthy else slot.failures + 1
+        limit = core.job.spec.run_policy.max_restarts_per_slot
+        if slot.failures > limit:
+            # A script has no manifest whose field it could change.
+            field = "max_restarts" if core.options.overrides else "spec.runPolicy.maxRestartsPerSlot"
+            between = f", and never lived {healthy_s:g} s in between" if math.isfinite(healthy_s) else ""
+            often = "once" if limit == 1 else f"{limit} times"
+            core.lifecycle.fail(
+                WorkerFailed(f"worker {handle.name} {reason}; it was restarted {often} already ({field}){between}")
+            )
+        elif slot.failures > 1:
+            slot.not_before = now + min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (slot.failures - 1))
+
+
+def _describe_env(job: CollectorJob) -> str:
+    env = job.spec.env
+    if env.envpool is not None:
+        return f"EnvPool's {env.envpool.task_id} with kwargs {dict(env.envpool.kwargs)}"
+    assert env.gymnasium is not None
+    return f"{env.gymnasium.id or env.gymnasium.entrypoint} with kwargs {dict(env.gymnasium.kwargs)}"
