@@ -489,10 +489,10 @@ def test_closing_ends_a_resize_that_waits_for_its_worker() -> None:
             ends.append(str(error))
 
     # Its second worker never starts: the wait would last as long as workers may take to start.
-    fleet._spawner.start_missing = lambda *_: None  # type: ignore[method-assign]
+    fleet._life.start_missing = lambda *_: None  # type: ignore[method-assign]
     resizing = threading.Thread(target=resize)
     resizing.start()
-    until(lambda: len(fleet._core.pool.slots) == 2)
+    until(lambda: len(tuple(fleet._core.slots.wanted)) == 2)
     fleet.close()
     resizing.join(60)
     assert ends == ["the fleet was closed while waiting for workers to start or retire"]
