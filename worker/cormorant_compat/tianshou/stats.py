@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.trajectories import EpisodeTally
 from cormorant_worker.spaces import Array
 
 _QUANTILES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
@@ -131,18 +132,13 @@ class Tally:
     """Returns and lengths of episodes, made from the blocks that are handed over, over any number of batches."""
 
     def __init__(self, num_envs: int) -> None:
-        self._returns = np.zeros(num_envs)
-        self._lengths = np.zeros(num_envs, dtype=np.int64)
+        self._num_envs = num_envs
+        self.forget()
 
     def forget(self) -> None:
-        self._returns[:] = 0.0
-        self._lengths[:] = 0
-
-    @property
-    def is_fresh(self) -> Array:
-        """[B] bool: the environment's next frame is the first of its episode."""
-        fresh: Array = self._lengths == 0
-        return fresh
+        self._tally = EpisodeTally(self._num_envs)
+        self.is_fresh: Array = np.ones(self._num_envs, dtype=np.bool_)
+        """[B] bool: the environment's next frame is the first of its episode, or of what is not forgotten."""
 
     def take(self, block: Block, lost: set[int]) -> tuple[Array, Array, Array]:
         """Count a batch.
@@ -154,38 +150,8 @@ class Tally:
         Returns:
             Column int64, return float64 and length int64 of each episode that ended, by column, then time.
         """
-        rows, ends = block.num_rows, block.num_ends
-        at, columns = block.end_rows[:ends], block.end_columns[:ends]
-        order = np.lexsort((at, columns))
-        at, columns = at[order], columns[order]
-        # One run a column, cut after each end; every cut is where a sum begins.
-        rewards = np.append(block.reward[:rows].T.astype(np.float64).reshape(-1), 0.0)
-        starts = np.arange(len(block.lengths)) * rows
-        before = np.flatnonzero(np.append(True, columns[1:] != columns[:-1])) if ends else np.empty(0, np.int64)
-        begins = np.append(0, columns[:-1] * rows + at[:-1] + 1) if ends else np.empty(0, np.int64)
-        begins[before] = starts[columns[before]]
-        stops = columns * rows + at + 1
-        returns = _sums(rewards, begins, stops)
-        lengths = stops - begins
-        returns[before] += self._returns[columns[before]]
-        lengths[before] += self._lengths[columns[before]]
-        is_lost = np.isin(block.traj_ids[at, columns], list(lost)) if lost else np.zeros(ends, dtype=np.bool_)
-
-        ended = np.unique(columns)
-        last = np.flatnonzero(np.append(columns[1:] != columns[:-1], True)) if ends else np.empty(0, np.int64)
-        open_from = starts.copy()
-        open_from[ended] = stops[last]
-        open_to = starts + block.lengths
-        self._returns[ended] = 0.0
-        self._lengths[ended] = 0
-        self._returns += _sums(rewards, open_from, open_to)
-        self._lengths += open_to - open_from
-        return columns[~is_lost], returns[~is_lost], lengths[~is_lost]
-
-
-def _sums(values: Array, begins: Array, stops: Array) -> Array:
-    """Sums of values[begin:stop], zero where that is empty. `values` has one element too many, for reduceat."""
-    pairs = np.stack([begins, stops], axis=1).reshape(-1)
-    if not len(pairs):
-        return np.zeros(0)
-    return np.where(stops > begins, np.add.reduceat(values, pairs)[::2], 0.0)
+        last = block.runs.last_rows, block.runs.filled
+        self.is_fresh[block.runs.filled] = block.terminated[last] | block.truncated[last]
+        rows, columns, returns, lengths = self._tally.take(block, lost)
+        order = np.lexsort((rows, columns))
+        return columns[order], returns[order], lengths[order]

@@ -11,7 +11,7 @@ import numpy as np
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.env_group import Columns, decide, receive
 from cormorant_worker.collect.timing import Laps
-from cormorant_worker.collect.trajectories import Episodes, Trajectories
+from cormorant_worker.collect.trajectories import Trajectories
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvCrashed, EnvNotSaved
 from cormorant_worker.policy.action_check import ActionCheck
@@ -32,7 +32,6 @@ class AsyncEnvGroup:
         self._check = check
         n = env.num_envs
         self._lengths = trajectories.lengths[columns.slice]
-        self._returns = trajectories.returns[columns.slice]
         self._ids = trajectories.ids[columns.slice]
         self.is_init: Array = np.ones(n, dtype=np.bool_)
         self._initial_states: Arrays = ()
@@ -42,8 +41,8 @@ class AsyncEnvGroup:
         """[n] position of the first frame that is not handed over yet."""
         self._quota: Array = np.zeros(n, dtype=np.int64)
         self._idle: Array = np.arange(n)
-        self._ends: list[tuple[int, int, Arrays, Arrays, Episodes]] = []
-        """(column, position, final observation, final state, episode) of ends that are not handed over yet."""
+        self._ends: list[tuple[int, int, Arrays, Arrays]] = []
+        """(column, position, final observation, final state) of ends that are not handed over yet."""
         self._size = 0
         self._arrays: Arrays = ()
 
@@ -136,7 +135,6 @@ class AsyncEnvGroup:
         for stored, value in zip(self._info, step.info, strict=True):
             stored[rows, columns] = value
         self._lengths[columns] += 1
-        self._returns[columns] += step.reward
         self._landed[columns] += 1
         if len(step.ended):
             self._end(columns[step.ended], following[step.ended], step.final)
@@ -185,22 +183,20 @@ class AsyncEnvGroup:
 
     def _hand_over_ends(self) -> None:
         later = []
-        for column, position, final, final_states, ended in self._ends:
+        for column, position, final, final_states in self._ends:
             row = position - int(self._handed[column])
             if row >= self._quota[column]:
-                later.append((column, position, final, final_states, ended))
+                later.append((column, position, final, final_states))
                 continue
-            self._trajectories.note(ended)
             self._block.end(row, np.array([column + self._columns.first]), final, final_states)
         self._ends = later
 
     def _end(self, columns: Array, following: Array, final: Arrays) -> None:
-        terminated = self._terminated[following - 1, columns]  # row -1 is the ring's last
         for i, column in enumerate(columns.tolist()):
             one = slice(i, i + 1)
             states = tuple(a[following[one], column].copy() for a in self._states)
-            ended = self._trajectories.close(columns[one] + self._columns.first, terminated=terminated[one])
-            self._ends.append((column, int(self._landed[column]) - 1, tuple(a[one] for a in final), states, ended))
+            self._ends.append((column, int(self._landed[column]) - 1, tuple(a[one] for a in final), states))
+        self._trajectories.open(columns + self._columns.first)
         self.is_init[columns] = True
         for stored, initial in zip(self._states, self._initial_states, strict=True):
             stored[following, columns] = initial

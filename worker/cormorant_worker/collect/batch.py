@@ -35,8 +35,7 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
     layout, rows = block.layout, slice(0, block.num_rows)
     own = np.copy if copy else (lambda array: array)
     collector: dict[str, Any] = {}
-    if not block.is_full:
-        mask_TB = np.arange(block.num_rows)[:, None] < block.lengths[None, :]
+    if (mask_TB := block.mask) is not None:
         block.blank_padding()
         collector["mask"] = torch.from_numpy(mask_TB).transpose(0, 1)
     collector["traj_ids"] = _env_first(own(block.traj_ids[rows]))

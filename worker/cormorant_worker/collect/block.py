@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from cormorant_worker.collect.runs import Runs
 from cormorant_worker.spaces import Array, Arrays, Leaf
 from cormorant_worker.wire.arrays import ArrayCursor, size_of
 
@@ -133,6 +134,7 @@ class Block:
         self.end_columns = arrays["end_columns"]
         self.num_rows = 0
         self.num_ends = 0
+        self._runs: Runs | None = None
 
     def used_arrays(self) -> dict[str, Array]:
         """The part of every array that the batch uses, by name: views, each in one piece."""
@@ -144,6 +146,7 @@ class Block:
         """Forget the last batch and make room for one of `num_rows` <= T steps."""
         self.num_rows = num_rows
         self.num_ends = 0
+        self._runs = None
 
     def end(self, rows: Array | int, columns: Array, final: Arrays, final_states: Arrays) -> None:
         """Note that trajectories ended: k columns at their rows, with their true last values [k, ...] a leaf."""
@@ -164,8 +167,20 @@ class Block:
     @property
     def versions(self) -> Array:
         """[N] int64: the policy version of each frame, in the order of rows."""
-        versions = self.policy_version[: self.num_rows]
-        return versions[np.arange(self.num_rows)[:, None] < self.lengths[None, :]] if not self.is_full else versions
+        versions, mask_TB = self.policy_version[: self.num_rows], self.mask
+        return versions if mask_TB is None else versions[mask_TB]
+
+    @property
+    def mask(self) -> Array | None:
+        """[T, B] bool, True on frames; None when every column has all rows."""
+        return None if self.is_full else np.arange(self.num_rows)[:, None] < self.lengths[None, :]
+
+    @property
+    def runs(self) -> Runs:
+        """The runs of a complete batch."""
+        if self._runs is None:
+            self._runs = Runs(self.traj_ids[: self.num_rows], self.lengths)
+        return self._runs
 
     @property
     def is_full(self) -> bool:
@@ -174,9 +189,9 @@ class Block:
 
     def blank_padding(self) -> None:
         """Zero what earlier batches left in the rows past a column's end. Does nothing to a full batch."""
-        if self.is_full:
+        if (mask_TB := self.mask) is None:
             return
-        rows, columns = np.nonzero(np.arange(self.num_rows)[:, None] >= self.lengths[None, :])
+        rows, columns = np.nonzero(~mask_TB)
         flags = (self.terminated, self.truncated, self.is_init)
         for array in (*self.action, *self.outputs, *self.info, *self.tasks, self.reward, *flags):
             array[rows, columns] = 0

@@ -310,7 +310,7 @@ class Collector:
             self.warmup_left = left - int((block.versions == RANDOM_VERSION).sum())
         num_frames = block.num_frames
         self.frames += num_frames
-        episodes = self.trajectories.take_finished(block)
+        episodes = self.trajectories.episodes_of(block)
         moments = None if self.moments is None else self.moments.of(block)
         if self.statistics is not None and moments is not None:
             self.statistics.merge(moments)

@@ -141,7 +141,6 @@ class LockstepEnvGroup:
         self._max_frames = max_frames
         n = env.num_envs
         self._lengths = trajectories.lengths[columns.slice]
-        self._returns = trajectories.returns[columns.slice]
         self._ids = trajectories.ids[columns.slice]
         self.obs: Arrays = ()
         """[n, ...] a leaf: what to act on next, between batches."""
@@ -339,7 +338,6 @@ class LockstepEnvGroup:
         self._terminated[t] = step.terminated
         self._truncated[t] = step.truncated
         self._lengths += 1
-        self._returns += step.reward
         self._row = t + 1
         if len(step.ended):
             self._end(t, step.ended, step.final)
@@ -360,7 +358,6 @@ class LockstepEnvGroup:
         self._terminated[rows, columns] = step.terminated[moved]
         self._truncated[rows, columns] = step.truncated[moved]
         self._lengths[columns] += 1
-        self._returns[columns] += step.reward[moved]
         self._cursor[columns] += 1
         if len(step.ended):
             self._end(self._cursor[sent[step.ended]] - 1, sent[step.ended], step.final)
@@ -375,8 +372,7 @@ class LockstepEnvGroup:
         final_states = tuple([a[rows + 1, columns] for a in self._states])
         of_block = columns + self._columns.first
         self._block.end(rows, of_block, final, final_states)
-        terminated = self._terminated[rows, columns]
-        self._trajectories.note(self._trajectories.close(of_block, terminated=terminated))
+        self._trajectories.open(of_block)
         self._begin_trajectories(rows + 1, columns)
 
     def _begin_trajectories(self, rows: Array | int, columns: Array) -> None:

@@ -9,6 +9,7 @@ frame, g_t = r_t + gamma * g_t-1, which goes on over batches and begins again wi
 import numpy as np
 
 from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.runs import Carry
 from cormorant_worker.errors import EnvError
 from cormorant_worker.normalize.moments import REWARD, RunningMoments, Statistics
 from cormorant_worker.policy.normalizer import Normalizer
@@ -22,10 +23,8 @@ class BatchMoments:
         self._names, self._settings = normalizer.names, normalizer.settings
         self.initial = normalizer.statistics
         """What the initial weights act with."""
-        self._open: Array = np.zeros(num_envs)
-        """[B] discounted return of the trajectory of each column's last frame, up to that frame."""
-        self._ids: Array = np.full(num_envs, -1, dtype=np.int64)
-        """[B] that trajectory."""
+        self.open_returns = Carry(num_envs)
+        """Discounted returns."""
 
     def of(self, block: Block) -> Statistics:
         """Moments of a complete batch.
@@ -33,8 +32,7 @@ class BatchMoments:
         Raises:
             EnvError: a value is not finite.
         """
-        rows = block.num_rows
-        kept = None if block.is_full else np.arange(rows)[:, None] < block.lengths[None, :]
+        rows, kept = block.num_rows, block.mask
         found: dict[str, RunningMoments] = {}
         if self._settings.observation is not None:
             for name, stored in zip(self._names, block.observation, strict=True):
@@ -45,33 +43,19 @@ class BatchMoments:
             found[REWARD] = self._moments(REWARD, returns, kept, block, reward.clip)
         return Statistics(found)
 
-    def open_returns(self, ids: Array) -> Array:
-        """[B] discounted return so far of the trajectories that are open now."""
-        returns: Array = np.where(ids == self._ids, self._open, 0.0)
-        return returns
-
-    def go_on(self, returns: Array, ids: Array) -> None:
-        """The open trajectories are these, with these discounted returns so far."""
-        self._open, self._ids = returns.copy(), ids.copy()
-
     def _returns(self, block: Block, gamma: float) -> Array:
         """[T, B] float64, by a scan in log2(T) passes; garbage past a column's length."""
-        rows = block.num_rows
-        ids = block.traj_ids[:rows]
+        rows, runs = block.num_rows, block.runs
         returns = block.reward[:rows].astype(np.float64)
-        decay = np.full(returns.shape, gamma)
-        decay[0] = np.where(ids[0] == self._ids, gamma, 0.0)
-        decay[1:][ids[1:] != ids[:-1]] = 0.0
-        returns[0] += decay[0] * self._open
+        decay = np.where(runs.begins, 0.0, gamma)
+        returns[0] += gamma * self.open_returns.of(runs.ids[0])
         span = 1
         while span < rows:
             # Row t holds its return over the last `span` rows, and what an earlier one is still worth there.
             returns[span:] += decay[span:] * returns[:-span]
             decay[span:] = decay[span:] * decay[:-span]
             span *= 2
-        columns = np.flatnonzero(block.lengths > 0)
-        last = block.lengths[columns] - 1
-        self._open[columns], self._ids[columns] = returns[last, columns], ids[last, columns]
+        self.open_returns.keep(runs, returns[runs.last_rows, runs.filled])
         return returns
 
     @staticmethod

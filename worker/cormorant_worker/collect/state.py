@@ -32,7 +32,7 @@ def save_state(collector: "Collector") -> bytes:
         arrays["cuda_rng"] = collector.rng.cuda_state.numpy()
     arrays |= {f"trajectories.{name}": value for name, value in collector.trajectories.state().items()}
     if collector.moments is not None:
-        arrays["discounted_returns"] = collector.moments.open_returns(collector.trajectories.ids)
+        arrays["discounted_returns"] = collector.moments.open_returns.of(collector.trajectories.ids)
     why_not = ""
     try:
         for i, group in enumerate(collector.env_groups):
@@ -127,7 +127,7 @@ def _rewind(
     trajectories.skip_to(first_trajectory)
     trajectories.restore(saved, keeps_ids=keeps_ids)
     if collector.moments is not None and "discounted_returns" in arrays:
-        collector.moments.go_on(arrays["discounted_returns"], trajectories.ids)
+        collector.moments.open_returns.go_on(trajectories.ids, arrays["discounted_returns"])
     collector.warmup.restore(metadata["action_rng"])
     collector.is_first_batch = metadata["is_first_batch"]
     if not has_envs:

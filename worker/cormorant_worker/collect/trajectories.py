@@ -8,13 +8,14 @@ An epoch is one fleet: a head, or one run that writes to a dataset. Within an ep
 at n * 2^24, or higher if its predecessors got further. docs/decisions/0032 says why.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.episode_metrics import EpisodeMetrics
+from cormorant_worker.collect.runs import Carry
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.spaces import Array
@@ -66,6 +67,27 @@ class Episodes:
     """Episodes that the environment ended; the rest were truncated."""
 
 
+class EpisodeTally:
+    """Returns and lengths of episodes, from blocks that are given once and in order."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.frames, self.returns = Carry(num_envs), Carry(num_envs)
+        """Of trajectories that were open when the last block ended."""
+
+    def take(self, block: Block, lost: Collection[int]) -> tuple[Array, Array, Array, Array]:
+        """Row and column of the last frame, return and length of each episode that ended in a complete block, in the
+        order of its ends. `lost`: trajectories that ended with a crash of their environment: no episodes.
+        """
+        runs, rows, columns = block.runs, block.end_rows[: block.num_ends], block.end_columns[: block.num_ends]
+        lengths = self.frames.gather(runs, runs.lengths())
+        returns = self.returns.gather(runs, runs.fold(np.add, block.reward[: block.num_rows]))
+        if lost:
+            is_episode = ~np.isin(block.traj_ids[rows, columns], list(lost))
+            rows, columns = rows[is_episode], columns[is_episode]
+        ended = runs.at(rows, columns)
+        return rows, columns, returns[ended], lengths[ended].astype(np.int64)
+
+
 class Trajectories:
     """The open trajectory of each of B environments."""
 
@@ -79,10 +101,8 @@ class Trajectories:
         """[B] int64, the id of the open trajectory."""
         self.lengths: Array = np.zeros(num_envs, dtype=np.int64)
         """[B] frames of the open trajectory so far."""
-        self.returns: Array = np.zeros(num_envs, dtype=np.float64)
-        """[B] undiscounted return of the open trajectory so far."""
+        self._tally = EpisodeTally(num_envs)
         self.metrics = metrics or EpisodeMetrics((), (), num_envs)
-        self._finished = Episodes()
         self.lost: set[int] = set()
         """Trajectories that a crash of their environment ended: no episodes."""
         self.open(slice(None))
@@ -90,7 +110,6 @@ class Trajectories:
     def open(self, columns: slice | Array) -> None:
         self._name(columns)
         self.lengths[columns] = 0
-        self.returns[columns] = 0.0
 
     def _name(self, columns: slice | Array) -> None:
         count = len(self.ids[columns])
@@ -105,39 +124,21 @@ class Trajectories:
         """Trajectories that open from now on have this id or higher ones. Never goes back."""
         self.next_id = max(self.next_id, base)
 
-    def close(self, columns: Array, *, terminated: Array) -> Episodes:
-        """The trajectories of these columns ended, and new ones begin. `terminated`: [n] whether the environment ended
-        it.
-
-        Returns:
-            The n episodes, for `note`.
-        """
-        ended = Episodes(
-            returns=self.returns[columns].tolist(),
-            lengths=self.lengths[columns].tolist(),
-            tasks=[self._tasks[column] for column in columns.tolist()] if self._tasks else [],
-            num_terminated=int(np.count_nonzero(terminated)),
-        )
-        self.open(columns)
-        return ended
-
-    def note(self, ended: Episodes) -> None:
-        """The last frames of these episodes are in the batch under way."""
-        self._finished.returns += ended.returns
-        self._finished.lengths += ended.lengths
-        self._finished.tasks += ended.tasks
-        self._finished.num_terminated += ended.num_terminated
-
     def lose(self, columns: Array) -> None:
         """The environments of these columns crashed: their trajectories end, and new ones begin."""
         self.lost.update(self.ids[columns].tolist())
         self.open(columns)
 
-    def take_finished(self, block: Block) -> Episodes:
-        """The episodes whose last frames are in a batch that is complete. Called once for each batch, in order."""
-        finished, self._finished = self._finished, Episodes()
-        finished.metrics = self.metrics.of(block, lengths=finished.lengths, lost=self.lost)
-        return finished
+    def episodes_of(self, block: Block) -> Episodes:
+        """The episodes whose last frames are in a complete block. Called once for each block, in order."""
+        rows, columns, returns, lengths = self._tally.take(block, self.lost)
+        return Episodes(
+            returns=returns.tolist(),
+            lengths=lengths.tolist(),
+            metrics=self.metrics.of(block, rows, columns, lengths=lengths),
+            tasks=[self._tasks[column] for column in columns.tolist()] if self._tasks else [],
+            num_terminated=int(np.count_nonzero(block.terminated[rows, columns])),
+        )
 
     def state(self) -> dict[str, Array]:
         """What `restore` needs to go on with the same ids."""
@@ -145,7 +146,7 @@ class Trajectories:
             "next_id": np.array(self.next_id),
             "ids": self.ids.copy(),
             "lengths": self.lengths.copy(),
-            "returns": self.returns.copy(),
+            "returns": self._tally.returns.of(self.ids),
         } | self.metrics.state(self.ids)
 
     def is_at(self, state: dict[str, Array]) -> bool:
@@ -164,9 +165,10 @@ class Trajectories:
         """
         self.skip_to(int(state["next_id"].item()))  # an array of one: files know no scalars
         self.lengths[:] = state["lengths"]
-        self.returns[:] = state["returns"]
         if keeps_ids:
             self.ids[:] = state["ids"]
         else:
             self._name(slice(None))
+        self._tally.frames.go_on(self.ids, self.lengths)
+        self._tally.returns.go_on(self.ids, state["returns"])
         self.metrics.restore(state, self.ids)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.runs import Carry
 from cormorant_worker.sinks.schema import KINDS, NEXT, FrameSchema, column_name, next_type, to_arrow, to_numpy
 from cormorant_worker.spaces import Array, Arrays, Leaf
 
@@ -34,8 +35,8 @@ class FrameEncoder:
         self._arrow = arrow_schema
         self._envs = num_envs
         self._env_TB = np.empty((0, num_envs), dtype=np.int32)
-        self._last_id_B = np.full(num_envs, -1, dtype=np.int64)
-        self._last_step_B = np.full(num_envs, -1, dtype=np.int32)
+        self.open_steps = Carry(num_envs)
+        """Frames of the open trajectories that were stored before."""
         self._next_types = [next_type(leaf) for leaf in schema.carried]
 
     def encode(self, block: Block) -> Any:
@@ -43,7 +44,7 @@ class FrameEncoder:
         rows, envs = block.num_rows, self._envs
         if rows > len(self._env_TB):
             self._env_TB = np.tile(np.arange(envs, dtype=np.int32), (rows, 1))
-        select = _Selection(block.lengths, rows, envs)
+        select = _Selection(block)
         columns = [to_arrow(leaf, select(values)) for leaf, values in self._schema.arrays_of(block)]
         plain = {
             "reward": block.reward,
@@ -59,34 +60,21 @@ class FrameEncoder:
         columns += self._following(block, select)
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow)
 
-    def go_on(self, ids_B: Array, lengths_B: Array) -> None:
-        """Continue trajectories that already have this many frames."""
-        self._last_id_B[:] = ids_B
-        self._last_step_B[:] = lengths_B - 1
-
     def _count_steps(self, block: Block) -> Array:
         """[T, B] int32, the n-th frame of its trajectory, from 0. Padding holds anything."""
-        rows = block.num_rows
-        ids_TB = block.traj_ids[:rows]
-        start_TB = np.full(ids_TB.shape, np.iinfo(np.int32).min, dtype=np.int32)
-        t_T1 = np.arange(rows, dtype=np.int32)[:, None]
-        if rows:
-            start_TB[0] = np.where(ids_TB[0] == self._last_id_B, -(self._last_step_B + 1), 0)
-            np.copyto(start_TB[1:], t_T1[1:], where=ids_TB[1:] != ids_TB[:-1])
-            np.maximum.accumulate(start_TB, axis=0, out=start_TB)
+        runs = block.runs
+        t_T1 = np.arange(block.num_rows, dtype=np.int32)[:, None]
+        start_TB = np.where(runs.begins, t_T1, np.iinfo(np.int32).min)
+        start_TB[0] = -self.open_steps.of(runs.ids[0])
+        np.maximum.accumulate(start_TB, axis=0, out=start_TB)
         step_TB: Array = np.subtract(t_T1, start_TB, out=start_TB)
-        columns = np.flatnonzero(block.lengths > 0)
-        last = block.lengths[columns] - 1
-        self._last_id_B[columns] = ids_TB[last, columns]
-        self._last_step_B[columns] = step_TB[last, columns]
+        self.open_steps.keep(runs, step_TB[runs.last_rows, runs.filled] + 1)
         return step_TB
 
     def _following(self, block: Block, select: "_Selection") -> list[Any]:
         """The `next.` columns: the true last values at ends, what followed a column's last frame elsewhere."""
-        envs = self._envs
-        ends = slice(0, block.num_ends)
-        columns = np.flatnonzero(block.lengths > 0)
-        rows = block.lengths[columns]
+        envs, ends = self._envs, slice(0, block.num_ends)
+        columns, rows = block.runs.filled, block.runs.last_rows + 1
         # At the same place an end goes before what the column was carried on with: unique keeps the first.
         places, order = np.unique(
             np.concatenate([block.end_rows[ends] * envs + block.end_columns[ends], (rows - 1) * envs + columns]),
@@ -114,14 +102,11 @@ class FrameEncoder:
 class _Selection:
     """Which of a block's T x B places hold frames: all, the first n, or those under a mask."""
 
-    def __init__(self, lengths: Array, rows: int, envs: int) -> None:
-        self._rows, self._places = rows, rows * envs
-        self._frames = int(lengths.sum())
-        self._mask_TB: Array | None = None
-        if self._frames < self._places:
-            mask_TB = np.arange(rows)[:, None] < lengths[None, :]
-            if not mask_TB.reshape(-1)[: self._frames].all():
-                self._mask_TB = mask_TB
+    def __init__(self, block: Block) -> None:
+        self._rows, self._places, self._frames = block.num_rows, block.num_rows * len(block.lengths), block.num_frames
+        self._mask_TB = block.mask
+        if self._mask_TB is not None and self._mask_TB.reshape(-1)[: self._frames].all():
+            self._mask_TB = None
 
     def __call__(self, values: Array) -> Array:
         """[T or T+1, B, ...] -> [n, ...], a view unless the frames lie scattered."""
@@ -169,6 +154,12 @@ class Frames:
 
     def __len__(self) -> int:
         return len(self.reward)
+
+    def runs(self) -> tuple[Array, Array]:
+        """Rows by column, then time; and the positions [S] in that order where another trajectory or column begins."""
+        order = np.argsort(self.env, kind="stable")
+        env, traj_id = self.env[order], self.traj_id[order]
+        return order, np.flatnonzero(np.r_[True, (env[1:] != env[:-1]) | (traj_id[1:] != traj_id[:-1])])
 
     def following(self) -> tuple[Arrays, Arrays]:
         """What each frame led to: observations and states, [n, ...] a leaf, copied."""

@@ -48,14 +48,14 @@ def export_parquet(dataset: Dataset, target: Path) -> Exported:
 
 def _count_cut(frames: Frames, seen: dict[int, tuple[int, bool]]) -> int:
     """Trajectories that were open before this batch and do not go on in it; notes what is open after it."""
-    order = np.argsort(frames.env, kind="stable")
-    env = frames.env[order]
-    edges = np.flatnonzero(env[1:] != env[:-1])
+    order, starts = frames.runs()
+    lasts = order[np.r_[starts[1:], len(order)] - 1]
+    done = frames.terminated[lasts] | frames.truncated[lasts]
     cut = 0
-    for a, b in zip(order[np.r_[0, edges + 1]], order[np.r_[edges, len(order) - 1]], strict=True):
-        before = seen.get(int(frames.env[a]))
-        cut += before is not None and not before[1] and before[0] != int(frames.traj_id[a])
-        seen[int(frames.env[a])] = (int(frames.traj_id[b]), bool(frames.terminated[b] or frames.truncated[b]))
+    for env, *now in zip(frames.env[lasts].tolist(), frames.traj_id[lasts].tolist(), done.tolist(), strict=True):
+        known, has_ended = seen.get(env, (now[0], True))
+        cut += not has_ended and known != now[0]
+        seen[env] = now[0], now[1]
     return cut
 
 

@@ -136,8 +136,8 @@ class ShardWriter:
         shard.min_version = min(shard.min_version, int(versions.min()))
         shard.max_version = max(shard.max_version, int(versions.max()))
         done = block.terminated[: block.num_rows] | block.truncated[: block.num_rows]
-        if not block.is_full:
-            done &= np.arange(block.num_rows)[:, None] < block.lengths[None, :]
+        if (mask_TB := block.mask) is not None:
+            done &= mask_TB
         shard.ends += int(np.count_nonzero(done))
         if (
             shard.frames * self._frame_bytes >= self._limits.size_bytes
@@ -147,7 +147,7 @@ class ShardWriter:
 
     def go_on(self, ids: Array, lengths: Array) -> None:
         """The next block's open trajectories are `ids` [B], of which `lengths` [B] frames were stored before."""
-        self._encoder.go_on(ids, lengths)
+        self._encoder.open_steps.go_on(ids, lengths)
 
     def flush(self) -> None:
         """Seal the open shard and wait until it is durable."""

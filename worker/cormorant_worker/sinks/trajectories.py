@@ -101,11 +101,8 @@ def iter_stretches(dataset: Dataset, *, max_bytes: float = math.inf) -> Iterator
 
 def _pieces(frames: Frames) -> Iterator[Stretch]:
     """One batch's frames by trajectory, copied, in the order of their last rows."""
-    order = np.argsort(frames.env, kind="stable")
-    env, traj_id = frames.env[order], frames.traj_id[order]
-    starts = np.flatnonzero(np.r_[True, (env[1:] != env[:-1]) | (traj_id[1:] != traj_id[:-1])])
-    runs = [order[a:b] for a, b in zip(starts, np.r_[starts[1:], len(order)], strict=True)]
-    for rows in sorted(runs, key=lambda run: int(run[-1])):
+    order, starts = frames.runs()
+    for rows in sorted(np.split(order, starts[1:]), key=lambda run: int(run[-1])):
         last = int(rows[-1])
         at = int(np.searchsorted(frames.next_rows, last))
         if at == len(frames.next_rows) or frames.next_rows[at] != last:
