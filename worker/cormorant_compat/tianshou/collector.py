@@ -26,11 +26,10 @@ from cormorant_compat.tianshou.policies import (
     is_tianshou_policy,
     make_actor,
 )
-from cormorant_compat.tianshou.shares import play_episodes
 from cormorant_compat.tianshou.stats import CollectStats, Tally, check_stats_class
-from cormorant_compat.tianshou.watched import WatchedEnvGroup
 from cormorant_worker.collect import collector as engine
 from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.env_group import EnvGroup
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvCrashed, EnvError
@@ -313,7 +312,7 @@ class Collector(Generic[Stats]):
         is_open = self._begin_episodes()
         made = _Made()
         chunks: list[tuple[TensorDict, Array]] = []
-        for block in play_episodes(self._engine, n_episode, is_open=is_open, max_frames=max_frames):
+        for block in self._engine.play_episodes(n_episode, is_open=is_open, max_frames=max_frames):
             skipped = _skipped(block, is_open)
             columns, returns, lengths = self._tally.take(block, self._engine.trajectories.lost)
             # The first end of an open episode is not one of those that were asked for.
@@ -387,17 +386,16 @@ class Collector(Generic[Stats]):
         if not seconds:
             yield
             return
-        env_groups = self._engine.env_groups
 
-        def show() -> None:
+        def show(_: EnvGroup) -> None:
             self._envs.render()  # type: ignore[attr-defined]  # checked by collect
             time.sleep(seconds)
 
-        self._engine.env_groups = [WatchedEnvGroup(env_group, show).as_group() for env_group in env_groups]
+        self._engine.on_landed.append(show)
         try:
             yield
         finally:
-            self._engine.env_groups = env_groups
+            self._engine.on_landed.remove(show)
 
     def _seeds(self) -> SeedPath:
         return SeedPath(job_seed=self._seed, index=0, attempt=self._attempt)

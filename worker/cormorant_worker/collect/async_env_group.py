@@ -27,7 +27,7 @@ class AsyncEnvGroup:
     def __init__(self, env: VectorEnv, columns: Columns, trajectories: Trajectories, check: ActionCheck) -> None:
         self.env = env
         self.laps: Laps | None = None
-        self._columns = columns
+        self.columns = columns
         self._trajectories = trajectories
         self._check = check
         n = env.num_envs
@@ -58,7 +58,7 @@ class AsyncEnvGroup:
 
     def restart(self) -> None:
         """Begin new trajectories: the environments are under way and play on, under new ids from here."""
-        self._trajectories.open(self._columns.slice)
+        self._trajectories.open(self.columns.slice)
         self.is_init[:] = True
         columns = np.arange(self.env.num_envs)
         is_under_way = ~np.isin(columns, self._idle)
@@ -147,7 +147,7 @@ class AsyncEnvGroup:
         n = self.env.num_envs
         columns = np.arange(n)[None, :]
         at = (self._handed[None, :] + np.arange(rows + 1)[:, None]) % self._size
-        block, ours = self._block, self._columns.slice
+        block, ours = self._block, self.columns.slice
         for stored, ring in (
             *zip(block.observation, self._obs, strict=True),
             *zip(block.states, self._states, strict=True),
@@ -188,7 +188,7 @@ class AsyncEnvGroup:
             if row >= self._quota[column]:
                 later.append((column, position, final, final_states))
                 continue
-            self._block.end(row, np.array([column + self._columns.first]), final, final_states)
+            self._block.end(row, np.array([column + self.columns.first]), final, final_states)
         self._ends = later
 
     def _end(self, columns: Array, following: Array, final: Arrays) -> None:
@@ -196,7 +196,7 @@ class AsyncEnvGroup:
             one = slice(i, i + 1)
             states = tuple(a[following[one], column].copy() for a in self._states)
             self._ends.append((column, int(self._landed[column]) - 1, tuple(a[one] for a in final), states))
-        self._trajectories.open(columns + self._columns.first)
+        self._trajectories.open(columns + self.columns.first)
         self.is_init[columns] = True
         for stored, initial in zip(self._states, self._initial_states, strict=True):
             stored[following, columns] = initial

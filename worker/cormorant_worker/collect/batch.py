@@ -14,6 +14,7 @@ from cormorant_worker.collect.block import Block
 from cormorant_worker.spaces import Array, Arrays, Leaf, put_nested
 
 _NAMES = [None, "time"]
+_MASK = ("collector", "mask")
 
 
 def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
@@ -73,29 +74,36 @@ def stack_workers(batches: Sequence[TensorDict]) -> TensorDict:
     Always a copy.
     """
     longest = max(batch.shape[1] for batch in batches)
-    masked = any(batch.shape[1] < longest or ("collector", "mask") in batch.keys(True) for batch in batches)
-    joined = []
-    for batch in batches:
-        whole = batch
-        if masked:
-            if ("collector", "mask") not in batch.keys(True):
-                mask = torch.ones(batch.shape, dtype=torch.bool)
-                whole = batch.copy().set(("collector", "mask"), mask)
-            if batch.shape[1] < longest:
-                padding = whole[:, :1].expand(whole.shape[0], longest - whole.shape[1]).clone().zero_()
-                whole = torch.cat([whole, padding], dim=1)
-        joined.append(whole)
-    stacked: TensorDict = torch.cat(joined, dim=0)
+    if any(batch.shape[1] < longest or _MASK in batch.keys(True) for batch in batches):
+        batches = [pad(with_mask(batch), longest) for batch in batches]
+    stacked: TensorDict = torch.cat(list(batches), dim=0)
     stacked.names = _NAMES
     return stacked
+
+
+def with_mask(batch: TensorDict) -> TensorDict:
+    """A batch `[B, T]` that has a mask, also where it is full."""
+    if _MASK in batch.keys(True):
+        return batch
+    masked: TensorDict = batch.copy().set(_MASK, torch.ones(batch.shape, dtype=torch.bool))
+    return masked
+
+
+def pad(batch: TensorDict, length: int) -> TensorDict:
+    """A batch `[B, T]` with zeros, and a mask of False, up to `[B, length]`."""
+    if batch.shape[1] == length:
+        return batch
+    padding = batch[:, :1].expand(batch.shape[0], length - batch.shape[1]).clone().zero_()
+    padded: TensorDict = torch.cat([batch, padding], dim=1)
+    return padded
 
 
 def frames_of(batch: TensorDict) -> TensorDict:
     """A batch `[B, T]` as its frames `[N]`, one environment's after the other's: padding left out, the mask with it."""
     flat: TensorDict = batch.reshape(-1)
-    if ("collector", "mask") not in flat.keys(True):
+    if _MASK not in flat.keys(True):
         return flat
-    kept: TensorDict = flat[flat["collector", "mask"]].exclude(("collector", "mask"))
+    kept: TensorDict = flat[flat[_MASK]].exclude(_MASK)
     return kept
 
 

@@ -7,7 +7,7 @@ Used in this process by scripts (`collect`), and by worker processes that bring 
 # B envs over all groups, T steps
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from cormorant_worker.collect.episode_metrics import EpisodeMetrics
 from cormorant_worker.collect.first_frames import FirstFrames
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.pause_gate import PauseGate
-from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.seeding import SeedPath, TorchStream
 from cormorant_worker.collect.served_env_group import ServedAsyncEnvGroup, ServedLockstepEnvGroup
 from cormorant_worker.collect.state import load_state, save_state
 from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
@@ -45,6 +45,9 @@ from cormorant_worker.weights.staged import RANDOM_VERSION, PolicyVersion, Stage
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
+_EPISODE_ROWS = 64
+"""Rows of the block in which whole episodes are played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +118,8 @@ class Collector:
         """Set where the manifest normalises."""
         self.statistics: StatisticsBook | None = None
         """Moments of the frames so far, where no fleet merges them; see `keep_statistics`."""
+        self.on_landed: list[Callable[[EnvGroup], None]] = []
+        """Called after each vector step, with the group that made it."""
         self.cpu = OneCpu()
         """Where the environments have one thread, entered around a batch."""
         self._actor = actor
@@ -249,15 +254,20 @@ class Collector:
             EnvError: episodes that do not end, or environments that cannot be restarted together.
         """
         # Worker processes hand over blocks and never get here: importing tensordict takes seconds.
-        from cormorant_worker.collect.batch import to_tensordict
-        from cormorant_worker.collect.episodes import collect_episodes
+        from cormorant_postproc import split_trajectories
+        from cormorant_worker.collect.batch import to_tensordict, with_mask
 
         if (num_steps > 0) == (num_episodes > 0) or min(num_steps, num_episodes) < 0:
             raise ValueError(
                 f"num_steps {num_steps} and num_episodes {num_episodes}: give exactly one of them, 1 or more"
             )
         if num_episodes:
-            batch = collect_episodes(self, num_episodes, max_frames=max_frames_per_env)
+            self.restart()
+            blocks = self.play_episodes(num_episodes, max_frames=max_frames_per_env)
+            played: TensorDict = torch.cat([with_mask(to_tensordict(block, copy=True)) for block in blocks], dim=1)
+            lost = torch.tensor(sorted(self.trajectories.lost), dtype=torch.int64)
+            played["collector", "mask"] &= ~torch.isin(played["collector", "traj_ids"], lost)
+            batch = split_trajectories(played)
         else:
             block = Block(self.layout(-(-num_steps // self.num_envs)))
             self.fill(block, num_steps)
@@ -316,6 +326,66 @@ class Collector:
             self.statistics.merge(moments)
         return Filled(num_frames=num_frames, version=version, episodes=episodes, moments=moments)
 
+    def play_episodes(self, num_episodes: int, *, max_frames: int, is_open: Array | None = None) -> Iterator[Block]:
+        """Play exactly so many whole episodes, without favoring short ones: fill the same block again and again.
+
+        Stopping when n episodes have ended anywhere counts the quick ones first. Instead every environment has a share
+        (n // B, the first n % B environments one more) and stops right after the last episode of it. An episode in
+        which the environment crashed does not count.
+
+        Args:
+            num_episodes: over all environments.
+            max_frames: of one environment, in which it must have played its share.
+            is_open: [B] bool, environments whose first episode is under way and is played beside their share.
+
+        Yields:
+            A complete block, valid until the next one.
+
+        Raises:
+            EnvError: an environment did not end its episodes within `max_frames`.
+        """
+        ids, lost = self.trajectories.ids, self.trajectories.lost
+        share = np.full(self.num_envs, num_episodes // self.num_envs, dtype=np.int64)
+        share[: num_episodes % self.num_envs] += 1
+        left = share.copy() if is_open is None else share + is_open
+        missing, before, frames = left.copy(), ids.copy(), np.zeros_like(left)
+
+        def stop_ended(env_group: EnvGroup) -> None:
+            ended = np.flatnonzero(before != ids)
+            if not len(ended):
+                return
+            episodes = ended[~np.isin(before[ended], list(lost))]
+            before[ended] = ids[ended]
+            missing[episodes] -= 1
+            if len(done := episodes[missing[episodes] == 0]):
+                env_group.stop(done - env_group.columns.first)
+
+        block = Block(self.layout(_EPISODE_ROWS))
+        while (left > 0).any():
+            if frames.max() >= max_frames:
+                late = int(np.flatnonzero(left > 0)[0])
+                raise EnvError(
+                    f"environment {late} has ended {share[late] - left[late]} of {share[late]} episodes in "
+                    f"{max_frames:,} frames; set spec.env.maxEpisodeSteps, or allow more with max_frames"
+                )
+            quota = np.where(left > 0, _EPISODE_ROWS, 0)
+            missing[:], before[:] = left, ids
+            for env_group in self.env_groups:
+                # Episodes of asynchronous environments may have ended ahead of what was handed over.
+                for column, length in env_group.ends_ahead():
+                    missing[at := env_group.columns.first + column] -= 1
+                    if missing[at] == 0:
+                        quota[at] = min(_EPISODE_ROWS, length)
+            self.on_landed.append(stop_ended)
+            try:
+                self.fill_columns(block, quota)
+            finally:
+                self.on_landed.remove(stop_ended)
+            rows, columns = block.end_rows[: block.num_ends], block.end_columns[: block.num_ends]
+            np.subtract.at(left, columns[~np.isin(block.traj_ids[rows, columns], list(lost))], 1)
+            frames += block.lengths
+            yield block
+
     def restart(self) -> None:
         """Begin new episodes everywhere; open trajectories end where their last batch did.
 
@@ -328,7 +398,7 @@ class Collector:
             env_group.restart()
 
     def _run_env_groups(self, block: Block, quota: Array, version: PolicyVersion) -> None:
-        gate, pulse, timing = self.gate, self.pulse, self.timing
+        gate, pulse, timing, on_landed = self.gate, self.pulse, self.timing, self.on_landed
         timing.begin()
         if gate.is_closed:
             self._hold()
@@ -345,8 +415,9 @@ class Collector:
         while busy:
             for env_group in tuple(busy):
                 laps = env_group.laps = timing.next_laps()
-                landed = env_group.land()
-                pulse[0] += landed
+                pulse[0] += env_group.land()
+                for tell in on_landed:
+                    tell(env_group)
                 if gate.is_closed:
                     laps = env_group.laps = None
                     self._hold()
@@ -444,33 +515,6 @@ class Collector:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class TorchStream:
-    """Torch's global generators as a stream of one collector: swapped in around a batch, so that collecting in the
-    learner's process neither disturbs the learner's numbers nor depends on them.
-    """
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._device = device
-        self.state = torch.Generator().manual_seed(seed).get_state()
-        self._outside = self.state
-        self.cuda_state = torch.Generator(device).manual_seed(seed).get_state() if device.type == "cuda" else None
-        self._cuda_outside = self.cuda_state
-
-    def __enter__(self) -> None:
-        self._outside = torch.random.get_rng_state()
-        torch.random.set_rng_state(self.state)
-        if self.cuda_state is not None:
-            self._cuda_outside = torch.cuda.get_rng_state(self._device)
-            torch.cuda.set_rng_state(self.cuda_state, self._device)
-
-    def __exit__(self, *_: object) -> None:
-        self.state = torch.random.get_rng_state()
-        torch.random.set_rng_state(self._outside)
-        if self._cuda_outside is not None:
-            self.cuda_state = torch.cuda.get_rng_state(self._device)
-            torch.cuda.set_rng_state(self._cuda_outside, self._device)
 
 
 def _truncate_last(block: Block) -> None:

@@ -43,6 +43,7 @@ class EnvGroup(Protocol):
     """Some columns of the block and the environments that fill them: begin, (act, land)* until done, finish."""
 
     env: VectorEnv
+    columns: Columns
     laps: Laps | None
     """What `act` and `land` are measured with, if they are."""
 
@@ -135,7 +136,7 @@ class LockstepEnvGroup:
         self.env = env
         self._random = random
         self.laps: Laps | None = None
-        self._columns = columns
+        self.columns = columns
         self._trajectories = trajectories
         self._check = check
         self._max_frames = max_frames
@@ -166,7 +167,7 @@ class LockstepEnvGroup:
 
     def restart(self) -> None:
         self.obs = tuple(a.copy() for a in self.env.restart(np.arange(self.env.num_envs)))
-        self._trajectories.open(self._columns.slice)
+        self._trajectories.open(self.columns.slice)
         self._reset_states()
 
     def _reset_states(self) -> None:
@@ -175,7 +176,7 @@ class LockstepEnvGroup:
         self.is_init[:] = True
 
     def begin(self, block: Block, quota: Array) -> None:
-        columns = self._columns.slice
+        columns = self.columns.slice
         self._block = block
         self._obs = tuple(a[:, columns] for a in block.observation)
         self._states = tuple(a[:, columns] for a in block.states)
@@ -370,7 +371,7 @@ class LockstepEnvGroup:
     def _end(self, rows: Array | int, columns: Array, final: Arrays) -> None:
         """Trajectories ended with the frames at (rows, columns); the next rows hold what begins the next ones."""
         final_states = tuple([a[rows + 1, columns] for a in self._states])
-        of_block = columns + self._columns.first
+        of_block = columns + self.columns.first
         self._block.end(rows, of_block, final, final_states)
         self._trajectories.open(of_block)
         self._begin_trajectories(rows + 1, columns)
@@ -400,8 +401,8 @@ class LockstepEnvGroup:
         at, which = rows[marked] - 1, columns[marked]
         self._truncated[at, which] = True
         final = tuple(a[at + 1, which] for a in self._obs)
-        self._block.end(at, which + self._columns.first, final, tuple(a[at + 1, which] for a in self._states))
-        self._trajectories.lose(columns + self._columns.first)
+        self._block.end(at, which + self.columns.first, final, tuple(a[at + 1, which] for a in self._states))
+        self._trajectories.lose(columns + self.columns.first)
         self._begin_trajectories(rows, columns)
         for stored, value in zip(self._obs, first, strict=True):
             stored[rows, columns] = value

@@ -37,7 +37,7 @@ class EpisodeMetrics:
         self._is_warned: set[str] = set()
 
     def of(self, block: Block, rows: Array, columns: Array, *, lengths: Array) -> dict[str, list[float]]:
-        """By name, the metrics of the episodes of `lengths` [k] frames whose last ones are these of a complete block."""
+        """The metrics by name of the episodes of `lengths` [k] frames whose last ones are these of a complete block."""
         found = {}
         for metric, leaf, so_far in zip(self._metrics, self._leaves, self._open, strict=True):
             info = block.info[leaf][: block.num_rows]

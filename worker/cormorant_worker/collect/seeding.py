@@ -10,6 +10,7 @@ import zlib
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 _BITS = 31
 _MASK = (1 << _BITS) - 1
@@ -66,6 +67,33 @@ def seed_globals(seeds: SeedPath) -> None:
     """
     np.random.seed(seeds.sequence("numpy").generate_state(4))
     random.seed(seeds.seed("python"))
+
+
+class TorchStream:
+    """Torch's global generators as a stream of one collector: swapped in around a batch, so that collecting in the
+    learner's process neither disturbs the learner's numbers nor depends on them.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._device = device
+        self.state = torch.Generator().manual_seed(seed).get_state()
+        self._outside = self.state
+        self.cuda_state = torch.Generator(device).manual_seed(seed).get_state() if device.type == "cuda" else None
+        self._cuda_outside = self.cuda_state
+
+    def __enter__(self) -> None:
+        self._outside = torch.random.get_rng_state()
+        torch.random.set_rng_state(self.state)
+        if self.cuda_state is not None:
+            self._cuda_outside = torch.cuda.get_rng_state(self._device)
+            torch.cuda.set_rng_state(self.cuda_state, self._device)
+
+    def __exit__(self, *_: object) -> None:
+        self.state = torch.random.get_rng_state()
+        torch.random.set_rng_state(self._outside)
+        if self._cuda_outside is not None:
+            self.cuda_state = torch.cuda.get_rng_state(self._device)
+            torch.cuda.set_rng_state(self._cuda_outside, self._device)
 
 
 def _shuffle(number: int, key: int) -> int:

@@ -7,7 +7,7 @@ normalization statistics of a collector without a fleet. The weights are not in 
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import safetensors
@@ -15,18 +15,40 @@ import safetensors.numpy
 import torch
 
 from cormorant_contract.tensor_file import parse_header
+from cormorant_worker.collect.block import Layout
+from cormorant_worker.collect.env_group import EnvGroup
+from cormorant_worker.collect.moments import BatchMoments
+from cormorant_worker.collect.seeding import TorchStream
+from cormorant_worker.collect.trajectories import Trajectories
 from cormorant_worker.errors import EnvNotSaved, StateError
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array
-
-if TYPE_CHECKING:
-    from cormorant_worker.collect.collector import Collector
+from cormorant_worker.weights.staged import StagedWeights
 
 FORMAT = 1
 
 
-def save_state(collector: "Collector") -> bytes:
+class Stateful(Protocol):
+    """What of a collector is saved and restored."""
+
+    num_envs: int
+    env_groups: list[EnvGroup]
+    trajectories: Trajectories
+    rng: TorchStream
+    warmup: RandomActor
+    weights: StagedWeights
+    moments: BatchMoments | None
+    statistics: StatisticsBook | None
+    frames: int
+    warmup_left: int
+    is_first_batch: bool
+
+    def layout(self, num_rows: int) -> Layout: ...
+
+
+def save_state(collector: Stateful) -> bytes:
     arrays: dict[str, Array] = {"torch_rng": collector.rng.state.numpy()}
     if collector.rng.cuda_state is not None:
         arrays["cuda_rng"] = collector.rng.cuda_state.numpy()
@@ -78,7 +100,7 @@ def read_metadata(data: bytes | memoryview) -> dict[str, Any]:
     return metadata
 
 
-def load_state(collector: "Collector", data: bytes, *, first_trajectory: int, rewinds: bool) -> None:
+def load_state(collector: Stateful, data: bytes, *, first_trajectory: int, rewinds: bool) -> None:
     """Put a collector where `save_state` found an equal one. Nothing is changed when the state does not fit.
 
     Args:
@@ -106,9 +128,7 @@ def load_state(collector: "Collector", data: bytes, *, first_trajectory: int, re
     collector.frames, collector.warmup_left = metadata["frames"], metadata["warmup_left"]
 
 
-def _rewind(
-    collector: "Collector", metadata: dict[str, Any], arrays: dict[str, Array], *, first_trajectory: int
-) -> None:
+def _rewind(collector: Stateful, metadata: dict[str, Any], arrays: dict[str, Array], *, first_trajectory: int) -> None:
     trajectories, saved = collector.trajectories, _under(arrays, "trajectories.")
     has_envs = metadata["envs_saved"]
     keeps_ids = has_envs and not first_trajectory and (not collector.frames or trajectories.is_at(saved))
@@ -135,7 +155,7 @@ def _rewind(
             env_group.restart()
 
 
-def _restore_statistics(collector: "Collector", book: StatisticsBook, saved: Mapping[str, Any]) -> None:
+def _restore_statistics(collector: Stateful, book: StatisticsBook, saved: Mapping[str, Any]) -> None:
     """Act with the saved statistics from now on, whatever the version of the weights is called here, until newer
     weights are offered. Weights that are offered again under a saved version get the statistics of that version.
     """
@@ -151,7 +171,7 @@ def _under(arrays: dict[str, Array], prefix: str) -> dict[str, Array]:
     return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
 
-def _layout_of(collector: "Collector") -> str:
+def _layout_of(collector: Stateful) -> str:
     layout = collector.layout(1)
     leaves = (*layout.observation, *layout.action, *layout.outputs, *layout.states, *layout.info)
     return "; ".join(f"{'.'.join(leaf.key)} {leaf.dtype.name}{list(leaf.shape)}" for leaf in leaves)

@@ -14,10 +14,9 @@ import torch
 
 from cormorant_contract.workers import Inference
 from cormorant_worker.collect.build import build_policy, make_normalizer
-from cormorant_worker.collect.collector import TorchStream
 from cormorant_worker.collect.overrides import read_overrides
 from cormorant_worker.collect.place import find_device
-from cormorant_worker.collect.seeding import seed_globals
+from cormorant_worker.collect.seeding import TorchStream, seed_globals
 from cormorant_worker.collect.timing import BUILD, IDLE, INFERENCE, Timing
 from cormorant_worker.errors import CormorantError, PolicyLoadError
 from cormorant_worker.inference.handshake import Listeners
