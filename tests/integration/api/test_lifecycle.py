@@ -549,13 +549,12 @@ def test_request_that_a_closing_head_cancels_is_told_to_retry(folder: Path) -> N
 
 def test_waiting_request_does_not_hold_up_the_end(folder: Path) -> None:
     job = make_job(num_envs=1, lengths=4)
-    with HeadServer(job, HeadSettings(port=0, directory=folder, grace_s=45)) as server:
+    with HeadServer(job, HeadSettings(port=0, directory=folder, grace_s=600)) as server:
         server.start_fleet(FleetOptions(workers=1), make=Blocked)
         served, replies = Served(server), []
         asking = threading.Thread(target=lambda: replies.append(served.writer.post("/v1/seed", {"seed": 1})))
         asking.start()
         assert Blocked.asked.wait(30)
-        began = time.monotonic()
-    assert time.monotonic() - began < 40, "workers end while requests under way do"
+    # The request under way has `grace_s`, longer than a test may take; it ends because workers end meanwhile.
     asking.join(30)
     assert not asking.is_alive()

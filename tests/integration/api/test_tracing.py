@@ -156,14 +156,13 @@ def test_publishes_and_rounds_are_traced(collector: Collector, tmp_path: Path) -
 
 def test_an_absent_collector_delays_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")  # longer than a test may take
     job = make_job(num_envs=2, collection={"framesPerBatch": 16, "totalFrames": 64})
     with serve(job, directory=tmp_path / "head") as served:
         for _ in range(4):
             batch = served.reader.get("/v1/batches/next?wait=30")
             assert batch.status == 200, batch
             served.reader.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
-        began = time.monotonic()
-    assert time.monotonic() - began < 15
 
 
 def test_an_unknown_exporter_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

