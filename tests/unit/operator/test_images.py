@@ -77,9 +77,3 @@ def test_code_of_an_image_is_copied_where_the_cluster_has_no_image_volumes() -> 
         path = "/etc/cormorant/code:/etc/cormorant/code/packages.zip"
         assert {"name": "PYTHONPATH", "value": path} in ours["env"]
         assert pod["spec"]["volumes"][-1] == {"name": "code", "emptyDir": {"sizeLimit": "10Gi"}}
-
-
-def test_changed_code_image_replaces_pods() -> None:
-    first, second = (make_job(code={"image": f"example/my-code:{tag}"}).templates for tag in (1, 2))
-    assert first.head != second.head
-    assert first.config == second.config
