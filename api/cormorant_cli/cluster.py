@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
 import yaml
@@ -29,33 +29,37 @@ if TYPE_CHECKING:
 
 Raw = dict[str, Any]
 """An object as the API server sends it."""
-Kind = Literal[
-    "CollectorJob",
-    "ConfigMap",
-    "CustomResourceDefinition",
-    "Deployment",
-    "Namespace",
-    "Pod",
-    "Secret",
-    "SelfSubjectAccessReview",
-]
-
 MANAGER = "cormorant-cli"
 """Field manager of what the command line writes."""
 CONNECT_S, ANSWER_S = 5.0, 30.0
 """For a connection, and between two bytes of an answer."""
 _CHUNK = 500
-_PATHS: Mapping[str, tuple[str, str]] = {
+_PATHS = {
     # API of the kind, its plural
-    "CollectorJob": ("apis/cormorant.dev/v1alpha1", "collectorjobs"),
-    "ConfigMap": ("api/v1", "configmaps"),
-    "CustomResourceDefinition": ("apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
-    "Deployment": ("apis/apps/v1", "deployments"),
-    "Namespace": ("api/v1", "namespaces"),
-    "Pod": ("api/v1", "pods"),
-    "Secret": ("api/v1", "secrets"),
-    "SelfSubjectAccessReview": ("apis/authorization.k8s.io/v1", "selfsubjectaccessreviews"),
+    "CollectorJob": ("/apis/cormorant.dev/v1alpha1", "collectorjobs"),
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "CustomResourceDefinition": ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
+    "Deployment": ("/apis/apps/v1", "deployments"),
+    "Namespace": ("/api/v1", "namespaces"),
+    "Pod": ("/api/v1", "pods"),
+    "Secret": ("/api/v1", "secrets"),
+    "SelfSubjectAccessReview": ("/apis/authorization.k8s.io/v1", "selfsubjectaccessreviews"),
+    "Version": ("", "version"),
 }
+
+
+class _Place(NamedTuple):
+    """What a request is about: an object, or all of a kind."""
+
+    kind: str
+    namespace: str = ""
+    name: str = ""
+
+    @property
+    def path(self) -> str:
+        api, plural = _PATHS[self.kind]
+        inside = f"/namespaces/{quote(self.namespace, safe='')}" if self.namespace else ""
+        return f"{api}{inside}/{plural}" + (f"/{quote(self.name, safe='')}" if self.name else "")
 
 
 class Stream(Protocol):
@@ -100,26 +104,26 @@ class Cluster:
 
     # -- objects -----------------------------------------------------------------------------------------------
 
-    def get(self, kind: Kind, name: str, *, namespace: str = "") -> Raw:
+    def get(self, kind: str, name: str, *, namespace: str = "") -> Raw:
         """One object.
 
         Raises:
             ObjectMissing: there is none of this name; the sentence has near names.
         """
-        return self._ask("GET", _path(kind, namespace, name))
+        return self._ask("GET", _Place(kind, namespace, name))
 
-    def find(self, kind: Kind, name: str, *, namespace: str = "") -> Raw | None:
+    def find(self, kind: str, name: str, *, namespace: str = "") -> Raw | None:
         try:
             return self.get(kind, name, namespace=namespace)
         except ObjectMissing:
             return None
 
-    def objects(self, kind: Kind, *, namespace: str = "", labels: str) -> list[Raw]:
+    def objects(self, kind: str, *, namespace: str = "", labels: str) -> list[Raw]:
         """Every object of a kind with these labels, in one namespace or in all."""
         query = {"limit": str(_CHUNK), "labelSelector": labels}
         found: list[Raw] = []
         while True:
-            page = self._ask("GET", _path(kind, namespace), query=query)
+            page = self._ask("GET", _Place(kind, namespace), query=query)
             found += page["items"]
             query["continue"] = page["metadata"].get("continue") or ""
             if not query["continue"]:
@@ -133,19 +137,19 @@ class Cluster:
             ObjectConflict: another writer owns a field of it.
         """
         metadata = manifest["metadata"]
-        path = _path(manifest["kind"], metadata.get("namespace", ""), metadata["name"])
+        place = _Place(manifest["kind"], metadata["namespace"], metadata["name"])
         query = {"fieldManager": MANAGER, "force": str(is_forced).lower(), "fieldValidation": "Strict"}
         query |= {"dryRun": "All"} if is_dry_run else {}
-        reply = self._send("PATCH", path, query=query, body=manifest, content_type="application/apply-patch+yaml")
+        reply = self._send("PATCH", place, query=query, body=manifest, content_type="application/apply-patch+yaml")
         return _read_json(reply.data), reply.status == 201
 
-    def patch(self, kind: Kind, name: str, body: Raw, *, namespace: str) -> Raw:
+    def patch(self, kind: str, name: str, body: Raw, *, namespace: str) -> Raw:
         """Merge a patch into an object."""
-        path, query = _path(kind, namespace, name), {"fieldManager": MANAGER}
-        return self._ask("PATCH", path, query=query, body=body, content_type="application/merge-patch+json")
+        place, query = _Place(kind, namespace, name), {"fieldManager": MANAGER}
+        return self._ask("PATCH", place, query=query, body=body, content_type="application/merge-patch+json")
 
-    def delete(self, kind: Kind, name: str, *, namespace: str) -> None:
-        self._ask("DELETE", _path(kind, namespace, name))
+    def delete(self, kind: str, name: str, *, namespace: str) -> None:
+        self._ask("DELETE", _Place(kind, namespace, name))
 
     def may(self, verb: str, resource: str, *, namespace: str, group: str = "", subresource: str = "") -> bool:
         """Whether the user may do something; nothing is done."""
@@ -153,10 +157,10 @@ class Cluster:
         spec = {"resourceAttributes": attributes | ({"subresource": subresource} if subresource else {})}
         kind = "SelfSubjectAccessReview"
         review = {"kind": kind, "apiVersion": "authorization.k8s.io/v1", "metadata": {}, "spec": spec}
-        return bool(self._ask("POST", _path(kind, ""), body=review).get("status", {}).get("allowed"))
+        return bool(self._ask("POST", _Place(kind), body=review).get("status", {}).get("allowed"))
 
     def version(self) -> str:
-        return str(self._ask("GET", "version").get("gitVersion", ""))
+        return str(self._ask("GET", _Place("Version")).get("gitVersion", ""))
 
     # -- a port ----------------------------------------------------------------------------------------------
 
@@ -170,10 +174,11 @@ class Cluster:
         # cost every command two seconds, and the client could open one connection at a time.
         from kubernetes.stream.ws_client import portforward_call
 
+        place = _Place("Pod", namespace, pod)
         _, url, headers, _, _ = self._api.param_serialize(
-            method="GET", resource_path=f"/{_path('Pod', namespace, pod)}/portforward", auth_settings=["BearerToken"]
+            method="GET", resource_path=f"{place.path}/portforward", auth_settings=["BearerToken"]
         )
-        with self._translated("GET", f"port {port} of {pod}"):
+        with self._translated("GET", place):
             forward = portforward_call(
                 self._api.configuration, "GET", url, headers=headers, query_params=[("ports", str(port))]
             )
@@ -182,13 +187,13 @@ class Cluster:
 
     # -- one request -------------------------------------------------------------------------------------------
 
-    def _ask(self, method: str, path: str, **request: Any) -> Raw:
-        return _read_json(self._send(method, path, **request).data)
+    def _ask(self, method: str, place: _Place, **request: Any) -> Raw:
+        return _read_json(self._send(method, place, **request).data)
 
     def _send(
         self,
         method: str,
-        path: str,
+        place: _Place,
         *,
         query: Mapping[str, str] | None = None,
         body: object = None,
@@ -202,11 +207,11 @@ class Cluster:
         # not know: it writes the address and the headers alone.
         _, url, sent_headers, _, _ = self._api.param_serialize(
             method=method,
-            resource_path=f"/{path}?{urlencode(given)}" if given else f"/{path}",
+            resource_path=f"{place.path}?{urlencode(given)}" if given else place.path,
             header_params=headers,
             auth_settings=["BearerToken"],
         )
-        with self._translated(method, path):
+        with self._translated(method, place):
             reply = self._api.rest_client.pool_manager.request(
                 method,
                 url,
@@ -216,11 +221,11 @@ class Cluster:
                 retries=False,
             )
         if reply.status >= 400:
-            raise self._refusal(method, path, reply.status, _read_json(reply.data))
+            raise self._refusal(method, place, reply.status, _read_json(reply.data))
         return reply
 
     @contextmanager
-    def _translated(self, method: str, path: str) -> Iterator[None]:
+    def _translated(self, method: str, place: _Place) -> Iterator[None]:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -233,13 +238,13 @@ class Cluster:
             reason = str(error.reason or error)
             answer = _read_json(reason.rpartition("-+-+-")[2].strip().encode())
             if answer.get("code"):
-                raise self._refusal(method, path, int(answer["code"]), answer) from error
+                raise self._refusal(method, place, int(answer["code"]), answer) from error
             words = " ".join(reason.split())
-            raise ClusterFailed(f"the API server refused the port-forward to {path}: {words}") from error
+            raise ClusterFailed(f"the API server refused the port-forward to {place.name}: {words}") from error
         except OSError as error:
             raise ClusterAway(_away(self.server, self.context, error)) from error
 
-    def _refusal(self, method: str, path: str, status: int, answer: Raw) -> CommandFailed | BadInput:
+    def _refusal(self, method: str, place: _Place, status: int, answer: Raw) -> CommandFailed | BadInput:
         words = str(answer.get("message") or answer.get("reason") or f"status {status}").strip()
         where = f"the API server {self.server}"
         if status == 401:
@@ -250,18 +255,18 @@ class Cluster:
         if status == 403 and "exceeded quota" not in words and "unable to create new content" not in words:
             return NotAllowed(f"permission denied: {words}; ask the cluster's administrator for this permission")
         if status == 404:
-            return ObjectMissing(self._missing(path, words))
+            return ObjectMissing(self._missing(place, words))
         if status == 409:
             return ObjectConflict(_conflict(words, answer))
         if status in (400, 422):
             return BadInput(f"the API server rejected the request: {words}")
         if status == 429:
             return ClusterAway(f"{where} is busy: {words}; try again in a moment")
-        return ClusterFailed(f"{where} answered {method} /{path} with {status}: {words}")
+        return ClusterFailed(f"{where} answered {method} {place.path} with {status}: {words}")
 
-    def _missing(self, path: str, words: str) -> str:
+    def _missing(self, place: _Place, words: str) -> str:
         """A sentence for what is not there, with names that look alike."""
-        kind, namespace, name = _parse(path)
+        kind, namespace, name = place
         if kind == "CollectorJob" and words in (
             "404 page not found",
             "the server could not find the requested resource",
@@ -270,21 +275,21 @@ class Cluster:
                 f"CollectorJob is not installed in the cluster at {self.server}; install the operator: "
                 "helm install cormorant charts/cormorant"
             )
-        if not kind or not name:
+        if not name:
             return words
         if namespace and (known := self._names("Namespace", "")) and namespace not in known:
-            return f'namespace "{namespace}" not found{near_names(namespace, known)}'
+            return f'namespace "{namespace}" not found{_near_names(namespace, known)}'
         if kind == "Namespace":
-            return f'namespace "{name}" not found{near_names(name, self._names(kind, ""))}'
+            return f'namespace "{name}" not found{_near_names(name, self._names(kind, ""))}'
         inside = f" in namespace {namespace}" if namespace else ""
-        return f'{kind} "{name}" not found{inside}{near_names(name, self._names(kind, namespace))}'
+        return f'{kind} "{name}" not found{inside}{_near_names(name, self._names(kind, namespace))}'
 
     def _names(self, kind: str, namespace: str) -> list[str]:
         """Names of a kind, for hints: none when the user may not list them."""
         if kind == "Secret":
             return []
         try:
-            found = self._ask("GET", _path(kind, namespace), query={"limit": str(_CHUNK)})
+            found = self._ask("GET", _Place(kind, namespace), query={"limit": str(_CHUNK)})
         except (CommandFailed, BadInput):
             return []
         return [str(item["metadata"]["name"]) for item in found.get("items", ())]
@@ -298,15 +303,14 @@ def connected(context: str = "") -> Iterator[Cluster]:
         BadInput: there is no kubeconfig, or no such context.
         CommandFailed: the Kubernetes client is not installed.
     """
-    cluster = connect(context)
+    cluster = _connect(context)
     try:
         yield cluster
     finally:
         cluster.close()
 
 
-def connect(context: str = "") -> Cluster:
-    """As `connected`; the caller closes it."""
+def _connect(context: str) -> Cluster:
     with installed("cli"):
         from kubernetes import config
         from kubernetes.client import ApiClient, Configuration
@@ -322,7 +326,7 @@ def connect(context: str = "") -> Cluster:
         raise BadInput(f"cannot read the kubeconfig {files}: {' '.join(str(error).split())}") from error
     names = [str(entry["name"]) for entry in contexts]
     if context and context not in names:
-        raise BadInput(f'context "{context}" not found in the kubeconfig{near_names(context, names)}')
+        raise BadInput(f'context "{context}" not found in the kubeconfig{_near_names(context, names)}')
     chosen = next((entry for entry in contexts if entry["name"] == context), current)
     if not chosen:
         raise BadInput(f"the kubeconfig has no current context; name one with --context: {', '.join(names) or 'none'}")
@@ -335,7 +339,7 @@ def connect(context: str = "") -> Cluster:
     return Cluster(ApiClient(configuration), namespace=namespace, context=str(chosen["name"]), is_chosen=is_chosen)
 
 
-def near_names(name: str, names: Sequence[str]) -> str:
+def _near_names(name: str, names: Sequence[str]) -> str:
     """The end of a sentence about a name that is not there."""
     if not names:
         return ""
@@ -380,26 +384,6 @@ def _conflict(words: str, answer: Raw) -> str:
             "manifest, or take them over with --force-conflicts"
         )
     return f"the object was changed at the same time: {words}; try again"
-
-
-def _path(kind: str, namespace: str, name: str = "") -> str:
-    api, plural = _PATHS[kind]
-    inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
-    return f"{api}{inside}/{plural}" + (f"/{quote(name, safe='')}" if name else "")
-
-
-def _parse(path: str) -> tuple[str, str, str]:
-    """Kind, namespace and name that a path speaks of; empty where it does not."""
-    for kind, (api, plural) in _PATHS.items():
-        rest = path.removeprefix(f"{api}/")
-        if rest == path:
-            continue
-        parts = rest.split("/")
-        namespace = parts[1] if parts[0] == "namespaces" and len(parts) > 2 else ""
-        parts = parts[2:] if namespace else parts
-        if parts[0] == plural:
-            return kind, namespace, parts[1] if len(parts) > 1 else ""
-    return "", "", ""
 
 
 def _read_json(content: bytes) -> Raw:

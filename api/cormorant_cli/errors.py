@@ -1,7 +1,7 @@
 """How a command ends badly.
 
 CliError             exit code 1; every one is a sentence for the user
-  CommandFailed      the work was begun and did not succeed; exit code 1
+  CommandFailed      the work was begun and did not succeed; errors of heavier rooms are translated into this
     ClusterFailed      the API server refused, or does not answer
       ObjectMissing      there is no object of that name, or no such kind
       NotAllowed         the user may not do that
@@ -24,41 +24,31 @@ class CliError(Exception):
     exit_code = 1
 
 
-class CommandFailed(CliError):
-    """The command's work did not succeed. Commands translate the errors of heavier rooms into this."""
+class CommandFailed(CliError): ...
 
 
-class ClusterFailed(CommandFailed):
-    """The API server refused, or does not answer."""
+class ClusterFailed(CommandFailed): ...
 
 
-class ObjectMissing(ClusterFailed):
-    """There is no object of that name, or no such kind."""
+class ObjectMissing(ClusterFailed): ...
 
 
-class NotAllowed(ClusterFailed):
-    """The user may not do that."""
+class NotAllowed(ClusterFailed): ...
 
 
-class ObjectConflict(ClusterFailed):
-    """Another writer changed the object, or owns a field of it."""
+class ObjectConflict(ClusterFailed): ...
 
 
-class ClusterAway(ClusterFailed):
-    """No answer within the time."""
+class ClusterAway(ClusterFailed): ...
 
 
-class HeadAway(CommandFailed):
-    """The head does not answer."""
+class HeadAway(CommandFailed): ...
 
 
-class NoHead(CommandFailed):
-    """The job has no head that could answer."""
+class NoHead(CommandFailed): ...
 
 
 class BadInput(CliError):
-    """An option or a file of the user cannot be used."""
-
     exit_code = 2
 
 

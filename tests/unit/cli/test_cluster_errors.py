@@ -3,26 +3,12 @@
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 
 from cormorant_cli.__main__ import run
-from cormorant_testing.scripted_head import Say, scripted
-
-
-def write_kubeconfig(folder: Path, server: str, **user: str) -> str:
-    path = folder / "config"
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "rl"}}],
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "users": [{"name": "u", "user": user}],
-    }
-    path.write_text(yaml.safe_dump(document))
-    return str(path)
+from cormorant_testing.scripted_head import Say
 
 
 def refusal(status: int, **members: object) -> Say:
@@ -46,36 +32,27 @@ def refusal(status: int, **members: object) -> Say:
     ],
 )
 def test_refusals_are_sentences(
-    said: Say,
-    code: int,
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    said: Say, code: int, sentence: str, api_server: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with scripted(lambda _heard: said) as server:
-        monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path, server.url, token="t"))
+    with api_server(lambda _heard: said):
         assert run(["status", "pong"]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line
 
 
-def test_token_and_namespace_of_the_context_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_and_namespace_of_the_context_are_used(api_server: Any) -> None:
     job = {"metadata": {"name": "pong", "namespace": "rl"}}
-    with scripted(lambda _heard: Say(200, json.dumps(job).encode())) as server:
-        monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path, server.url, token="secret"))
+    with api_server(lambda _heard: Say(200, json.dumps(job).encode())) as server:
         assert run(["pause", "pong", "--wait", "0"]) == 0
         (heard,) = server.heard
     assert heard.path.partition("?")[0] == "/apis/cormorant.dev/v1alpha1/namespaces/rl/collectorjobs/pong"
-    assert heard.headers["authorization"] == "Bearer secret"
+    assert heard.headers["authorization"] == "Bearer t"
 
 
-def test_server_that_is_not_there_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_server_that_is_not_there_is_a_sentence(kubeconfig: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    kubeconfig(f"http://127.0.0.1:{port}")
     assert run(["status", "pong"]) == 1
     said = capsys.readouterr().err
     assert f"127.0.0.1:{port} of context here does not answer" in said

@@ -2,14 +2,13 @@
 
 import json
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cormorant_cli.__main__ import run
 from cormorant_cli.diagnosis import Finding, of_job, of_operators
-from cormorant_testing.scripted_head import Heard, Say, scripted
+from cormorant_testing.scripted_head import Heard, Say
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -163,11 +162,7 @@ TAKEN = {"status": {"conditions": [{"type": "NamesAccepted", "status": "False", 
     ],
 )  # fmt: skip
 def test_trouble_beyond_the_operators_words_is_one_sentence(
-    answers: dict[str, Any],
-    problems: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    answers: dict[str, Any], problems: list[str], api_server: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known: dict[str, Any] = {
         "namespaces/rl": {},
@@ -188,12 +183,7 @@ def test_trouble_beyond_the_operators_words_is_one_sentence(
             return Say(found, json.dumps({"kind": "Status", "message": "not so"}).encode())
         return Say(200, json.dumps(found).encode())
 
-    entry = {"name": "here", "context": {"cluster": "here", "user": "here", "namespace": "rl"}, "user": {"token": "t"}}
-    with scripted(answer) as server:
-        entry["cluster"] = {"server": server.url}
-        config = {"current-context": "here", **{kind: [entry] for kind in ("contexts", "clusters", "users")}}
-        (tmp_path / "config").write_text(json.dumps(config))
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with api_server(answer):
         code = run(["doctor", "pong", "-o", "json"])
     document = json.loads(capsys.readouterr().out)
     found = [finding["sentence"] for finding in document["findings"] if finding["level"] == "problem"]

@@ -1,20 +1,20 @@
 """Why a head ended, from its termination message through the operator's status to what a person reads."""
 
 import json
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cormorant_cli.__main__ import run
 from cormorant_testing.operator_world import World, make_spec, running
-from cormorant_testing.scripted_head import Heard, Say, scripted
+from cormorant_testing.scripted_head import Heard, Say
 
 WORDS = "file:///data/run cannot be written: no permission to write in /data; choose another URI"
 
 
-def told(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def told(world: World, api_server: Any) -> int:
     """Run `cormorant doctor pong` at an API server that has this job and nothing else. Returns the exit code."""
-    metadata = {"name": "pong", "namespace": "team-a", "uid": "u", "creationTimestamp": world.now.isoformat()}
+    metadata = {"name": "pong", "namespace": "rl", "uid": "u", "creationTimestamp": world.now.isoformat()}
     status = world.job.status.to_document()
     job = {"kind": "CollectorJob", "metadata": metadata, "spec": make_spec(), "status": status}
     nothing = {"apiVersion": "v1", "metadata": {}, "items": [], "gitVersion": "v1.34.0", "status": {"allowed": True}}
@@ -22,15 +22,7 @@ def told(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     def answer(heard: Heard) -> Say:
         return Say(200, json.dumps(job if heard.path.endswith("/collectorjobs/pong") else nothing).encode())
 
-    with scripted(answer) as server:
-        config = {
-            "current-context": "here",
-            "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "team-a"}}],
-            "clusters": [{"name": "c", "cluster": {"server": server.url}}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-        }
-        (folder / "config").write_text(json.dumps(config))
-        monkeypatch.setenv("KUBECONFIG", str(folder / "config"))
+    with api_server(answer):
         return run(["doctor", "pong"])
 
 
@@ -62,8 +54,7 @@ def test_head_words_are_shown_by_doctor(
     condition: str,
     ended: str,
     of_doctor: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    api_server: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = running()
@@ -73,7 +64,7 @@ def test_head_words_are_shown_by_doctor(
     kind, _, value = condition.partition("=")
     assert world.condition(kind) == value
 
-    assert told(world, tmp_path, monkeypatch) == 1
+    assert told(world, api_server) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith(of_doctor.format(ended=ended))], lines
     (last,) = [line for line in lines if "most recently pong-head-1" in line]

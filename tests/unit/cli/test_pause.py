@@ -3,16 +3,15 @@
 import json
 import time
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 
 from cormorant_cli.__main__ import run
 from cormorant_cli.commands.pause import is_reached
 from cormorant_cli.printing import told_when_slow
 from cormorant_contract.rest.pauses import PauseLease, Pauses, PauseState
-from cormorant_testing.scripted_head import Say, scripted
+from cormorant_testing.scripted_head import Say
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LEASE = PauseLease(id="p1", owner="other", reason="", mode="now", created_at=NOW, expires_at=NOW, state="paused")
@@ -40,20 +39,11 @@ def test_pause_and_resume_are_done_when_the_workers_obey(
 
 @pytest.mark.parametrize(("command", "word"), [("pause", "paused"), ("resume", "resumed")])
 def test_workers_that_cannot_be_checked_fail_the_command(
-    command: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, word: str, api_server: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = json.dumps({"kind": "CollectorJob", "metadata": {"name": "pong", "namespace": "rl", "uid": "1"}}).encode()
     refused = Say(403, b'{"kind": "Status", "message": "pods is forbidden"}')
-    with scripted(lambda heard: Say(200, job) if heard.method == "PATCH" else refused) as server:
-        entry = {
-            "name": "here",
-            "cluster": {"server": server.url},
-            "user": {},
-            "context": {"cluster": "here", "user": "here"},
-        }
-        config = {"current-context": "here", "clusters": [entry], "users": [entry], "contexts": [entry]}
-        (tmp_path / "config").write_text(yaml.safe_dump(config))
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with api_server(lambda heard: Say(200, job) if heard.method == "PATCH" else refused) as server:
         assert run([command, "pong", "-n", "rl"]) == 1
         assert f"{word} in its spec, but its workers could not be checked: " in capsys.readouterr().err
         assert run([command, "pong", "-n", "rl", "--wait", "0"]) == 0
