@@ -26,6 +26,7 @@ from cormorant_testing.scripts import until
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StateError, WorkerFailed
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.fleet_state import FleetState
+from cormorant_worker.worker.messages import Restore
 
 SEGFAULT = "cormorant_testing.policies:make_segfault"
 
@@ -284,7 +285,7 @@ def test_worker_killed_during_a_restore_is_named_and_it_can_be_repeated() -> Non
 
         restoring = threading.Thread(target=restore)
         restoring.start()
-        until(lambda: "restore" in fleet._core.slots["cpu", 0].worker.unanswered.values())
+        until(lambda: Restore() in fleet._core.slots["cpu", 0].worker.unanswered.values())
         os.kill(victim, signal.SIGKILL)
         restoring.join(60)
         assert [str(error) for error in failed] == ["cpu-0 ended and could not restore its state; call again"]

@@ -43,7 +43,7 @@ from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.file import in_models
 from cormorant_worker.weights.staged import PolicyVersion, Weights, WeightSpecs, specs_of_tensors, verify
-from cormorant_worker.worker.messages import Ready
+from cormorant_worker.worker.messages import PauseStepping, Ready, ResumeStepping, Stop
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -121,11 +121,11 @@ class Fleet:
                 return
             core.lifecycle.is_closing = True
             began = time.monotonic()
-            core.requests.tell_all("resume")
+            core.requests.tell_all(ResumeStepping())
             self._life.kill_starting()
             core.waker.wake()
             if not self._quiesce.wait_until(lambda: self._tickets.is_idle, began + self.options.drain_timeout_s * 0.5):
-                core.requests.tell_all("stop", only_ready=False)
+                core.requests.tell_all(Stop(), only_ready=False)
             self._quiesce.wait_until(lambda: core.slots.is_empty, began + self.options.drain_timeout_s * 0.9)
             self._is_closed = True
             self._loop.stop()
@@ -357,7 +357,7 @@ class Fleet:
             core.lifecycle.pause()
             core.waker.wake()
             # A worker that dies meanwhile is paused for good; its replacement gets no ticket.
-            asked = core.requests.ask_all("pause")
+            asked = core.requests.ask_all(PauseStepping())
             self._quiesce.replies(asked, "pause", timeout_s=self.options.control_timeout_s)
 
     def resume(self) -> None:
@@ -367,7 +367,7 @@ class Fleet:
 
     def _resume(self) -> None:
         self._core.lifecycle.resume()
-        self._core.requests.tell_all("resume")
+        self._core.requests.tell_all(ResumeStepping())
         self._core.waker.wake()
 
     def drain(self) -> None:

@@ -12,7 +12,7 @@ from cormorant_worker.fleet.requests import Requests
 from cormorant_worker.fleet.slot import LIVING, Slot, WorkerHandle
 from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.inference.address import Address, NodeAddress
-from cormorant_worker.worker.messages import Served
+from cormorant_worker.worker.messages import AssignServers, Served
 
 
 class InferenceServers:
@@ -72,12 +72,12 @@ class InferenceServers:
         for slot in self._slots.collecting:
             before = slot.servers
             if (now := self.of(slot)) != before and slot.worker is not None and slot.state in LIVING:
-                self._requests.tell(slot.worker, "servers", servers=now)
+                self._requests.tell(slot.worker, AssignServers(servers=now))
 
     def joined(self, handle: WorkerHandle) -> None:
         """A worker was started: servers may have changed meanwhile."""
         if handle.connection.place.servers != (now := self.of(handle.slot)):
-            self._requests.tell(handle, "servers", servers=now)
+            self._requests.tell(handle, AssignServers(servers=now))
 
     def retire(self, slot: Slot) -> None:
         """No server will listen there any more."""

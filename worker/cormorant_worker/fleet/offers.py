@@ -19,7 +19,7 @@ from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.file import to_bytes
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
-from cormorant_worker.worker.messages import Reply, Request
+from cormorant_worker.worker.messages import Offer, Reply, Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,16 +175,13 @@ class Offers:
         published, models = found
         blob = published.blob
         handle.offer, handle.offered = self._next_number(), published.version
-        request = Request(
-            number=handle.offer,
-            action="offer",
+        offer = Offer(
             version=published.version,
-            size_bytes=blob.size_bytes,
             default_model=blob.default_model,
             models=models,
             statistics=published.statistics,
         )
-        handle.request(request, published.payload)
+        handle.request(Request(number=handle.offer, command=offer, size_bytes=blob.size_bytes), published.payload)
         return True
 
     def note_reply(self, handle: WorkerHandle, reply: Reply) -> bool:

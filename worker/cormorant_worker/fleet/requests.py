@@ -1,7 +1,6 @@
 """What a fleet asks of its workers beside tickets, and their replies."""
 
 from collections import deque
-from typing import Any
 
 import structlog
 
@@ -9,7 +8,7 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.slot import WorkerHandle
 from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.fleet.transport import Payload
-from cormorant_worker.worker.messages import Reply, Request, Reseed
+from cormorant_worker.worker import messages
 
 log = structlog.get_logger()
 
@@ -21,7 +20,7 @@ class Requests:
         self.stuck: deque[WorkerHandle] = deque()
         """Workers that do not read as fast as they are sent; the selector takes them out."""
         self._slots = slots
-        self._replies: dict[int, Reply | None] = {}
+        self._replies: dict[int, messages.Reply | None] = {}
         """Pending requests: None until the reply comes."""
         self._numbers = 0
 
@@ -29,7 +28,7 @@ class Requests:
         self._numbers += 1
         return self._numbers
 
-    def ask(self, handle: WorkerHandle, action: str, *, payload: Payload | None = None, **details: Any) -> int:
+    def ask(self, handle: WorkerHandle, command: messages.Command, payload: Payload | None = None) -> int:
         """Ask a worker for something. Returns a number, for `is_answered` and `take`.
 
         A worker that is dying does not answer: callers see that it is gone.
@@ -37,7 +36,7 @@ class Requests:
         number = self.next_number()
         self._replies[number] = None
         size_bytes = payload.size_bytes if payload is not None else 0
-        handle.request(Request(number=number, action=action, size_bytes=size_bytes, **details), payload)
+        handle.request(messages.Request(number=number, command=command, size_bytes=size_bytes), payload)
         return number
 
     def reseed(self, handle: WorkerHandle, stream: WorkerPlace) -> int:
@@ -45,25 +44,27 @@ class Requests:
         number = self.next_number()
         self._replies[number] = None
         handle.stream = stream
-        handle.send(Reseed(number=number, place=stream))
+        handle.send(messages.Reseed(number=number, place=stream))
         return number
 
-    def ask_all(self, action: str) -> dict[int, WorkerHandle]:
+    def ask_all(self, command: messages.Command) -> dict[int, WorkerHandle]:
         """Ask every worker that is ready and collects. Returns who was asked."""
         asked = (handle for handle in self._slots.workers if handle.is_ready and not handle.slot.is_server)
-        return {self.ask(handle, action): handle for handle in asked}
+        return {self.ask(handle, command): handle for handle in asked}
 
-    def tell(self, handle: WorkerHandle, action: str, **details: Any) -> None:
+    def tell(self, handle: WorkerHandle, command: messages.Command) -> None:
         """Ask a worker, and wait for no reply."""
-        del self._replies[self.ask(handle, action, **details)]
+        del self._replies[self.ask(handle, command)]
 
-    def tell_all(self, action: str, *, only_ready: bool = True) -> None:
-        """Tell every worker "pause" (stop at the next vector step), "resume" or "stop" (give the batch up)."""
+    def tell_all(
+        self, command: messages.PauseStepping | messages.ResumeStepping | messages.Stop, *, only_ready: bool = True
+    ) -> None:
+        """Ask every worker, and wait for no reply."""
         for handle in self._slots.workers:
             if handle.is_ready or not only_ready:
-                self.tell(handle, action)
+                self.tell(handle, command)
 
-    def note_reply(self, handle: WorkerHandle, reply: Reply) -> None:
+    def note_reply(self, handle: WorkerHandle, reply: messages.Reply) -> None:
         handle.unanswered.pop(reply.number, None)
         if reply.number in self._replies:
             self._replies[reply.number] = reply
@@ -73,6 +74,6 @@ class Requests:
     def is_answered(self, number: int) -> bool:
         return self._replies[number] is not None
 
-    def take(self, number: int) -> Reply | None:
+    def take(self, number: int) -> messages.Reply | None:
         """The reply, if it has come; it is not waited for any more."""
         return self._replies.pop(number, None)

@@ -24,9 +24,19 @@ from cormorant_worker.inference.address import Address, NodeAddress
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.heartbeat import Phase
-from cormorant_worker.worker.messages import Ready, Request, Sealed, ServerReady, Ticket
+from cormorant_worker.worker.messages import (
+    Command,
+    ReadCached,
+    Ready,
+    Request,
+    Restore,
+    Save,
+    Sealed,
+    ServerReady,
+    Ticket,
+)
 
-_LONG_REQUESTS = frozenset({"save", "restore", "kept"})
+_LONG_COMMANDS = (Save, Restore, ReadCached)
 
 
 class SlotState(Enum):
@@ -162,8 +172,8 @@ class WorkerHandle:
     dropped_frames: int = 0
     """Stepped by this attempt, and dropped when it was reseeded."""
     env_restarts: int = 0
-    unanswered: dict[int, str] = field(default_factory=dict)
-    """Actions that it was asked for and has not answered, by request."""
+    unanswered: dict[int, Command] = field(default_factory=dict)
+    """What it was asked for and has not answered, by request."""
     signs: int = 0
     """Times that its heartbeat had changed when it was read."""
     longest_silence_s: float = 0.0
@@ -221,7 +231,7 @@ class WorkerHandle:
 
     def request(self, request: Request, payload: Payload | None = None) -> None:
         """Ask for something, unless the worker is dying."""
-        self.unanswered[request.number] = request.action
+        self.unanswered[request.number] = request.command
         with suppress(ConnectionClosed):
             self.connection.request(request, payload)
         self._note_unsent()
@@ -284,7 +294,8 @@ class WorkerHandle:
     @property
     def is_storing(self) -> bool:
         """True while it writes or reads what may be on another machine, or is asked for all that it holds."""
-        return self.connection.phase is Phase.STORING or not _LONG_REQUESTS.isdisjoint(self.unanswered.values())
+        is_asked = any(isinstance(command, _LONG_COMMANDS) for command in self.unanswered.values())
+        return is_asked or self.connection.phase is Phase.STORING
 
     def stats(self, *, is_paused: bool) -> WorkerStats:
         phase = self.connection.phase

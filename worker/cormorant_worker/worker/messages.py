@@ -205,33 +205,88 @@ class Logged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Take published weights, which are the payload."""
+
+    version: int
+    default_model: str = ""
+    """Model of the tensors whose names carry none."""
+    models: tuple[str, ...] = ()
+    """Models to apply; the payload's others are out of date."""
+    statistics: Statistics | None = None
+    """Statistics that the version acts with."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseStepping:
+    """Stop at the next vector step. The reply comes when nothing steps any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeStepping:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """Batches of this ticket and of earlier ones end at the next vector step."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Give the batch under way up, and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Reply with the collector's state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """Go on from a collector's state, which is the payload."""
+
+    first_trajectory: int = 0
+    """Open trajectories get new ids from this one on; 0: they keep their ids."""
+    rewinds: bool = True
+    """Environments are put back as well as counters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Reply with the bytes of one environment's current observation: for a preview."""
+
+    column: int
+    """Of the environment, of B."""
+    leaf: int
+    """Index of the leaf of its observation."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCached:
+    """Reply with the newest weights that this worker's pod has of an earlier head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignServers:
+    """These inference servers act for you from now on; see `WorkerPlace.servers`."""
+
+    servers: tuple[Address, ...]
+
+
+Command = Offer | PauseStepping | ResumeStepping | Seal | Stop | Save | Restore | Look | ReadCached | AssignServers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Fleet -> worker, control: do something and reply."""
+    """Fleet -> worker, control: carry a command out and reply."""
 
     number: int
-    action: str
-    """offer | pause | resume | seal | stop | save | restore | look | kept | servers."""
-    version: int = 0
+    command: Command
     size_bytes: int = 0
-    """Bytes of the payload (weights, state) that follows; 0: none."""
-    default_model: str = ""
-    """Offer: model of the tensors whose names carry none."""
-    ticket: int = 0
-    """Seal: batches of this ticket and of earlier ones end at the next vector step."""
-    models: tuple[str, ...] = ()
-    """Offer: models to apply; the payload's others are out of date."""
-    statistics: Statistics | None = None
-    """Offer: statistics that the version acts with."""
-    column: int = 0
-    """Preview: column of the environment, of B."""
-    leaf: int = 0
-    """Preview: index of the leaf of its observation."""
-    first_trajectory: int = 0
-    """Restore: open trajectories get new ids from this one on; 0: they keep their ids."""
-    servers: tuple[Address, ...] = ()
-    """Inference servers; see `WorkerPlace.servers`."""
-    rewinds: bool = True
-    """Restore: environments are put back as well as counters."""
+    """Bytes of the payload (weights, state) that comes with it; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +295,7 @@ class Reply:
 
     number: int
     state: bytes = b""
-    """What was saved, or kept; of a look: the array's bytes."""
+    """What was saved, cached, or looked at."""
     error: str = ""
     """Empty: done."""
 

@@ -35,22 +35,8 @@ from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.inference.address import AssignedServers
 from cormorant_worker.weights.cached import CachedWeights
 from cormorant_worker.weights.staged import INITIAL_VERSION, RANDOM_VERSION, PolicyVersion
+from cormorant_worker.worker import messages
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
-from cormorant_worker.worker.messages import (
-    Applied,
-    Begin,
-    Failed,
-    Finish,
-    Finished,
-    Logged,
-    Ready,
-    Reply,
-    Request,
-    Reseed,
-    Sealed,
-    Start,
-    Ticket,
-)
 from cormorant_worker.worker.offer import take_offer
 
 if TYPE_CHECKING:
@@ -81,7 +67,7 @@ class Uplink(Protocol):
     def fileno(self) -> int:
         """Readable when the fleet's next message is here, for those who wait for other things, too."""
 
-    def block(self, ticket: Ticket, layout: Layout) -> Block:
+    def block(self, ticket: messages.Ticket, layout: Layout) -> Block:
         """The memory that a ticket's batch goes to. Called by the stepping thread, right after it got the ticket."""
 
 
@@ -111,7 +97,7 @@ class WorkerRuntime:
 
     # -- the stepping thread -----------------------------------------------------------------------------------
 
-    def run(self, start: Start) -> None:
+    def run(self, start: messages.Start) -> None:
         """Build, report, and fill blocks until told to finish.
 
         Raises:
@@ -131,7 +117,7 @@ class WorkerRuntime:
         self.collector.pulse = self._heartbeat.frames
         self.collector.timing = timing
         # Reported wherever weights begin to act: here between batches, or in the collector as it begins one.
-        self.collector.weights.on_applied = lambda version: self._uplink.send(Applied(version=version))
+        self.collector.weights.on_applied = lambda version: self._uplink.send(messages.Applied(version=version))
         self._layout = self.collector.layout(-(-start.frames_per_batch // self.collector.num_envs))
         # Environments that are built again must not be calibrated again: the seed alone decides what they do.
         self._job, self._place = start.job, replace(start.place, num_threads=built.num_threads)
@@ -146,10 +132,10 @@ class WorkerRuntime:
             self.collector.close()  # episodes are played in environments of their own
         self._uplink.send(self._ready(built))
         begin = self._uplink.recv()
-        if isinstance(begin, Finish):
+        if isinstance(begin, messages.Finish):
             self._finish(saves=begin.saves)
             return
-        assert isinstance(begin, Begin), begin
+        assert isinstance(begin, messages.Begin), begin
         if begin.dataset_uri:
             self._sink = _open_sink(begin, start, self.collector, self._layout)
         self._serving.set()
@@ -169,9 +155,9 @@ class WorkerRuntime:
         except CormorantError as error:
             log.warning("dataset_not_sealed", reason=str(error))
 
-    def _ready(self, built: BuiltCollector) -> Ready:
+    def _ready(self, built: BuiltCollector) -> messages.Ready:
         observation, action = self.collector.spaces
-        return Ready(
+        return messages.Ready(
             layout=self._layout,
             observation_space=observation,
             action_space=action,
@@ -189,11 +175,11 @@ class WorkerRuntime:
             if self._sink is not None and not self._uplink.has_message(_IDLE_S):
                 self._sink.flush()  # nothing to do for a while: what was appended need not wait for a full shard
             message = self._uplink.recv()
-            if isinstance(message, Finish):
+            if isinstance(message, messages.Finish):
                 self._finish(saves=message.saves)
                 return
             try:
-                if isinstance(message, Reseed):
+                if isinstance(message, messages.Reseed):
                     self._reseed(message)
                 elif message.episodes:
                     self._play(message)
@@ -206,7 +192,7 @@ class WorkerRuntime:
             with self._boundary:
                 self.collector.weights.apply()
 
-    def _fill(self, ticket: Ticket) -> None:
+    def _fill(self, ticket: messages.Ticket) -> None:
         """Collect one ticket's batch."""
         self._timing.rest(WEIGHTS)
         block = self._uplink.block(ticket, self._layout)
@@ -228,7 +214,7 @@ class WorkerRuntime:
         timing = self._timing.take()
         oldest, newest, random_frames = _versions(block)
         self._uplink.send(
-            Sealed(
+            messages.Sealed(
                 number=ticket.number,
                 num_frames=filled.num_frames,
                 num_rows=block.num_rows,
@@ -249,7 +235,7 @@ class WorkerRuntime:
             )
         )
 
-    def _play(self, ticket: Ticket) -> None:
+    def _play(self, ticket: messages.Ticket) -> None:
         """Play one ticket's episodes of an evaluation, and make their results durable."""
         block = self._uplink.block(ticket, self._layout)
         block.begin(0)
@@ -262,7 +248,7 @@ class WorkerRuntime:
             self._player.record(played)
         version = self.collector.weights.version
         self._uplink.send(
-            Sealed(
+            messages.Sealed(
                 number=ticket.number,
                 num_frames=len(played),
                 min_version=version,
@@ -275,7 +261,7 @@ class WorkerRuntime:
             )
         )
 
-    def _reseed(self, message: Reseed) -> None:
+    def _reseed(self, message: messages.Reseed) -> None:
         """Build the environments again. What goes wrong ends this worker: its replacement begins with the new seed."""
         self._heartbeat.enter(Phase.BUILDING)
         self._timing.rest(BUILD)
@@ -285,7 +271,7 @@ class WorkerRuntime:
             rebuild(self.collector, self._job, place, self._overrides)
             if place.warmup_frames >= 0:
                 self.collector.warmup_left = place.warmup_frames
-        self._uplink.send(Reply(number=message.number))
+        self._uplink.send(messages.Reply(number=message.number))
 
     @contextmanager
     def _sealable(self, ticket: int) -> Iterator[None]:
@@ -317,7 +303,7 @@ class WorkerRuntime:
             self._sink.close()
         state = self._last_state() if saves else b""
         self.collector.close()
-        self._uplink.send(Finished(state=state))
+        self._uplink.send(messages.Finished(state=state))
 
     def _last_state(self) -> bytes:
         try:
@@ -329,48 +315,49 @@ class WorkerRuntime:
 
     # -- other threads -----------------------------------------------------------------------------------------
 
-    def answer(self, request: Request, payload: memoryview) -> Reply:
+    def answer(self, request: messages.Request, payload: memoryview) -> messages.Reply:
         """Answer one request of the fleet. One at a time, in the order in which they were sent. `payload`: the bytes
         that came with it. Weights are not copied before they act: a memoryview of them is kept until then, and its
         memory must not be written to meanwhile.
         """
         try:
-            return Reply(number=request.number, state=self._answer(request, payload))
+            return messages.Reply(number=request.number, state=self._answer(request, payload))
         except CormorantError as error:
-            return Reply(number=request.number, error=str(error))
+            return messages.Reply(number=request.number, error=str(error))
         except Exception as error:  # noqa: BLE001  # an environment's own get_state and set_state may raise anything
-            return Reply(number=request.number, error=f"{type(error).__name__}: {error}")
+            return messages.Reply(number=request.number, error=f"{type(error).__name__}: {error}")
 
-    def _answer(self, request: Request, payload: memoryview) -> bytes:
-        if request.action not in ("stop", "servers"):
+    def _answer(self, request: messages.Request, payload: memoryview) -> bytes:
+        command = request.command
+        if not isinstance(command, messages.Stop | messages.AssignServers):
             self._serving.wait()  # bounded by the fleet's limit on starting
-        match request.action:
-            case "offer":
-                take_offer(self.collector.weights, request, payload, boundary=self._boundary, kept=self._kept)
-            case "pause":
+        match command:
+            case messages.Offer():
+                take_offer(self.collector.weights, command, payload, boundary=self._boundary, kept=self._kept)
+            case messages.PauseStepping():
                 self._pause()
-            case "resume":
+            case messages.ResumeStepping():
                 self.collector.gate.resume()
-            case "seal":
-                self._seal(request.ticket)
-            case "stop":
+            case messages.Seal():
+                self._seal(command.ticket)
+            case messages.Stop():
                 if not self._is_built:
                     os._exit(0)
                 self.collector.gate.stop()
-            case "servers":
-                self._servers.assign(request.servers)
-            case "look":
-                return self.collector.look(request.column, request.leaf).tobytes()
-            case "kept":
+            case messages.AssignServers():
+                self._servers.assign(command.servers)
+            case messages.Look():
+                return self.collector.look(command.column, command.leaf).tobytes()
+            case messages.ReadCached():
                 return self._kept.read()
-            case "save":
+            case messages.Save():
                 return self._between_batches(lambda collector: collector.state())
-            case "restore":
-                self._between_batches(lambda collector: self._restore(collector, bytes(payload), request))
+            case messages.Restore():
+                self._between_batches(lambda collector: self._restore(collector, bytes(payload), command))
         return b""
 
-    def _restore(self, collector: Collector, state: bytes, request: Request) -> None:
-        collector.restore(state, first_trajectory=request.first_trajectory, rewinds=request.rewinds)
+    def _restore(self, collector: Collector, state: bytes, command: messages.Restore) -> None:
+        collector.restore(state, first_trajectory=command.first_trajectory, rewinds=command.rewinds)
         if self._sink is not None:
             self._sink.go_on(collector.trajectories.ids, collector.trajectories.lengths)
 
@@ -399,7 +386,7 @@ def _versions(block: Block) -> tuple[int, int, int]:
     return int(acted.min()), int(acted.max()), versions.size - acted.size
 
 
-def _open_sink(begin: Begin, start: Start, collector: Collector, layout: Layout) -> "ShardWriter":
+def _open_sink(begin: messages.Begin, start: messages.Start, collector: Collector, layout: Layout) -> "ShardWriter":
     # Imported by those who have a dataset: pyarrow takes a while to load.
     from cormorant_worker.sinks.dataset import open_dataset
     from cormorant_worker.sinks.description import describe_job
@@ -417,7 +404,7 @@ def forward_logs(uplink: Uplink) -> None:
     def forward(_: object, level: str, event: MutableMapping[str, Any]) -> str:
         fields = {_plain_name(key): _plain(value) for key, value in event.items() if key != "event"}
         known = level if level in _LEVELS else "error" if level == "exception" else "info"
-        uplink.send(Logged(level=known, event=str(_plain(event.get("event", ""))), fields=fields))
+        uplink.send(messages.Logged(level=known, event=str(_plain(event.get("event", ""))), fields=fields))
         raise structlog.DropEvent
 
     structlog.configure(processors=[structlog.processors.format_exc_info, forward])
@@ -444,7 +431,7 @@ def _plain(value: object) -> str | int | float | bool | None:
         return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
 
 
-def describe_failure(error: Exception, *, acts_as_published: bool = False) -> Failed:
+def describe_failure(error: Exception, *, acts_as_published: bool = False) -> messages.Failed:
     """What to tell the fleet of the error that ends this worker.
 
     Args:
@@ -457,7 +444,7 @@ def describe_failure(error: Exception, *, acts_as_published: bool = False) -> Fa
     may_pass = isinstance(error, PartExists) or (isinstance(error, EnvCrashed) and error.has_stepped)
     may_pass = may_pass or (isinstance(error, InvalidAction) and acts_as_published)
     final = known and (not may_pass or isinstance(error, EnvRaised))
-    return Failed(
+    return messages.Failed(
         kind=type(error).__name__,
         message=str(error) if known else f"{type(error).__name__}: {error}",
         traceback=traceback.format_exc(),

@@ -25,19 +25,8 @@ from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.cached import CachedWeights
 from cormorant_worker.weights.staged import INITIAL_VERSION
+from cormorant_worker.worker import messages
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
-from cormorant_worker.worker.messages import (
-    Applied,
-    BuildPolicy,
-    Finish,
-    Finished,
-    Listening,
-    Reply,
-    Request,
-    Served,
-    ServerReady,
-    Start,
-)
 from cormorant_worker.worker.offer import take_offer
 from cormorant_worker.worker.runtime import Uplink
 
@@ -70,7 +59,7 @@ class ServerRuntime:
     def acts_as_published(self) -> bool:
         return self._policy is not None and self._policy.weights.version > INITIAL_VERSION
 
-    def run(self, start: Start) -> None:
+    def run(self, start: messages.Start) -> None:
         """Act for workers until told to finish.
 
         Raises:
@@ -86,7 +75,7 @@ class ServerRuntime:
         server = InferenceServer(self._listeners, self._build, gathering(spec.inference or Inference(), device))
         server.watch(self._uplink)
         if self._listeners.address is not None:
-            self._uplink.send(Listening(address=self._listeners.address))
+            self._uplink.send(messages.Listening(address=self._listeners.address))
         stream = TorchStream(start.place.seeds.seed("server"), device)
         told_s = 0.0
         with stream:
@@ -99,7 +88,7 @@ class ServerRuntime:
         if server.served.acts:
             self._tell(server)
         server.close()
-        self._uplink.send(Finished())
+        self._uplink.send(messages.Finished())
 
     def _is_told_to_finish(self, server: InferenceServer) -> bool:
         self._heartbeat.frames[0] += 1  # each turn is a sign of life
@@ -111,9 +100,9 @@ class ServerRuntime:
                     self._boundary.release()
             return False
         message = self._uplink.recv()
-        if isinstance(message, BuildPolicy) and self._policy is None:
+        if isinstance(message, messages.BuildPolicy) and self._policy is None:
             server.use(self._build(message.observation_space, message.action_space, _DRY_ROWS))
-        return isinstance(message, Finish)
+        return isinstance(message, messages.Finish)
 
     @contextmanager
     def _acting(self) -> Iterator[None]:
@@ -135,36 +124,37 @@ class ServerRuntime:
             raise PolicyLoadError(
                 "the policy is random: there is nothing to serve; remove the groups of role inference"
             )
-        policy.weights.on_applied = lambda version: self._uplink.send(Applied(version=version))
+        policy.weights.on_applied = lambda version: self._uplink.send(messages.Applied(version=version))
         self._policy = policy
         self._is_ready.set()
         self._heartbeat.enter(Phase.WAITING)
-        self._uplink.send(ServerReady(kept_version=self._kept.version, policy_call=policy.call))
+        self._uplink.send(messages.ServerReady(kept_version=self._kept.version, policy_call=policy.call))
         return policy
 
     def _tell(self, server: InferenceServer) -> None:
         counts, server.served = asdict(server.served), ServedCounts()
         wait_s, act_s = counts.pop("wait_ns") / 1e9, counts.pop("act_ns") / 1e9
-        self._uplink.send(Served(**counts, wait_s=wait_s, act_s=act_s))
+        self._uplink.send(messages.Served(**counts, wait_s=wait_s, act_s=act_s))
 
     # -- other threads -------------------------------------------------------------------------------------------
 
-    def answer(self, request: Request, payload: memoryview) -> Reply:
+    def answer(self, request: messages.Request, payload: memoryview) -> messages.Reply:
         """Answer one request of the fleet: weights, or nothing to do."""
         try:
-            if request.action == "stop":
-                os._exit(0)  # it has nothing to lose
-            if request.action == "offer":
-                self._is_ready.wait()  # bounded by the fleet's limit on starting
-                assert self._policy is not None
-                take_offer(self._policy.weights, request, payload, boundary=self._boundary, kept=self._kept)
-            if request.action == "kept":
-                return Reply(number=request.number, state=self._kept.read())
+            match request.command:
+                case messages.Stop():
+                    os._exit(0)  # it has nothing to lose
+                case messages.Offer() as offer:
+                    self._is_ready.wait()  # bounded by the fleet's limit on starting
+                    assert self._policy is not None
+                    take_offer(self._policy.weights, offer, payload, boundary=self._boundary, kept=self._kept)
+                case messages.ReadCached():
+                    return messages.Reply(number=request.number, state=self._kept.read())
         except CormorantError as error:
-            return Reply(number=request.number, error=str(error))
+            return messages.Reply(number=request.number, error=str(error))
         except Exception as error:  # noqa: BLE001  # a policy's own copy_ may raise anything
-            return Reply(number=request.number, error=f"{type(error).__name__}: {error}")
-        return Reply(number=request.number)
+            return messages.Reply(number=request.number, error=f"{type(error).__name__}: {error}")
+        return messages.Reply(number=request.number)
 
 
 def gathering(inference: Inference, device: torch.device) -> Gathering:

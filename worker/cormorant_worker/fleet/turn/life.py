@@ -21,7 +21,18 @@ from cormorant_worker.fleet.file_limit import raise_file_limit
 from cormorant_worker.fleet.slot import Slot, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import WorkerConnection
 from cormorant_worker.fleet.turn.tickets import Tickets
-from cormorant_worker.worker.messages import Begin, BuildPolicy, Failed, Finish, Ready, Reply, ServerReady, Start
+from cormorant_worker.worker.messages import (
+    Begin,
+    BuildPolicy,
+    Failed,
+    Finish,
+    PauseStepping,
+    Ready,
+    Reply,
+    ResumeStepping,
+    ServerReady,
+    Start,
+)
 
 log = structlog.get_logger()
 
@@ -153,9 +164,9 @@ class SlotLife:
                 return  # the dataset had all frames already: it is sent home in this turn
             handle.send(Begin(dataset_uri=core.dataset_uri, seal_after_s=core.options.seal_after_s))
         if not core.offers.offer_next(handle):
-            handle.sync_request = core.requests.ask(handle, "resume")
+            handle.sync_request = core.requests.ask(handle, ResumeStepping())
         if core.lifecycle.is_paused and not slot.is_server:
-            core.requests.tell(handle, "pause")
+            core.requests.tell(handle, PauseStepping())
         event = "inference_server_ready" if slot.is_server else "worker_ready"
         log.info(event, worker=handle.name, seconds=round(time.monotonic() - handle.started, 2))
 

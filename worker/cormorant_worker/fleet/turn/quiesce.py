@@ -29,7 +29,7 @@ from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.fleet.turn.tickets import Tickets
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
-from cormorant_worker.worker.messages import Reply
+from cormorant_worker.worker.messages import Look, PauseStepping, ReadCached, Reply, Restore, ResumeStepping, Save
 
 log = structlog.get_logger()
 
@@ -76,7 +76,7 @@ class Quiesce:
         self._holders += 1
         try:
             if lifecycle.is_paused:
-                core.requests.tell_all("resume")
+                core.requests.tell_all(ResumeStepping())
             is_still = self.wait_until(
                 lambda: (
                     lifecycle.error is not None
@@ -93,7 +93,7 @@ class Quiesce:
         finally:
             self._holders -= 1
             if lifecycle.is_paused:
-                core.requests.tell_all("pause")
+                core.requests.tell_all(PauseStepping())
             core.waker.wake()
 
     # -- between batches ---------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class Quiesce:
         if core.scheduler.is_done:
             states = self._final_states()
         else:
-            replies = self._all_replies(core.requests.ask_all("save"), "save its state")
+            replies = self._all_replies(core.requests.ask_all(Save()), "save its state")
             states = {slot: reply.state for slot, reply in replies.items()}
         saved = FleetState(
             frames=core.scheduler.landed_frames,
@@ -185,9 +185,8 @@ class Quiesce:
         asked = {}
         for name, slot in names.items():
             first = streams[slot].first_trajectory if slot in streams else 0
-            number = core.requests.ask(
-                handles[slot], "restore", payload=states[name], first_trajectory=first, rewinds=rewinds[slot]
-            )
+            command = Restore(first_trajectory=first, rewinds=rewinds[slot])
+            number = core.requests.ask(handles[slot], command, states[name])
             asked[number] = handles[slot]
             slot.warmup_frames = max(0, told[name]["warmup_left"])
         self._all_replies(asked, "restore its state")
@@ -306,7 +305,7 @@ class Quiesce:
             raise FleetError(f"{worker} is an inference server and has no environments; look at a worker that collects")
         if handle is None or not handle.is_ready:
             raise FleetError(f"worker {worker} has not started; look again when GET /v1/workers says it is ready")
-        asked = {self._core.requests.ask(handle, "look", column=column, leaf=leaf): handle}
+        asked = {self._core.requests.ask(handle, Look(column=column, leaf=leaf)): handle}
         reply = self.replies(asked, "show its environment", timeout_s=_PEEK_S).get(handle.slot)
         if reply is None:
             raise FleetError(f"worker {worker} ended before it showed its environment; its replacement will")
@@ -323,7 +322,7 @@ class Quiesce:
         if handle is None or handle.slot.state is not SlotState.WORKING:
             raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
         handle.cached_version = INITIAL_VERSION  # it is not offered again
-        asked = {self._core.requests.ask(handle, "kept"): handle}
+        asked = {self._core.requests.ask(handle, ReadCached()): handle}
         replies = self.replies(asked, "hand over the weights that it kept", timeout_s=_FETCH_S)
         if handle.slot not in replies:
             raise FleetError(f"worker {worker} ended before it handed over the weights that it kept")
