@@ -121,7 +121,9 @@ class Head:
         """Called with the counters twice a second by the housekeeping thread; must be quick and not raise."""
         self.is_draining = False
         self.is_closing = False
-        self.uploads = UploadRoom(most_bytes=settings.max_body_bytes, most=_MOST_UPLOADS)
+        self.uploads = UploadRoom(
+            most_bytes=settings.max_body_bytes, most=_MOST_UPLOADS, stall_timeout_s=settings.stall_timeout_s
+        )
         self._running: Running | None = None
         self._resume_is_start = False
         """The fleet starts paused for `attach`, so its first resume is its start and not an event."""

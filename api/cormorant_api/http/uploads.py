@@ -7,8 +7,8 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,28 +36,19 @@ _DIGEST = re.compile(r"\s*([a-z0-9-]+)=:([A-Za-z0-9+/=]*):\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """Size and digest declared by the headers of an upload."""
-
-    size_bytes: int
-    sha256: bytes
-    """Empty if none was sent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
     digest: str
     """`xxh3:` and 32 hex digits."""
     finished: float
     """When the last byte arrived, by time.monotonic()."""
-    receive_ms: float
+    receive_ms: float = 0.0
 
 
 class UploadRoom:
     """The memory that bodies take while they come in and are dealt with. Thread-safe."""
 
-    def __init__(self, *, most_bytes: int, most: int) -> None:
-        self._most_bytes, self._most = most_bytes, most
+    def __init__(self, *, most_bytes: int, most: int, stall_timeout_s: float = 60.0) -> None:
+        self._most_bytes, self._most, self._stall_timeout_s = most_bytes, most, stall_timeout_s
         self._lock = threading.Lock()
         """Guards the sizes."""
         self._sizes: list[int] = []
@@ -85,9 +76,24 @@ class UploadRoom:
             with self._lock:
                 self._sizes.remove(size_bytes)
 
+    @asynccontextmanager
+    async def take(
+        self, request: Request, make_buffer: Callable[[int], memoryview], *, limit_bytes: int, copies: int = 1
+    ) -> AsyncIterator[Received]:
+        """Stream a request's body into a buffer. Its memory, `copies` times its size, counts until the block ends.
 
-def check_headers(request: Request, *, limit_bytes: int) -> Expected:
-    """Refuse what the headers already rule out, before the body is read.
+        Raises:
+            ApiError: 400, malformed or truncated; 408, the sender stalled; 411, 413, 415, refused by its headers, or a
+                pickle; 422, it does not match its digest; 429, others have the room.
+        """
+        size = _check_headers(request, limit_bytes=limit_bytes)
+        sha256 = _sha256_of(request.headers.get("content-digest", ""))
+        with self.of(copies * size):
+            yield await _receive(request, size, sha256, make_buffer, self._stall_timeout_s)
+
+
+def _check_headers(request: Request, *, limit_bytes: int) -> int:
+    """Refuse what the headers already rule out, before the body is read. Returns the size of the body.
 
     Raises:
         ApiError: 400, 411, 413, 415.
@@ -118,40 +124,39 @@ def check_headers(request: Request, *, limit_bytes: int) -> Expected:
         )
     if size <= _HEAD_BYTES:
         raise refusal_of(MalformedTensorFile(f"the body has {size} bytes; a safetensors file has at least 10"))
-    return Expected(size_bytes=size, sha256=_sha256_of(headers.get("content-digest", "")))
+    return size
 
 
-async def receive(
-    request: Request, expected: Expected, make_buffer: Callable[[int], memoryview], *, stall_timeout_s: float
+async def _receive(
+    request: Request,
+    size: int,
+    sha256: bytes,
+    make_buffer: Callable[[int], memoryview],
+    stall_timeout_s: float,
 ) -> Received:
-    """Stream a body into a buffer, which is allocated once the first bytes look like safetensors.
-
-    Raises:
-        ApiError: 400, malformed or truncated; 408, the sender stalled; 415, a pickle; 422, it does not match its
-            digest.
-    """
+    """Stream a body into a buffer, which is allocated once the first bytes look like safetensors."""
     began = time.monotonic()
     hasher = xxhash.xxh3_128()
-    sha = hashlib.sha256() if expected.sha256 else None
+    sha = hashlib.sha256() if sha256 else None
     first = b""
     while len(first) < _HEAD_BYTES:
-        chunk = await _next_chunk(request, len(first), expected, stall_timeout_s)
+        chunk = await _next_chunk(request, len(first), size, stall_timeout_s)
         first += chunk
     try:
-        header_size(first, file_size=expected.size_bytes)
+        header_size(first, file_size=size)
     except MalformedTensorFile as error:
         raise refusal_of(error, first) from error
-    buffer = make_buffer(expected.size_bytes)
+    buffer = make_buffer(size)
     at = _store(buffer, 0, first, hasher, sha)
-    while at < expected.size_bytes:
-        chunk = await _next_chunk(request, at, expected, stall_timeout_s)
+    while at < size:
+        chunk = await _next_chunk(request, at, size, stall_timeout_s)
         at = _store(buffer, at, chunk, hasher, sha)
     finished = time.monotonic()
-    if sha is not None and sha.digest() != expected.sha256:
+    if sha is not None and sha.digest() != sha256:
         raise ApiError(
             ProblemType.DIGEST_MISMATCH,
             "the body does not match its Content-Digest, so it was corrupted in transit; send it again",
-            expected=base64.b64encode(expected.sha256).decode(),
+            expected=base64.b64encode(sha256).decode(),
             got=base64.b64encode(sha.digest()).decode(),
         )
     return Received(digest=DIGEST_PREFIX + hasher.hexdigest(), finished=finished, receive_ms=(finished - began) * 1000)
@@ -181,26 +186,24 @@ def refusal_of(error: MalformedTensorFile | MalformedWeights, head: bytes = b"")
     return ApiError(ProblemType.MALFORMED_SAFETENSORS, f"the body is not safetensors: {error}", offset=error.offset)
 
 
-async def _next_chunk(request: Request, at: int, expected: Expected, stall_timeout_s: float) -> bytes:
+async def _next_chunk(request: Request, at: int, size: int, stall_timeout_s: float) -> bytes:
     try:
         async with asyncio.timeout(stall_timeout_s):
             message = await request.receive()
     except TimeoutError:
         raise ApiError(
             ProblemType.UPLOAD_STALLED,
-            f"no data for {stall_timeout_s:.0f} s after {at:,} of {expected.size_bytes:,} bytes; upload discarded",
+            f"no data for {stall_timeout_s:.0f} s after {at:,} of {size:,} bytes; upload discarded",
         ) from None
     chunk: bytes = message.get("body", b"")
     is_last = message["type"] == "http.disconnect" or not message.get("more_body", False)
-    if is_last and at + len(chunk) < expected.size_bytes:
+    if is_last and at + len(chunk) < size:
         raise ApiError(
             ProblemType.MALFORMED_REQUEST,
-            f"the body ended after {at + len(chunk):,} of {expected.size_bytes:,} bytes; upload discarded",
+            f"the body ended after {at + len(chunk):,} of {size:,} bytes; upload discarded",
         )
-    if at + len(chunk) > expected.size_bytes:
-        raise ApiError(
-            ProblemType.MALFORMED_REQUEST, f"the body is longer than its Content-Length {expected.size_bytes:,}"
-        )
+    if at + len(chunk) > size:
+        raise ApiError(ProblemType.MALFORMED_REQUEST, f"the body is longer than its Content-Length {size:,}")
     return chunk
 
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -16,7 +15,6 @@ from starlette.types import Message, Receive
 from cormorant_api.head import Head
 from cormorant_api.http.cross_origin import refuse_cross_origin, refuse_other_hosts
 from cormorant_api.http.tokens import Role
-from cormorant_api.http.uploads import Received, check_headers, receive
 from cormorant_contract.rest.headers import PROBLEM_JSON
 from cormorant_contract.rest.problems import ProblemType
 
@@ -125,18 +123,3 @@ def author_of(request: Request) -> str:
     role: Role = request.state.role
     host = request.client.host if request.client is not None else "unknown"
     return f"{role.name.lower()}@{host}"
-
-
-@asynccontextmanager
-async def take_upload(
-    head: Head, request: Request, make_buffer: Callable[[int], memoryview], *, limit_bytes: int, copies: int = 1
-) -> AsyncIterator[Received]:
-    """Stream a request's body into a buffer. Its memory, `copies` times its size, counts against the upload
-    limit until the block ends.
-
-    Raises:
-        ApiError: as `check_headers` and `receive`; 429, the upload limit is reached.
-    """
-    expected = check_headers(request, limit_bytes=limit_bytes)
-    with head.uploads.of(copies * expected.size_bytes):
-        yield await receive(request, expected, make_buffer, stall_timeout_s=head.settings.stall_timeout_s)

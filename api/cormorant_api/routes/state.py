@@ -14,7 +14,7 @@ from cormorant_api.head import Head
 from cormorant_api.http.conditions import check_preconditions
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import BufferResponse
-from cormorant_api.routes.routing import BINARY, GuardedRoute, author_of, guarded, head_of, log, take_upload
+from cormorant_api.routes.routing import BINARY, GuardedRoute, author_of, guarded, head_of, log
 from cormorant_api.status import describe
 from cormorant_api.weights.store import digest_of
 from cormorant_contract.rest.headers import SAFETENSORS
@@ -88,7 +88,7 @@ async def put_state(request: Request) -> Status:
         return memoryview(body[-1])
 
     most = head.settings.max_body_bytes
-    async with take_upload(head, request, make_buffer, limit_bytes=most, copies=_COPIES) as received:
+    async with head.uploads.take(request, make_buffer, limit_bytes=most, copies=_COPIES) as received:
         state = memoryview(body.pop()).toreadonly()
         # Parsing a large state takes seconds; the event loop must stay free.
         saved = await head.bulk(read_state, state)

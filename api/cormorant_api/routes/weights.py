@@ -18,9 +18,8 @@ from cormorant_api.routes.routing import (
     author_of,
     guarded,
     head_of,
-    take_upload,
 )
-from cormorant_api.weights.publisher import ALL_MODELS, Upload, Wanted
+from cormorant_api.weights.publisher import ALL_MODELS, Wanted
 from cormorant_api.weights.specs import limit_bytes, shapes_of
 from cormorant_api.weights.updates import update_id, version_of
 from cormorant_contract.rest.base import VERSION_MAX
@@ -259,11 +258,8 @@ async def _publish(
         return blob[0].buffer
 
     most = limit_bytes(specs, most=head.settings.max_body_bytes)
-    async with take_upload(head, request, make_buffer, limit_bytes=most) as received:
+    async with head.uploads.take(request, make_buffer, limit_bytes=most) as received:
         head.refuse_while_closing()
-        upload = Upload(
-            blob=blob[0], digest=received.digest, received=received.finished, receive_ms=received.receive_ms
-        )
         wanted = Wanted(
             model=model,
             version=version,
@@ -272,7 +268,7 @@ async def _publish(
             allows_nonfinite=allows_nonfinite,
         )
         publish = running.publisher.patch if is_partial else running.publisher.publish
-        update, is_new = await head.bulk(publish, upload, wanted)
+        update, is_new = await head.bulk(publish, blob[0], received, wanted)
     if is_new:
         head.metrics.update_received(update)
         if head.is_draining:

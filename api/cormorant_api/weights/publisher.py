@@ -21,7 +21,7 @@ import structlog
 from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError, StoreError
 from cormorant_api.http.conditions import check_preconditions, names_etag
-from cormorant_api.http.uploads import parse_body, refusal_of
+from cormorant_api.http.uploads import Received, parse_body, refusal_of
 from cormorant_api.traces import Traces
 from cormorant_api.weights.patch import merge
 from cormorant_api.weights.specs import check_specs
@@ -63,15 +63,6 @@ class Wanted:
     """Accept NaN and infinite values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
-    blob: WeightsBlob
-    digest: str
-    received: float
-    """When the last byte arrived, by time.monotonic()."""
-    receive_ms: float = 0.0
-
-
 class Publisher:
     """Assigns all version numbers. Methods block; call them in worker threads."""
 
@@ -104,7 +95,7 @@ class Publisher:
 
     # -- publishing --------------------------------------------------------------------------------------------
 
-    def publish(self, upload: Upload, wanted: Wanted) -> tuple[Update, bool]:
+    def publish(self, blob: WeightsBlob, received: Received, wanted: Wanted) -> tuple[Update, bool]:
         """Verify, store and hand over. Returns the update, and whether it is new.
 
         Raises:
@@ -112,26 +103,26 @@ class Publisher:
             CormorantError: the fleet refused it; nothing was published.
         """
         began = time.monotonic()
-        self._verify(upload.blob, wanted.model)
+        self._verify(blob, wanted.model)
         if not (wanted.allows_nonfinite or self._fleet.job.spec.policy.allow_nonfinite):
-            upload.blob.check_finite()
+            blob.check_finite()
         verify_ms = (time.monotonic() - began) * 1000
-        with self._turn(len(upload.blob.buffer)):
+        with self._turn(blob.size_bytes):
             current = self.version
-            if (update := self._earlier(upload, wanted)) is not None:
+            if (update := self._earlier(received.digest, wanted)) is not None:
                 return update, False
             check_preconditions(wanted.headers, self._current_etag(wanted.model))
             number = self._number(wanted.version, current)
-            update = self._hand_over(upload, number, wanted, verify_ms)
+            update = self._hand_over(blob, received, number, wanted, verify_ms)
         return (self.update(number) or update) if not self._kept(number) else update, True
 
-    def patch(self, upload: Upload, wanted: Wanted) -> tuple[Update, bool]:
+    def patch(self, blob: WeightsBlob, received: Received, wanted: Wanted) -> tuple[Update, bool]:
         """Publish some tensors of a model merged into the version named by If-Match.
 
         Raises:
             ApiError, CormorantError: as `publish`; 409, the base does not match or is not retained.
         """
-        self._verify(upload.blob, wanted.model, is_partial=True)
+        self._verify(blob, wanted.model, is_partial=True)
         acting = self._fleet.version
         if acting > self.store.newest:
             raise ApiError(
@@ -145,10 +136,9 @@ class Publisher:
         if base is None:
             check_preconditions(wanted.headers, self._current_etag(wanted.model))
             raise AssertionError("unreachable: a condition that no version fulfils does not hold")
-        blob = merge(base, upload.blob)
+        whole = merge(base, blob)
         # The digest covers all tensors, so that `publish` recognizes a retry.
-        whole = replace(upload, blob=blob, digest=digest_of([blob.buffer]))
-        return self.publish(whole, wanted)
+        return self.publish(whole, replace(received, digest=digest_of([whole.buffer])), wanted)
 
     def rollback(self, model: str, version: int, *, author: str) -> Update:
         """Publish a retained version again under a new version number.
@@ -157,11 +147,12 @@ class Publisher:
             ApiError: 404, the version is not retained.
         """
         stored = self.find(model, version)
-        upload = Upload(blob=WeightsBlob.joined(stored.buffers), digest=stored.digest, received=time.monotonic())
+        blob = WeightsBlob.joined(stored.buffers)
         kept = self.store.version(stored.version)
-        upload.blob.statistics = None if kept is None else kept.statistics
+        blob.statistics = None if kept is None else kept.statistics
+        received = Received(digest=stored.digest, finished=time.monotonic())
         wanted = Wanted(model=model, version=None, headers={}, author=author, allows_nonfinite=True)
-        update, _ = self.publish(upload, wanted)
+        update, _ = self.publish(blob, received, wanted)
         log.info("weights_rolled_back", model=model, version=version, as_version=update.version, who=author)
         return update
 
@@ -196,8 +187,7 @@ class Publisher:
             blob.check(default_model=publish.default_model, header=parse_body(blob.buffer))
             check_specs(blob.tensors, self._fleet.specs, only=ALL_MODELS)
             blob.statistics = publish.statistics
-            upload = Upload(blob=blob, digest=digest_of([blob.buffer]), received=time.monotonic())
-            verified.append(self._stored(upload, publish.version, ALL_MODELS, author))
+            verified.append(_stored(blob, digest_of([blob.buffer]), publish.version, author))
         # A number that this head has assigned belongs to other, newer bytes.
         new = [stored for stored in verified if self.store.version(stored.version) is None]
         try:
@@ -225,17 +215,15 @@ class Publisher:
         blob.statistics = stored.statistics
         if stored.statistics is not None and self._fleet.statistics is not None:
             self._fleet.statistics.inherit(stored.statistics)
-        upload = Upload(blob=blob, digest=stored.digest, received=time.monotonic())
-        self._distribute(upload, stored)
+        self._distribute(blob, stored, Received(digest=stored.digest, finished=time.monotonic()))
         log.info("weights_restored", version=stored.version, models=sorted(self.store.current()))
 
     def adopt(self, blob: WeightsBlob, version: int, *, author: str) -> None:
         """Store weights that the fleet got from a restored state."""
-        upload = Upload(blob=blob, digest=digest_of([blob.buffer]), received=time.monotonic())
         with self._publishing:
             if version > self.store.newest:
                 self._verify(blob, ALL_MODELS)
-                self._put(self._stored(upload, version, ALL_MODELS, author))
+                self._put(_stored(blob, digest_of([blob.buffer]), version, author))
         self._kept(version)
 
     def find(self, model: str, version: int | None = None) -> StoredModel:
@@ -275,10 +263,10 @@ class Publisher:
             raise refusal_of(error) from error
         check_specs(blob.tensors, specs, only=model, is_partial=is_partial)
 
-    def _earlier(self, upload: Upload, wanted: Wanted) -> Update | None:
+    def _earlier(self, digest: str, wanted: Wanted) -> Update | None:
         """The update of an identical earlier request, so that a retry changes nothing even if its bytes expired."""
         known = None if wanted.version is None else self.update(wanted.version)
-        is_same = known is not None and known.digest == upload.digest and wanted.model in (ALL_MODELS, *known.models)
+        is_same = known is not None and known.digest == digest and wanted.model in (ALL_MODELS, *known.models)
         return known if is_same else None
 
     @contextmanager
@@ -374,17 +362,19 @@ class Publisher:
             )
         return number
 
-    def _hand_over(self, upload: Upload, number: int, wanted: Wanted, verify_ms: float) -> Update:
-        if self._fleet.statistics is not None and upload.blob.statistics is None:
-            upload.blob.statistics = self._fleet.statistics.current
+    def _hand_over(
+        self, blob: WeightsBlob, received: Received, number: int, wanted: Wanted, verify_ms: float
+    ) -> Update:
+        if self._fleet.statistics is not None and blob.statistics is None:
+            blob.statistics = self._fleet.statistics.current
         try:
-            stored = self._put(self._stored(upload, number, wanted.model, wanted.author))
+            stored = self._put(_stored(blob, received.digest, number, wanted.author))
         except StoreError as error:
             log.exception("weights_not_kept", version=number)
             raise ApiError(ProblemType.STORE_FAILED, f"{error}; nothing was published", retry_after_s=5) from error
-        self._traces.staged(number, wanted.headers, began=upload.received - upload.receive_ms / 1000)
+        self._traces.staged(number, wanted.headers, began=received.finished - received.receive_ms / 1000)
         try:
-            update = self._distribute(upload, stored, verify_ms)
+            update = self._distribute(blob, stored, received, verify_ms)
         except BaseException:
             self._forget(number)
             raise
@@ -392,20 +382,22 @@ class Publisher:
             "weights_published",
             version=number,
             models=sorted(stored.models),
-            digest=upload.digest,
-            bytes=len(upload.blob.buffer),
+            digest=received.digest,
+            bytes=blob.size_bytes,
             who=wanted.author,
         )
         return update
 
-    def _distribute(self, upload: Upload, stored: StoredVersion, verify_ms: float = 0.0) -> Update:
+    def _distribute(
+        self, blob: WeightsBlob, stored: StoredVersion, received: Received, verify_ms: float = 0.0
+    ) -> Update:
         number = stored.version
-        timings = UpdateTimings(receive_ms=upload.receive_ms, verify_ms=verify_ms)
-        staged = _describe(stored, size_bytes=upload.blob.size_bytes, state="staged", timings=timings)
-        self.tracker.stage(staged.model_copy(update={"staged_at": datetime.now(UTC)}), received=upload.received)
+        timings = UpdateTimings(receive_ms=received.receive_ms, verify_ms=verify_ms)
+        staged = _describe(stored, size_bytes=blob.size_bytes, state="staged", timings=timings)
+        self.tracker.stage(staged.model_copy(update={"staged_at": datetime.now(UTC)}), received=received.finished)
         began = time.monotonic()
         try:
-            receipt = self._fleet.publish(upload.blob, version=number, allow_nonfinite=True)  # checked, or kept
+            receipt = self._fleet.publish(blob, version=number, allow_nonfinite=True)  # checked, or kept
         except CormorantError:
             self.tracker.withdraw(number)
             raise
@@ -415,30 +407,31 @@ class Publisher:
         assert update is not None
         return update
 
-    def _stored(self, upload: Upload, number: int, model: str, author: str) -> StoredVersion:
-        now = datetime.now(UTC)
-        models = {}
-        for name, tensors in upload.blob.tensors.items():
-            # A single model is stored as received, so its digest is the body's.
-            is_body = len(upload.blob.tensors) == 1
-            buffers = (upload.blob.buffer,) if is_body else _file_of(upload.blob, tensors)
-            models[name] = StoredModel(
-                version=number,
-                name=name,
-                digest=upload.digest if is_body else digest_of(buffers),
-                buffers=buffers,
-                num_tensors=len(tensors),
-                published_at=now,
-                author=author,
-            )
-        return StoredVersion(
+
+def _stored(blob: WeightsBlob, digest: str, number: int, author: str) -> StoredVersion:
+    now = datetime.now(UTC)
+    models = {}
+    for name, tensors in blob.tensors.items():
+        # A single model is stored as received, so its digest is the body's.
+        is_body = len(blob.tensors) == 1
+        buffers = (blob.buffer,) if is_body else _file_of(blob, tensors)
+        models[name] = StoredModel(
             version=number,
-            digest=upload.digest,
+            name=name,
+            digest=digest if is_body else digest_of(buffers),
+            buffers=buffers,
+            num_tensors=len(tensors),
             published_at=now,
             author=author,
-            models=models,
-            statistics=upload.blob.statistics,
         )
+    return StoredVersion(
+        version=number,
+        digest=digest,
+        published_at=now,
+        author=author,
+        models=models,
+        statistics=blob.statistics,
+    )
 
 
 def _size_of(stored: StoredVersion) -> int:

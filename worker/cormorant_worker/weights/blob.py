@@ -52,8 +52,6 @@ class WeightsBlob:
         self.default_model = MAIN_MODEL
         self.tensors: Tensors = {}
         """Empty until `check`."""
-        self.digest = ""
-        """Set by the receiver of the bytes, if it computed one."""
         self.statistics: Statistics | None = None
         """What these weights acted with before; None: they are new, and act with what the fleet has merged by now."""
         self._data_start = 0
