@@ -4,12 +4,11 @@ A cancelled call ends at once for who awaits it; its request runs to its end uns
 """
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from functools import partial, update_wrapper
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from cormorant_client.batch import Batch
 from cormorant_client.batches import Batches
@@ -17,17 +16,23 @@ from cormorant_client.client import Client, connect
 from cormorant_client.errors import ClientError
 from cormorant_client.events import read_events
 from cormorant_client.pauses import Pause
-from cormorant_client.publishing import MAIN_MODEL, Publishable, PulledWeights, make_body
+from cormorant_client.publishing import MAIN_MODEL, Publishable, make_body
 from cormorant_client.transport import Interrupt
 from cormorant_client.updates import Update
 from cormorant_contract.rest.events import Event
-from cormorant_contract.rest.models import Models, Versions
-from cormorant_contract.rest.pauses import Pauses
-from cormorant_contract.rest.seed import Seeded
-from cormorant_contract.rest.status import Status, Workers
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def _in_thread(method: Callable[Concatenate[Client, P], R]) -> "Callable[Concatenate[AsyncClient, P], Awaitable[R]]":
+    """The same call of the client, in a thread."""
+
+    async def call(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._call(method, self._client, *args, **kwargs)
+
+    update_wrapper(call, method)
+    return call
 
 
 class AsyncClient:
@@ -43,6 +48,16 @@ class AsyncClient:
         """Connect; see `connect` for the options."""
         self._client: Client = connect(url, token=token, **options)
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="cormorant-async")
+
+    weights = _in_thread(Client.weights)
+    models = _in_thread(Client.models)
+    versions = _in_thread(Client.versions)
+    resume = _in_thread(Client.resume)
+    state = _in_thread(Client.state)
+    load_state = _in_thread(Client.load_state)
+    seed = _in_thread(Client.seed)
+    status = _in_thread(Client.status)
+    workers = _in_thread(Client.workers)
 
     async def publish(
         self,
@@ -64,18 +79,6 @@ class AsyncClient:
         """Publish some tensors of one model. Do not change them until this returns."""
         return AsyncUpdate(await self._call(self._client.patch, weights, base=base, model=model, wait=wait), self._call)
 
-    async def weights(self, model: str = MAIN_MODEL, *, version: int | None = None) -> PulledWeights:
-        """Fetch weights."""
-        return await self._call(self._client.weights, model, version=version)
-
-    async def models(self) -> Models:
-        """List the models."""
-        return await self._call(self._client.models)
-
-    async def versions(self, model: str = MAIN_MODEL) -> Versions:
-        """Retained versions."""
-        return await self._call(self._client.versions, model)
-
     async def rollback(self, version: int, *, model: str = MAIN_MODEL) -> "AsyncUpdate":
         """Publish an old version again, under a new number."""
         return AsyncUpdate(await self._call(self._client.rollback, version, model=model), self._call)
@@ -87,30 +90,6 @@ class AsyncClient:
     def pause(self, **wanted: Any) -> "AsyncPause":
         """Pause the fleet inside `async with`."""
         return AsyncPause(partial(self._client.pause, **wanted), self._pool)
-
-    async def resume(self, owner: str = "") -> Pauses:
-        """End the lease of an owner."""
-        return await self._call(self._client.resume, owner)
-
-    async def state(self) -> memoryview:
-        """Save the fleet's state."""
-        return await self._call(self._client.state)
-
-    async def load_state(self, state: bytes | memoryview | str | os.PathLike[str]) -> None:
-        """Restore a saved state."""
-        await self._call(self._client.load_state, state)
-
-    async def seed(self, seed: int) -> Seeded:
-        """Restart all environments and random streams with this seed."""
-        return await self._call(self._client.seed, seed)
-
-    async def status(self) -> Status:
-        """Status of the job."""
-        return await self._call(self._client.status)
-
-    async def workers(self) -> Workers:
-        """Every worker."""
-        return await self._call(self._client.workers)
 
     async def events(self, *, last_id: str = "") -> AsyncIterator[Event]:
         """Iterate over events, without end."""
