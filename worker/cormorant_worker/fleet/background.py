@@ -9,10 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
-
-from cormorant_worker.fleet.transport import WorkerConnection
 
 T = TypeVar("T")
 
@@ -88,33 +85,3 @@ class BackgroundTasks:
                 result = error
             self._done.append((then, result))
             self._wake()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenOff:
-    how: str
-    """Empty where that was told already."""
-    durable_frames: int | None = None
-    """Frames in its part of the dataset; None without one."""
-
-
-def see_off(
-    connection: WorkerConnection, *, is_killed: bool, is_told: bool, durable_frames: Callable[[], int] | None = None
-) -> SeenOff:
-    """See to the end of a worker, and ask the dataset what it has of it: the fleet does not know."""
-    if is_killed:
-        connection.kill()
-    else:
-        connection.wait(_ENDING_S)
-    how = "" if is_told else connection.describe_end()
-    connection.close()
-    if durable_frames is None:
-        return SeenOff(how=how)
-    durable = durable_frames()
-    while is_killed:
-        # On another machine it may have been in the middle of its manifest.
-        time.sleep(_ENDING_S)
-        before, durable = durable, durable_frames()
-        if durable == before:
-            break
-    return SeenOff(how=how, durable_frames=durable)

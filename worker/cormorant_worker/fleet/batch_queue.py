@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.events import Events
+from cormorant_worker.fleet.events import Events, FleetEvent
 from cormorant_worker.fleet.scheduler import Mode, Round, Scheduler, SlotKey
 from cormorant_worker.fleet.transport import BlockPool
 from cormorant_worker.fleet.waker import Waker
@@ -279,7 +279,7 @@ class BatchQueue:
             _, delivery = heappop(self._backlog)
             delivery.accepted_at = time.monotonic()
             self._scheduler.accepted(delivery.round.number)
-            self._events.note("accepted", frames=delivery.num_frames, version=delivery.min_version)
+            self._events.note(FleetEvent(kind="accepted", frames=delivery.num_frames, version=delivery.min_version))
             if self._capacity:
                 self._queue.append(delivery)
             else:
@@ -436,7 +436,7 @@ class BatchQueue:
         """Frames were stepped and will not be delivered."""
         if num_frames > 0:
             self.dropped[reason] = self.dropped.get(reason, 0) + num_frames
-            self._events.note("dropped", frames=num_frames, reason=reason)
+            self._events.note(FleetEvent(kind="dropped", frames=num_frames, reason=reason))
 
     def _make_room(self) -> bool:
         if not self._drops_oldest or not self._queue:

@@ -11,13 +11,12 @@ from cormorant_worker.errors import CormorantError, StateError, WeightsError, Wo
 from cormorant_worker.fleet.background import BackgroundTasks
 from cormorant_worker.fleet.batch_queue import BatchQueue
 from cormorant_worker.fleet.counters import EnvFailures, FleetCounters
-from cormorant_worker.fleet.events import Events
+from cormorant_worker.fleet.events import Events, FleetEvent
 from cormorant_worker.fleet.hang_detector import HangDetector
 from cormorant_worker.fleet.inference_servers import InferenceServers
 from cormorant_worker.fleet.lineage import Lineage
 from cormorant_worker.fleet.offers import Offers
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.requests import Requests
 from cormorant_worker.fleet.scheduler import Scheduler
 from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.fleet.stats import FleetStats
@@ -51,12 +50,12 @@ class Lifecycle:
 
     def pause(self) -> None:
         if not self.is_paused:
-            self._events.note("paused")
+            self._events.note(FleetEvent(kind="paused"))
         self.is_paused = True
 
     def resume(self) -> None:
         if self.is_paused:
-            self._events.note("resumed")
+            self._events.note(FleetEvent(kind="resumed"))
         self.is_paused = False
 
     def fail(self, error: Exception, *, what: str = "") -> None:
@@ -64,7 +63,7 @@ class Lifecycle:
         if self.error is None:
             known = isinstance(error, CormorantError)
             self.error = error if known else WorkerFailed(f"cannot {what}: {type(error).__name__}: {error}")  # type: ignore[assignment]  # checked
-            self._events.note("failed", reason=str(self.error))
+            self._events.note(FleetEvent(kind="failed", reason=str(self.error)))
 
     def raise_error(self) -> None:
         if self.error is not None:
@@ -81,16 +80,17 @@ class FleetCore:
         self.waker, self.events = Waker(), Events()
         self.background = BackgroundTasks(self.waker.wake)
         self.lifecycle = Lifecycle(self.events, is_paused=options.starts_paused)
-        self.episodes = episodes = _episodes_of(job)
+        self.episodes: EpisodeBook | None = None
         """Set for an evaluation, whose frames are episodes."""
-        self.scheduler = Scheduler(
-            mode=collection.mode,
-            frames_per_batch=collection.frames_per_batch,
-            total_frames=collection.total_frames,
-            max_staleness=collection.weights.max_staleness,
-            preemptive_threshold=collection.preemptive_threshold,
-        )
-        if episodes is not None:
+        self.dataset: DatasetRoot | None = None
+        self.found_frames = options.floor_frames
+        """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
+        # What only some fleets have is imported by these alone: pyarrow takes a while to load.
+        if collection.episodes is not None:
+            from cormorant_worker.evaluation import book
+
+            self.episodes = episodes = book.EpisodeBook(job)
+            self.found_frames = episodes.found
             # No worker holds a second ticket: what it had to play later, others could play now.
             self.scheduler = Scheduler(
                 mode="async",
@@ -98,11 +98,21 @@ class FleetCore:
                 total_frames=len(episodes.planned),
                 max_staleness=_NEVER_STALE,
             )
-        self.dataset = dataset = _dataset_of(job, epoch=options.epoch)
-        self.found_frames = options.floor_frames if dataset is None else dataset.frames
-        """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
-        if episodes is not None:
-            self.found_frames = episodes.found
+        else:
+            self.scheduler = Scheduler(
+                mode=collection.mode,
+                frames_per_batch=collection.frames_per_batch,
+                total_frames=collection.total_frames,
+                max_staleness=collection.weights.max_staleness,
+                preemptive_threshold=collection.preemptive_threshold,
+            )
+            if job.spec.output.dataset is not None:
+                from cormorant_worker.fleet import dataset_root
+
+                uri = job.spec.output.dataset.uri
+                self.dataset = dataset_root.DatasetRoot(uri, job=job.metadata.name, epoch=options.epoch)
+                self.found_frames = self.dataset.frames
+        dataset = self.dataset
         earlier = options.statistics if dataset is None or not dataset.frames else dataset.statistics
         self.statistics = None if collection.normalize is None else StatisticsBook(earlier)
         """None where the manifest normalises nothing."""
@@ -118,9 +128,8 @@ class FleetCore:
         self.counters, self.env_failures = FleetCounters(), EnvFailures(job)
         self.misplaced = ""
         """Why the last worker whose pod cannot run one could not; empty: there was none."""
-        self.requests = Requests(self.slots)
-        self.servers = InferenceServers(self.slots, self.requests, engine.listen)
-        self.offers = Offers(self.slots, self.events, next_number=self.requests.next_number, statistics=self.statistics)
+        self.servers = InferenceServers(self.slots, engine.listen)
+        self.offers = Offers(self.slots, self.events, statistics=self.statistics)
         self.hang_detector = HangDetector(job, options, self.counters)
         self.lineage = Lineage(
             epoch=options.epoch if dataset is None else dataset.epoch,
@@ -200,24 +209,3 @@ class FleetCore:
             statistics={} if self.statistics is None else self.statistics.glance(),
             inference={group: dict(books) for group, books in self.servers.served.items()},
         )
-
-
-def _dataset_of(job: CollectorJob, *, epoch: int) -> "DatasetRoot | None":
-    """The dataset that frames go to, looked at; None: none. `epoch`: of the fleet, unless the dataset has seen as high
-    a one.
-    """
-    if job.spec.output.dataset is None or job.spec.collection.episodes is not None:
-        return None
-    # Imported by those who have a dataset: pyarrow takes a while to load.
-    from cormorant_worker.fleet.dataset_root import DatasetRoot
-
-    return DatasetRoot(job.spec.output.dataset.uri, job=job.metadata.name, epoch=epoch)
-
-
-def _episodes_of(job: CollectorJob) -> "EpisodeBook | None":
-    """The episodes that an evaluation has still to play; None: the job collects frames."""
-    if job.spec.collection.episodes is None:
-        return None
-    from cormorant_worker.evaluation.book import EpisodeBook
-
-    return EpisodeBook(job)

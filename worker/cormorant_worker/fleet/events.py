@@ -74,22 +74,8 @@ class Events:
 
         return unsubscribe
 
-    def note(
-        self,
-        kind: EventKind,
-        *,
-        worker: str = "",
-        version: int = 0,
-        frames: int = 0,
-        reason: str = "",
-        staleness: int = 0,
-        sealed: "Sealed | None" = None,
-    ) -> None:
+    def note(self, event: FleetEvent) -> None:
         if self._listeners:
-            event = FleetEvent(
-                kind=kind, worker=worker, version=version, frames=frames, reason=reason, staleness=staleness,
-                sealed=sealed,
-            )  # fmt: skip
             self._noted.append(event)
 
     def tell(self) -> None:

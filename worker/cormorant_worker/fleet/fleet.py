@@ -25,12 +25,11 @@ from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StaleWeights, WeightsError
 from cormorant_worker.fleet.batch_queue import Batch, Delivery, Loan
 from cormorant_worker.fleet.core import FleetCore
-from cormorant_worker.fleet.events import Listener
+from cormorant_worker.fleet.events import FleetEvent, Listener
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.local.engine import LocalEngine
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.slot import WorkerHandle
-from cormorant_worker.fleet.staleness import StalenessWarning
 from cormorant_worker.fleet.stats import FleetStats, Receipt, WorkerStats
 from cormorant_worker.fleet.transport import Engine, Payload
 from cormorant_worker.fleet.turn.inbox import Inbox
@@ -83,7 +82,9 @@ class Fleet:
         """Guards all parts of the fleet; notified at every turn of its thread."""
         self._taken: Loan | None = None
         """What `take` gave out last."""
-        self._staleness = StalenessWarning(job)
+        self._warns_of_staleness = (
+            job.spec.collection.weights.max_staleness is None and job.spec.policy.exploration_type == "random"
+        )
         self._is_closed = False
         try:
             self.options = self._engine.complete(job, options or FleetOptions())
@@ -121,11 +122,11 @@ class Fleet:
                 return
             core.lifecycle.is_closing = True
             began = time.monotonic()
-            core.requests.tell_all(ResumeStepping())
+            core.slots.tell_all(ResumeStepping())
             self._life.kill_starting()
             core.waker.wake()
             if not self._quiesce.wait_until(lambda: self._tickets.is_idle, began + self.options.drain_timeout_s * 0.5):
-                core.requests.tell_all(Stop(), only_ready=False)
+                core.slots.tell_all(Stop(), only_ready=False)
             self._quiesce.wait_until(lambda: core.slots.is_empty, began + self.options.drain_timeout_s * 0.9)
             self._is_closed = True
             self._loop.stop()
@@ -241,8 +242,20 @@ class Fleet:
                     raise ControlTimeout(f"no batch came within {timeout_s} s; {core.slots.describe()}")
                 with core.counters.waiting():
                     self._changed.wait(left)
-        self._staleness.note(acted=loan.min_version, newest=core.offers.published.common_version)
+        self._warn_of_staleness(acted=loan.min_version, newest=core.offers.published.common_version)
         return loan
+
+    def _warn_of_staleness(self, *, acted: int, newest: int) -> None:
+        """Once, for learners that get older policies' frames and never said that they can use them."""
+        if self._warns_of_staleness and acted >= 0 and newest - acted > 1:
+            self._warns_of_staleness = False
+            log.warning(
+                "batch_is_stale",
+                versions=newest - acted,
+                reason="workers collect while the learner learns",
+                remedy="for PPO and other on-policy algorithms pass on_policy=True, or set spec.collection.weights."
+                "maxStaleness: 0 in the manifest; for off-policy ones set it to as many versions as they accept",
+            )
 
     def _take_delivery(self) -> Delivery | None:
         core = self._core
@@ -255,7 +268,7 @@ class Fleet:
         if delivery is not None:
             acted = delivery.min_version
             staleness = max(0, newest - acted) if acted >= 0 else 0
-            core.events.note("lent", frames=delivery.num_frames, version=acted, staleness=staleness)
+            core.events.note(FleetEvent(kind="lent", frames=delivery.num_frames, version=acted, staleness=staleness))
         return delivery
 
     def _locked(self, give_back: Callable[[], None]) -> None:
@@ -357,7 +370,7 @@ class Fleet:
             core.lifecycle.pause()
             core.waker.wake()
             # A worker that dies meanwhile is paused for good; its replacement gets no ticket.
-            asked = core.requests.ask_all(PauseStepping())
+            asked = core.slots.ask_all(PauseStepping())
             self._quiesce.replies(asked, "pause", timeout_s=self.options.control_timeout_s)
 
     def resume(self) -> None:
@@ -367,7 +380,7 @@ class Fleet:
 
     def _resume(self) -> None:
         self._core.lifecycle.resume()
-        self._core.requests.tell_all(ResumeStepping())
+        self._core.slots.tell_all(ResumeStepping())
         self._core.waker.wake()
 
     def drain(self) -> None:

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable, Collection
 
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.requests import Requests
 from cormorant_worker.fleet.slot import LIVING, Slot, WorkerHandle
 from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.inference.address import Address, NodeAddress
@@ -18,8 +17,8 @@ from cormorant_worker.worker.messages import AssignServers, Served
 class InferenceServers:
     """Writes where servers' slots listen, and which servers workers' slots use. Guarded by the fleet's condition."""
 
-    def __init__(self, slots: Slots, requests: Requests, listen: Callable[[], socket.socket | None]) -> None:
-        self._slots, self._requests, self._listen = slots, requests, listen
+    def __init__(self, slots: Slots, listen: Callable[[], socket.socket | None]) -> None:
+        self._slots, self._listen = slots, listen
         self.served: dict[str, dict[str, float]] = {}
         """By group, summed over servers that are gone, too: the fields of `Served`."""
 
@@ -72,12 +71,12 @@ class InferenceServers:
         for slot in self._slots.collecting:
             before = slot.servers
             if (now := self.of(slot)) != before and slot.worker is not None and slot.state in LIVING:
-                self._requests.tell(slot.worker, AssignServers(servers=now))
+                slot.worker.tell(AssignServers(servers=now))
 
     def joined(self, handle: WorkerHandle) -> None:
         """A worker was started: servers may have changed meanwhile."""
         if handle.connection.place.servers != (now := self.of(handle.slot)):
-            self._requests.tell(handle, AssignServers(servers=now))
+            handle.tell(AssignServers(servers=now))
 
     def retire(self, slot: Slot) -> None:
         """No server will listen there any more."""

@@ -6,10 +6,10 @@ A worker has one unanswered offer at most. While it does not answer, what is pub
 the newest once it answers.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from cormorant_worker.fleet.events import Events
+from cormorant_worker.fleet.events import Events, FleetEvent
 from cormorant_worker.fleet.slot import Slot, WorkerHandle
 from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.fleet.stats import Receipt
@@ -19,7 +19,7 @@ from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.file import to_bytes
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
-from cormorant_worker.worker.messages import Offer, Reply, Request
+from cormorant_worker.worker.messages import Offer, Reply
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,14 +106,7 @@ class PublishedWeights:
 class Offers:
     """Who has which version, and who is to get one. Guarded by the fleet's condition."""
 
-    def __init__(
-        self,
-        slots: Slots,
-        events: Events,
-        *,
-        next_number: Callable[[], int],
-        statistics: StatisticsBook | None = None,
-    ) -> None:
+    def __init__(self, slots: Slots, events: Events, *, statistics: StatisticsBook | None = None) -> None:
         """Offer nothing yet.
 
         Args:
@@ -122,7 +115,6 @@ class Offers:
         """
         self.published = PublishedWeights()
         self._slots, self._events = slots, events
-        self._next_number = next_number
         self._statistics = statistics
         self._due: dict[WorkerHandle, None] = {}
         """Workers that may not have been offered the newest."""
@@ -148,7 +140,7 @@ class Offers:
         """
         statistics = None if self._statistics is None else self._statistics.stamp(version, blob.statistics)
         self.published.put(blob, version, slots, payload, statistics)
-        self._events.note("published", version=version)
+        self._events.note(FleetEvent(kind="published", version=version))
         workers = self._slots.workers if slots is None else (slot.worker for slot in slots)
         self._due |= {worker: None for worker in workers if worker is not None}
 
@@ -173,29 +165,30 @@ class Offers:
         if (found := next(newer, None)) is None:
             return False
         published, models = found
-        blob = published.blob
-        handle.offer, handle.offered = self._next_number(), published.version
+        handle.offered = published.version
         offer = Offer(
             version=published.version,
-            default_model=blob.default_model,
+            default_model=published.blob.default_model,
             models=models,
             statistics=published.statistics,
         )
-        handle.request(Request(number=handle.offer, command=offer, size_bytes=blob.size_bytes), published.payload)
+        handle.offer = handle.ask(offer, published.payload, is_awaited=False)
         return True
 
     def note_reply(self, handle: WorkerHandle, reply: Reply) -> bool:
         """A worker has answered an offer: it gets the next one. Returns whether it has all that it should have."""
-        handle.offer = 0
+        handle.offer = None
         if reply.error:
             handle.refusal = (handle.offered, reply.error)
-            self._events.note("refused", worker=handle.name, version=handle.offered, reason=reply.error)
+            self._events.note(
+                FleetEvent(kind="refused", worker=handle.name, version=handle.offered, reason=reply.error)
+            )
         return not self.offer_next(handle)
 
     def note_applied(self, handle: WorkerHandle, version: PolicyVersion) -> None:
         """A worker acts with a version from now on."""
         handle.version = version
-        self._events.note("applied", worker=handle.name, version=version)
+        self._events.note(FleetEvent(kind="applied", worker=handle.name, version=version))
 
     def is_decided(self, version: PolicyVersion, behind: list[WorkerHandle]) -> bool:
         """True when every worker has taken or refused a version. `behind`: empty at first, and the same list in each

@@ -12,9 +12,13 @@ method of `SlotLife` (`turn/life.py`), one for each state that is entered.
 import socket
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import count
+
+import structlog
 
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.scheduler import Round, SlotKey
@@ -28,13 +32,17 @@ from cormorant_worker.worker.messages import (
     Command,
     ReadCached,
     Ready,
+    Reply,
     Request,
+    Reseed,
     Restore,
     Save,
     Sealed,
     ServerReady,
     Ticket,
 )
+
+log = structlog.get_logger()
 
 _LONG_COMMANDS = (Save, Restore, ReadCached)
 
@@ -139,6 +147,18 @@ class TicketOut:
 
 
 @dataclass(slots=True, eq=False)
+class Question:
+    """What a worker was asked beside tickets. One that is dying does not answer: it is gone then."""
+
+    handle: "WorkerHandle"
+    command: Command | None
+    """None: to reseed."""
+    is_awaited: bool
+    """Someone waits for the reply, and looks at its error."""
+    reply: Reply | None = None
+
+
+@dataclass(slots=True, eq=False)
 class WorkerHandle:
     """One worker: the n-th attempt to fill a slot. Guarded by the fleet's condition."""
 
@@ -154,10 +174,10 @@ class WorkerHandle:
     tickets: dict[int, TicketOut] = field(default_factory=dict)
     reached: SlotState = SlotState.BUILDING
     """The last of BUILDING, READY, WORKING that it was in. Written by `Slots.move`."""
-    sync_request: int = 0
-    """The request whose reply puts it to work, where there are no weights to offer."""
-    offer: int = 0
-    """The offer of weights that it has not answered; 0: none. It gets no other one before."""
+    sync: Question | None = None
+    """The reply to it puts it to work, where there are no weights to offer."""
+    offer: Question | None = None
+    """The offer of weights that it has not answered. It gets no other one before."""
     offered: PolicyVersion = INITIAL_VERSION
     """The version that it was offered last."""
     refusal: tuple[PolicyVersion, str] = (INITIAL_VERSION, "")
@@ -172,12 +192,13 @@ class WorkerHandle:
     dropped_frames: int = 0
     """Stepped by this attempt, and dropped when it was reseeded."""
     env_restarts: int = 0
-    unanswered: dict[int, Command] = field(default_factory=dict)
-    """What it was asked for and has not answered, by request."""
+    unanswered: dict[int, Question] = field(default_factory=dict)
+    """By the number of the request."""
     signs: int = 0
     """Times that its heartbeat had changed when it was read."""
     longest_silence_s: float = 0.0
     """Between two of them, since it was ready."""
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
     _last_heartbeat: tuple[int, Phase, tuple[int, ...]] = (-1, Phase.IMPORTING, ())
     _counted_frames: int = 0
     _counted_ns: tuple[int, ...] = ()
@@ -222,6 +243,10 @@ class WorkerHandle:
             self.connection.send(message)
         self._note_unsent()
 
+    def next_number(self) -> int:
+        """For a ticket or a request of this worker."""
+        return next(self._numbers)
+
     def send_ticket(self, ticket: Ticket, out: TicketOut, memory: SharedMemory | None) -> None:
         """Have a batch collected, unless the worker is dying."""
         self.tickets[ticket.number] = out
@@ -229,12 +254,34 @@ class WorkerHandle:
             self.connection.send_ticket(ticket, memory)
         self._note_unsent()
 
-    def request(self, request: Request, payload: Payload | None = None) -> None:
-        """Ask for something, unless the worker is dying."""
-        self.unanswered[request.number] = request.command
+    def ask(self, command: Command, payload: Payload | None = None, *, is_awaited: bool = True) -> Question:
+        """Have a command carried out, with the bytes that belong to it."""
+        size_bytes = payload.size_bytes if payload is not None else 0
+        request = Request(number=self.next_number(), command=command, size_bytes=size_bytes)
+        self.unanswered[request.number] = question = Question(self, command, is_awaited)
         with suppress(ConnectionClosed):
             self.connection.request(request, payload)
         self._note_unsent()
+        return question
+
+    def tell(self, command: Command) -> None:
+        """Have a command carried out, and wait for no reply."""
+        self.ask(command, is_awaited=False)
+
+    def reseed(self, stream: WorkerPlace) -> Question:
+        """Have its environments built again, with the seeds of a place."""
+        number = self.next_number()
+        self.unanswered[number] = question = Question(self, None, is_awaited=True)
+        self.stream = stream
+        self.send(Reseed(number=number, place=stream))
+        return question
+
+    def note_reply(self, reply: Reply) -> Question:
+        question = self.unanswered.pop(reply.number)
+        question.reply = reply
+        if reply.error and not question.is_awaited:
+            log.warning("request_refused", worker=self.name, reason=reply.error)
+        return question
 
     def _note_unsent(self) -> None:
         if self.connection.unsent():
@@ -294,7 +341,7 @@ class WorkerHandle:
     @property
     def is_storing(self) -> bool:
         """True while it writes or reads what may be on another machine, or is asked for all that it holds."""
-        is_asked = any(isinstance(command, _LONG_COMMANDS) for command in self.unanswered.values())
+        is_asked = any(isinstance(question.command, _LONG_COMMANDS) for question in self.unanswered.values())
         return is_asked or self.connection.phase is Phase.STORING
 
     def stats(self, *, is_paused: bool) -> WorkerStats:

@@ -7,7 +7,8 @@ from itertools import chain, count, islice
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import FleetError, LastWorker, NoSuchWorker
 from cormorant_worker.fleet.scheduler import SlotKey
-from cormorant_worker.fleet.slot import LIVING, SERVING, TRANSITIONS, Slot, SlotState, WorkerHandle
+from cormorant_worker.fleet.slot import LIVING, SERVING, TRANSITIONS, Question, Slot, SlotState, WorkerHandle
+from cormorant_worker.worker.messages import Command, PauseStepping, ResumeStepping, Stop
 
 _SHOWN = 8
 """Workers named in a message."""
@@ -31,6 +32,8 @@ class Slots:
         """Wanted slots by group."""
         self._in: dict[SlotState, dict[Slot, None]] = {state: {} for state in SlotState}
         """By state, in the order in which they entered it."""
+        self.stuck: deque[WorkerHandle] = deque()
+        """Workers that do not read as fast as they are sent; the selector takes them out."""
         self.joined: deque[WorkerHandle] = deque()
         """Workers whose connections the selector does not know yet; it takes them out."""
         self.parted: deque[tuple[WorkerHandle, Callable[[], None]]] = deque()
@@ -121,6 +124,15 @@ class Slots:
         if (more := self.count(*LIVING) - len(described)) > 0:
             described.append(f"and {more:,} more")
         return ", ".join(described) or "there are no workers"
+
+    def ask_all(self, command: Command) -> list[Question]:
+        """Ask every worker that is ready and collects."""
+        return [handle.ask(command) for handle in self.workers if handle.is_ready and not handle.slot.is_server]
+
+    def tell_all(self, command: PauseStepping | ResumeStepping | Stop, *, only_ready: bool = True) -> None:
+        for handle in self.workers:
+            if handle.is_ready or not only_ready:
+                handle.tell(command)
 
     # -- what happens ------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from cormorant_worker.envs.restarts import ENV_RESTARTED
 from cormorant_worker.errors import WorkerFailed
 from cormorant_worker.fleet.batch_queue import RoundShare
 from cormorant_worker.fleet.core import FleetCore
+from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.slot import LIVING, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import BlockPool, Source
 from cormorant_worker.fleet.turn.life import SlotLife
@@ -91,7 +92,9 @@ class Inbox:
         core.counters.sealed(handle, sealed)
         handle.landed(sealed)
         core.events.note(
-            "sealed", worker=handle.name, frames=sealed.num_frames, version=sealed.min_version, sealed=sealed
+            FleetEvent(
+                kind="sealed", worker=handle.name, frames=sealed.num_frames, version=sealed.min_version, sealed=sealed
+            )
         )
         share = RoundShare(sealed, out.block_index, handle.connection.place.attempt, out.handed_at)
         for key in core.queue.land(out.round, slot.key, share):
@@ -100,13 +103,12 @@ class Inbox:
                 self._tickets.seal_early(late.worker, out.round)
 
     def _note_reply(self, handle: WorkerHandle, reply: Reply) -> None:
-        offers, requests = self._core.offers, self._core.requests
-        requests.note_reply(handle, reply)
-        if reply.number == handle.offer:
-            has_all = offers.note_reply(handle, reply)
-        elif reply.number == handle.sync_request:
-            requests.take(reply.number)
-            has_all = not offers.offer_next(handle)  # what was published while it opened its dataset comes first
+        question = handle.note_reply(reply)
+        if question is handle.offer:
+            has_all = self._core.offers.note_reply(handle, reply)
+        elif question is handle.sync:
+            # What was published while it opened its dataset comes first.
+            has_all = not self._core.offers.offer_next(handle)
         else:
             return
         if has_all and handle.slot.state is SlotState.READY:

@@ -5,7 +5,8 @@ GONE -> (background) the worker has ended, and its dataset was asked -> every fr
 
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice, takewhile
 
@@ -14,9 +15,9 @@ import structlog
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import CormorantError, DeviceUnavailable, WorkerFailed
-from cormorant_worker.fleet.background import SeenOff, see_off
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.counters import RestartReason
+from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.file_limit import raise_file_limit
 from cormorant_worker.fleet.slot import Slot, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import WorkerConnection
@@ -40,8 +41,40 @@ _MOST_STARTS = _MOST_FINISHES = 24
 """In one turn."""
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 30.0
+_ENDING_S = 1.0
+"""For a process whose sockets have closed to have ended."""
 _POD_ENDS_S = 10.0
 """A misplaced worker's pod has ended by then: the next worker is not placed there, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SeenOff:
+    how: str
+    """Empty where that was told already."""
+    durable_frames: int | None = None
+    """Frames in its part of the dataset; None without one."""
+
+
+def _see_off(
+    connection: WorkerConnection, *, is_killed: bool, is_told: bool, durable_frames: Callable[[], int] | None = None
+) -> _SeenOff:
+    """See to the end of a worker, and ask the dataset what it has of it: the fleet does not know."""
+    if is_killed:
+        connection.kill()
+    else:
+        connection.wait(_ENDING_S)
+    how = "" if is_told else connection.describe_end()
+    connection.close()
+    if durable_frames is None:
+        return _SeenOff(how=how)
+    durable = durable_frames()
+    while is_killed:
+        # On another machine it may have been in the middle of its manifest.
+        time.sleep(_ENDING_S)
+        before, durable = durable, durable_frames()
+        if durable == before:
+            break
+    return _SeenOff(how=how, durable_frames=durable)
 
 
 class SlotLife:
@@ -132,7 +165,7 @@ class SlotLife:
             core.slots.vacate(slot)
             core.lifecycle.fail(connection, what="start a worker")
             return
-        handle = WorkerHandle(slot, connection, core.requests.stuck, last_progress=core.hang_detector.lived_s)
+        handle = WorkerHandle(slot, connection, core.slots.stuck, last_progress=core.hang_detector.lived_s)
         core.slots.fill(slot, handle)
         core.servers.joined(handle)
         self.tell_spaces(handle)
@@ -164,9 +197,9 @@ class SlotLife:
                 return  # the dataset had all frames already: it is sent home in this turn
             handle.send(Begin(dataset_uri=core.dataset_uri, seal_after_s=core.options.seal_after_s))
         if not core.offers.offer_next(handle):
-            handle.sync_request = core.requests.ask(handle, ResumeStepping())
+            handle.sync = handle.ask(ResumeStepping())
         if core.lifecycle.is_paused and not slot.is_server:
-            core.requests.tell(handle, PauseStepping())
+            handle.tell(PauseStepping())
         event = "inference_server_ready" if slot.is_server else "worker_ready"
         log.info(event, worker=handle.name, seconds=round(time.monotonic() - handle.started, 2))
 
@@ -179,7 +212,9 @@ class SlotLife:
         core.counters.put_to_work(handle)
         if not slot.is_server:
             core.scheduler.may_collect(slot.key, holds=0)
-        core.events.note("worker_ready", worker=handle.name, version=handle.version, reason=handle.policy_call)
+        core.events.note(
+            FleetEvent(kind="worker_ready", worker=handle.name, version=handle.version, reason=handle.policy_call)
+        )
         if reply.error:
             core.lifecycle.fail(WorkerFailed(f"worker {handle.name} refused the current weights: {reply.error}"))
 
@@ -259,7 +294,7 @@ class SlotLife:
 
         def be_seen_off() -> None:
             core.background.submit(
-                lambda: see_off(handle.connection, is_killed=is_killed, is_told=is_told, durable_frames=ask),
+                lambda: _see_off(handle.connection, is_killed=is_killed, is_told=is_told, durable_frames=ask),
                 lambda seen: self._bury(handle, seen, reason=reason, kind=kind, is_misplaced=is_misplaced),
             )
 
@@ -271,14 +306,14 @@ class SlotLife:
     # -- VACANT, RETIRED ---------------------------------------------------------------------------------------
 
     def _bury(
-        self, handle: WorkerHandle, seen: SeenOff | Exception, *, reason: str, kind: RestartReason, is_misplaced: bool
+        self, handle: WorkerHandle, seen: _SeenOff | Exception, *, reason: str, kind: RestartReason, is_misplaced: bool
     ) -> None:
         """A worker has ended: keep what it finished, take back what it did not, and have it replaced."""
         core, slot = self._core, handle.slot
         core.slots.vacate(slot)
         if isinstance(seen, Exception):
             core.lifecycle.fail(seen, what="see a worker off")
-            seen = SeenOff(how=str(seen), durable_frames=handle.durable_frames if core.dataset is not None else None)
+            seen = _SeenOff(how=str(seen), durable_frames=handle.durable_frames if core.dataset is not None else None)
         reason = reason or seen.how
         is_first, has_finished = core.ready is None, slot.final_state is not None
         if is_first and not has_finished and kind == "crash":
@@ -298,7 +333,7 @@ class SlotLife:
             return
         if not is_closing and core.lifecycle.error is None:
             log.warning("worker_lost", worker=handle.name, reason=reason, frames_to_collect_again=again)
-            core.events.note("worker_lost", worker=handle.name, reason=reason, frames=again)
+            core.events.note(FleetEvent(kind="worker_lost", worker=handle.name, reason=reason, frames=again))
             core.counters.replaced(slot.group, kind)
             self._plan_replacement(handle, reason, is_first=is_first, is_misplaced=is_misplaced)
 

@@ -115,7 +115,7 @@ class ConnectionSelector:
             if source not in connection.unsent():
                 del self._writers[source]
                 self._selector.modify(source, _READ, self._handles[connection])
-        stuck = self._core.requests.stuck
+        stuck = self._core.slots.stuck
         while stuck:
             self._await_writing(stuck.popleft())
 

@@ -5,7 +5,7 @@ All of it wants the fleet's condition held, and lets go of it while it waits.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -23,8 +23,9 @@ from cormorant_worker.errors import (
     WorkerFailed,
 )
 from cormorant_worker.fleet.core import FleetCore
+from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet_state import CURRENT, FleetState
-from cormorant_worker.fleet.slot import Slot, SlotState, WorkerHandle
+from cormorant_worker.fleet.slot import Question, Slot, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.fleet.turn.tickets import Tickets
@@ -76,7 +77,7 @@ class Quiesce:
         self._holders += 1
         try:
             if lifecycle.is_paused:
-                core.requests.tell_all(ResumeStepping())
+                core.slots.tell_all(ResumeStepping())
             is_still = self.wait_until(
                 lambda: (
                     lifecycle.error is not None
@@ -93,7 +94,7 @@ class Quiesce:
         finally:
             self._holders -= 1
             if lifecycle.is_paused:
-                core.requests.tell_all(PauseStepping())
+                core.slots.tell_all(PauseStepping())
             core.waker.wake()
 
     # -- between batches ---------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class Quiesce:
         if core.scheduler.is_done:
             states = self._final_states()
         else:
-            replies = self._all_replies(core.requests.ask_all(Save()), "save its state")
+            replies = self._all_replies(core.slots.ask_all(Save()), "save its state")
             states = {slot: reply.state for slot, reply in replies.items()}
         saved = FleetState(
             frames=core.scheduler.landed_frames,
@@ -182,19 +183,18 @@ class Quiesce:
             if not (rewinds[slot] and is_last[slot])
         }
         self._reseed({slot: handles[slot] for slot in streams if not rewinds[slot]}, streams)
-        asked = {}
+        asked = []
         for name, slot in names.items():
             first = streams[slot].first_trajectory if slot in streams else 0
             command = Restore(first_trajectory=first, rewinds=rewinds[slot])
-            number = core.requests.ask(handles[slot], command, states[name])
-            asked[number] = handles[slot]
+            asked.append(handles[slot].ask(command, states[name]))
             slot.warmup_frames = max(0, told[name]["warmup_left"])
         self._all_replies(asked, "restore its state")
         core.scheduler.count_from(saved.frames if core.dataset is None else collected)
 
     def _reseed(self, handles: Mapping[Slot, WorkerHandle], streams: Mapping[Slot, WorkerPlace]) -> None:
         core = self._core
-        asked = {core.requests.reseed(handle, streams[slot]): handle for slot, handle in handles.items()}
+        asked = [handle.reseed(streams[slot]) for slot, handle in handles.items()]
         self._all_replies(asked, "reseed", timeout_s=core.options.startup_timeout_s)
         for handle in handles.values():
             core.queue.count_dropped("restore", handle.drop_ahead())
@@ -211,17 +211,17 @@ class Quiesce:
             core.scheduler.count_from(core.found_frames)
             core.lineage.owe_all(core.slots.collecting)
         self._life.seed = seed
-        core.events.note("seeded", reason=f"seed {seed}")
-        asked = {}
+        core.events.note(FleetEvent(kind="seeded", reason=f"seed {seed}"))
+        asked = []
         for handle in core.slots.workers:
             if handle.is_ready and not handle.slot.is_server:
                 warmup_frames = handle.slot.warmup_share if is_first else -1
                 stream = replace(handle.stream, seed=seed, warmup_frames=warmup_frames)
-                asked[core.requests.reseed(handle, stream)] = handle
-        replies = self.replies(asked, "reseed", timeout_s=core.options.startup_timeout_s)
+                asked.append(handle.reseed(stream))
+        self.replies(asked, "reseed", timeout_s=core.options.startup_timeout_s)
         core.lifecycle.raise_error()
         # Of those that died meanwhile, the replacements begin with the new seed.
-        reseeded = [handle for handle in asked.values() if handle.slot in replies]
+        reseeded = [question.handle for question in asked if question.reply is not None]
         for handle in reseeded:
             core.queue.count_dropped("seed", handle.drop_ahead())
         return tuple(sorted(handle.name for handle in reseeded))
@@ -269,30 +269,25 @@ class Quiesce:
             late = ", ".join(slot.name for slot in core.slots.wanted if slot.state is not SlotState.WORKING)
             raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {core.slots.describe()}")
 
-    def replies(self, asked: dict[int, WorkerHandle], what: str, *, timeout_s: float) -> dict[Slot, Reply]:
+    def replies(self, asked: Sequence[Question], what: str, *, timeout_s: float) -> dict[Slot, Reply]:
         """Wait for every worker's reply; one that died meanwhile needs none, nor does its replacement."""
-        core = self._core
 
         def late() -> list[str]:
-            return [
-                handle.name
-                for number, handle in asked.items()
-                if not (core.requests.is_answered(number) or handle.is_gone)
-            ]
+            return [question.handle.name for question in asked if not (question.reply or question.handle.is_gone)]
 
         self.wait_until(lambda: not late(), time.monotonic() + timeout_s)
-        names = ", ".join(late())
-        replies = {h.slot: reply for n, h in asked.items() if (reply := core.requests.take(n)) is not None}
-        if names:
-            raise ControlTimeout(f"{names} did not {what} within {timeout_s:.0f} s; {core.slots.describe()}")
+        if names := late():
+            doing = self._core.slots.describe()
+            raise ControlTimeout(f"{', '.join(names)} did not {what} within {timeout_s:.0f} s; {doing}")
+        replies = {question.handle.slot: question.reply for question in asked if question.reply is not None}
         if errors := [f"{slot.name}: {reply.error}" for slot, reply in replies.items() if reply.error]:
             raise StateError(f"workers could not {what}: {'; '.join(errors)}")
         return replies
 
-    def _all_replies(self, asked: dict[int, WorkerHandle], what: str, *, timeout_s: float = 0.0) -> dict[Slot, Reply]:
+    def _all_replies(self, asked: Sequence[Question], what: str, *, timeout_s: float = 0.0) -> dict[Slot, Reply]:
         """As `replies`, when none may be missing; by default within `control_timeout_s`."""
         replies = self.replies(asked, what, timeout_s=timeout_s or self._core.options.control_timeout_s)
-        if lost := [handle.name for handle in asked.values() if handle.slot not in replies]:
+        if lost := [question.handle.name for question in asked if question.reply is None]:
             raise StateError(f"{', '.join(lost)} ended and could not {what}; call again")
         return replies
 
@@ -305,11 +300,11 @@ class Quiesce:
             raise FleetError(f"{worker} is an inference server and has no environments; look at a worker that collects")
         if handle is None or not handle.is_ready:
             raise FleetError(f"worker {worker} has not started; look again when GET /v1/workers says it is ready")
-        asked = {self._core.requests.ask(handle, Look(column=column, leaf=leaf)): handle}
-        reply = self.replies(asked, "show its environment", timeout_s=_PEEK_S).get(handle.slot)
-        if reply is None:
+        asked = handle.ask(Look(column=column, leaf=leaf))
+        self.replies([asked], "show its environment", timeout_s=_PEEK_S)
+        if asked.reply is None:
             raise FleetError(f"worker {worker} ended before it showed its environment; its replacement will")
-        return reply.state
+        return asked.reply.state
 
     def cached_versions(self) -> Mapping[str, PolicyVersion]:
         """The newest weights that each worker's pod has of an earlier head and that were not fetched yet."""
@@ -322,8 +317,8 @@ class Quiesce:
         if handle is None or handle.slot.state is not SlotState.WORKING:
             raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
         handle.cached_version = INITIAL_VERSION  # it is not offered again
-        asked = {self._core.requests.ask(handle, ReadCached()): handle}
-        replies = self.replies(asked, "hand over the weights that it kept", timeout_s=_FETCH_S)
-        if handle.slot not in replies:
+        asked = handle.ask(ReadCached())
+        self.replies([asked], "hand over the weights that it kept", timeout_s=_FETCH_S)
+        if asked.reply is None:
             raise FleetError(f"worker {worker} ended before it handed over the weights that it kept")
-        return replies[handle.slot].state
+        return asked.reply.state

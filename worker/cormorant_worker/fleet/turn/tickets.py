@@ -3,7 +3,7 @@
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.scheduler import Grant, Round
 from cormorant_worker.fleet.slot import SlotState, TicketOut, WorkerHandle
-from cormorant_worker.worker.messages import Request, Seal, Ticket
+from cormorant_worker.worker.messages import Seal, Ticket
 
 _MOST_GRANTS = 24
 """In one turn; the others in the next, which follows at once: callers get the condition in between."""
@@ -43,7 +43,7 @@ class Tickets:
         block_index, memory = core.queue.blocks.lend(slot.worker.connection.pid)
         episodes = core.episodes.take(grant.num_frames) if core.episodes is not None else ()
         ticket = Ticket(
-            number=core.requests.next_number(),
+            number=slot.worker.next_number(),
             block_index=block_index,
             block_is_new=memory is not None,
             num_frames=grant.num_frames,
@@ -66,7 +66,7 @@ class Tickets:
         """Have a worker hand over what it has of a round."""
         for number, out in handle.tickets.items():
             if out.round is found:
-                handle.request(Request(number=self._core.requests.next_number(), command=Seal(ticket=number)))
+                handle.tell(Seal(ticket=number))
 
     def validate(self) -> None:
         """Check what always holds between two turns: for tests."""
