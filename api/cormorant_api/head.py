@@ -27,7 +27,7 @@ from cormorant_api.control.leases import LeaseBook, PauseKeeper
 from cormorant_api.control.metrics import HeadMetrics
 from cormorant_api.control.rates import RateWindow
 from cormorant_api.errors import ApiError
-from cormorant_api.http.tokens import TokenKeeper, Tokens
+from cormorant_api.http.tokens import HeadTokens
 from cormorant_api.http.uploads import UploadRoom
 from cormorant_api.settings import HeadSettings
 from cormorant_api.tracing import open_traces
@@ -88,13 +88,13 @@ class Running:
 class Head:
     """One job's control plane. Created before the fleet; see `attach`. Methods may be called from any thread."""
 
-    def __init__(self, job: CollectorJob, settings: HeadSettings, tokens: TokenKeeper) -> None:
+    def __init__(self, job: CollectorJob, settings: HeadSettings, tokens: HeadTokens) -> None:
         """Open the directory.
 
         Raises:
             StoreError: the directory cannot be used.
         """
-        self.job, self.settings, self.keeper = job, settings, tokens
+        self.job, self.settings, self.tokens = job, settings, tokens
         self.epoch = secrets.token_hex(4)
         """First part of every id that this head issues."""
         self.started_at = datetime.now(UTC)
@@ -187,10 +187,6 @@ class Head:
         self.traces.close()
 
     # -- asking ------------------------------------------------------------------------------------------------
-
-    @property
-    def tokens(self) -> Tokens:
-        return self.keeper.tokens
 
     @property
     def running(self) -> Running:

@@ -20,7 +20,7 @@ from cormorant_api.errors import HeadError, StoreError
 from cormorant_api.head import Head
 from cormorant_api.http.listener import Listener
 from cormorant_api.http.tls import check_tls
-from cormorant_api.http.tokens import Role, TokenKeeper, Tokens
+from cormorant_api.http.tokens import HeadTokens, Role
 from cormorant_api.settings import HeadSettings
 from cormorant_api.status import wait_for_learner
 from cormorant_contract.job import CollectorJob
@@ -59,7 +59,7 @@ class HeadServer:
         self.token_file = _token_path(job, settings)
         self._lock = _lock(settings.directory)
         try:
-            self.head = Head(job, settings, TokenKeeper(_tokens(self.token_file), self.token_file))
+            self.head = Head(job, settings, HeadTokens(self.token_file))
         except BaseException:
             self._unlock()
             raise
@@ -230,14 +230,3 @@ def _token_path(job: CollectorJob, settings: HeadSettings) -> Path | None:
     if settings.directory is not None:
         return settings.directory / _TOKEN_FILE
     return Path.home() / ".cormorant" / f"{job.metadata.name}.tokens.json"
-
-
-def _tokens(path: Path | None) -> Tokens:
-    if path is None:
-        return Tokens()
-    if path.exists():
-        return Tokens.read(path)
-    tokens = Tokens.make()
-    tokens.write(path)
-    log.info("tokens_made", path=str(path))
-    return tokens

@@ -81,7 +81,7 @@ class GuardedRoute(APIRoute):
                 refuse_other_hosts(request.headers, listens_on=head.settings.host, what=what)
                 if request.method not in _READING or self.path.startswith(_ACTING):
                     refuse_cross_origin(request.headers, what=what)
-            request.state.role = head.keeper.demand(needed, request.headers.get("authorization"), what=what)
+            request.state.role = head.tokens.demand(needed, request.headers.get("authorization"), what=what)
             if self.body_field is None:
                 return await handle(request)
             # FastAPI reads this JSON body without a limit of its own.
