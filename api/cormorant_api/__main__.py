@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from cormorant_api.errors import EXIT_DONE, EXIT_REFUSED, HeadError, exit_code_of
+from cormorant_api.errors import EXIT_DONE, EXIT_REFUSED, HeadFault, exit_code_of
 from cormorant_api.settings import HeadSettings
 from cormorant_contract.leaving import leave
 from cormorant_worker.errors import CormorantError, FleetInterrupted
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             end = server.wait(signals.has_come)
     except FleetInterrupted:
         end = "interrupted"  # the fleet had not started: nothing to drain
-    except (HeadError, CormorantError) as error:
+    except (HeadFault, CormorantError) as error:
         code = exit_code_of(error)
         log.critical("head_refused" if code == EXIT_REFUSED else "head_failed", reason=str(error), exit_code=code)
         explain(given.last_words, str(error), frames=given.floor_frames)
@@ -100,7 +100,7 @@ def _engine(given: argparse.Namespace) -> "Engine | None":
         from cormorant_worker.fleet.ray.engine import RayEngine
         from cormorant_worker.fleet.ray.options import RayOptions
     except ImportError as error:
-        raise HeadError(
+        raise HeadFault(
             f"--fleet ray needs {error.name}, which is not installed: pip install 'cormorant[ray]'"
         ) from error
     return RayEngine(RayOptions(address=given.ray_address, slot_resources=given.ray_slot_resources))

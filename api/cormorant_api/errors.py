@@ -1,7 +1,7 @@
 """Errors of the head, and the exit codes that they end it with.
 
 ApiError             the error response to a request: a status and a problem type
-HeadError            the head cannot start or continue
+HeadFault            the head cannot start or continue
   TokenError         a token file that is invalid or readable by other users
   TlsError           a certificate that cannot be used
   StoreError         the head's directory cannot be read or written
@@ -25,19 +25,19 @@ class ApiError(Exception):
         self.members = members
 
 
-class HeadError(Exception):
+class HeadFault(Exception):
     """The head cannot start or continue."""
 
 
-class TokenError(HeadError):
+class TokenError(HeadFault):
     """A token file that cannot be used."""
 
 
-class TlsError(HeadError):
+class TlsError(HeadFault):
     """A certificate that cannot be used."""
 
 
-class StoreError(HeadError):
+class StoreError(HeadFault):
     """The head's directory cannot be read or written."""
 
 
@@ -59,7 +59,7 @@ def exit_code_of(error: Exception) -> int:
         return EXIT_BLOCKED
     if isinstance(error, EnvCrashed):
         return EXIT_FAILED
-    is_input = isinstance(error, (HeadError, ManifestError, EnvError)) or kind in _WRONG_INPUT
+    is_input = isinstance(error, (HeadFault, ManifestError, EnvError)) or kind in _WRONG_INPUT
     return EXIT_REFUSED if is_input else EXIT_FAILED
 
 

@@ -31,7 +31,7 @@ from cormorant_api.http.tokens import HeadTokens
 from cormorant_api.http.uploads import UploadRoom
 from cormorant_api.settings import HeadSettings
 from cormorant_api.tracing import open_traces
-from cormorant_api.weights.publisher import Publisher
+from cormorant_api.weights.publisher import WeightPublisher
 from cormorant_api.weights.store import WeightStore
 from cormorant_api.weights.updates import UpdateTracker
 from cormorant_contract.job import CollectorJob
@@ -71,7 +71,7 @@ class Running:
         self._journal = head.journal
         self.feeder = BatchFeeder(fleet, self.ledger)
         self.updates = UpdateTracker(apply_within_s=settings.apply_within_s, on_result=head.update_ended)
-        self.publisher = Publisher(fleet, head.store, self.updates, head.events, head.traces)
+        self.publisher = WeightPublisher(fleet, head.store, self.updates, head.events, head.traces)
         self.pauses = PauseKeeper(head.leases, pause=fleet.pause, resume=fleet.resume, starts_paused=is_paused)
         self.group_sizes = GroupSizes(fleet, head.events)
 

@@ -16,7 +16,7 @@ from typing import Literal
 import structlog
 
 from cormorant_api.app import make_app
-from cormorant_api.errors import HeadError, StoreError
+from cormorant_api.errors import HeadFault, StoreError
 from cormorant_api.head import Head
 from cormorant_api.http.listener import Listener
 from cormorant_api.http.tls import check_tls
@@ -50,7 +50,7 @@ class HeadServer:
         published versions.
 
         Raises:
-            HeadError: settings, tokens, directory or port cannot be used.
+            HeadFault: settings, tokens, directory or port cannot be used.
         """
         settings.check()
         if settings.tls_cert is not None and settings.tls_key is not None:
@@ -162,7 +162,7 @@ class HeadServer:
         if self.fleet is not None and self.head.is_running:
             self.head.keep_settled_frames(self.fleet.stats(workers=False))
         if isinstance(error, Exception) and not isinstance(error, FleetInterrupted):
-            is_sentence = isinstance(error, (CormorantError, HeadError))
+            is_sentence = isinstance(error, (CormorantError, HeadFault))
             reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
             self.head.failure = self.head.failure or reason
             self.head.journal.explain(reason)

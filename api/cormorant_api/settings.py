@@ -4,7 +4,7 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cormorant_api.errors import HeadError
+from cormorant_api.errors import HeadFault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +53,14 @@ class HeadSettings:
         """Validate the settings.
 
         Raises:
-            HeadError: with the conflicting values.
+            HeadFault: with the conflicting values.
         """
         if not self.has_tokens and not is_loopback(self.host):
-            raise HeadError(
+            raise HeadFault(
                 f"--no-tokens on {self.host}: a head without tokens may listen on loopback only; use --host 127.0.0.1"
             )
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise HeadError("--tls-cert and --tls-key must be given together")
+            raise HeadFault("--tls-cert and --tls-key must be given together")
 
 
 def is_loopback(host: str) -> bool:

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from cormorant_api.errors import HeadError
+from cormorant_api.errors import HeadFault
 from cormorant_api.traces import Traces
 from cormorant_contract.rest.updates import FINAL_STATES, Update
 from cormorant_worker.fleet.batch_queue import Loan
@@ -37,7 +37,7 @@ def make_exporter(name: str) -> SpanExporter:
     """The exporter that OTEL_TRACES_EXPORTER names.
 
     Raises:
-        HeadError: it is unknown, or its protocol is.
+        HeadFault: it is unknown, or its protocol is.
         ImportError: its package is not installed.
     """
     protocol = os.environ.get(
@@ -49,7 +49,7 @@ def make_exporter(name: str) -> SpanExporter:
         module = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{_PROTOCOLS[protocol]}.trace_exporter")
         exporter: SpanExporter = module.OTLPSpanExporter()
         return exporter
-    raise HeadError(
+    raise HeadFault(
         f"OTEL_TRACES_EXPORTER={name} with protocol {protocol} is not supported; use otlp with "
         f"{' or '.join(_PROTOCOLS)}, console or none"
     )

@@ -10,7 +10,7 @@ to cross Ray. A publish continues the caller's trace (`traceparent`); a round li
 
 import os
 
-from cormorant_api.errors import HeadError
+from cormorant_api.errors import HeadFault
 from cormorant_api.traces import Traces
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -20,7 +20,7 @@ def open_traces(*, job: str, namespace: str) -> Traces:
     """Traces as the OTEL_* variables ask for them.
 
     Raises:
-        HeadError: the variables ask for what is not installed, or for an unknown exporter.
+        HeadFault: the variables ask for what is not installed, or for an unknown exporter.
     """
     exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp" if any(map(os.environ.get, _ENDPOINTS)) else "none")
     if exporter == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
@@ -31,7 +31,7 @@ def open_traces(*, job: str, namespace: str) -> Traces:
 
         return SpanTraces(make_exporter(exporter), job=job, namespace=namespace, endpoint=endpoint)
     except ImportError as error:
-        raise HeadError(
+        raise HeadFault(
             f"the OTEL_* variables ask for traces, but {error.name} is not installed; install cormorant[otel], or set "
             "OTEL_TRACES_EXPORTER=none"
         ) from None

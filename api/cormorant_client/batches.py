@@ -17,9 +17,9 @@ from typing import Literal
 from cormorant_client import memory
 from cormorant_client.batch import Batch, decode, decode_memory
 from cormorant_client.errors import ClientError, NotFound, StreamEnded
-from cormorant_client.head import Head, quoted
+from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.memory import Held, Mappings, NotHere
-from cormorant_client.transport import Interrupt, Reply
+from cormorant_client.transport import HttpReply, Interrupt
 from cormorant_contract.rest import headers
 from cormorant_contract.rest.batches import MemoryBatch
 
@@ -33,7 +33,7 @@ _GIVE_BACK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class StreamOptions:
     """What an iteration asks for, as `Client.batches` describes it."""
 
     consumer: str
@@ -58,7 +58,7 @@ class _Fetched:
 class Batches:
     """Iterator of `Batch`. Only one thread may iterate. Use it as a context manager if errors can end the loop."""
 
-    def __init__(self, head: Head, wanted: Wanted) -> None:
+    def __init__(self, head: HeadConnection, wanted: StreamOptions) -> None:
         self._fetcher = _Fetcher(head, wanted)
         # The thread knows the fetcher alone: a loop that was left, and forgotten, ends here.
         self._end = weakref.finalize(self, self._fetcher.stop)
@@ -102,7 +102,7 @@ class Batches:
 class _Fetcher:
     """Fetches ahead in a thread, and keeps the books of what the head lent."""
 
-    def __init__(self, head: Head, wanted: Wanted) -> None:
+    def __init__(self, head: HeadConnection, wanted: StreamOptions) -> None:
         self._head = head
         self._wanted = wanted
         self._interrupt = Interrupt()
@@ -254,7 +254,7 @@ class _Fetcher:
         batch = decode(reply.body, on_ack=self._ack)
         return _Fetched(batch=batch, within_s=float(reply.headers.get(headers.ACK_WITHIN.lower(), "60")), at=at)
 
-    def _map(self, reply: Reply, at: float) -> _Fetched | None:
+    def _map(self, reply: HttpReply, at: float) -> _Fetched | None:
         told = self._head.parse(MemoryBatch, reply)
         mappings = self._mappings = self._mappings or Mappings(self._head.listeners())
         held = Held()

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cormorant_client.address import parse_address
-from cormorant_client.batches import Batches, MemoryUse, Wanted
+from cormorant_client.batches import Batches, MemoryUse, StreamOptions
 from cormorant_client.errors import BadAddress, BadTensors, Conflict, HeadFailed, UpdateFailed
 from cormorant_client.events import read_events
-from cormorant_client.head import Head, quoted
+from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.pauses import Pause, default_owner
 from cormorant_client.publisher import Publisher
 from cormorant_client.publishing import MAIN_MODEL, Body, Publishable, PulledWeights, make_body
@@ -89,13 +89,13 @@ def connect(
         except (OSError, ssl.SSLError) as error:
             raise BadAddress(f"cannot use the certificates in {ca_file}: {error}") from error
     transport = Transport(token=token, tls=context, server_name=server_name, timeout_s=timeout_s)
-    return Client(Head(address, transport, reconnect_s=reconnect_s), allow_nonfinite=allow_nonfinite)
+    return Client(HeadConnection(address, transport, reconnect_s=reconnect_s), allow_nonfinite=allow_nonfinite)
 
 
 class Client:
     """Client of one head. Thread-safe. Close it, or use it as a context manager."""
 
-    def __init__(self, head: Head, *, allow_nonfinite: bool = False) -> None:
+    def __init__(self, head: HeadConnection, *, allow_nonfinite: bool = False) -> None:
         self._head = head
         self._allow_nonfinite = allow_nonfinite
         self._lock = threading.Lock()
@@ -235,7 +235,7 @@ class Client:
         """
         return Batches(
             self._head,
-            Wanted(
+            StreamOptions(
                 consumer=consumer or default_owner(),
                 frames=frames,
                 prefetch=prefetch,

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 
 from cormorant_client.errors import HeadUnreachable, error_for
-from cormorant_client.head import Head
+from cormorant_client.head import HeadConnection
 from cormorant_client.patience import Patience
 from cormorant_client.transport import Broken, Interrupt
 from cormorant_contract.rest.events import Event
@@ -13,7 +13,7 @@ from cormorant_contract.rest.events import Event
 _PATH = "/v1/events"
 
 
-def read_events(head: Head, *, last_id: str = "", interrupt: Interrupt | None = None) -> Iterator[Event]:
+def read_events(head: HeadConnection, *, last_id: str = "", interrupt: Interrupt | None = None) -> Iterator[Event]:
     """Yield events without end. A broken connection is opened again after the last event that was seen.
 
     Raises:

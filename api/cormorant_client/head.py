@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from cormorant_client.address import Address
 from cormorant_client.errors import HeadError, HeadUnreachable, NotNow, error_for
 from cormorant_client.patience import Patience
-from cormorant_client.transport import Broken, Bytes, Interrupt, Reply, Transport
+from cormorant_client.transport import Broken, Bytes, HttpReply, Interrupt, Transport
 from cormorant_contract.rest.status import Status
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -34,7 +34,7 @@ _SILENT_S = 2.0
 _TELL_EVERY_S = 60.0
 
 
-class Head:
+class HeadConnection:
     """Requests to one head. Thread-safe."""
 
     def __init__(self, address: Address, transport: Transport, *, reconnect_s: float) -> None:
@@ -69,7 +69,7 @@ class Head:
         wait_s: float = 0.0,
         is_safe: bool = True,
         patience_s: float | None = None,
-    ) -> Reply:
+    ) -> HttpReply:
         data = [body.model_dump_json().encode()] if body is not None else []
         headers = {"Content-Type": "application/json"} if data else {}
         return self.send(
@@ -89,7 +89,7 @@ class Head:
         is_safe: bool = True,
         interrupt: Interrupt | None = None,
         patience_s: float | None = None,
-    ) -> Reply:
+    ) -> HttpReply:
         """Send a request, again and again while the head is away or not ready.
 
         Args:
@@ -139,7 +139,7 @@ class Head:
             if not patience.wait(at_least_s=problem.problem.retry_after_s or 0.0, interrupted=stopped):
                 raise problem
 
-    def parse(self, model: type[Model], reply: Reply) -> Model:
+    def parse(self, model: type[Model], reply: HttpReply) -> Model:
         """Read a JSON answer.
 
         Raises:

@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 
 from cormorant_client.errors import ClientError, NotFound
-from cormorant_client.head import Head, quoted
+from cormorant_client.head import HeadConnection, quoted
 from cormorant_contract.rest.pauses import PauseLease, PauseRequest
 
 _RENEWALS = 3
@@ -27,7 +27,7 @@ class Pause:
     Without `with` it ends when its time is over, or at `resume`.
     """
 
-    def __init__(self, head: Head, request: PauseRequest) -> None:
+    def __init__(self, head: HeadConnection, request: PauseRequest) -> None:
         self._head = head
         self._request = request
         self._stop = threading.Event()

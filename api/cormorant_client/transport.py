@@ -34,7 +34,7 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class HttpReply:
     status: int
     headers: Mapping[str, str]
     """Keys in lower case."""
@@ -120,7 +120,7 @@ class Transport:
         body: Sequence[Bytes] = (),
         wait_s: float = 0.0,
         interrupt: Interrupt | None = None,
-    ) -> Reply:
+    ) -> HttpReply:
         """Send one request and receive its whole answer.
 
         Args:
@@ -145,7 +145,7 @@ class Transport:
             raise
         self._give_back(address, connection, response)
         told = {name.lower(): value for name, value in response.getheaders()}
-        return Reply(status=response.status, headers=told, body=received)
+        return HttpReply(status=response.status, headers=told, body=received)
 
     @contextmanager
     def stream(

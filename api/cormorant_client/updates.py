@@ -3,7 +3,7 @@
 import time
 
 from cormorant_client.errors import NotFound, UpdateFailed
-from cormorant_client.head import Head, quoted
+from cormorant_client.head import HeadConnection, quoted
 from cormorant_contract.rest import updates as rest
 
 _LONGEST_POLL_S = 20.0
@@ -12,7 +12,7 @@ _LONGEST_POLL_S = 20.0
 class Update:
     """What became of a publish. Properties are as of the last answer; `wait` and `refresh` ask again."""
 
-    def __init__(self, head: Head, answer: rest.Update) -> None:
+    def __init__(self, head: HeadConnection, answer: rest.Update) -> None:
         self._head = head
         self.answer = answer
         """The whole answer."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from cormorant_api.errors import HeadError
+from cormorant_api.errors import HeadFault
 from cormorant_api.http.protocol import BoundedProtocol
 from cormorant_api.http.tls import reload_when_renewed
 from cormorant_api.settings import HeadSettings
@@ -25,7 +25,7 @@ class Listener:
         """Bind the port; 0: any free one.
 
         Raises:
-            HeadError: the port is not available.
+            HeadFault: the port is not available.
         """
         self._socket = _bind(settings.host, port)
         self.port: int = self._socket.getsockname()[1]
@@ -56,13 +56,13 @@ class Listener:
         """Start serving.
 
         Raises:
-            HeadError: the server did not start.
+            HeadFault: the server did not start.
         """
         self._thread.start()
         deadline = time.monotonic() + _START_S
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise HeadError(f"the server on port {self.port} did not start; see its log")
+                raise HeadFault(f"the server on port {self.port} did not start; see its log")
             time.sleep(0.005)
 
     def stop(self) -> None:
@@ -88,7 +88,7 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
         bound.set_inheritable(False)
     except OSError as error:
-        raise HeadError(
+        raise HeadFault(
             f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
         ) from error
     return bound

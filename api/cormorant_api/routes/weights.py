@@ -19,7 +19,7 @@ from cormorant_api.routes.routing import (
     guarded,
     head_of,
 )
-from cormorant_api.weights.publisher import ALL_MODELS, Wanted
+from cormorant_api.weights.publisher import ALL_MODELS, PublishRequest
 from cormorant_api.weights.specs import limit_bytes, shapes_of
 from cormorant_api.weights.updates import update_id, version_of
 from cormorant_contract.rest.base import VERSION_MAX
@@ -260,7 +260,7 @@ async def _publish(
     most = limit_bytes(specs, most=head.settings.max_body_bytes)
     async with head.uploads.take(request, make_buffer, limit_bytes=most) as received:
         head.refuse_while_closing()
-        wanted = Wanted(
+        wanted = PublishRequest(
             model=model,
             version=version,
             headers=request.headers,

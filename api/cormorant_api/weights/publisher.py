@@ -49,7 +49,7 @@ ALL_MODELS = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PublishRequest:
     """Parameters of a publish besides its bytes."""
 
     model: str
@@ -63,7 +63,7 @@ class Wanted:
     """Accept NaN and infinite values."""
 
 
-class Publisher:
+class WeightPublisher:
     """Assigns all version numbers. Methods block; call them in worker threads."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Publisher:
 
     # -- publishing --------------------------------------------------------------------------------------------
 
-    def publish(self, blob: WeightsBlob, received: Received, wanted: Wanted) -> tuple[Update, bool]:
+    def publish(self, blob: WeightsBlob, received: Received, wanted: PublishRequest) -> tuple[Update, bool]:
         """Verify, store and hand over. Returns the update, and whether it is new.
 
         Raises:
@@ -116,7 +116,7 @@ class Publisher:
             update = self._hand_over(blob, received, number, wanted, verify_ms)
         return (self.update(number) or update) if not self._kept(number) else update, True
 
-    def patch(self, blob: WeightsBlob, received: Received, wanted: Wanted) -> tuple[Update, bool]:
+    def patch(self, blob: WeightsBlob, received: Received, wanted: PublishRequest) -> tuple[Update, bool]:
         """Publish some tensors of a model merged into the version named by If-Match.
 
         Raises:
@@ -151,7 +151,7 @@ class Publisher:
         kept = self.store.version(stored.version)
         blob.statistics = None if kept is None else kept.statistics
         received = Received(digest=stored.digest, finished=time.monotonic())
-        wanted = Wanted(model=model, version=None, headers={}, author=author, allows_nonfinite=True)
+        wanted = PublishRequest(model=model, version=None, headers={}, author=author, allows_nonfinite=True)
         update, _ = self.publish(blob, received, wanted)
         log.info("weights_rolled_back", model=model, version=version, as_version=update.version, who=author)
         return update
@@ -263,7 +263,7 @@ class Publisher:
             raise refusal_of(error) from error
         check_specs(blob.tensors, specs, only=model, is_partial=is_partial)
 
-    def _earlier(self, digest: str, wanted: Wanted) -> Update | None:
+    def _earlier(self, digest: str, wanted: PublishRequest) -> Update | None:
         """The update of an identical earlier request, so that a retry changes nothing even if its bytes expired."""
         known = None if wanted.version is None else self.update(wanted.version)
         is_same = known is not None and known.digest == digest and wanted.model in (ALL_MODELS, *known.models)
@@ -363,7 +363,7 @@ class Publisher:
         return number
 
     def _hand_over(
-        self, blob: WeightsBlob, received: Received, number: int, wanted: Wanted, verify_ms: float
+        self, blob: WeightsBlob, received: Received, number: int, wanted: PublishRequest, verify_ms: float
     ) -> Update:
         if self._fleet.statistics is not None and blob.statistics is None:
             blob.statistics = self._fleet.statistics.current

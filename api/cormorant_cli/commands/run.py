@@ -316,7 +316,7 @@ class _Session:
             with Fleet(self._job, options, engine=self._site.engine()) as fleet, self._scraped(fleet):
                 yield fleet, None
             return
-        from cormorant_api.errors import HeadError
+        from cormorant_api.errors import HeadFault
         from cormorant_api.server import HeadServer
         from cormorant_api.settings import HeadSettings
 
@@ -329,7 +329,7 @@ class _Session:
         )
         try:
             server = HeadServer(self._job, settings)
-        except HeadError as error:
+        except HeadFault as error:
             raise BadInput(str(error)) from error
         with server:
             yield server.start_fleet(options, engine=self._site.engine()), server

@@ -4,13 +4,13 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from cormorant_contract.rest.base import Answer, Count, Number, Request
+from cormorant_contract.rest.base import Answer, Count, Number, RequestBody
 
 Replicas = Annotated[int, Number, Field(ge=0, le=65536)]
 Index = Annotated[int, Number, Field(ge=0, le=65535)]
 
 
-class Desired(Request):
+class Desired(RequestBody):
     """Desired number of workers per group, and whether the job is paused. Omitted fields keep their value."""
 
     groups: Annotated[dict[str, Replicas], Field(default={}, max_length=8)]

@@ -1,6 +1,6 @@
 """`/v1/models`: the models that can be published, and their versions."""
 
-from cormorant_contract.rest.base import Answer, Count, Request, Time, Version
+from cormorant_contract.rest.base import Answer, Count, RequestBody, Time, Version
 
 
 class TensorShape(Answer):
@@ -63,7 +63,7 @@ class Versions(Answer):
     """Maximum number of retained versions."""
 
 
-class Rollback(Request):
+class Rollback(RequestBody):
     """Publish the weights of a retained version again, under a new version number."""
 
     version: Version

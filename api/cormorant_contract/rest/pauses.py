@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from cormorant_contract.rest.base import Answer, Name, Number, Request, Time
+from cormorant_contract.rest.base import Answer, Name, Number, RequestBody, Time
 
 LONGEST_TTL_S = 24 * 3600
 LONGEST_WAIT_S = 300.0
@@ -24,7 +24,7 @@ def _printable(text: str) -> str:
     return text
 
 
-class PauseRequest(Request):
+class PauseRequest(RequestBody):
     """Request a pause lease. A second request of the same owner renews its lease."""
 
     owner: Name = "default"
@@ -61,7 +61,7 @@ class Pauses(Answer):
     """Why the fleet could not be paused or resumed; empty if it was."""
 
 
-class ResumeRequest(Request):
+class ResumeRequest(RequestBody):
     """End the pause lease of one owner."""
 
     owner: Name = "default"

@@ -1,9 +1,9 @@
 """`/v1/seed`: restart every worker's environments and random streams."""
 
-from cormorant_contract.rest.base import Answer, Count, Request
+from cormorant_contract.rest.base import Answer, Count, RequestBody
 
 
-class Reseed(Request):
+class Reseed(RequestBody):
     """Reseed the fleet."""
 
     seed: Count

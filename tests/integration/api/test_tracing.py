@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from cormorant_api.errors import HeadError
+from cormorant_api.errors import HeadFault
 from cormorant_api.tracing import open_traces
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripts import start_server, unused_port
@@ -166,7 +166,7 @@ def test_an_absent_collector_delays_nothing(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_an_unknown_exporter_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
-    with pytest.raises(HeadError, match=r"OTEL_TRACES_EXPORTER=zipkin .* use otlp with http/protobuf or grpc, console"):
+    with pytest.raises(HeadFault, match=r"OTEL_TRACES_EXPORTER=zipkin .* use otlp with http/protobuf or grpc, console"):
         open_traces(job="a", namespace="b")
 
 

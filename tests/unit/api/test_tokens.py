@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cormorant_api.errors import ApiError, HeadError, TokenError
+from cormorant_api.errors import ApiError, HeadFault, TokenError
 from cormorant_api.http.tokens import HeadTokens, Role, write_tokens
 from cormorant_api.settings import HeadSettings
 
@@ -96,7 +96,7 @@ def test_without_tokens_a_head_listens_on_loopback_only(host: str, is_fine: bool
     if is_fine:
         settings.check()
     else:
-        with pytest.raises(HeadError, match="loopback only"):
+        with pytest.raises(HeadFault, match="loopback only"):
             settings.check()
 
 

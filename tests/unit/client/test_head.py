@@ -26,10 +26,10 @@ from cormorant_client import (
     connect,
 )
 from cormorant_client.address import parse_address
-from cormorant_client.batches import Batches, Wanted
+from cormorant_client.batches import Batches, StreamOptions
 from cormorant_client.errors import error_for
 from cormorant_client.events import parse_events
-from cormorant_client.head import Head
+from cormorant_client.head import HeadConnection
 from cormorant_client.patience import Patience
 from cormorant_client.publisher import Publisher
 from cormorant_client.transport import Transport
@@ -52,8 +52,8 @@ def models(version: int) -> Say:
     return Say(body=json.dumps({"models": [], "version": version}).encode())
 
 
-def head_of(url: str, *, reconnect_s: float = 5.0, timeout_s: float = 5.0) -> Head:
-    return Head(parse_address(url), Transport(timeout_s=timeout_s), reconnect_s=reconnect_s)
+def head_of(url: str, *, reconnect_s: float = 5.0, timeout_s: float = 5.0) -> HeadConnection:
+    return HeadConnection(parse_address(url), Transport(timeout_s=timeout_s), reconnect_s=reconnect_s)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_waiting_iteration_is_closed_at_once() -> None:
         return Say(body=json.dumps(STATUS).encode())
 
     with scripted(answer) as head:
-        batches = Batches(head_of(head.url, timeout_s=600), Wanted(consumer="c", memory="never"))
+        batches = Batches(head_of(head.url, timeout_s=600), StreamOptions(consumer="c", memory="never"))
         assert asked.wait(60)
         batches.close()  # while the head holds its answer back
         batches.close()

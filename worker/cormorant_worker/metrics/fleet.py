@@ -47,7 +47,9 @@ class FleetMetrics:
         self._waits = {side: exposition.rising(declared.QUEUE_WAIT, side=side) for side in _SIDES}
         self._paused = exposition.gauge(declared.PAUSED)
         self._paused_s = exposition.counter(declared.PAUSE_SECONDS)
-        self._groups = {group.name: _Group(group.name, self._env, exposition) for group in job.spec.worker_groups}
+        self._groups = {
+            group.name: _GroupMetrics(group.name, self._env, exposition) for group in job.spec.worker_groups
+        }
         self._dropped: dict[str, Rising] = {}
         self._served: dict[tuple[str, str], Rising] = {}
         self._episodes = {end: exposition.counter(declared.EPISODES, env=self._env, end=end) for end in END.values}
@@ -145,7 +147,7 @@ class FleetMetrics:
             self._exposition.gauge(declared.GPU_MEMORY, gpu=gpu.index).set(gpu.used_bytes)
 
 
-class _Group:
+class _GroupMetrics:
     def __init__(self, name: str, env: str, exposition: Exposition) -> None:
         self._stepped = exposition.rising(declared.STEPPED_FRAMES, group=name, env=env)
         self._spent = {a: exposition.rising(declared.PHASE_SECONDS, group=name, phase=a) for a in ACTIVITIES}
