@@ -18,7 +18,7 @@ from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_co
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from cormorant_api.errors import HeadFault
-from cormorant_api.traces import Traces
+from cormorant_api.traces import RoundTrace, Traces
 from cormorant_contract.rest.updates import FINAL_STATES, Update
 from cormorant_worker.fleet.batch_queue import Loan
 
@@ -29,7 +29,7 @@ ROUNDS_A_SECOND = 10
 """Traced rounds; others are counted in the attribute `cormorant.rounds_untraced` of the next one. A round costs about
 0.5 ms of the head's time."""
 _MOST = 256
-"""Publishes and rounds that are remembered; the trace of the oldest ends first."""
+"""Publishes that are remembered; the trace of the oldest ends first."""
 _CLOSE_S = 3.0
 
 
@@ -62,12 +62,33 @@ class _Publish:
     staged: float
 
 
-@dataclass(slots=True)
-class _Round:
-    root: Span
-    consumer: str = ""
-    lent_at: float = 0.0
-    sent_at: float = 0.0
+class _SpanRound(RoundTrace):
+    def __init__(self, traces: "SpanTraces", root: Span) -> None:
+        self._traces, self._root = traces, root
+        self._consumer, self._lent_at, self._sent_at = "", 0.0, 0.0
+        self.headers = traces.headers_of(root)
+
+    def lent(self, consumer: str) -> None:
+        self._consumer, self._lent_at = consumer, time.monotonic()
+
+    def sent(self) -> None:
+        self._sent_at = time.monotonic()
+        self._span("deliver", self._lent_at, self._sent_at)
+
+    def over(self, how: str) -> None:
+        now = time.monotonic()
+        if how == "acknowledged":
+            if self._sent_at < self._lent_at:
+                # The acknowledgement overtook the end of the response.
+                self._span("deliver", self._lent_at, now)
+                self._sent_at = now
+            self._span("acknowledge", self._sent_at, now)
+        self._root.set_attribute("cormorant.end", how)
+        self._traces.end(self._root, now)
+
+    def _span(self, name: str, began: float, ended: float) -> None:
+        if self._root.is_recording():
+            self._traces.span(name, self._root, began, ended, {"cormorant.consumer": self._consumer})
 
 
 class SpanTraces(Traces):
@@ -86,7 +107,6 @@ class SpanTraces(Traces):
         """Guards what follows."""
         self._publishes: OrderedDict[int, _Publish] = OrderedDict()
         """By version; also those that have ended, because rounds link to them."""
-        self._rounds: OrderedDict[int, _Round] = OrderedDict()
         self._second = self._traced = self._untraced = 0
         """The second of the newest round, the rounds traced in it, and those not traced since the last one that was."""
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
@@ -101,7 +121,11 @@ class SpanTraces(Traces):
             start_time=self._ns(began),
             attributes={"cormorant.version": version},
         )
-        self._remember(self._publishes, version, _Publish(root, began, staged=time.monotonic()))
+        with self._lock:
+            self._publishes[version] = _Publish(root, began, staged=time.monotonic())
+            old = self._publishes.popitem(last=False)[1] if len(self._publishes) > _MOST else None
+        if old is not None:
+            self.end(old.root, time.monotonic())
 
     def update_ended(self, update: Update) -> None:
         """Write all spans of a publish, from the times in its update."""
@@ -112,14 +136,14 @@ class SpanTraces(Traces):
         root, staged, timings = publish.root, publish.staged, update.timings
         received = publish.began + timings.receive_ms / 1000
         verified = min(staged, received + timings.verify_ms / 1000)
-        self._span("receive", root, publish.began, received)
-        self._span("verify", root, received, verified)
-        self._span("store", root, verified, staged)
-        self._span("distribute", root, staged, staged + timings.distribute_ms / 1000)
+        self.span("receive", root, publish.began, received)
+        self.span("verify", root, received, verified)
+        self.span("store", root, verified, staged)
+        self.span("distribute", root, staged, staged + timings.distribute_ms / 1000)
         applied = [receipt for receipt in update.receipts if receipt.state == "applied"]
         for receipt in applied:
             at = received + (receipt.latency_ms or 0.0) / 1000
-            self._span("apply", root, staged, at, {"cormorant.worker": receipt.worker})
+            self.span("apply", root, staged, at, {"cormorant.worker": receipt.worker})
         root.set_attributes({"cormorant.state": update.state, "cormorant.workers": len(applied)})
         if update.error:
             root.set_status(StatusCode.ERROR, update.error)
@@ -127,14 +151,14 @@ class SpanTraces(Traces):
 
     # -- rounds ------------------------------------------------------------------------------------------------
 
-    def added(self, number: int, loan: Loan) -> None:
+    def begin_round(self, loan: Loan) -> RoundTrace:
         now = time.monotonic()
         with self._lock:
             if int(now) != self._second:
                 self._second, self._traced = int(now), 0
             if self._traced >= ROUNDS_A_SECOND:
                 self._untraced += 1
-                return
+                return RoundTrace()
             self._traced += 1
             untraced, self._untraced = self._untraced, 0
             acted = self._publishes.get(loan.max_version)
@@ -152,70 +176,35 @@ class SpanTraces(Traces):
         if root.is_recording():
             for part in loan.parts:
                 who = {"cormorant.worker": part.worker, "cormorant.attempt": part.attempt}
-                ticket = self._span("ticket", root, part.handed_at, part.sealed_at, who)
-                self._span("collect", ticket, part.sealed_at - part.collect_s, part.sealed_at, who)
-            self._span("seal", root, max(part.sealed_at for part in loan.parts), loan.accepted_at)
-            self._span("queue", root, loan.accepted_at, now)
-        self._remember(self._rounds, number, _Round(root))
-
-    def lent(self, number: int, consumer: str) -> None:
-        with self._lock:
-            if (found := self._rounds.get(number)) is not None:
-                found.consumer, found.lent_at = consumer, time.monotonic()
-
-    def sent(self, number: int) -> None:
-        with self._lock:
-            found = self._rounds.get(number)
-        if found is not None:
-            found.sent_at = time.monotonic()
-            self._span("deliver", found.root, found.lent_at, found.sent_at, {"cormorant.consumer": found.consumer})
-
-    def over(self, number: int, how: str) -> None:
-        with self._lock:
-            found = self._rounds.pop(number, None)
-        if found is None:
-            return
-        now = time.monotonic()
-        if how == "acknowledged":
-            who = {"cormorant.consumer": found.consumer}
-            if found.sent_at < found.lent_at:
-                # The acknowledgement overtook the end of the response.
-                self._span("deliver", found.root, found.lent_at, now, who)
-                found.sent_at = now
-            self._span("acknowledge", found.root, found.sent_at, now, who)
-        found.root.set_attribute("cormorant.end", how)
-        found.root.end(self._ns(now))
-
-    def headers_of(self, number: int) -> dict[str, str]:
-        with self._lock:
-            found = self._rounds.get(number)
-        headers: dict[str, str] = {}
-        if found is not None:
-            self._propagator.inject(headers, set_span_in_context(found.root))
-        return headers
+                ticket = self.span("ticket", root, part.handed_at, part.sealed_at, who)
+                self.span("collect", ticket, part.sealed_at - part.collect_s, part.sealed_at, who)
+            self.span("seal", root, max(part.sealed_at for part in loan.parts), loan.accepted_at)
+            self.span("queue", root, loan.accepted_at, now)
+        return _SpanRound(self, root)
 
     # -- both --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         with self._lock:
-            roots = [*(p.root for p in self._publishes.values()), *(r.root for r in self._rounds.values())]
+            roots = [publish.root for publish in self._publishes.values()]
         for root in roots:
-            if root.is_recording():
-                root.end()
+            self.end(root, time.monotonic())
         # An exporter without a collector retries for longer than a head may take to end.
         with suppress(RuntimeError):
             closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
             closing.start()
             closing.join(_CLOSE_S)
 
-    def _remember(self, kind: OrderedDict[int, Any], number: int, trace: _Publish | _Round) -> None:
-        with self._lock:
-            kind[number] = trace
-            old = kind.popitem(last=False)[1] if len(kind) > _MOST else None
-        if old is not None and old.root.is_recording():
-            old.root.end()
+    def headers_of(self, root: Span) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        self._propagator.inject(headers, set_span_in_context(root))
+        return headers
 
-    def _span(
+    def end(self, root: Span, at: float) -> None:
+        if root.is_recording():
+            root.end(self._ns(at))
+
+    def span(
         self, name: str, parent: Span, began: float, ended: float, attributes: Mapping[str, Any] | None = None
     ) -> Span:
         # Clocks of several threads: a part may seem to begin a moment after it ended.

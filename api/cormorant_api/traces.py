@@ -6,6 +6,21 @@ from cormorant_contract.rest.updates import Update
 from cormorant_worker.fleet.batch_queue import Loan
 
 
+class RoundTrace:
+    """The trace of a round that is not traced. Methods may be called from any thread and never block."""
+
+    headers: Mapping[str, str] = {}
+    """`traceparent`, for the response that delivers the round; empty when it is not traced."""
+
+    def lent(self, consumer: str) -> None: ...
+
+    def sent(self) -> None:
+        """A response ended."""
+
+    def over(self, how: str) -> None:
+        """The round is never delivered again."""
+
+
 class Traces:
     """Where the head reports publishes and rounds; this one records nothing. Methods may be called from any thread and
     never block.
@@ -17,20 +32,9 @@ class Traces:
     def update_ended(self, update: Update) -> None:
         """Every worker has it, or it failed or is superseded."""
 
-    def added(self, number: int, loan: Loan) -> None:
+    def begin_round(self, loan: Loan) -> RoundTrace:
         """A round came out of the fleet's queue."""
-
-    def lent(self, number: int, consumer: str) -> None: ...
-
-    def sent(self, number: int) -> None:
-        """A response ended."""
-
-    def over(self, number: int, how: str) -> None:
-        """A round is never delivered again."""
-
-    def headers_of(self, number: int) -> dict[str, str]:
-        """`traceparent` of a round's trace, for the response that delivers it; empty when it is not traced."""
-        return {}
+        return RoundTrace()
 
     def close(self) -> None:
         """Send what is left, for at most three seconds."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from cormorant_api.notifier import AsyncNotifier
-from cormorant_api.traces import Traces
+from cormorant_api.traces import RoundTrace, Traces
 from cormorant_worker.fleet.batch_queue import Loan
 
 MOST_CONSUMERS = 256
@@ -30,6 +30,7 @@ class Entry:
 
     number: int
     loan: Loan
+    trace: RoundTrace
     deliveries: int = 0
     consumer: str = ""
     """Current holder; empty while ready."""
@@ -49,8 +50,8 @@ class Lent:
     """A batch lent to one consumer. Call `Ledger.sent` when the response no longer reads its memory."""
 
     id: str
-    number: int
     loan: Loan
+    trace: RoundTrace
     delivery: int
     """From 1."""
     lent_at: float
@@ -123,14 +124,11 @@ class Ledger:
     # -- the fleet's side --------------------------------------------------------------------------------------
 
     def add(self, loan: Loan) -> None:
+        trace = self._traces.begin_round(loan)
         with self._lock:
-            entry = Entry(number=self._next, loan=loan)
+            self._entries[self._next] = Entry(number=self._next, loan=loan, trace=trace)
+            heapq.heappush(self._ready, self._next)
             self._next += 1
-        # Before a consumer can have it.
-        self._traces.added(entry.number, loan)
-        with self._lock:
-            self._entries[entry.number] = entry
-            heapq.heappush(self._ready, entry.number)
         self.notifier.notify()
 
     def exhaust(self) -> None:
@@ -160,7 +158,8 @@ class Ledger:
     def close(self) -> None:
         """Return every loan that is not being read; the others follow when their response ends."""
         with self._lock:
-            self._returned = frozenset(number for number, entry in self._entries.items() if not entry.is_acked)
+            returned = [entry for entry in self._entries.values() if not entry.is_acked]
+            self._returned = frozenset(entry.number for entry in returned)
             for entry in self._entries.values():
                 entry.is_acked = True
             idle = [loan for e in tuple(self._entries.values()) if (loan := self._forget_if_over(e)) is not None]
@@ -168,6 +167,8 @@ class Ledger:
             self._is_exhausted = True
         for loan in idle:
             loan.release()
+        for entry in returned:
+            entry.trace.over("returned")
         self.notifier.notify()
 
     # -- the consumers' side -----------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ class Ledger:
         version acted are dropped and counted. Random frames (version -1) have no version and stay.
         """
         stale: list[Loan] = []
-        dropped: list[int] = []
+        dropped: list[Entry] = []
         found: Lent | None = None
         with self._lock:
             self._seen(consumer)
@@ -185,7 +186,7 @@ class Ledger:
                 entry = self._entries[heapq.heappop(self._ready)]
                 if oldest_version is not None and 0 <= entry.loan.min_version < oldest_version:
                     self._stale_frames += entry.loan.num_frames
-                    dropped.append(entry.number)
+                    dropped.append(entry)
                     entry.is_acked = True
                     if (loan := self._forget_if_over(entry)) is not None:
                         stale.append(loan)
@@ -199,17 +200,17 @@ class Ledger:
                 self._consumers[consumer].taken += 1
                 found = Lent(
                     id=f"{self.epoch}-{entry.number}",
-                    number=entry.number,
                     loan=entry.loan,
+                    trace=entry.trace,
                     delivery=entry.deliveries,
                     lent_at=now,
                 )
         for loan in stale:
             loan.release()
-        for number in dropped:
-            self._traces.over(number, "stale")
+        for entry in dropped:
+            entry.trace.over("stale")
         if found is not None:
-            self._traces.lent(found.number, consumer)
+            found.trace.lent(consumer)
         return found
 
     def sent(self, batch_id: str) -> None:
@@ -221,7 +222,7 @@ class Ledger:
                 return
             entry.senders -= 1
             loan = self._forget_if_over(entry)
-        self._traces.sent(entry.number)
+        entry.trace.sent()
         if loan is not None:
             loan.release()
 
@@ -264,7 +265,7 @@ class Ledger:
             loan = self._forget_if_over(entry)
         if loan is not None:
             loan.release()
-        self._traces.over(number, "acknowledged")
+        entry.trace.over("acknowledged")
         self.notifier.notify()
         return kept
 

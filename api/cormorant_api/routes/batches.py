@@ -99,7 +99,7 @@ async def next_batch(
             DELIVERY: str(lent.delivery),
             ACK_WITHIN: f"{ledger.ack_within_s:g}",
             "Cache-Control": "no-store",
-            **head.traces.headers_of(lent.number),
+            **lent.trace.headers,
         }
         if MEMORY_JSON in request.headers.get("accept", ""):
             described, extra = describe_memory(lent, batch, ack_within_s=ledger.ack_within_s)
