@@ -122,7 +122,7 @@ class Collector(Generic[Stats]):
             observation, action = self._envs.observation_space, self._envs.action_space
             random = RandomActor(action, self._seeds().seed("actions"), observation=observation)
             with evaluating(self.policy):
-                self._actor, first = make_actor(
+                self._actor, random_outputs = make_actor(
                     self.policy,
                     observation,
                     action,
@@ -136,7 +136,7 @@ class Collector(Generic[Stats]):
                 config=engine.CollectorConfig(seeds=self._seeds(), exploration_type=ExplorationType(exploration_type)),
                 warmup=random,
                 weights=StagedWeights({}),
-                first_actor=first,
+                random_outputs=random_outputs,
             )
         except BaseException:
             self._envs.close()

@@ -24,11 +24,11 @@ from cormorant_worker.policy.actor import Acted, Actor, PolicyActor, cast_to, ou
 from cormorant_worker.policy.loading import wrap_policy
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.policy.staging import as_numpy, device_of
-from cormorant_worker.policy.warmup import WarmupActor
 from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, leaves, put_nested, unflattener
 
 Noise = Callable[[Array, Any], Array]
 """`noise(action, observation) -> action`, arrays `[n, ...]`."""
+RandomOutputs = Callable[[Arrays], Arrays]
 
 DECIDED: Key = ("policy_action",)
 """What a policy of Tianshou's decided, before `map_action`."""
@@ -81,8 +81,8 @@ def make_actor(
     *,
     exploration_noise: bool | Noise,
     num_rows: int,
-) -> tuple[FrontActor, Actor]:
-    """An actor for a policy, and one that draws at random and writes the same outputs.
+) -> tuple[FrontActor, RandomOutputs | None]:
+    """An actor for a policy, and what the policy would have written beside random actions; None: nothing but zeros.
 
     Args:
         policy: of Tianshou's, a torch module, a TensorDictModule, a callable, a mapping of modules with "policy";
@@ -96,16 +96,16 @@ def make_actor(
     if policy is None:
         if callable(exploration_noise) or as_flag(exploration_noise, "exploration_noise"):
             raise PolicyError("exploration_noise is given and there is no policy: actions are random already")
-        return FrontActor(random, None, observation), random
+        return FrontActor(random, None, observation), None
     if is_tianshou_policy(policy):
         theirs = TianshouActor(policy, observation, action, noise=exploration_noise, num_rows=num_rows)
-        return FrontActor(theirs, None, observation), RandomlyMapped(random, theirs, policy)
+        return FrontActor(theirs, None, observation), theirs.outputs_of_random if theirs.outputs else None
     noise = _noise_of(policy, exploration_noise)
     if noise is not None and len(leaves(action, ())) != 1:
         raise PolicyMismatch(f"exploration noise is added to one array; the action space is {action}")
     models = wrap_policy(policy, "the caller")
     ours = PolicyActor(models, observation, action, device=device_of(policy), num_rows=num_rows)
-    return FrontActor(ours, noise, observation), WarmupActor(random, ours)
+    return FrontActor(ours, noise, observation), None
 
 
 def _noise_of(policy: Any, asked: bool | Noise) -> Noise | None:
@@ -157,6 +157,13 @@ class TianshouActor:
             )
         return Acted((sent,), tuple(outputs), tuple(following))
 
+    def outputs_of_random(self, actions: Arrays) -> Arrays:
+        """The first output beside random actions, where it is what the policy decided: the inverse of its map."""
+        if self.outputs[0].key != DECIDED:
+            return ()
+        decided = self._policy.map_action_inverse(actions[0].copy())
+        return (np.asarray(decided, dtype=self.outputs[0].dtype),)
+
     def _ask(self, obs: Arrays, state: Any) -> tuple[Array, Array, Any]:
         nested = self._nest(obs)
         batch = self._batch(obs=self._batch(nested) if isinstance(nested, dict) else nested, info=self._batch())
@@ -205,25 +212,6 @@ class TianshouActor:
         for key, value in values.items():
             put_nested(nested, key, value)
         return self._batch(nested)
-
-
-class RandomlyMapped:
-    """Random actions in a batch that has room for what a policy of Tianshou's writes: the inverse of its map."""
-
-    def __init__(self, random: RandomActor, actor: TianshouActor, policy: Any) -> None:
-        self.outputs, self.states, self.initial_states = actor.outputs, actor.states, actor.initial_states
-        self.device = actor.device
-        self._plain = WarmupActor(random, actor)
-        self._policy = policy
-        self._maps = bool(actor.outputs) and actor.outputs[0].key == DECIDED
-
-    def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        """Draw actions for as many rows as there are in `is_init`."""
-        acted = self._plain.act(obs, states, is_init)
-        if not self._maps:
-            return acted
-        decided = np.asarray(self._policy.map_action_inverse(acted.actions[0].copy()), dtype=self.outputs[0].dtype)
-        return acted._replace(outputs=(decided, *acted.outputs[1:]))
 
 
 @contextmanager

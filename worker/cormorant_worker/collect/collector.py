@@ -39,8 +39,7 @@ from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Actor
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.policy.warmup import WarmupActor
-from cormorant_worker.spaces import Array, Space, describe, leaves
+from cormorant_worker.spaces import Array, Arrays, Space, describe, leaves
 from cormorant_worker.weights.staged import RANDOM_VERSION, PolicyVersion, StagedWeights
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class Collector:
         config: CollectorConfig,
         warmup: RandomActor,
         weights: StagedWeights,
-        first_actor: Actor | None = None,
+        random_outputs: Callable[[Arrays], Arrays] | None = None,
     ) -> None:
         """Take environments of one kind, one EnvGroup each, and start their first episodes.
 
@@ -104,7 +103,7 @@ class Collector:
             envs: one VectorEnv for each EnvGroup; their columns lie side by side in the batch.
             actor: what decides. Random when it is the same object as `warmup`.
             warmup: what decides in the first `init_random_frames` frames.
-            first_actor: decides in the first frames instead of `warmup`, with the outputs and states of `actor`.
+            random_outputs: see `FirstFrames`.
         """
         self.gate = PauseGate()
         self.weights = weights
@@ -124,9 +123,7 @@ class Collector:
         """Where the environments have one thread, entered around a batch."""
         self._actor = actor
         self.warmup = warmup
-        self._first = FirstFrames(
-            first_actor or WarmupActor(warmup, actor), actor, weights, left=config.init_random_frames
-        )
+        self._first = FirstFrames(warmup, actor, weights, config.init_random_frames, random_outputs)
         self._config = config
         self._envs = tuple(envs)
         self._gone_restarts = 0

@@ -21,7 +21,6 @@ from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Acted, Actor
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays
-from cormorant_worker.weights.staged import RANDOM_VERSION
 
 _NO_VERSION = -2
 
@@ -132,7 +131,7 @@ class LockstepEnvGroup:
         max_frames: int,
         random: RandomActor,
     ) -> None:
-        """`random`: draws wherever `act` gets RANDOM_VERSION, by itself or for an actor that asks it."""
+        """`random`: draws the random actions; it is told which ones are illegal."""
         self.env = env
         self._random = random
         self.laps: Laps | None = None
@@ -272,8 +271,7 @@ class LockstepEnvGroup:
     def _act_dense(self, actor: Actor, version: int) -> None:
         t = self._row
         obs, states = tuple([a[t] for a in self._obs]), tuple([a[t] for a in self._states])
-        if version == RANDOM_VERSION:
-            self._random.illegal = self.env.illegal
+        self._random.illegal = self.env.illegal
         acted, decided = decide(actor, obs, states, self.is_init, version, self.laps)
         self._check.values(acted.actions)
         self.env.send(acted.actions, EVERY_ROW)
@@ -299,8 +297,7 @@ class LockstepEnvGroup:
         rows = self._cursor[columns]
         obs = tuple(a[rows, columns] for a in self._obs)
         states = tuple(a[rows, columns] for a in self._states)
-        if version == RANDOM_VERSION:
-            self._random.illegal = None if self.env.illegal is None else self.env.illegal[columns]
+        self._random.illegal = None if self.env.illegal is None else self.env.illegal[columns]
         acted, decided = decide(actor, obs, states, self.is_init[columns], version, self.laps)
         self._check.values(acted.actions)
         self.env.send(acted.actions, columns)
