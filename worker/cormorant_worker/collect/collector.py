@@ -24,7 +24,6 @@ from cormorant_worker.collect.first_frames import FirstFrames
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.pause_gate import PauseGate
 from cormorant_worker.collect.seeding import SeedPath, TorchStream
-from cormorant_worker.collect.served_env_group import ServedAsyncEnvGroup, ServedLockstepEnvGroup
 from cormorant_worker.collect.state import load_state, save_state
 from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
 from cormorant_worker.collect.trajectories import Episodes, Trajectories, trajectory_base
@@ -135,8 +134,9 @@ class Collector:
         metrics = EpisodeMetrics(config.episode_metrics, self._envs[0].info_leaves, self.num_envs)
         tasks = config.variants.tasks if config.variants is not None else ()
         self.trajectories = Trajectories(self.num_envs, first, metrics, tasks=tasks)
-        if isinstance(actor, RemoteActor):
-            actor.while_waiting = self._look_at_gate
+        self._remote = actor if isinstance(actor, RemoteActor) else None
+        if self._remote is not None:
+            self._remote.while_waiting = self._look_at_gate
         self.env_groups: list[EnvGroup] = []
         self.is_first_batch = True
         """The environments stand where `start` left them: there is nothing to reset yet."""
@@ -144,21 +144,17 @@ class Collector:
 
     def _start_env_groups(self) -> None:
         check = ActionCheck(self._action)
-        is_served = isinstance(self._actor, RemoteActor)
-        lockstep, asynchronous = LockstepEnvGroup, AsyncEnvGroup
-        if is_served:
-            lockstep, asynchronous = ServedLockstepEnvGroup, ServedAsyncEnvGroup
         self.env_groups = []
         first = 0
         for env in self._envs:
             columns = Columns(first=first, stop=first + env.num_envs)
+            parts = env, columns, self.trajectories, check
             if env.lockstep:
                 limit = self._config.max_frames_per_trajectory
-                self.env_groups.append(
-                    lockstep(env, columns, self.trajectories, check, max_frames=limit, random=self.warmup)
-                )
+                group: EnvGroup = LockstepEnvGroup(*parts, random=self.warmup, remote=self._remote, max_frames=limit)
             else:
-                self.env_groups.append(asynchronous(env, columns, self.trajectories, check))
+                group = AsyncEnvGroup(*parts, random=self.warmup, remote=self._remote)
+            self.env_groups.append(group)
             first = columns.stop
         for env_group in self.env_groups:
             env_group.start(self._actor.initial_states, self.layout(1))

@@ -1,15 +1,17 @@
 """An EnvGroup: environments that step together and fill some columns of the block. The inner half of the hot loop.
 
-With two groups, one steps while the policy acts for the other. A group writes rows with plain slices while all of its
-columns are at the same row, and with indexed writes otherwise (a restarted environment lags by one row; the last row of
-a short batch does not cover every column).
+With two groups, one steps while the policy acts for the other. Where an inference server acts, `act` hands the rows in,
+and `land` takes the actions and sends them. A lockstep group writes rows with plain slices while all of its columns are
+at the same row, and with indexed writes otherwise (a restarted environment lags by one row; the last row of a short
+batch does not cover every column).
 
 # T rows, n columns of this group, k of them at a time
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.timing import Laps
 from cormorant_worker.collect.trajectories import Trajectories
 from cormorant_worker.envs.protocol import EVERY_ROW, Step, VectorEnv
+from cormorant_worker.inference.remote_actor import Asked, RemoteActor
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Acted, Actor
 from cormorant_worker.policy.random_actor import RandomActor
@@ -38,88 +41,8 @@ class Columns:
         return slice(self.first, self.stop)
 
 
-class EnvGroup(Protocol):
+class EnvGroup(ABC):
     """Some columns of the block and the environments that fill them: begin, (act, land)* until done, finish."""
-
-    env: VectorEnv
-    columns: Columns
-    laps: Laps | None
-    """What `act` and `land` are measured with, if they are."""
-
-    def start(self, initial_states: Arrays, layout: Layout) -> None: ...
-
-    def restart(self) -> None:
-        """Begin a new trajectory everywhere, between batches."""
-
-    def begin(self, block: Block, quota: Array) -> None:
-        """Aim at a block: `quota` [n] rows for each column."""
-
-    @property
-    def is_done(self) -> bool:
-        """True when every column has its quota."""
-
-    def act(self, actor: Actor, version: int) -> None:
-        """Decide and send the next actions. Returns at once."""
-
-    def land(self) -> int:
-        """Wait for what was sent and write it. Returns the number of frames."""
-
-    def cut(self) -> None:
-        """Accept a short batch: what has landed so far. Does nothing before the first frame."""
-
-    def stop(self, columns: Array) -> None:
-        """End the batch of these columns with the frames that have landed."""
-
-    def ends_ahead(self) -> list[tuple[int, int]]:
-        """(column, frames up to and with it) of ends that have landed and are not handed over, oldest first."""
-
-    @property
-    def quota(self) -> Array:
-        """[n] rows for each column."""
-
-    def finish(self) -> None:
-        """The batch is complete: keep what the next one starts from."""
-
-    def look(self, column: int, leaf: int) -> Array:
-        """A copy of one leaf of what a column acts on next. For onlookers in other threads: in the moment in which a
-        batch begins or ends it may be older, or of two rows.
-        """
-
-    def state(self) -> dict[str, Array]:
-        """What `restore` needs to go on bit by bit.
-
-        Raises:
-            EnvNotSaved: the environments cannot be saved.
-        """
-
-    def restore(self, state: dict[str, Array]) -> None: ...
-
-
-def decide(
-    actor: Actor, obs: Arrays, states: Arrays, is_init: Array, version: int, laps: Laps | None
-) -> tuple[Acted, int | Array]:
-    """`actor.act`, measured if it is to be, and the version that decided, or that of each row."""
-    if laps is None:
-        acted = actor.act(obs, states, is_init)
-    else:
-        began = monotonic_ns()
-        acted = actor.act(obs, states, is_init)
-        laps.inference_ns += monotonic_ns() - began
-    return acted, version if acted.versions is None else acted.versions
-
-
-def receive(env: VectorEnv, laps: Laps | None) -> Step:
-    """`env.recv`, measured if it is to be."""
-    if laps is None:
-        return env.recv()
-    began = monotonic_ns()
-    step = env.recv()
-    laps.env_ns += monotonic_ns() - began
-    return step
-
-
-class LockstepEnvGroup:
-    """Steps one VectorEnv and writes what happens. Driven by a Collector: begin, (act, land)*, finish."""
 
     def __init__(
         self,
@@ -128,29 +51,188 @@ class LockstepEnvGroup:
         trajectories: Trajectories,
         check: ActionCheck,
         *,
-        max_frames: int,
         random: RandomActor,
+        remote: RemoteActor | None = None,
     ) -> None:
-        """`random`: draws the random actions; it is told which ones are illegal."""
+        """Take environments that have not started.
+
+        Args:
+            random: draws the random actions; it is told which ones are illegal.
+            remote: the actor, where an inference server acts.
+        """
         self.env = env
-        self._random = random
-        self.laps: Laps | None = None
         self.columns = columns
+        self.laps: Laps | None = None
+        """What `act` and `land` are measured with, if they are."""
+        self.quota: Array = np.zeros(env.num_envs, dtype=np.int64)
+        """[n] rows for each column."""
+        self.is_init: Array = np.ones(env.num_envs, dtype=np.bool_)
+        """[n] True where the next frame is the first of its trajectory."""
         self._trajectories = trajectories
         self._check = check
-        self._max_frames = max_frames
-        n = env.num_envs
+        self._random = random
+        self._remote = remote
+        self._asked: Asked | None = None
+        """Rows at the server: those of `_acting`."""
+        self._acting: tuple[Array, Array, Array] = (np.empty(0, np.int64),) * 3
+        """Columns [k] that act one by one, their rows, and the rows after them."""
         self._lengths = trajectories.lengths[columns.slice]
         self._ids = trajectories.ids[columns.slice]
+        self._initial_states: Arrays = ()
+
+    @abstractmethod
+    def start(self, initial_states: Arrays, layout: Layout) -> None:
+        """Begin the first episodes."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Begin a new trajectory everywhere, between batches."""
+
+    @abstractmethod
+    def begin(self, block: Block, quota: Array) -> None:
+        """Aim at a block."""
+
+    @property
+    @abstractmethod
+    def is_done(self) -> bool:
+        """True when every column has its quota."""
+
+    @abstractmethod
+    def act(self, actor: Actor, version: int) -> None:
+        """Decide and send the next actions, or hand the rows to the server. Returns at once."""
+
+    @abstractmethod
+    def land(self) -> int:
+        """Wait for what was sent and write it. Returns the number of frames."""
+
+    @abstractmethod
+    def cut(self) -> None:
+        """Accept a short batch: what has landed so far. Does nothing before the first frame."""
+
+    @abstractmethod
+    def stop(self, columns: Array) -> None:
+        """End the batch of these columns with the frames that have landed."""
+
+    def ends_ahead(self) -> list[tuple[int, int]]:
+        """(column, frames up to and with it) of ends that have landed and are not handed over, oldest first."""
+        return []
+
+    @abstractmethod
+    def finish(self) -> None:
+        """The batch is complete: keep what the next one starts from."""
+
+    @abstractmethod
+    def look(self, column: int, leaf: int) -> Array:
+        """A copy of one leaf of what a column acts on next. For onlookers in other threads: in the moment in which a
+        batch begins or ends it may be older, or of two rows.
+        """
+
+    @abstractmethod
+    def state(self) -> dict[str, Array]:
+        """What `restore` needs to go on bit by bit.
+
+        Raises:
+            EnvNotSaved: the environments cannot be saved.
+        """
+
+    @abstractmethod
+    def restore(self, state: dict[str, Array]) -> None: ...
+
+    def _aim(self, block: Block, columns: slice) -> None:
+        """Read and write some columns of a block."""
+        self._obs = tuple(a[:, columns] for a in block.observation)
+        self._states = tuple(a[:, columns] for a in block.states)
+        self._action = tuple(a[:, columns] for a in block.action)
+        self._outputs = tuple(a[:, columns] for a in block.outputs)
+        self._info = tuple(a[:, columns] for a in block.info)
+        self._reward = block.reward[:, columns]
+        self._terminated = block.terminated[:, columns]
+        self._truncated = block.truncated[:, columns]
+        self._is_init = block.is_init[:, columns]
+        self._traj_ids = block.traj_ids[:, columns]
+        self._version = block.policy_version[:, columns]
+
+    def _decide(self, actor: Actor, obs: Arrays, states: Arrays, is_init: Array) -> Acted | None:
+        """What the actor decides, measured if it is to be; None: the server was asked."""
+        if actor is self._remote:
+            self._asked = self._remote.ask(obs, states, is_init)
+            return None
+        if self.laps is None:
+            return actor.act(obs, states, is_init)
+        began = monotonic_ns()
+        acted = actor.act(obs, states, is_init)
+        self.laps.inference_ns += monotonic_ns() - began
+        return acted
+
+    def _act_at(self, actor: Actor, version: int, columns: Array, rows: Array, following: Array) -> None:
+        """Act for columns at their own rows; what follows is written at others."""
+        self._acting = columns, rows, following
+        obs = tuple([a[rows, columns] for a in self._obs])
+        states = tuple([a[rows, columns] for a in self._states])
+        self._random.illegal = None if self.env.illegal is None else self.env.illegal[columns]
+        if (acted := self._decide(actor, obs, states, self.is_init[columns])) is not None:
+            self._send(acted, version)
+
+    def _send(self, acted: Acted, version: int) -> None:
+        """Send the actions of the acting columns, and write them while the environments step."""
+        columns, rows, following = self._acting
+        self._check.values(acted.actions)
+        self.env.send(acted.actions, columns)
+        for stored, value in zip(self._action, acted.actions, strict=True):
+            stored[rows, columns] = value
+        for stored, value in zip(self._outputs, acted.outputs, strict=True):
+            stored[rows, columns] = value
+        self._traj_ids[rows, columns] = self._ids[columns]
+        self._version[rows, columns] = version if acted.versions is None else acted.versions
+        self._is_init[rows, columns] = self.is_init[columns]
+        self.is_init[columns] = False
+        for stored, value in zip(self._states, acted.states, strict=True):
+            stored[following, columns] = value
+
+    def _receive(self) -> Step:
+        """What the environments returned, measured if it is to be; before, the server's actions are sent."""
+        if (asked := self._asked) is not None:
+            self._asked = None
+            began = monotonic_ns()
+            acted, version = asked.answer()
+            if self.laps is not None:
+                self.laps.inference_ns += monotonic_ns() - began
+            self._send(acted, version)
+        if self.laps is None:
+            return self.env.recv()
+        began = monotonic_ns()
+        step = self.env.recv()
+        self.laps.env_ns += monotonic_ns() - began
+        return step
+
+    def _write_step(self, step: Step, columns: Array, rows: Array, following: Array, moved: Array | slice) -> None:
+        """Write what happened to columns at their own rows. `moved`: their positions in the step."""
+        for stored, value in zip(self._obs, step.obs, strict=True):
+            stored[following, columns] = value[moved]
+        for stored, value in zip(self._info, step.info, strict=True):
+            stored[rows, columns] = value[moved]
+        self._reward[rows, columns] = step.reward[moved]
+        self._terminated[rows, columns] = step.terminated[moved]
+        self._truncated[rows, columns] = step.truncated[moved]
+        self._lengths[columns] += 1
+
+    def _begin_trajectories(self, rows: Array | int, columns: Array) -> None:
+        self.is_init[columns] = True
+        for stored, initial in zip(self._states, self._initial_states, strict=True):
+            stored[rows, columns] = initial
+
+
+class LockstepEnvGroup(EnvGroup):
+    """Steps one VectorEnv and writes what happens. Driven by a Collector: begin, (act, land)*, finish."""
+
+    def __init__(self, env: VectorEnv, *parts: Any, max_frames: int, **actors: Any) -> None:
+        super().__init__(env, *parts, **actors)
+        self._max_frames = max_frames
         self.obs: Arrays = ()
         """[n, ...] a leaf: what to act on next, between batches."""
         self.states: Arrays = ()
         """[n, ...] each recurrent state, between batches."""
-        self.is_init: Array = np.ones(n, dtype=np.bool_)
-        """[n] True where the next frame is the first of its trajectory."""
-        self._initial_states: Arrays = ()
-        self._quota: Array = np.zeros(n, dtype=np.int64)
-        self._cursor: Array = np.zeros(n, dtype=np.int64)
+        self._cursor: Array = np.zeros(env.num_envs, dtype=np.int64)
         self._dense_rows = 0
         self._row = 0
         self._row_version = _NO_VERSION
@@ -175,24 +257,13 @@ class LockstepEnvGroup:
         self.is_init[:] = True
 
     def begin(self, block: Block, quota: Array) -> None:
-        columns = self.columns.slice
         self._block = block
-        self._obs = tuple(a[:, columns] for a in block.observation)
-        self._states = tuple(a[:, columns] for a in block.states)
-        self._action = tuple(a[:, columns] for a in block.action)
-        self._outputs = tuple(a[:, columns] for a in block.outputs)
-        self._info = tuple(a[:, columns] for a in block.info)
-        self._reward = block.reward[:, columns]
-        self._terminated = block.terminated[:, columns]
-        self._truncated = block.truncated[:, columns]
-        self._is_init = block.is_init[:, columns]
-        self._traj_ids = block.traj_ids[:, columns]
-        self._version = block.policy_version[:, columns]
+        self._aim(block, self.columns.slice)
         for stored, value in zip(self._obs, self.obs, strict=True):
             stored[0] = value
         for stored, value in zip(self._states, self.states, strict=True):
             stored[0] = value
-        self._quota[:] = quota
+        self.quota[:] = quota
         self._dense_rows = int(quota.min())
         self._row, self._is_dense = 0, True
         self._row_version = _NO_VERSION
@@ -203,44 +274,34 @@ class LockstepEnvGroup:
     @property
     def is_done(self) -> bool:
         if self._is_dense:
-            return self._row == self._dense_rows and bool((self._quota == self._dense_rows).all())
-        return bool((self._cursor >= self._quota).all())
+            return self._row == self._dense_rows and bool((self.quota == self._dense_rows).all())
+        return bool((self._cursor >= self.quota).all())
 
     def cut(self) -> None:
         landed = np.full_like(self._cursor, self._row) if self._is_dense else self._cursor
         if landed.any():
-            np.minimum(self._quota, landed, out=self._quota)
-            self._dense_rows = int(self._quota.min())
+            np.minimum(self.quota, landed, out=self.quota)
+            self._dense_rows = int(self.quota.min())
 
     def stop(self, columns: Array) -> None:
         landed = self._row if self._is_dense else self._cursor[columns]
-        self._quota[columns] = np.minimum(self._quota[columns], landed)
-        self._dense_rows = int(self._quota.min())
-
-    def ends_ahead(self) -> list[tuple[int, int]]:
-        """Always empty: the environments step together."""
-        return []
-
-    @property
-    def quota(self) -> Array:
-        return self._quota
+        self.quota[columns] = np.minimum(self.quota[columns], landed)
+        self._dense_rows = int(self.quota.min())
 
     def finish(self) -> None:
         """Take what the next batch begins with out of the block."""
         columns = np.arange(self.env.num_envs)
-        self.obs = tuple(a[self._quota, columns] for a in self._obs)
-        self.states = tuple(a[self._quota, columns] for a in self._states)
+        self.obs = tuple(a[self.quota, columns] for a in self._obs)
+        self.states = tuple(a[self.quota, columns] for a in self._states)
         self._is_filling = False
 
     def look(self, column: int, leaf: int) -> Array:
-        """A copy of one leaf of what a column acts on next."""
         if not self._is_filling:
             return np.array(self.obs[leaf][column])
         row = self._row if self._is_dense else int(self._cursor[column])
         return np.array(self._obs[leaf][row, column])
 
     def state(self) -> dict[str, Array]:
-        """Environments, observations and recurrent states between two batches."""
         arrays: dict[str, Array] = {
             "env": np.frombuffer(self.env.state(), dtype=np.uint8),
             "is_init": self.is_init.copy(),
@@ -261,26 +322,32 @@ class LockstepEnvGroup:
     # -- acting ------------------------------------------------------------------------------------------------
 
     def act(self, actor: Actor, version: int) -> None:
-        if self._is_dense:
-            if self._row < self._dense_rows:
-                self._act_dense(actor, version)
-                return
+        if self._is_dense and self._row == self._dense_rows:
             self._become_uneven()
-        self._act_some(actor, version)
-
-    def _act_dense(self, actor: Actor, version: int) -> None:
+        if not self._is_dense:
+            columns = np.flatnonzero(self._cursor < self.quota)
+            rows = self._cursor[columns]
+            self._act_at(actor, version, columns, rows, rows + 1)
+            return
         t = self._row
         obs, states = tuple([a[t] for a in self._obs]), tuple([a[t] for a in self._states])
         self._random.illegal = self.env.illegal
-        acted, decided = decide(actor, obs, states, self.is_init, version, self.laps)
+        if (acted := self._decide(actor, obs, states, self.is_init)) is not None:
+            self._send(acted, version)
+
+    def _send(self, acted: Acted, version: int) -> None:
+        if not self._is_dense:
+            super()._send(acted, version)
+            return
+        t = self._row
         self._check.values(acted.actions)
         self.env.send(acted.actions, EVERY_ROW)
         # From here on the environments step while this thread writes.
         for stored, value in zip(self._action, acted.actions, strict=True):
             stored[t] = value
         self._traj_ids[t] = self._ids
-        if decided is not version:
-            self._version[t], self._row_version = decided, _NO_VERSION
+        if acted.versions is not None:
+            self._version[t], self._row_version = acted.versions, _NO_VERSION
         elif version != self._row_version:
             self._version[t:] = self._row_version = version
         if acted.outputs:
@@ -292,33 +359,10 @@ class LockstepEnvGroup:
             for stored, value in zip(self._states, acted.states, strict=True):
                 stored[t + 1] = value
 
-    def _act_some(self, actor: Actor, version: int) -> None:
-        columns = np.flatnonzero(self._cursor < self._quota)
-        rows = self._cursor[columns]
-        obs = tuple(a[rows, columns] for a in self._obs)
-        states = tuple(a[rows, columns] for a in self._states)
-        self._random.illegal = None if self.env.illegal is None else self.env.illegal[columns]
-        acted, decided = decide(actor, obs, states, self.is_init[columns], version, self.laps)
-        self._check.values(acted.actions)
-        self.env.send(acted.actions, columns)
-        self._write_acted(rows, columns, acted, decided)
-
-    def _write_acted(self, rows: Array, columns: Array, acted: Acted, version: int | Array) -> None:
-        for stored, value in zip(self._action, acted.actions, strict=True):
-            stored[rows, columns] = value
-        for stored, value in zip(self._outputs, acted.outputs, strict=True):
-            stored[rows, columns] = value
-        self._traj_ids[rows, columns] = self._ids[columns]
-        self._version[rows, columns] = version
-        self._is_init[rows, columns] = self.is_init[columns]
-        self.is_init[columns] = False
-        for stored, value in zip(self._states, acted.states, strict=True):
-            stored[rows + 1, columns] = value
-
     # -- landing -----------------------------------------------------------------------------------------------
 
     def land(self) -> int:
-        step = receive(self.env, self.laps)
+        step = self._receive()
         if self._is_dense and not len(step.fresh):
             return self._land_dense(step)
         if self._is_dense:
@@ -348,14 +392,7 @@ class LockstepEnvGroup:
         moved = np.ones(len(sent), dtype=np.bool_)
         moved[step.fresh] = False
         columns, rows = sent[moved], self._cursor[sent[moved]]
-        for stored, value in zip(self._obs, step.obs, strict=True):
-            stored[rows + 1, columns] = value[moved]
-        for stored, value in zip(self._info, step.info, strict=True):
-            stored[rows, columns] = value[moved]
-        self._reward[rows, columns] = step.reward[moved]
-        self._terminated[rows, columns] = step.terminated[moved]
-        self._truncated[rows, columns] = step.truncated[moved]
-        self._lengths[columns] += 1
+        self._write_step(step, columns, rows, rows + 1, moved)
         self._cursor[columns] += 1
         if len(step.ended):
             self._end(self._cursor[sent[step.ended]] - 1, sent[step.ended], step.final)
@@ -372,11 +409,6 @@ class LockstepEnvGroup:
         self._block.end(rows, of_block, final, final_states)
         self._trajectories.open(of_block)
         self._begin_trajectories(rows + 1, columns)
-
-    def _begin_trajectories(self, rows: Array | int, columns: Array) -> None:
-        self.is_init[columns] = True
-        for stored, initial in zip(self._states, self._initial_states, strict=True):
-            stored[rows, columns] = initial
 
     def _cut(self, columns: Array) -> None:
         """Trajectories reached the manifest's limit: they end truncated and their environments start new episodes."""

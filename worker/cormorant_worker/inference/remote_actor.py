@@ -110,8 +110,6 @@ class RemoteActor:
         """Called twice a second while a server keeps this thread waiting."""
         self.on_waiting: Callable[[bool], None] = lambda _: None
         """Told when the wait for a server becomes long, and when it is over."""
-        self.acted_version = self.weights.version
-        """Version of the last answer."""
         self._greeting = greeting
         self._number = 0
         self._asked: dict[int, Asked] = {}
@@ -151,7 +149,7 @@ class RemoteActor:
         """See `Asked.answer`."""
         if asked.slot not in self._answered:
             self._await(asked)
-        version = self.acted_version = self._answered.pop(asked.slot)
+        version = self._answered.pop(asked.slot)
         self._free.append(asked.slot)
         self.weights.acted(version)
         assert self._connection is not None
