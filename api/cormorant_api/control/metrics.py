@@ -13,6 +13,15 @@ from cormorant_worker.metrics.fleet import FleetMetrics
 _RECENT_S = 60.0
 _REFUSED = 4
 _EXITS = ("http", "memory")
+_FROM_THE_STATUS = (
+    declared.FRAMES_PER_SECOND,
+    declared.LENT_BATCHES,
+    declared.REDELIVERED,
+    declared.CONSUMERS,
+    declared.UPDATE_IN_PROGRESS,
+    declared.PAUSE_LEASES,
+)
+"""Series that exist before there is a status."""
 
 
 class HeadMetrics:
@@ -22,19 +31,16 @@ class HeadMetrics:
         """`floor_frames`: value of `frames_total` that earlier heads exported."""
         self.exposition = exposition = Exposition(declared.HEAD_METRICS, collectorjob=job.metadata.name)
         self.fleet = FleetMetrics(job, exposition, floor_frames=floor_frames)
-        self.frames_per_second = exposition.gauge(declared.FRAMES_PER_SECOND)
         self.batches = {path: exposition.counter(declared.BATCHES, path=path) for path in ("queue", *_EXITS)}
         self.batch_bytes = {path: exposition.counter(declared.BATCH_BYTES, path=path) for path in _EXITS}
-        self._lent = exposition.gauge(declared.LENT_BATCHES)
-        self._redelivered = exposition.rising(declared.REDELIVERED)
-        self._consumers = exposition.gauge(declared.CONSUMERS)
         self._results = {result: exposition.counter(declared.UPDATES, result=result) for result in UPDATE_RESULTS}
         self._stages = {stage: exposition.histogram(declared.UPDATE_DURATION, stage=stage) for stage in UPDATE_STAGES}
         self._update_bytes = exposition.counter(declared.UPDATE_BYTES)
-        self._in_progress = exposition.gauge(declared.UPDATE_IN_PROGRESS)
-        self._leases = exposition.gauge(declared.PAUSE_LEASES)
-        self._states = {state: exposition.gauge(declared.HEAD_STATE_METRIC, state=state) for state in HEAD_STATES}
-        exposition.gauge(declared.HEAD_STARTED).set(time.time())
+        for metric in _FROM_THE_STATUS:
+            exposition.show(metric, 0)
+        for state in HEAD_STATES:
+            exposition.show(declared.HEAD_STATE_METRIC, 0, state=state)
+        exposition.show(declared.HEAD_STARTED, time.time())
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -49,7 +55,7 @@ class HeadMetrics:
         self._results[update.state].inc()
         if update.state != "applied":
             return
-        self.exposition.gauge(declared.LAST_APPLIED).set(time.time())
+        self.exposition.show(declared.LAST_APPLIED, time.time())
         timings = update.timings
         stages = {
             "receive": timings.receive_ms,
@@ -75,18 +81,20 @@ class HeadMetrics:
     # -- gauges ------------------------------------------------------------------------------------------------
 
     def show_state(self, state: str) -> None:
-        for name, gauge in self._states.items():
-            gauge.set(name == state)
+        for name in HEAD_STATES:
+            self.exposition.show(declared.HEAD_STATE_METRIC, name == state, state=name)
 
     def show(self, status: Status) -> None:
-        self.frames_per_second.set(status.frames.per_second)
+        show, queue = self.exposition.show, status.queue
         self.show_state(status.phase.lower())
-        self._lent.set(status.queue.lent)
-        self._redelivered.follow(status.queue.redelivered)
-        self.fleet.dropped("stale_for_consumer").follow(status.frames.dropped.get("stale_for_consumer", 0))
+        show(declared.FRAMES_PER_SECOND, status.frames.per_second)
+        show(declared.LENT_BATCHES, queue.lent)
+        show(declared.REDELIVERED, queue.redelivered)
+        stale = status.frames.dropped.get("stale_for_consumer", 0)
+        show(declared.FRAMES_DROPPED, stale, reason="stale_for_consumer")
         now, last_seen = time.time(), [consumer.last_seen_at.timestamp() for consumer in status.consumers]
-        self._consumers.set(sum(now - at < _RECENT_S for at in last_seen))
+        show(declared.CONSUMERS, sum(now - at < _RECENT_S for at in last_seen))
         if last_seen:
-            self.exposition.gauge(declared.CONSUMER_SEEN).set(max(last_seen))
-        self._leases.set(len(status.pauses))
-        self._in_progress.set(status.weights.update_state in ("staged", "applying", "partially_applied"))
+            show(declared.CONSUMER_SEEN, max(last_seen))
+        show(declared.PAUSE_LEASES, len(status.pauses))
+        show(declared.UPDATE_IN_PROGRESS, status.weights.update_state in ("staged", "applying", "partially_applied"))

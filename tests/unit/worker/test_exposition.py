@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.metrics import Metric
 from cormorant_contract.metrics import head as declared
-from cormorant_worker.metrics.exposition import Exposition, Rising, observe_all
+from cormorant_worker.metrics.exposition import Exposition, observe_all
 
 VALUES = st.lists(st.floats(-2000, 20000) | st.sampled_from(declared.EPISODE_RETURN.buckets), max_size=40)
 NASTY = 'a "quoted" \\ name\nof two lines'
@@ -31,10 +31,10 @@ def test_labels_with_quotes_and_newlines_come_through() -> None:
 
 def test_a_counter_follows_a_number_and_never_goes_back() -> None:
     exposition = Exposition(declared.HEAD_METRICS, collectorjob="pong")
-    rising = exposition.rising(declared.FRAMES, floor=100, env="Pong-v5")
+    exposition.show(declared.FRAMES, 100, env="Pong-v5")
     found = []
     for number in (50, 120, 90, 121):
-        rising.follow(number)
+        exposition.show(declared.FRAMES, number, env="Pong-v5")
         found.append(samples(exposition)["cormorant_frames_total", "pong"])
     assert found == [100, 120, 120, 121]
 
@@ -64,5 +64,5 @@ def test_a_label_that_was_not_declared_is_refused() -> None:
 
 def test_counters_have_no_series_of_when_they_began() -> None:
     exposition = Exposition(declared.HEAD_METRICS, collectorjob="pong")
-    Rising(exposition.counter(declared.REDELIVERED)).follow(1)
+    exposition.show(declared.REDELIVERED, 1)
     assert b"_created" not in exposition.text("application/openmetrics-text; version=1.0.0")[0]

@@ -1,5 +1,6 @@
 """The contract's metrics as objects of prometheus-client, and the text that is scraped. Nothing else makes metrics."""
 
+import threading
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -10,25 +11,6 @@ from cormorant_contract.metrics import Metric
 
 # Prometheus does without them, and they double the series of counters.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # it says nothing of its result
-
-
-class Rising:
-    """A counter that follows a number which others keep. It never goes back, whatever the number does."""
-
-    __slots__ = ("_child", "_highest")
-
-    def __init__(self, child: Counter, *, floor: float = 0.0) -> None:
-        self._child, self._highest = child, floor
-        child.inc(floor)
-
-    @property
-    def value(self) -> float:
-        return self._highest
-
-    def follow(self, number: float) -> None:
-        if number > self._highest:
-            self._child.inc(number - self._highest)
-            self._highest = number
 
 
 def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
@@ -52,6 +34,10 @@ class Exposition:
         """
         self._job = collectorjob
         self._registry = CollectorRegistry(auto_describe=False)
+        self._lock = threading.Lock()
+        """Guards `_shown`."""
+        self._shown: dict[tuple[object, ...], float] = {}
+        """Counters that follow a number, by name and labels."""
         self._families = {metric.name: self._make(metric) for metric in metrics}
 
     def counter(self, metric: Metric, **labels: str) -> Counter:
@@ -72,9 +58,19 @@ class Exposition:
         assert isinstance(child, Histogram), metric
         return child
 
-    def rising(self, metric: Metric, *, floor: float = 0.0, **labels: str) -> Rising:
-        """One series of a counter that follows a number."""
-        return Rising(self.counter(metric, **labels), floor=floor)
+    def show(self, metric: Metric, number: float, **labels: str) -> None:
+        """Set a gauge, or raise a counter to a number that others keep. A counter never goes back, whatever the number
+        does.
+        """
+        if metric.kind == "gauge":
+            self.gauge(metric, **labels).set(number)
+            return
+        counter, series = self.counter(metric, **labels), (metric.name, *sorted(labels.items()))
+        with self._lock:
+            before = self._shown.get(series, 0.0)
+            if number > before:
+                counter.inc(number - before)
+                self._shown[series] = number
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
         """What is scraped, and its content type. `accept`: the scraper's header; decides between Prometheus' own format

@@ -3,18 +3,17 @@
 import platform
 import threading
 import time
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean
 
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics import head as declared
-from cormorant_contract.metrics.labels import ACTIVITIES, BOUND, END
+from cormorant_contract.metrics.labels import ACTIVITIES, BOUND, END, SIDE
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.stats import FleetStats, GroupStats
-from cormorant_worker.metrics.exposition import Exposition, Rising, observe_all
+from cormorant_worker.metrics.exposition import Exposition, observe_all
 from cormorant_worker.metrics.gpus import read_gpus
-from cormorant_worker.normalize.moments import StatisticsGlance
+from cormorant_worker.weights.staged import INITIAL_VERSION
 from cormorant_worker.worker.messages import Sealed
 
 _SERVED = {
@@ -26,7 +25,6 @@ _SERVED = {
     "act_s": declared.INFERENCE_ACT,
 }
 """By field of the message `Served`."""
-_SIDES = ("producer", "consumer")
 
 
 class FleetMetrics:
@@ -41,26 +39,20 @@ class FleetMetrics:
         """
         self._job, self._exposition = job, exposition
         self._env = name_of_env(job)
-        self.frames = exposition.rising(declared.FRAMES, floor=floor_frames, env=self._env)
-        self._published = exposition.gauge(declared.POLICY_VERSION_PUBLISHED)
-        self._queued = exposition.gauge(declared.QUEUE_BATCHES)
-        self._waits = {side: exposition.rising(declared.QUEUE_WAIT, side=side) for side in _SIDES}
-        self._paused = exposition.gauge(declared.PAUSED)
-        self._paused_s = exposition.counter(declared.PAUSE_SECONDS)
         self._groups = {
             group.name: _GroupMetrics(group.name, self._env, exposition) for group in job.spec.worker_groups
         }
-        self._dropped: dict[str, Rising] = {}
-        self._served: dict[tuple[str, str], Rising] = {}
         self._episodes = {end: exposition.counter(declared.EPISODES, env=self._env, end=end) for end in END.values}
         self._returns = exposition.histogram(declared.EPISODE_RETURN, env=self._env)
         self._lengths = exposition.histogram(declared.EPISODE_LENGTH, env=self._env)
         self._staleness = exposition.histogram(declared.STALENESS)
+        self._paused_s = exposition.counter(declared.PAUSE_SECONDS)
         self._sampling = threading.Lock()
         """Held while books are read and copied: two at a time would count a pause twice."""
         self._sampled_at = time.monotonic()
         self._was_paused = False
-        self._describe_what_stays()
+        self._show_what_stays()
+        self.sample(_before_the_start(job, floor_frames))
 
     def hear(self, event: FleetEvent) -> None:
         if event.sealed is not None:
@@ -75,48 +67,37 @@ class FleetMetrics:
             if self._was_paused:
                 self._paused_s.inc(now - self._sampled_at)
             self._sampled_at, self._was_paused = now, stats.paused
-            self.frames.follow(stats.frames)
-            self._published.set(stats.version)
-            self._queued.set(stats.queued_batches)
-            self._paused.set(stats.paused)
+            show = self._exposition.show
+            show(declared.FRAMES, stats.frames, env=self._env)
+            show(declared.POLICY_VERSION_PUBLISHED, stats.version)
+            show(declared.QUEUE_BATCHES, stats.queued_batches)
+            show(declared.PAUSED, stats.paused)
             for side, seconds in stats.queue_waits_s.items():
-                self._waits[side].follow(seconds)
+                show(declared.QUEUE_WAIT, seconds, side=side)
             for reason, frames in stats.dropped.items():
-                self.dropped(reason).follow(frames)
+                show(declared.FRAMES_DROPPED, frames, reason=reason)
             for name, group in stats.groups.items():
                 self._groups[name].sample(group, is_paused=stats.paused)
             if stats.recent_returns:
-                self._exposition.gauge(declared.RECENT_RETURN, env=self._env).set(fmean(stats.recent_returns))
-                self._exposition.gauge(declared.RECENT_LENGTH, env=self._env).set(fmean(stats.recent_lengths))
+                show(declared.RECENT_RETURN, fmean(stats.recent_returns), env=self._env)
+                show(declared.RECENT_LENGTH, fmean(stats.recent_lengths), env=self._env)
             for (name, task), mean in stats.task_metric_means.items():
                 if mean is not None:
-                    self._exposition.gauge(declared.EPISODE_METRIC, name=name, task=task).set(mean)
+                    show(declared.EPISODE_METRIC, mean, name=name, task=task)
             for key, statistics in stats.statistics.items():
-                self._show_statistics(key, statistics)
+                show(declared.NORMALIZE_FRAMES, statistics.frames, key=key)
+                show(declared.NORMALIZE_PUBLISHED, statistics.published_frames, key=key)
+                for i, bound in enumerate(BOUND.values):
+                    show(declared.NORMALIZE_MEAN, statistics.mean[i], key=key, bound=bound)
+                    show(declared.NORMALIZE_STD, statistics.std[i], key=key, bound=bound)
             if self._job.spec.output.dataset is not None:
-                self._exposition.gauge(declared.SINK_LAG).set(stats.undurable_frames)
+                show(declared.SINK_LAG, stats.undurable_frames)
             for name, served in stats.inference.items():
-                self._serve(name, served)
-            self._sample_gpus()
-
-    def _serve(self, group: str, served: Mapping[str, float]) -> None:
-        for name, number in served.items():
-            if (group, name) not in self._served:
-                self._served[group, name] = self._exposition.rising(_SERVED[name], group=group)
-            self._served[group, name].follow(number)
-
-    def _show_statistics(self, key: str, statistics: StatisticsGlance) -> None:
-        gauge = self._exposition.gauge
-        gauge(declared.NORMALIZE_FRAMES, key=key).set(statistics.frames)
-        gauge(declared.NORMALIZE_PUBLISHED, key=key).set(statistics.published_frames)
-        for i, bound in enumerate(BOUND.values):
-            gauge(declared.NORMALIZE_MEAN, key=key, bound=bound).set(statistics.mean[i])
-            gauge(declared.NORMALIZE_STD, key=key, bound=bound).set(statistics.std[i])
-
-    def dropped(self, reason: str) -> Rising:
-        if reason not in self._dropped:
-            self._dropped[reason] = self._exposition.rising(declared.FRAMES_DROPPED, reason=reason)
-        return self._dropped[reason]
+                for field, number in served.items():
+                    show(_SERVED[field], number, group=name)
+            for gpu in read_gpus():
+                show(declared.GPU_UTILIZATION, gpu.utilization, gpu=gpu.index)
+                show(declared.GPU_MEMORY, gpu.used_bytes, gpu=gpu.index)
 
     def _note_episodes(self, sealed: Sealed) -> None:
         if not sealed.returns:
@@ -126,44 +107,22 @@ class FleetMetrics:
         observe_all(self._returns, sealed.returns)
         observe_all(self._lengths, sealed.lengths)
 
-    def _describe_what_stays(self) -> None:
-        spec = self._job.spec
+    def _show_what_stays(self) -> None:
+        spec, show = self._job.spec, self._exposition.show
         if spec.target is not None:
-            self._exposition.gauge(declared.TARGET_FRAMES).set(spec.target)
+            show(declared.TARGET_FRAMES, spec.target)
         if spec.output.queue is not None:
-            self._exposition.gauge(declared.QUEUE_CAPACITY).set(spec.output.queue.capacity_batches)
-        for reason in ("crash", "stale"):
-            self.dropped(reason)
-        self._exposition.gauge(
-            declared.BUILD_INFO,
-            version=_version("cormorant"),
-            python=platform.python_version(),
-            torch=_version("torch"),
-        ).set(1)
-
-    def _sample_gpus(self) -> None:
-        for gpu in read_gpus():
-            self._exposition.gauge(declared.GPU_UTILIZATION, gpu=gpu.index).set(gpu.utilization)
-            self._exposition.gauge(declared.GPU_MEMORY, gpu=gpu.index).set(gpu.used_bytes)
+            show(declared.QUEUE_CAPACITY, spec.output.queue.capacity_batches)
+        versions = {"version": _version("cormorant"), "python": platform.python_version(), "torch": _version("torch")}
+        show(declared.BUILD_INFO, 1, **versions)
 
 
 class _GroupMetrics:
     def __init__(self, name: str, env: str, exposition: Exposition) -> None:
-        self._stepped = exposition.rising(declared.STEPPED_FRAMES, group=name, env=env)
-        self._spent = {a: exposition.rising(declared.PHASE_SECONDS, group=name, phase=a) for a in ACTIVITIES}
+        self._name, self._env, self._exposition = name, env, exposition
         self._idle_before = 0.0
         self._idle_s = self._held_s = 0.0
         """Seconds that workers were idle while the fleet ran, and while it was paused."""
-        self._version = exposition.gauge(declared.POLICY_VERSION, group=name)
-        self._workers = {
-            state: exposition.gauge(declared.WORKERS, group=name, state=state)
-            for state in ("desired", "ready", "starting")
-        }
-        self._restarts = {
-            reason: exposition.rising(declared.WORKER_RESTARTS, group=name, reason=reason)
-            for reason in ("crash", "hang", "error")
-        }
-        self._env_restarts = exposition.rising(declared.ENV_RESTARTS, group=name)
         self._batch = exposition.histogram(declared.BATCH, group=name)
         self._env_step = exposition.histogram(declared.ENV_STEP, group=name)
         self._inference = exposition.histogram(declared.INFERENCE, group=name)
@@ -176,17 +135,19 @@ class _GroupMetrics:
             self._inference.observe(timing.inference_s)
 
     def sample(self, stats: GroupStats, *, is_paused: bool) -> None:
-        self._stepped.follow(stats.stepped_frames)
-        self._follow_time(stats, is_paused=is_paused)
-        self._version.set(stats.min_version)
-        self._workers["desired"].set(stats.desired)
-        self._workers["ready"].set(stats.ready)
-        self._workers["starting"].set(stats.starting)
+        show, name = self._exposition.show, self._name
+        show(declared.STEPPED_FRAMES, stats.stepped_frames, group=name, env=self._env)
+        for activity, seconds in self._spent_s(stats, is_paused=is_paused).items():
+            show(declared.PHASE_SECONDS, seconds, group=name, phase=activity)
+        show(declared.POLICY_VERSION, stats.min_version, group=name)
+        workers = {"desired": stats.desired, "ready": stats.ready, "starting": stats.starting}
+        for state, number in workers.items():
+            show(declared.WORKERS, number, group=name, state=state)
         for reason, restarts in stats.restarts.items():
-            self._restarts[reason].follow(restarts)
-        self._env_restarts.follow(stats.env_restarts)
+            show(declared.WORKER_RESTARTS, restarts, group=name, reason=reason)
+        show(declared.ENV_RESTARTS, stats.env_restarts, group=name)
 
-    def _follow_time(self, stats: GroupStats, *, is_paused: bool) -> None:
+    def _spent_s(self, stats: GroupStats, *, is_paused: bool) -> dict[str, float]:
         spent = dict(stats.spent_s)
         # A worker between two batches does not know that it would not get another one: the fleet does.
         passed = max(0.0, spent["idle"] - self._idle_before)
@@ -195,10 +156,31 @@ class _GroupMetrics:
             self._held_s += passed
         else:
             self._idle_s += passed
-        spent["idle"] = self._idle_s
-        spent["paused"] += self._held_s
-        for activity, seconds in spent.items():
-            self._spent[activity].follow(seconds)
+        return spent | {"idle": self._idle_s, "paused": spent["paused"] + self._held_s}
+
+
+def _before_the_start(job: CollectorJob, frames: int) -> FleetStats:
+    """Zeros, so that every series exists before the fleet does."""
+    group = GroupStats(
+        desired=0,
+        ready=0,
+        starting=0,
+        stepped_frames=0,
+        spent_s=dict.fromkeys(ACTIVITIES, 0.0),
+        restarts={"crash": 0, "hang": 0, "error": 0},
+        env_restarts=0,
+        min_version=INITIAL_VERSION,
+    )
+    return FleetStats(
+        frames=frames,
+        settled_frames=0,
+        stepped_frames=0,
+        total_frames=None,
+        version=INITIAL_VERSION,
+        dropped={"crash": 0, "stale": 0},
+        groups={found.name: group for found in job.spec.worker_groups},
+        queue_waits_s=dict.fromkeys(SIDE.values, 0.0),
+    )
 
 
 def name_of_env(job: CollectorJob) -> str:
