@@ -22,6 +22,7 @@ from cormorant_worker.worker.messages import (
     Begin,
     Finish,
     Finished,
+    Offer,
     Ready,
     Reply,
     Request,
@@ -113,9 +114,9 @@ class InstantConnection:
 
     def request(self, request: Request, payload: Payload | None) -> None:
         self._say(Reply(number=request.number))
-        if request.action == "offer":
-            self.version = request.version
-            self._say(Applied(version=request.version))
+        if isinstance(request.command, Offer):
+            self.version = request.command.version
+            self._say(Applied(version=self.version))
 
     def describe_doing(self) -> str:
         return "waiting"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.events import Events, FleetEvent
+from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.scheduler import Mode, Round, Scheduler, SlotKey
 from cormorant_worker.fleet.transport import BlockPool
 from cormorant_worker.fleet.waker import Waker
@@ -107,8 +107,8 @@ class Loan:
         if not self._has_memory:
             raise FleetError("the batch was given back; call tensordict() before release()")
         is_stacked = self.mode == "sync"
-        found = [to_tensordict(part.block, copy=copy and not is_stacked) for part in self.parts]
-        whole = stack_workers(found) if is_stacked else found[0]
+        parts = [to_tensordict(part.block, copy=copy and not is_stacked) for part in self.parts]
+        whole = stack_workers(parts) if is_stacked else parts[0]
         placed = whole if self._storing_device == "cpu" else whole.to(self._storing_device)
         if not self.post_processing:
             return placed
@@ -175,8 +175,8 @@ class Delivery:
 
     __slots__ = ("accepted_at", "max_version", "min_version", "num_frames", "parts", "round")
 
-    def __init__(self, found: Round, parts: tuple[tuple[SlotKey, RoundShare], ...]) -> None:
-        self.round = found
+    def __init__(self, complete: Round, parts: tuple[tuple[SlotKey, RoundShare], ...]) -> None:
+        self.round = complete
         self.parts = parts
         """In the order of the workers' slots."""
         self.num_frames = sum(part.message.num_frames for _, part in parts)
@@ -191,8 +191,8 @@ class Delivery:
     @property
     def moments(self) -> Statistics | None:
         """What it adds to the job's statistics."""
-        found = [part.message.moments for _, part in self.parts if part.message.moments is not None]
-        return reduce(Statistics.merged, found) if found else None
+        moments = [part.message.moments for _, part in self.parts if part.message.moments is not None]
+        return reduce(Statistics.merged, moments) if moments else None
 
 
 Locked = Callable[[Callable[[], None]], None]
@@ -259,17 +259,17 @@ class BatchQueue:
     def land(self, landed: Round, worker: SlotKey, part: RoundShare) -> list[SlotKey]:
         """A worker sealed its part of a round. Returns those who are to seal what they have of it now."""
         self._landed.setdefault(landed.number, {})[worker] = part
-        found = self._scheduler.landed(landed.number, worker, part.message.num_frames)
-        late = [] if found.is_complete else self._scheduler.preempt(found)
-        if found.is_complete:
-            self.complete([found])
-        return late
+        self._scheduler.landed(landed.number, worker, part.message.num_frames)
+        if not landed.is_complete:
+            return self._scheduler.preempt(landed)
+        self.complete([landed])
+        return []
 
     def complete(self, rounds: Iterable[Round]) -> None:
         """These rounds wait for no worker any more."""
-        for found in rounds:
-            parts = tuple(sorted(self._landed.pop(found.number).items()))
-            heappush(self._backlog, (found.number, Delivery(found, parts)))
+        for complete in rounds:
+            parts = tuple(sorted(self._landed.pop(complete.number).items()))
+            heappush(self._backlog, (complete.number, Delivery(complete, parts)))
 
     def accept(self) -> None:
         """Move complete rounds into the queue as far as it has room; their frames count from now on."""
@@ -279,7 +279,7 @@ class BatchQueue:
             _, delivery = heappop(self._backlog)
             delivery.accepted_at = time.monotonic()
             self._scheduler.accepted(delivery.round.number)
-            self._events.note(FleetEvent(kind="accepted", frames=delivery.num_frames, version=delivery.min_version))
+            self._events.note("accepted", frames=delivery.num_frames, version=delivery.min_version)
             if self._capacity:
                 self._queue.append(delivery)
             else:
@@ -436,7 +436,7 @@ class BatchQueue:
         """Frames were stepped and will not be delivered."""
         if num_frames > 0:
             self.dropped[reason] = self.dropped.get(reason, 0) + num_frames
-            self._events.note(FleetEvent(kind="dropped", frames=num_frames, reason=reason))
+            self._events.note("dropped", frames=num_frames, reason=reason)
 
     def _make_room(self) -> bool:
         if not self._drops_oldest or not self._queue:

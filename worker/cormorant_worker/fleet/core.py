@@ -7,11 +7,11 @@ What acts on it is in `fleet/turn/`: the fleet's thread (`loop.py`), what worker
 from typing import TYPE_CHECKING
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.errors import CormorantError, StateError, WeightsError, WorkerFailed
+from cormorant_worker.errors import CormorantError, WorkerFailed
 from cormorant_worker.fleet.background import BackgroundTasks
 from cormorant_worker.fleet.batch_queue import BatchQueue
 from cormorant_worker.fleet.counters import EnvFailures, FleetCounters
-from cormorant_worker.fleet.events import Events, FleetEvent
+from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.hang_detector import HangDetector
 from cormorant_worker.fleet.inference_servers import InferenceServers
 from cormorant_worker.fleet.lineage import Lineage
@@ -50,12 +50,12 @@ class Lifecycle:
 
     def pause(self) -> None:
         if not self.is_paused:
-            self._events.note(FleetEvent(kind="paused"))
+            self._events.note("paused")
         self.is_paused = True
 
     def resume(self) -> None:
         if self.is_paused:
-            self._events.note(FleetEvent(kind="resumed"))
+            self._events.note("resumed")
         self.is_paused = False
 
     def fail(self, error: Exception, *, what: str = "") -> None:
@@ -63,7 +63,7 @@ class Lifecycle:
         if self.error is None:
             known = isinstance(error, CormorantError)
             self.error = error if known else WorkerFailed(f"cannot {what}: {type(error).__name__}: {error}")  # type: ignore[assignment]  # checked
-            self._events.note(FleetEvent(kind="failed", reason=str(self.error)))
+            self._events.note("failed", reason=str(self.error))
 
     def raise_error(self) -> None:
         if self.error is not None:
@@ -115,7 +115,7 @@ class FleetCore:
         dataset = self.dataset
         earlier = options.statistics if dataset is None or not dataset.frames else dataset.statistics
         self.statistics = None if collection.normalize is None else StatisticsBook(earlier)
-        """None where the manifest normalises nothing."""
+        """None where the manifest normalizes nothing."""
         self.queue = BatchQueue(
             self.scheduler,
             capacity=queue.capacity_batches if queue else 0,
@@ -163,19 +163,6 @@ class FleetCore:
         if self.queue.blocks is not None:
             limit, fewest = self.blocks_needed
             self.queue.blocks.resize(limit, at_least=fewest)
-
-    def refuse_weights_of_evaluation(self) -> None:
-        if self.episodes is not None:
-            raise WeightsError(
-                "an evaluation plays the weights that it began with; start another one with these as initialWeights"
-            )
-
-    def refuse_states_of_evaluation(self) -> None:
-        if self.episodes is not None:
-            raise StateError(
-                "an evaluation has no state, and each of its episodes a seed of its own: it goes on from its results "
-                "folder; start another one with other seeds in collection.episodes"
-            )
 
     def stats(self) -> FleetStats:
         """The whole fleet at this moment, without `workers`."""

@@ -44,7 +44,7 @@ class DatasetRoot:
             self._attempts: dict[SlotKey, int] = {}
             """The last attempt of each slot that has a part."""
             self.statistics = Statistics()
-            """Moments of the durable frames of earlier runs; empty unless the manifest normalises."""
+            """Moments of the durable frames of earlier runs; empty unless the manifest normalizes."""
             runs = self._dataset.runs() if self._dataset is not None else ()
             have_ended = self._lock is None and all(self._is_of(job, run) for run in runs)
             for part in self._dataset.parts(have_ended=have_ended) if self._dataset is not None else ():

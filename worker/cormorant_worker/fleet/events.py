@@ -74,8 +74,23 @@ class Events:
 
         return unsubscribe
 
-    def note(self, event: FleetEvent) -> None:
+    def note(
+        self,
+        kind: EventKind,
+        *,
+        worker: str = "",
+        version: int = 0,
+        frames: int = 0,
+        reason: str = "",
+        staleness: int = 0,
+        sealed: "Sealed | None" = None,
+    ) -> None:
+        # Called several times per batch: without listeners, no event is made.
         if self._listeners:
+            event = FleetEvent(
+                kind=kind, worker=worker, version=version, frames=frames, reason=reason, staleness=staleness,
+                sealed=sealed,
+            )  # fmt: skip
             self._noted.append(event)
 
     def tell(self) -> None:

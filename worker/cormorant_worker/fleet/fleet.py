@@ -25,11 +25,11 @@ from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StaleWeights, WeightsError
 from cormorant_worker.fleet.batch_queue import Batch, Delivery, Loan
 from cormorant_worker.fleet.core import FleetCore
-from cormorant_worker.fleet.events import FleetEvent, Listener
+from cormorant_worker.fleet.events import Listener
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.local.engine import LocalEngine
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.slot import WorkerHandle
+from cormorant_worker.fleet.slot import SlotState, WorkerHandle
 from cormorant_worker.fleet.stats import FleetStats, Receipt, WorkerStats
 from cormorant_worker.fleet.transport import Engine, Payload
 from cormorant_worker.fleet.turn.inbox import Inbox
@@ -41,8 +41,15 @@ from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.file import in_models
-from cormorant_worker.weights.staged import PolicyVersion, Weights, WeightSpecs, specs_of_tensors, verify
-from cormorant_worker.worker.messages import PauseStepping, Ready, ResumeStepping, Stop
+from cormorant_worker.weights.staged import (
+    INITIAL_VERSION,
+    PolicyVersion,
+    Weights,
+    WeightSpecs,
+    specs_of_tensors,
+    verify,
+)
+from cormorant_worker.worker.messages import Look, PauseStepping, ReadCached, Ready, ResumeStepping, Stop
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -51,6 +58,10 @@ log = structlog.get_logger()
 
 _HIGHEST_CHOSEN = 2**62
 """The versions after it are left for publishes without a number of their own: frames are stamped with 64 bits."""
+_PEEK_S = 2.0
+"""A person watches: the next peek comes soon."""
+_FETCH_S = 60.0
+"""For the bytes of a policy from another node."""
 _CLOSE_S = 20.0
 """For workers that are being killed, the last thing a fleet waits for."""
 
@@ -268,7 +279,7 @@ class Fleet:
         if delivery is not None:
             acted = delivery.min_version
             staleness = max(0, newest - acted) if acted >= 0 else 0
-            core.events.note(FleetEvent(kind="lent", frames=delivery.num_frames, version=acted, staleness=staleness))
+            core.events.note("lent", frames=delivery.num_frames, version=acted, staleness=staleness)
         return delivery
 
     def _locked(self, give_back: Callable[[], None]) -> None:
@@ -307,7 +318,10 @@ class Fleet:
             WeightsError: these are no weights, or the version is past 2**62.
             FleetError: no such worker; nothing was published.
         """
-        self._core.refuse_weights_of_evaluation()
+        if self.episodes is not None:
+            raise WeightsError(
+                "an evaluation plays the weights that it began with; start another one with these as initialWeights"
+            )
         if isinstance(weights, WeightsBlob):
             verify((blob := weights).specs, self._known.specs)
         else:
@@ -478,10 +492,10 @@ class Fleet:
     def stats(self, *, workers: bool = True) -> FleetStats:
         """What is going on; with `workers`, each of them, too, which costs as much as there are."""
         with self._changed:
-            found = self._core.stats()
+            stats = self._core.stats()
             handles = tuple(self._core.slots.workers) if workers else ()
         ordered = sorted(handles, key=lambda handle: handle.slot.key)
-        return replace(found, workers=tuple(handle.stats(is_paused=found.paused) for handle in ordered))
+        return replace(stats, workers=tuple(handle.stats(is_paused=stats.paused) for handle in ordered))
 
     def worker(self, name: str) -> WorkerStats | None:
         """One worker, without reading the others; None if no worker has that name."""
@@ -569,14 +583,25 @@ class Fleet:
         """
         with self._changed:
             self._core.lifecycle.raise_error()
-            data = self._quiesce.peek(worker, column=column, leaf=leaf)
-        found = self._known.layout.observation[leaf]
-        return np.frombuffer(data, found.dtype).reshape(found.shape)
+            handle = self._core.slots.find(worker)
+            if handle is not None and handle.slot.is_server:
+                raise FleetError(
+                    f"{worker} is an inference server and has no environments; look at a worker that collects"
+                )
+            if handle is None or not handle.is_ready:
+                raise FleetError(f"worker {worker} has not started; look again when GET /v1/workers says it is ready")
+            asked = handle.ask(Look(column=column, leaf=leaf))
+            self._quiesce.replies([asked], "show its environment", timeout_s=_PEEK_S)
+            if asked.reply is None:
+                raise FleetError(f"worker {worker} ended before it showed its environment; its replacement will")
+        shown = self._known.layout.observation[leaf]
+        return np.frombuffer(asked.reply.state, shown.dtype).reshape(shown.shape)
 
     def cached_versions(self) -> Mapping[str, PolicyVersion]:
         """The newest weights that each worker's pod has of an earlier head, by name, until they are fetched."""
         with self._changed:
-            return self._quiesce.cached_versions()
+            handles = tuple(self._core.slots.workers_in(SlotState.WORKING))
+        return {h.name: h.cached_version for h in handles if h.cached_version > INITIAL_VERSION}
 
     def fetch_cached(self, worker: str) -> bytes:
         """What one worker's pod has of an earlier head, for `weights.cached.read_cached`. It is offered once.
@@ -588,4 +613,12 @@ class Fleet:
         """
         with self._changed:
             self._core.lifecycle.raise_error()
-            return self._quiesce.fetch_cached(worker)
+            handle = self._core.slots.find(worker)
+            if handle is None or handle.slot.state is not SlotState.WORKING:
+                raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
+            handle.cached_version = INITIAL_VERSION  # it is not offered again
+            asked = handle.ask(ReadCached())
+            self._quiesce.replies([asked], "hand over the weights that it kept", timeout_s=_FETCH_S)
+            if asked.reply is None:
+                raise FleetError(f"worker {worker} ended before it handed over the weights that it kept")
+            return asked.reply.state

@@ -29,7 +29,7 @@ class InferenceServers:
         return slot.listener
 
     def of(self, slot: Slot) -> tuple[Address, ...]:
-        """Addresses for a worker's slot, the one to use first; empty: it acts itself. Neighbours use different ones."""
+        """Addresses for a worker's slot, the one to use first; empty: it acts itself. Neighbors use different ones."""
         if not slot.is_wanted or slot.is_server:
             return slot.servers  # given up: it keeps what it has until it ends
         if addresses := [address for known in self._slots.serving if (address := self._address(known)) is not None]:

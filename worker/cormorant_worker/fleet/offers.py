@@ -9,7 +9,7 @@ the newest once it answers.
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from cormorant_worker.fleet.events import Events, FleetEvent
+from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.slot import Slot, WorkerHandle
 from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.fleet.stats import Receipt
@@ -29,7 +29,7 @@ class PublishedVersion:
     payload: Payload
     """The same bytes as the engine shares them."""
     statistics: Statistics | None = None
-    """What it acts with; None where the manifest normalises nothing."""
+    """What it acts with; None where the manifest normalizes nothing."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -80,8 +80,8 @@ class PublishedWeights:
     def of(self, slot: Slot) -> list[tuple[PublishedVersion, tuple[str, ...]]]:
         """What a slot's worker is to have, oldest first, each with the models that it is the newest of."""
         newest = {**self._common, **self._own.get(slot, {})}
-        found = sorted(set(newest.values()), key=lambda one: one.version)
-        return [(one, tuple(model for model, holder in newest.items() if holder is one)) for one in found]
+        versions = sorted(set(newest.values()), key=lambda one: one.version)
+        return [(one, tuple(model for model, holder in newest.items() if holder is one)) for one in versions]
 
     def version_of(self, slot: Slot) -> PolicyVersion:
         """The newest version that a slot's worker was given."""
@@ -140,7 +140,7 @@ class Offers:
         """
         statistics = None if self._statistics is None else self._statistics.stamp(version, blob.statistics)
         self.published.put(blob, version, slots, payload, statistics)
-        self._events.note(FleetEvent(kind="published", version=version))
+        self._events.note("published", version=version)
         workers = self._slots.workers if slots is None else (slot.worker for slot in slots)
         self._due |= {worker: None for worker in workers if worker is not None}
 
@@ -161,10 +161,10 @@ class Offers:
             return False
         if handle.offer:
             return True
-        newer = (found for found in self.published.of(handle.slot) if found[0].version > handle.offered)
-        if (found := next(newer, None)) is None:
+        newer = [offer for offer in self.published.of(handle.slot) if offer[0].version > handle.offered]
+        if not newer:
             return False
-        published, models = found
+        published, models = newer[0]
         handle.offered = published.version
         offer = Offer(
             version=published.version,
@@ -180,15 +180,13 @@ class Offers:
         handle.offer = None
         if reply.error:
             handle.refusal = (handle.offered, reply.error)
-            self._events.note(
-                FleetEvent(kind="refused", worker=handle.name, version=handle.offered, reason=reply.error)
-            )
+            self._events.note("refused", worker=handle.name, version=handle.offered, reason=reply.error)
         return not self.offer_next(handle)
 
     def note_applied(self, handle: WorkerHandle, version: PolicyVersion) -> None:
         """A worker acts with a version from now on."""
         handle.version = version
-        self._events.note(FleetEvent(kind="applied", worker=handle.name, version=version))
+        self._events.note("applied", worker=handle.name, version=version)
 
     def is_decided(self, version: PolicyVersion, behind: list[WorkerHandle]) -> bool:
         """True when every worker has taken or refused a version. `behind`: empty at first, and the same list in each

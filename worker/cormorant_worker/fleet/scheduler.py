@@ -171,15 +171,15 @@ class Scheduler:
 
     def _grant_pending(self, granted: list[Grant], room: int, most: int) -> None:
         """Grant tickets to slots without one, because the round is new or the worker that had the ticket is gone."""
-        for found in list(self._pending.values()):
+        for round_ in list(self._pending.values()):
             least = min(room, most) - len(granted)
             if least <= 0:
                 return
-            for slot in nsmallest(least, (slot for slot in found.pending if slot in self.held)):
-                found.pending.discard(slot)
+            for slot in nsmallest(least, (slot for slot in round_.pending if slot in self.held)):
+                round_.pending.discard(slot)
                 self.may_collect(slot, holds=self.held[slot] + 1)
-                granted.append(Grant(round=found, slot=slot, num_frames=found.frames[slot]))
-            self._note_pending(found)
+                granted.append(Grant(round=round_, slot=slot, num_frames=round_.frames[slot]))
+            self._note_pending(round_)
 
     def _grant_async(self, granted: list[Grant], ahead: int, room: int, most: int) -> None:
         # Idle workers first, so that scarce room keeps as many of them busy as possible; those who have waited longest
@@ -205,9 +205,9 @@ class Scheduler:
             heappop(heap)
         return None
 
-    def _note_pending(self, found: Round) -> None:
-        if not found.pending:
-            self._pending.pop(found.number, None)
+    def _note_pending(self, round_: Round) -> None:
+        if not round_.pending:
+            self._pending.pop(round_.number, None)
 
     def _sync_frames(self, slots: list[SlotKey]) -> dict[SlotKey, int]:
         remaining = self.remaining_frames
@@ -239,66 +239,61 @@ class Scheduler:
         self.outstanding_frames -= count
         return count
 
-    def _excuse(self, found: Round, slot: SlotKey) -> None:
+    def _excuse(self, round_: Round, slot: SlotKey) -> None:
         """A round goes on without a member that has no ticket."""
-        found.pending.discard(slot)
-        self.outstanding_frames -= found.frames.pop(slot)
-        self._note_pending(found)
+        round_.pending.discard(slot)
+        self.outstanding_frames -= round_.frames.pop(slot)
+        self._note_pending(round_)
 
     # -- events ------------------------------------------------------------------------------------------------
 
     def landed(self, round_number: int, slot: SlotKey, num_frames: int) -> Round:
         """A member's batch is complete. What it has less than was asked for is collected later."""
-        found = self._open[round_number]
-        found.landed.add(slot)
-        self.outstanding_frames += num_frames - found.frames[slot]
-        found.frames[slot] = num_frames
-        return found
+        round_ = self._open[round_number]
+        round_.landed.add(slot)
+        self.outstanding_frames += num_frames - round_.frames[slot]
+        round_.frames[slot] = num_frames
+        return round_
 
-    def preempt(self, found: Round) -> list[SlotKey]:
+    def preempt(self, round_: Round) -> list[SlotKey]:
         """A batch of a round has landed: if enough have by now, those who are to hand over what they have."""
-        enough = math.ceil(self.preemptive_threshold * len(found.frames) - _ROUNDING)
-        if self.preemptive_threshold >= 1 or found.is_preempted or len(found.landed) < enough:
+        enough = math.ceil(self.preemptive_threshold * len(round_.frames) - _ROUNDING)
+        if self.preemptive_threshold >= 1 or round_.is_preempted or len(round_.landed) < enough:
             return []
-        found.is_preempted = True
-        for slot in tuple(found.pending):
-            self._excuse(found, slot)
-        return sorted(set(found.frames) - found.landed)
+        round_.is_preempted = True
+        for slot in tuple(round_.pending):
+            self._excuse(round_, slot)
+        return sorted(set(round_.frames) - round_.landed)
 
     def lost(self, round_number: int, slot: SlotKey) -> int:
         """A member died with its ticket. Returns the frames that have to be collected again.
 
         In sync mode the slot's next worker gets the same ticket; in async mode the frames go back to the rest.
         """
-        found = self._open[round_number]
-        count = found.frames[slot]
+        round_ = self._open[round_number]
+        count = round_.frames[slot]
         if self.mode == "sync":
-            found.pending.add(slot)
-            self._pending[round_number] = found
+            round_.pending.add(slot)
+            self._pending[round_number] = round_
         else:
             self._close_round(round_number)
         return count
 
-    def found(self, slot: SlotKey, num_frames: int) -> list[Round]:
+    def found_durable(self, slot: SlotKey, num_frames: int) -> list[Round]:
         """Frames of a lost member are in the dataset though they never landed: they count, and its tickets ask for so
         many less. Returns the rounds that are complete now, without it.
         """
         self._accepted_frames += num_frames
-        completed = []
-        for found in sorted(self._pending.values(), key=lambda found: found.number):
-            if slot not in found.pending:
+        completed: list[Round] = []
+        for round_ in sorted(self._pending.values(), key=lambda round_: round_.number):
+            if slot not in round_.pending:
                 continue
-            less = min(num_frames, found.frames[slot])
+            less = min(num_frames, round_.frames[slot])
             num_frames -= less
-            found.frames[slot] -= less
+            round_.frames[slot] -= less
             self.outstanding_frames -= less
-            if found.frames[slot]:
-                continue
-            self._excuse(found, slot)
-            if not found.frames:
-                self._close_round(found.number)
-            elif found.is_complete:
-                completed.append(found)
+            if not round_.frames[slot]:
+                completed += self._go_on_without(round_, slot)
         return completed
 
     def forget_member(self, slot: SlotKey, *, only_preempted: bool = False) -> list[Round]:
@@ -308,26 +303,30 @@ class Scheduler:
             slot: whose member is gone.
             only_preempted: it will be filled again, and only preempted rounds go on.
         """
-        completed = []
-        for found in list(self._pending.values()):
-            if slot in found.pending and (found.is_preempted or not only_preempted):
-                self._excuse(found, slot)
-                if not found.frames:
-                    self._close_round(found.number)
-                elif found.is_complete:
-                    completed.append(found)
+        completed: list[Round] = []
+        for round_ in list(self._pending.values()):
+            if slot in round_.pending and (round_.is_preempted or not only_preempted):
+                completed += self._go_on_without(round_, slot)
         return completed
 
-    def waits_for_earlier(self, found: Round) -> bool:
+    def _go_on_without(self, round_: Round, slot: SlotKey) -> list[Round]:
+        """Returns the round where it waits for no one any more."""
+        self._excuse(round_, slot)
+        if not round_.frames:
+            self._close_round(round_.number)
+            return []
+        return [round_] if round_.is_complete else []
+
+    def waits_for_earlier(self, round_: Round) -> bool:
         """True while a sync round must not overtake others: a worker's frames are delivered in their order."""
         return self.mode == "sync" and any(
-            number < found.number and not other.is_complete for number, other in self._open.items()
+            number < round_.number and not other.is_complete for number, other in self._open.items()
         )
 
     def drain(self) -> list[Round]:
         """Ask for nothing more. Returns the rounds that are complete now, without the members that were lost."""
         self.is_draining = True
-        lost = {slot for found in self._pending.values() for slot in found.pending}
+        lost = {slot for round_ in self._pending.values() for slot in round_.pending}
         return [completed for slot in sorted(lost) for completed in self.forget_member(slot)]
 
     def accepted(self, round_number: int) -> None:

@@ -31,14 +31,11 @@ from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import (
     Command,
     ReadCached,
-    Ready,
     Reply,
     Request,
     Reseed,
     Restore,
     Save,
-    Sealed,
-    ServerReady,
     Ticket,
 )
 
@@ -288,19 +285,6 @@ class WorkerHandle:
             self.stuck.append(self)
 
     # -- what it has told --------------------------------------------------------------------------------------
-
-    def ready(self, ready: Ready | ServerReady, *, now: float) -> None:
-        """It stands at its first observation, or has built the policy that it serves. From here on it is held to the
-        hang limit, which its start may exceed.
-        """
-        self.cached_version = PolicyVersion(ready.kept_version)
-        self.policy_call = ready.policy_call
-        self.last_progress = now
-
-    def landed(self, sealed: Sealed) -> None:
-        self.landed_frames += sealed.landed_frames
-        self.durable_frames = sealed.durable_frames
-        self.env_restarts = sealed.env_restarts
 
     def drop_ahead(self) -> int:
         """It was reseeded: what its environments were ahead of its last batch will not be delivered. Returns how many

@@ -109,7 +109,7 @@ class FleetStats:
     """What inference servers did so far, by group: the fields of the message `Served`."""
 
     statistics: Mapping[str, StatisticsGlance] = field(default_factory=dict)
-    """What the manifest normalises, by batch key."""
+    """What the manifest normalizes, by batch key."""
 
     @property
     def metric_means(self) -> dict[str, float | None]:

@@ -174,8 +174,8 @@ class Engine(Protocol):
         """Options with what this engine alone knows: how many workers there are unless told, and who brings slots."""
 
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
-        """Called once, before anything else. `wake`: to be called, from any thread, with a link without `sources` that
-        has news for the fleet's thread.
+        """Called once, before anything else. `wake`: to be called, from any thread, with a connection without `sources`
+        that has news for the fleet's thread.
         """
 
     def start(self, start: Start, listener: socket.socket | None = None) -> WorkerConnection:

@@ -34,7 +34,7 @@ class SharedPayload:
 
 
 class WorkerProcess:
-    """A worker and the two sockets to it: the `Link` of the local engine."""
+    """A worker and the two sockets to it: the `WorkerConnection` of the local engine."""
 
     def __init__(self, place: WorkerPlace, fork_server: ForkServer, imports: Imports) -> None:
         """Have the process forked. It waits for `Start` on `data`."""

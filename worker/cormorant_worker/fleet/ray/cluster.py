@@ -245,6 +245,6 @@ def _quieten() -> None:
     itself.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The coming behaviour, without the warning that announces it.
+    # The coming behavior, without the warning that announces it.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray._private.worker._worker_logs_enabled = False

@@ -71,7 +71,7 @@ class RayConnection:
 
         Args:
             blocks: where arrays that arrive go.
-            wake: called by Ray's threads, with this link, when something has arrived.
+            wake: called by Ray's threads, with this connection, when something has arrived.
             describe_waiting: says at once why the actor may not have been placed.
         """
         self.place = place

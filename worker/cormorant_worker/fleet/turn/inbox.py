@@ -4,6 +4,7 @@ What the first worker tells decides how memory and dataset are laid out; all oth
 """
 
 from contextlib import suppress
+from functools import partial
 
 import structlog
 
@@ -11,7 +12,6 @@ from cormorant_worker.envs.restarts import ENV_RESTARTED
 from cormorant_worker.errors import WorkerFailed
 from cormorant_worker.fleet.batch_queue import RoundShare
 from cormorant_worker.fleet.core import FleetCore
-from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.slot import LIVING, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import BlockPool, Source
 from cormorant_worker.fleet.turn.life import SlotLife
@@ -90,11 +90,10 @@ class Inbox:
         out = self._tickets.end(handle, sealed.number)
         core.lineage.landed(slot, sealed)
         core.counters.sealed(handle, sealed)
-        handle.landed(sealed)
+        handle.landed_frames += sealed.landed_frames
+        handle.durable_frames, handle.env_restarts = sealed.durable_frames, sealed.env_restarts
         core.events.note(
-            FleetEvent(
-                kind="sealed", worker=handle.name, frames=sealed.num_frames, version=sealed.min_version, sealed=sealed
-            )
+            "sealed", worker=handle.name, frames=sealed.num_frames, version=sealed.min_version, sealed=sealed
         )
         share = RoundShare(sealed, out.block_index, handle.connection.place.attempt, out.handed_at)
         for key in core.queue.land(out.round, slot.key, share):
@@ -128,7 +127,7 @@ class Inbox:
         if core.options.whole_rows:
             core.scheduler.round_up(ready.layout.num_envs, num_workers=core.num_slots)
         limit, fewest = core.blocks_needed
-        core.background.submit(lambda: self._lay_out(ready, limit, fewest), lambda found: self._laid_out(ready, found))
+        core.background.submit(lambda: self._lay_out(ready, limit, fewest), partial(self._laid_out, ready))
 
     def _lay_out(self, ready: Ready, limit: int, fewest: int) -> BlockPool:
         """Without the condition: an object store is asked what it has, a dataset may be far away."""

@@ -17,11 +17,11 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import CormorantError, DeviceUnavailable, WorkerFailed
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.counters import RestartReason
-from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.file_limit import raise_file_limit
 from cormorant_worker.fleet.slot import Slot, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import WorkerConnection
 from cormorant_worker.fleet.turn.tickets import Tickets
+from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import (
     Begin,
     BuildPolicy,
@@ -188,7 +188,9 @@ class SlotLife:
         server can be offered weights. The reply comes when it has opened its dataset and has the current weights.
         """
         core, slot = self._core, handle.slot
-        handle.ready(ready, now=core.hang_detector.lived_s)
+        # From here on it is held to the hang limit, which its start may exceed.
+        handle.last_progress = core.hang_detector.lived_s
+        handle.cached_version, handle.policy_call = PolicyVersion(ready.kept_version), ready.policy_call
         if slot.state is not SlotState.BUILDING:
             return  # it was told to finish, or will be
         core.slots.move(slot, SlotState.READY)
@@ -212,9 +214,7 @@ class SlotLife:
         core.counters.put_to_work(handle)
         if not slot.is_server:
             core.scheduler.may_collect(slot.key, holds=0)
-        core.events.note(
-            FleetEvent(kind="worker_ready", worker=handle.name, version=handle.version, reason=handle.policy_call)
-        )
+        core.events.note("worker_ready", worker=handle.name, version=handle.version, reason=handle.policy_call)
         if reply.error:
             core.lifecycle.fail(WorkerFailed(f"worker {handle.name} refused the current weights: {reply.error}"))
 
@@ -333,7 +333,7 @@ class SlotLife:
             return
         if not is_closing and core.lifecycle.error is None:
             log.warning("worker_lost", worker=handle.name, reason=reason, frames_to_collect_again=again)
-            core.events.note(FleetEvent(kind="worker_lost", worker=handle.name, reason=reason, frames=again))
+            core.events.note("worker_lost", worker=handle.name, reason=reason, frames=again)
             core.counters.replaced(slot.group, kind)
             self._plan_replacement(handle, reason, is_first=is_first, is_misplaced=is_misplaced)
 
@@ -361,7 +361,7 @@ class SlotLife:
         if unheard < 0:
             core.scheduler.take_back(-unheard)
         elif unheard > 0:
-            core.queue.complete(core.scheduler.found(slot.key, unheard))
+            core.queue.complete(core.scheduler.found_durable(slot.key, unheard))
         slot.written += unheard
         core.queue.count_dropped(reason, max(0, handle.stepped_frames - kept - handle.dropped_frames))
         return max(0, again - unheard), hopeless

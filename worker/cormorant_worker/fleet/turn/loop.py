@@ -82,9 +82,8 @@ class ConnectionSelector:
                 if events & _READ:
                     self._inbox.receive(handle, source)
             else:
-                found = self._handles.get(self._news.popleft())
-                if found is not None:
-                    self._inbox.receive(found, None)
+                if (known := self._handles.get(self._news.popleft())) is not None:
+                    self._inbox.receive(known, None)
             heard += 1
             if not heard % _CLOCK_EVERY and time.monotonic() > until:
                 break

@@ -23,24 +23,18 @@ from cormorant_worker.errors import (
     WorkerFailed,
 )
 from cormorant_worker.fleet.core import FleetCore
-from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet_state import CURRENT, FleetState
 from cormorant_worker.fleet.slot import Question, Slot, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.fleet.turn.tickets import Tickets
-from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
-from cormorant_worker.worker.messages import Look, PauseStepping, ReadCached, Reply, Restore, ResumeStepping, Save
+from cormorant_worker.worker.messages import PauseStepping, Reply, Restore, ResumeStepping, Save
 
 log = structlog.get_logger()
 
 _POLL_S = 0.2
 _LONGEST_START_S = 86_400.0
 """Where a manifest sets no limit to the start."""
-_PEEK_S = 2.0
-"""A person watches: the next peek comes soon."""
-_FETCH_S = 60.0
-"""For the bytes of a policy from another node."""
 
 
 class Quiesce:
@@ -73,7 +67,11 @@ class Quiesce:
         core, timeout_s = self._core, self._core.options.control_timeout_s
         lifecycle, slots = core.lifecycle, core.slots
         lifecycle.raise_error()
-        core.refuse_states_of_evaluation()
+        if core.episodes is not None:
+            raise StateError(
+                "an evaluation has no state, and each of its episodes a seed of its own: it goes on from its results "
+                "folder; start another one with other seeds in collection.episodes"
+            )
         self._holders += 1
         try:
             if lifecycle.is_paused:
@@ -211,7 +209,7 @@ class Quiesce:
             core.scheduler.count_from(core.found_frames)
             core.lineage.owe_all(core.slots.collecting)
         self._life.seed = seed
-        core.events.note(FleetEvent(kind="seeded", reason=f"seed {seed}"))
+        core.events.note("seeded", reason=f"seed {seed}")
         asked = []
         for handle in core.slots.workers:
             if handle.is_ready and not handle.slot.is_server:
@@ -290,35 +288,3 @@ class Quiesce:
         if lost := [question.handle.name for question in asked if question.reply is None]:
             raise StateError(f"{', '.join(lost)} ended and could not {what}; call again")
         return replies
-
-    # -- asking one worker -------------------------------------------------------------------------------------
-
-    def peek(self, worker: str, *, column: int, leaf: int) -> bytes:
-        """One leaf of what an environment shows now: see `Fleet.peek`."""
-        handle = self._core.slots.find(worker)
-        if handle is not None and handle.slot.is_server:
-            raise FleetError(f"{worker} is an inference server and has no environments; look at a worker that collects")
-        if handle is None or not handle.is_ready:
-            raise FleetError(f"worker {worker} has not started; look again when GET /v1/workers says it is ready")
-        asked = handle.ask(Look(column=column, leaf=leaf))
-        self.replies([asked], "show its environment", timeout_s=_PEEK_S)
-        if asked.reply is None:
-            raise FleetError(f"worker {worker} ended before it showed its environment; its replacement will")
-        return asked.reply.state
-
-    def cached_versions(self) -> Mapping[str, PolicyVersion]:
-        """The newest weights that each worker's pod has of an earlier head and that were not fetched yet."""
-        handles = self._core.slots.workers_in(SlotState.WORKING)
-        return {h.name: h.cached_version for h in handles if h.cached_version > INITIAL_VERSION}
-
-    def fetch_cached(self, worker: str) -> bytes:
-        """What one worker's pod has of an earlier head: see `Fleet.fetch_cached`."""
-        handle = self._core.slots.find(worker)
-        if handle is None or handle.slot.state is not SlotState.WORKING:
-            raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
-        handle.cached_version = INITIAL_VERSION  # it is not offered again
-        asked = handle.ask(ReadCached())
-        self.replies([asked], "hand over the weights that it kept", timeout_s=_FETCH_S)
-        if asked.reply is None:
-            raise FleetError(f"worker {worker} ended before it handed over the weights that it kept")
-        return asked.reply.state

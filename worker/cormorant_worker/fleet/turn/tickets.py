@@ -62,10 +62,10 @@ class Tickets:
             self._core.scheduler.may_collect(handle.slot.key, holds=len(handle.tickets))
         return out
 
-    def seal_early(self, handle: WorkerHandle, found: Round) -> None:
+    def seal_early(self, handle: WorkerHandle, preempted: Round) -> None:
         """Have a worker hand over what it has of a round."""
         for number, out in handle.tickets.items():
-            if out.round is found:
+            if out.round is preempted:
                 handle.tell(Seal(ticket=number))
 
     def validate(self) -> None:
