@@ -12,9 +12,8 @@ Called by learners, by the collectors that take a `postproc`, and for manifests 
 from cormorant_postproc.frame_stack import FrameStack
 from cormorant_postproc.multi_step import MultiStep
 from cormorant_postproc.normalize import normalized
-from cormorant_postproc.pipeline import Pipeline
-from cormorant_postproc.protocol import Postproc, PostprocError
-from cormorant_postproc.reward_clip import RewardClip
+from cormorant_postproc.pieces import Postproc, PostprocError
+from cormorant_postproc.pipeline import Pipeline, RewardClip
 from cormorant_postproc.split import split_trajectories
 
 __all__ = [

@@ -10,8 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from cormorant_postproc.pieces import TRAJ_IDS, Key, at_steps, first_step, flag
-from cormorant_postproc.protocol import PostprocError
+from cormorant_postproc.pieces import TRAJ_IDS, Key, PostprocError, at_steps, first_step, flag
 
 _KEPT_BATCHES = 1024
 

@@ -9,8 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from cormorant_postproc.pieces import at_steps, flag, last_step, valid_frames
-from cormorant_postproc.protocol import PostprocError
+from cormorant_postproc.pieces import PostprocError, at_steps, flag, last_step, valid_frames
 
 _REWARD = ("next", "reward")
 

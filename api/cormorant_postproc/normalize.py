@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from cormorant_postproc.protocol import PostprocError
+from cormorant_postproc.pieces import PostprocError
 
 EPSILON = 1e-8
 _REWARD = "next/reward"

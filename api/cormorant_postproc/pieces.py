@@ -1,15 +1,16 @@
-"""Where pieces of trajectories begin and end within a batch. No step here waits for a GPU.
+"""Where pieces of trajectories begin and end within a batch, and the protocol of post-processing. No step here waits
+for a GPU.
 
 A *piece* is what a batch holds of one trajectory: consecutive frames of one row. Rows never share a piece.
 
 # B rows (all batch dimensions but the last, flattened), T steps
 """
 
-import torch
-from tensordict import TensorDictBase
-from torch import Tensor
+from typing import Protocol
 
-from cormorant_postproc.protocol import PostprocError
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 
 Key = str | tuple[str, ...]
 
@@ -87,3 +88,12 @@ def at_steps(value: Tensor, steps: Tensor) -> Tensor:
 
 def _name(key: Key) -> str:
     return key if isinstance(key, str) else ".".join(key)
+
+
+class PostprocError(ValueError):
+    """The batch, or an argument, does not fit; says what was found and what to do."""
+
+
+class Postproc(Protocol):
+    def __call__(self, batch: TensorDictBase) -> TensorDict:
+        """Take a batch `[*, T]` and return another one; the batch itself stays as it is."""

@@ -1,12 +1,13 @@
-"""Several steps of post-processing in a row, and the one that a manifest asks for."""
+"""Steps of post-processing in a row, the one that a manifest asks for, and the steps that change one leaf."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 
-from cormorant_postproc.bfloat16 import InBfloat16
 from cormorant_postproc.multi_step import MultiStep
+from cormorant_postproc.pieces import PostprocError
 from cormorant_postproc.split import split_trajectories
 
 
@@ -41,3 +42,64 @@ def of_collection(settings: Mapping[str, Any]) -> Pipeline:
     if keys := settings.get("bfloat16"):
         steps.append(InBfloat16(keys))
     return Pipeline(steps)
+
+
+class RewardClip:
+    """Clamps `("next", "reward")` to `low..high`. Statistics of returns are made before it and are not clipped.
+
+    Args:
+        low: smallest reward.
+        high: largest reward.
+
+    Raises:
+        PostprocError: `low` is above `high`.
+    """
+
+    def __init__(self, low: float = -1.0, high: float = 1.0) -> None:
+        if not low <= high:
+            raise PostprocError(f"low {low} is above high {high}; swap them")
+        self.low = low
+        self.high = high
+
+    def __call__(self, batch: TensorDictBase) -> TensorDict:
+        """Take a batch of any shape. Raises PostprocError where it has no `("next", "reward")`."""
+        reward = batch.get(("next", "reward"), None)
+        if reward is None:
+            raise PostprocError("the batch has no next.reward; there is nothing to clip")
+        result: TensorDict = batch.copy()
+        result["next", "reward"] = reward.clamp(self.low, self.high)
+        return result
+
+
+class InBfloat16:
+    """Casts keys to bfloat16, and recurrent states in `next` as well, where no value changes by it.
+
+    Args:
+        keys: as a manifest spells them: nested keys with dots.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.keys = tuple(keys)
+
+    def __call__(self, batch: TensorDictBase) -> TensorDict:
+        """Take a batch of any shape. Raises PostprocError where it lacks a key, or bfloat16 would round a value."""
+        result: TensorDict = batch.copy()
+        for key in self.keys:
+            path = tuple(key.split("."))
+            result[path] = _exactly(key, batch.get(path, None))
+            if (following := batch.get(("next", *path), None)) is not None:
+                result["next", *path] = _exactly(f"next.{key}", following)
+        return result
+
+
+def _exactly(key: str, values: torch.Tensor | None) -> torch.Tensor:
+    if values is None:
+        raise PostprocError(f"collection.bfloat16 names {key}, which the batch does not have; remove it")
+    cast = values.bfloat16()
+    rounded = (cast.to(values.dtype) != values) & (values == values)  # NaN is no other value
+    if rounded.any():
+        raise PostprocError(
+            f"{key} holds {values[rounded][0].item()}, which bfloat16 would round to {cast[rounded][0].item()}: the "
+            "policy did not compute it in bfloat16; remove the key from collection.bfloat16"
+        )
+    return cast

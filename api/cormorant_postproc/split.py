@@ -10,8 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from cormorant_postproc.pieces import MASK, TRAJ_IDS, Key, flag, valid_frames
-from cormorant_postproc.protocol import PostprocError
+from cormorant_postproc.pieces import MASK, TRAJ_IDS, Key, PostprocError, flag, valid_frames
 
 TrajectoryLayout = Literal["padded", "nested", "concatenated"]
 

@@ -1,5 +1,5 @@
 """A process that imports once and forks workers (`fleet/local/worker_server.py`) or environments
-(`envs/child_server.py`).
+(`envs/child.py`).
 
     ForkRequest, descriptors -> fork server --fork--> child, child ...
     Order ---------------------->   | <--waits for them--
@@ -26,7 +26,7 @@ from typing import Any, Literal
 from cormorant_worker.wire.messages import MessageSocket
 
 WORKERS = "cormorant_worker.fleet.local.worker_server"
-ENVIRONMENTS = "cormorant_worker.envs.child_server"
+ENVIRONMENTS = "cormorant_worker.envs.child"
 _ANSWER_S = 5.0
 """A fork server that has imported answers in microseconds."""
 _ASKED_EVERY_S = 0.002

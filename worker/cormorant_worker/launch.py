@@ -202,7 +202,7 @@ def make_collector(
         vectorization=vectorization, usual_vectorization="inline", seed=seed, collection=collection or {}, info=info,
     )  # fmt: skip
     if job.spec.env.envpool is not None:
-        from cormorant_worker.collect.variants import check_tasks, envpool_tasks
+        from cormorant_worker.collect.env_sources import check_tasks, envpool_tasks
         from cormorant_worker.envs.probe import probe
 
         tasks = {name: task for name, task in envpool_tasks(job.spec.env).items() if task.kwargs}
@@ -305,7 +305,7 @@ def refuse_unknown_names(job: CollectorJob, *, is_this_machine: bool = True) -> 
         ManifestError: an entrypoint's module, attribute or argument does not exist, with near matches.
     """
     if job.spec.env.envpool is not None:
-        from cormorant_worker.collect.variants import check_tasks, envpool_tasks
+        from cormorant_worker.collect.env_sources import check_tasks, envpool_tasks
 
         check_tasks(envpool_tasks(job.spec.env))
     if is_this_machine and (problems := missing_entrypoints(job)):

@@ -13,7 +13,7 @@ from cormorant_contract import errors as contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.overrides import WorkerOverrides
-from cormorant_worker.envs.unsupported import why_unsupported
+from cormorant_worker.envs.gymnasium_env import why_unsupported
 from cormorant_worker.errors import ManifestError
 
 EnvChoice = str | Callable[[], Any] | Mapping[str, Any]

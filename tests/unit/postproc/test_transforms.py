@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from cormorant_postproc import FrameStack, MultiStep, Pipeline, PostprocError, RewardClip, split_trajectories
-from cormorant_postproc.bfloat16 import InBfloat16
-from cormorant_postproc.pipeline import of_collection
+from cormorant_postproc.pipeline import InBfloat16, of_collection
 from cormorant_testing.postproc_oracle import Frame, Row, rows, to_batch
 
 

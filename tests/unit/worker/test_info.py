@@ -11,9 +11,9 @@ from cormorant_testing.envs import CountingEnv
 from cormorant_testing.info import INFO, assert_info
 from cormorant_testing.vectors import step_times
 from cormorant_worker.envs.env_row import BadObservation
+from cormorant_worker.envs.gymnasium_env import MadeEnvs
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.inline import InlineVectorEnv
-from cormorant_worker.envs.made import MadeEnvs
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.launch import make_collector
 

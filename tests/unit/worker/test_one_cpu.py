@@ -20,8 +20,8 @@ from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.envs.calibration import calibrate
+from cormorant_worker.envs.cpus import OneCpu, native_threads
 from cormorant_worker.envs.envpool import EnvPoolTask
-from cormorant_worker.envs.one_cpu import OneCpu, native_threads
 from cormorant_worker.policies import mlp
 from cormorant_worker.spaces import Space
 

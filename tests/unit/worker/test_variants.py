@@ -13,8 +13,8 @@ from cormorant_contract.variants import seating
 from cormorant_testing.collecting import make_job
 from cormorant_testing.vectors import COUNTING
 from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.env_sources import assign
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.collect.variants import assign
 from cormorant_worker.errors import EnvBuildError, ManifestError
 from cormorant_worker.launch import make_collector
 

@@ -15,12 +15,11 @@ import numpy as np
 
 from cormorant_worker.collect.env_sources import info_fields
 from cormorant_worker.envs.env_row import row_views
-from cormorant_worker.envs.gymnasium_env import Env
+from cormorant_worker.envs.gymnasium_env import Env, why_unsupported
 from cormorant_worker.envs.info import InfoField, InfoMisfit, complete_fields, info_writer
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, NeverSaved, Rows, Step, VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
-from cormorant_worker.envs.unsupported import why_unsupported
 from cormorant_worker.errors import EnvBuildError, EnvError
 from cormorant_worker.scripted import Scripted
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, flatten, leaves, unflattener

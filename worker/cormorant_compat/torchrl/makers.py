@@ -7,7 +7,7 @@ from typing import Any
 import cloudpickle
 import gymnasium
 
-from cormorant_worker.envs.unsupported import why_unsupported
+from cormorant_worker.envs.gymnasium_env import why_unsupported
 from cormorant_worker.errors import EnvBuildError
 
 

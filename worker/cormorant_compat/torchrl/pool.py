@@ -16,11 +16,10 @@ import torch
 
 from cormorant_compat.torchrl.devices import check_device
 from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.envs.around import OneHotActions, RepeatedActions
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv, check_pool, envpool_module, reseed_pool
-from cormorant_worker.envs.one_hot import OneHotActions
 from cormorant_worker.envs.protocol import EVERY_ROW, VectorEnv
-from cormorant_worker.envs.repeat import RepeatedActions
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import cast_to

@@ -16,21 +16,26 @@ from cormorant_contract.env import GymnasiumEnv as GymnasiumBlock
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.collect.collector import Collector, CollectorConfig
-from cormorant_worker.collect.env_sources import env_factory, envpool_task, info_fields, vectorize
+from cormorant_worker.collect.env_sources import (
+    Assignment,
+    assign,
+    check_tasks,
+    env_factory,
+    envpool_task,
+    envpool_tasks,
+    info_fields,
+    vectorize,
+)
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace, find_device
-from cormorant_worker.collect.variants import Assignment, assign, check_tasks, envpool_tasks
 from cormorant_worker.envs.calibration import calibrate
-from cormorant_worker.envs.cpus import available_cpus
+from cormorant_worker.envs.cpus import OneCpu, available_cpus, started_threads
 from cormorant_worker.envs.envpool import AsyncEnvPoolVectorEnv, EnvPoolTask, EnvPoolVectorEnv
-from cormorant_worker.envs.gymnasium_env import EnvSource
+from cormorant_worker.envs.gymnasium_env import EnvSource, MadeEnvs, VariantEnvs, check_spaces, naming
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.made import MadeEnvs
-from cormorant_worker.envs.one_cpu import OneCpu, started_threads
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
-from cormorant_worker.envs.variants import VariantEnvs, check_spaces, naming
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.inference.address import AssignedServers
 from cormorant_worker.inference.handshake import Greeting

@@ -1,7 +1,12 @@
-"""A VectorEnv wrapper that forwards everything; subclasses change one thing."""
+"""VectorEnvs around another one: one-hot actions, and one action for several steps."""
 
-from cormorant_worker.envs.protocol import Rows, Step, VectorEnv
-from cormorant_worker.spaces import Arrays
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step, VectorEnv
+from cormorant_worker.spaces import Array, Arrays, OneHot
 
 
 class EnvAround:
@@ -37,3 +42,67 @@ class EnvAround:
 
     def close(self) -> None:
         self._env.close()
+
+
+class OneHotActions(EnvAround):
+    """Environments with one Discrete action, which is sent to them as a one-hot vector."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        """Take environments whose action space is Discrete."""
+        discrete: Any = env.action_space
+        assert isinstance(discrete, gymnasium.spaces.Discrete), discrete
+        super().__init__(env)
+        self._start = int(discrete.start)
+        self._dtype = np.dtype(discrete.dtype)
+        self.action_space = OneHot(int(discrete.n))
+
+    def send(self, actions: Arrays, rows: slice | Rows) -> None:
+        """Step with the number of each vector's one."""
+        self._env.send(((actions[0].argmax(-1) + self._start).astype(self._dtype),), rows)
+
+
+class RepeatedActions(EnvAround):
+    """Environments in lockstep, each of whose steps is up to `times` steps of `env` with the same action.
+
+    Rewards are summed, the observation is the last one. An episode that ends in between is over: the action is not
+    carried into the next one.
+    """
+
+    def __init__(self, env: VectorEnv, times: int) -> None:
+        """Take an environment in lockstep, and `times` >= 1."""
+        super().__init__(env)
+        self._times = times
+        self._actions: Arrays = ()
+        self._rows: slice | Rows = EVERY_ROW
+
+    def send(self, actions: Arrays, rows: slice | Rows) -> None:
+        self._actions, self._rows = actions, rows
+        self._env.send(actions, rows)
+
+    def recv(self) -> Step:
+        first = self._env.recv()
+        obs, info = (tuple([leaf.copy() for leaf in leaves]) for leaves in (first.obs, first.info))
+        reward, terminated, truncated = first.reward.copy(), first.terminated.copy(), first.truncated.copy()
+        final = tuple([np.zeros_like(leaf) for leaf in obs])
+        for kept, last in zip(final, first.final, strict=True):
+            kept[first.ended] = last
+        fresh = np.zeros(len(reward), dtype=np.bool_)
+        fresh[first.fresh] = True
+        numbers = np.arange(self.num_envs) if isinstance(self._rows, slice) else self._rows
+        for _ in range(1, self._times):
+            going = np.flatnonzero(~(terminated | truncated | fresh))
+            if not len(going):
+                break
+            self._env.send(tuple([leaf[going] for leaf in self._actions]), numbers[going])
+            step = self._env.recv()
+            reward[going] += step.reward
+            terminated[going], truncated[going] = step.terminated, step.truncated
+            fresh[going[step.fresh]] = True
+            for kept, now in zip((*obs, *info), (*step.obs, *step.info), strict=True):
+                kept[going] = now
+            for kept, last in zip(final, step.final, strict=True):
+                kept[going[step.ended]] = last
+        ended = np.flatnonzero((terminated | truncated) & ~fresh)
+        lost: Array = np.flatnonzero(fresh)
+        finals = tuple([a[ended] for a in final])
+        return Step(self._rows, obs, reward, terminated, truncated, ended, finals, lost, info)

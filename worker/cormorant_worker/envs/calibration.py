@@ -2,7 +2,7 @@
 
 More threads help as long as a vector step takes longer than waking them: cheap environments (CartPole) are faster on
 one, Atari on all that the CPU limit allows. One thread is timed as it will run: on the CPU of the policy, where it may
-keep to that (one_cpu.py). What is found is told to replacements, so that they need not ask again.
+keep to that (cpus.py). What is found is told to replacements, so that they need not ask again.
 """
 
 import time
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cormorant_worker.envs.cpus import OneCpu, started_threads
 from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
-from cormorant_worker.envs.one_cpu import OneCpu, started_threads
 from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array

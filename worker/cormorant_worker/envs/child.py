@@ -1,4 +1,6 @@
-"""The process of one environment of a SubprocessVectorEnv, forked by `child_server.py`. Never imports torch."""
+"""The process of one environment of a SubprocessVectorEnv. Never imports torch. `python -m cormorant_worker.envs.child
+SOCKET` is the fork server of such processes.
+"""
 
 import contextlib
 import fcntl
@@ -30,6 +32,7 @@ from cormorant_worker.envs.info import complete_fields
 from cormorant_worker.envs.saved import save_env
 from cormorant_worker.envs.shared_memory import SharedSteps
 from cormorant_worker.errors import EnvBuildError, EnvNotSaved, UnknownEnv
+from cormorant_worker.fork_loop import run
 from cormorant_worker.wire.messages import MessageSocket, PeerGone
 
 
@@ -138,3 +141,7 @@ class _Child:
                 kind, what = "build", str(error)
         steps = self._row.steps if self._row else 0
         return ChildFailed(kind=kind, what=what, steps=steps, details="".join(traceback.format_exception(error)))
+
+
+if __name__ == "__main__":
+    run(run_child)

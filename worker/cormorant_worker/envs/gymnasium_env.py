@@ -1,18 +1,23 @@
-"""Builds one gymnasium environment from what a manifest says: id or entrypoint, kwargs, wrappers, a step limit."""
+"""Sources of gymnasium environments: from what a manifest says (id or entrypoint, kwargs, wrappers, a step limit), from
+callables of a script, and of several variants. Imported in the processes of environments, so without the contract.
+"""
 
 import importlib
+import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
+import cloudpickle
 import gymnasium
 from gymnasium.wrappers import TimeLimit
 
 from cormorant_worker.entrypoints import did_you_mean, load_object
-from cormorant_worker.envs.unsupported import why_unsupported
 from cormorant_worker.errors import EnvBuildError, UnknownEnv
-from cormorant_worker.spaces import leaves
+from cormorant_worker.spaces import Space, describe, leaves
 
 Env = gymnasium.Env[Any, Any]
 
@@ -161,3 +166,144 @@ def _construct(make: Callable[[], Any], what: str) -> Env:
         why = why_unsupported(env) or f"a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env"
         raise EnvBuildError(f"{what} is {why}")
     return env
+
+
+_VECTOR = (
+    "a gymnasium vector environment, which resets its environments by itself and is not supported; pass a function "
+    "that makes one of its environments, and num_envs= (in the compatibility layers a list of functions) for how many"
+)
+_AGENTS = (
+    "a PettingZoo environment of several agents, which is not supported; wrap it as one gymnasium.Env whose "
+    "observation and action hold those of all agents"
+)
+
+
+def why_unsupported(env: Any) -> str:
+    """What an environment, its class, or a function that is known to make one is, and what to use instead: "a
+    SyncVectorEnv, a gymnasium vector environment, ...". Empty: nothing is known against it.
+    """
+    while isinstance(env, partial):
+        env = env.func
+    if env is gymnasium.make_vec:
+        env = gymnasium.vector.VectorEnv
+    kind = env if isinstance(env, type) else type(env)
+    if issubclass(kind, gymnasium.Env):
+        return ""
+    if issubclass(kind, gymnasium.vector.VectorEnv):
+        return f"a {kind.__name__}, {_VECTOR}"
+    modules = [getattr(env, "__module__", None) or "", *(base.__module__ for base in kind.__mro__)]
+    is_theirs = any(module.partition(".")[0] == "pettingzoo" for module in modules)
+    if is_theirs or (hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None))):
+        return f"a {getattr(env, '__name__', kind.__name__)}, {_AGENTS}"
+    return ""
+
+
+class MadeEnvs(EnvSource):
+    """Builds gymnasium environments by calling one maker a row. Pickled for every process that builds one."""
+
+    def __init__(self, makers: Sequence[Callable[[], Any]]) -> None:
+        self._makers = tuple(makers)
+        self._built: dict[int, Env] = {}
+        """By row: built to look at, and not given out yet."""
+
+    @property
+    def name(self) -> str:
+        return " | ".join(dict.fromkeys(name_of(maker) for maker in self._makers))
+
+    def build(self, row: int) -> Env:
+        if row in self._built:
+            return self._built.pop(row)
+        made = self.make(row)
+        if not isinstance(made, gymnasium.Env):
+            raise EnvBuildError(
+                f"the environment maker {name_of(self._makers[row])} returned {why_unsupported(made) or _other(made)}"
+            )
+        leaves(made.observation_space, ("observation",))
+        leaves(made.action_space, ("action",))
+        return made
+
+    def make(self, row: int) -> Any:
+        """Whatever the maker of a row returns."""
+        return construct(self._makers[row], f"the environment of {name_of(self._makers[row])}")
+
+    def keep(self, row: int, env: Env) -> None:
+        """Have `build` give this one out, once."""
+        self._built[row] = env
+
+    def __reduce__(self) -> Any:
+        # Built environments stay here. Closures cannot be pickled, and the process of an environment is ours.
+        return _load, (cloudpickle.dumps(self._makers),)
+
+
+def _load(data: bytes) -> MadeEnvs:
+    return MadeEnvs(pickle.loads(data))  # noqa: S301 - from our own parent
+
+
+def _other(made: object) -> str:
+    return (
+        f"a {type(made).__module__}.{type(made).__name__}; return a gymnasium.Env, or for TorchRL's collectors also a "
+        "TorchRL environment without a batch size"
+    )
+
+
+def name_of(maker: Callable[[], Any]) -> str:
+    inner = getattr(maker, "maker", maker)
+    name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
+    return f"{getattr(inner, '__module__', '?')}:{name}"
+
+
+@contextmanager
+def naming(variant: str) -> Iterator[None]:
+    """Begin the errors of an environment with the name of its variant, if it has one."""
+    try:
+        yield
+    except (UnknownEnv, EnvBuildError) as error:
+        if not variant:
+            raise
+        raise type(error)(f"variant {variant}: {error}") from error
+
+
+def check_spaces(found: Mapping[str, tuple[Space, Space]]) -> None:
+    """Refuse variants of different spaces. `found`: observation and action space by the variant's name."""
+    words = {name: _words(*spaces) for name, spaces in found.items()}
+    (first, wanted), *others = words.items()
+    for name, has in others:
+        if has != wanted:
+            raise EnvBuildError(
+                f"variants {first} and {name} of spec.env.variants have different spaces: {first} has {wanted}; {name} "
+                f"has {has}; use kwargs or tasks whose spaces agree"
+            )
+
+
+def _words(observation: Space, action: Space) -> str:
+    return f"observations {describe(observation)}, actions {describe(action)}"
+
+
+class VariantEnvs:
+    """Builds gymnasium environments, each of its variant. Pickled for every process that builds one."""
+
+    def __init__(self, factories: tuple[EnvFactory, ...], names: tuple[str, ...], task_ids: Sequence[int]) -> None:
+        """Keep what to build. `task_ids`: for each row, the position of its variant."""
+        self._factories, self._names, self._task_ids = factories, names, tuple(task_ids)
+        self._spaces: dict[str, tuple[Space, Space]] = {}
+
+    @property
+    def name(self) -> str:
+        return " | ".join(dict.fromkeys(self._factories[task_id].name for task_id in self._task_ids))
+
+    def called(self, row: int) -> str:
+        return f"environment {row} (variant {self._names[self._task_ids[row]]})"
+
+    def build(self, row: int) -> Env:
+        """Construct the environment of a row."""
+        task_id = self._task_ids[row]
+        name = self._names[task_id]
+        with naming(name):
+            env = self._factories[task_id].build()
+        self._spaces[name] = env.observation_space, env.action_space
+        try:
+            check_spaces(self._spaces)
+        except EnvBuildError:
+            env.close()
+            raise
+        return env

@@ -35,8 +35,7 @@ from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.seeding import TorchStream
 from cormorant_worker.envs.envpool import EnvPoolVectorEnv
 from cormorant_worker.envs.gymnasium_env import Env as OneEnv
-from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource
-from cormorant_worker.envs.made import MadeEnvs
+from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource, MadeEnvs
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.errors import EnvCrashed, EnvError, EnvRaised

@@ -1,6 +1,6 @@
 """Acting: observations in, actions out, as numpy arrays of this process. One call a vector step.
 
-`PolicyActor` asks the user's policy; `RandomActor` (random_actions.py) draws from the action space. What a policy
+`PolicyActor` asks the user's policy; `RandomActor` (random_actor.py) draws from the action space. What a policy
 computes beside the action is found by one dry run at the start, so that the hot loop knows every array ahead.
 
 # n rows (environments that act now)

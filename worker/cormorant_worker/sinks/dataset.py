@@ -16,9 +16,8 @@ from cormorant_worker.errors import DatasetError, DatasetMismatch
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.local_store import LocalStore, local_path
-from cormorant_worker.sinks.record import ShardRecord
 from cormorant_worker.sinks.schema import FrameSchema
-from cormorant_worker.sinks.shards import ShardLimits, ShardWriter
+from cormorant_worker.sinks.shards import ShardLimits, ShardRecord, ShardWriter
 from cormorant_worker.sinks.store import DatasetStore
 
 DESCRIPTION = "dataset.json"

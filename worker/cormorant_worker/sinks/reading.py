@@ -11,7 +11,7 @@ import pyarrow as pa
 from cormorant_worker.errors import DatasetCorrupt
 from cormorant_worker.sinks.dataset import Dataset, DatasetPart
 from cormorant_worker.sinks.frames import Frames, decode
-from cormorant_worker.sinks.record import ShardRecord
+from cormorant_worker.sinks.shards import ShardRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from cormorant_worker.errors import DatasetCorrupt, DatasetError
 from cormorant_worker.sinks.dataset import Dataset, DatasetPart, read_dataset
 from cormorant_worker.sinks.frames import Frames, decode
 from cormorant_worker.sinks.reading import reading
-from cormorant_worker.sinks.record import ShardRecord
+from cormorant_worker.sinks.shards import ShardRecord
 from cormorant_worker.spaces import Array
 
 _READ_STEP = 4 << 20

@@ -28,7 +28,7 @@ class Start:
     place: WorkerPlace
     frames_per_batch: int
     overrides: bytes = b""
-    """What the script made for this worker: see `parts.py`."""
+    """What the script made for this worker: see `WorkerOverrides`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,7 @@ import gymnasium
 import pytest
 
 from cormorant_testing.envs import CountingEnv
-from cormorant_worker.envs.gymnasium_env import EnvFactory
-from cormorant_worker.envs.made import MadeEnvs
+from cormorant_worker.envs.gymnasium_env import EnvFactory, MadeEnvs
 from cormorant_worker.errors import EnvBuildError, UnknownEnv
 
 COUNTING = "cormorant_testing.envs:make_counting"

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES, CountingEnv
 from cormorant_testing.vectors import Referee, assert_arrays, counting, sample_actions, step_times
-from cormorant_worker.envs.gymnasium_env import EnvFactory
+from cormorant_worker.envs.gymnasium_env import EnvFactory, MadeEnvs
 from cormorant_worker.envs.inline import InlineVectorEnv
-from cormorant_worker.envs.made import MadeEnvs
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError
 
