@@ -17,6 +17,8 @@ cormorant_contract.ManifestError ends a command with exit code 2 as well, Keyboa
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+INTERRUPTED = 130
+
 
 class CliError(Exception):
     """Ends the command with its message on stderr and `exit_code`."""

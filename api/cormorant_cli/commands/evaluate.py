@@ -21,14 +21,13 @@ from cormorant_cli.commands.run import (
     translated_errors,
 )
 from cormorant_cli.connection import CaFile, Connection, Context, Namespace, Token, TokenFile, Url
-from cormorant_cli.errors import BadInput
+from cormorant_cli.errors import INTERRUPTED, BadInput
 from cormorant_cli.printing import columns_of, quiet_logs, told_when_slow
 from cormorant_manifest.reader import STDIN
 
 if TYPE_CHECKING:
     from cormorant_worker.fleet.stats import FleetStats
 
-INTERRUPTED = 130
 _TOLD_S = 1.0
 _POLL_S = 0.5
 _OWN = "weights of the manifest"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cormorant_cli.errors import BadInput, CliError, CommandFailed
+from cormorant_cli.errors import INTERRUPTED, BadInput, CliError, CommandFailed
 from cormorant_cli.progress import Display, Rate, RunPlan, Serving, Snapshot, Summary, WorkerView, choose_display
 from cormorant_contract.errors import ManifestError
 from cormorant_contract.job import CollectorJob
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from cormorant_worker.fleet.stats import FleetStats
     from cormorant_worker.fleet.transport import Engine
 
-INTERRUPTED = 130
 Reason = Literal["done", "already_complete", "interrupted"]
 _PARTS_OF_WORKER = (
     "fastapi",
