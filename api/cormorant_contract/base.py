@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from cormorant_contract.rule import Rule, Transition
+from cormorant_contract.rule import Rule
 
 _camel = cache(to_camel)
 INT32_MAX = 2**31 - 1
@@ -36,8 +36,7 @@ _BOUNDS = {"ge": "minimum", "le": "maximum"}
 def _add_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
     """Put the model's rules where the API server looks for them."""
     assert issubclass(model, Contract)
-    rules: tuple[Rule[Any] | Transition[Any], ...] = (*model.rules(), *model.transitions())
-    entries = [rule.document() for rule in rules if rule.cel]
+    entries = [rule.document() for rule in model.rules() if rule.cel]
     if entries:
         schema["x-kubernetes-validations"] = entries
 
@@ -66,11 +65,6 @@ class Contract(BaseModel):
     @classmethod
     def rules(cls) -> tuple[Rule[Any], ...]:
         """The rules over several fields of this model."""
-        return ()
-
-    @classmethod
-    def transitions(cls) -> tuple[Transition[Any], ...]:
-        """What an update may not change."""
         return ()
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from pydantic import Field, WithJsonSchema
 
 from cormorant_contract.base import INT32_MAX, Contract, Count32, Entrypoint, JsonObject, Whole
 from cormorant_contract.info import InfoKeys, repeated
-from cormorant_contract.rule import Rule, Transition, Value
+from cormorant_contract.rule import Rule, Value
 from cormorant_contract.variants import Variant, Variants
 
 MAX_NUM_ENVS = 65536
@@ -224,15 +224,8 @@ class Env(Contract):
                 },
                 path=("variants",),
             ),
-        )
-
-    @classmethod
-    def transitions(cls) -> "tuple[Transition[Env], ...]":
-        """Batches, datasets and policies fit one environment only."""
-        return (
-            Transition(
+            Rule(
                 cel="self == oldSelf",
-                holds=lambda old, new: new == old,
                 sentence="env is immutable because collected data belongs to one environment; create a new job",
             ),
         )

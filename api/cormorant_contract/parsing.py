@@ -8,9 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from pydantic import JsonValue, ValidationError
-from pydantic.alias_generators import to_camel
 
-from cormorant_contract.base import Contract
 from cormorant_contract.errors import ManifestError, Problem
 from cormorant_contract.job import API_VERSION, KIND, CollectorJob
 from cormorant_contract.schema import Schema, structural_schema
@@ -91,14 +89,6 @@ def _without_echoes(findings: list[Finding]) -> list[Finding]:
     ]
 
 
-def refuse_update(old: CollectorJob, new: CollectorJob) -> tuple[Problem, ...]:
-    """What of `new` an update of `old` may not say; the API server's own rules, offline."""
-    return tuple(
-        Problem(message=sentence, name=new.metadata.name, location=location)
-        for location, sentence in _refuse_changes(old, new, ())
-    )
-
-
 def name_of(document: object) -> str:
     """metadata.name of a document, as far as it has one, for messages."""
     metadata = document.get("metadata") if isinstance(document, dict) else None
@@ -148,16 +138,6 @@ def _refuse_metadata(document: Mapping[str, object]) -> Iterator[Finding]:
     for key in metadata if isinstance(metadata, dict) else ():
         if isinstance(key, str) and key not in _METADATA_FIELDS:
             yield ("metadata", key), f"unknown field{nearest(key, _METADATA_FIELDS)}"
-
-
-def _refuse_changes(old: Contract, new: Contract, location: Location) -> Iterator[Finding]:
-    for transition in new.transitions():
-        if not transition.holds(old, new):
-            yield (*location, *transition.path), transition.sentence
-    for name in type(new).model_fields:
-        before, after = getattr(old, name), getattr(new, name)
-        if isinstance(before, Contract) and isinstance(after, Contract):
-            yield from _refuse_changes(before, after, (*location, to_camel(name)))
 
 
 def _prune_fields(document: Mapping[str, JsonValue], schema: Schema) -> dict[str, JsonValue]:

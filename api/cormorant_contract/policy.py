@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cormorant_contract.base import IMAGE_PATTERN, Contract, Entrypoint, Flag, JsonObject, Label, Text
-from cormorant_contract.rule import Rule, Transition, Value
+from cormorant_contract.rule import Rule, Value
 
 
 class RandomPolicy(Contract):
@@ -73,22 +73,15 @@ class Policy(Contract):
                     "dtype": Value(cel="self.dtype", get=lambda policy: policy.dtype),
                 },
             ),
-        )
-
-    @classmethod
-    def transitions(cls) -> "tuple[Transition[Policy], ...]":
-        """Published weights and the keys of a batch belong to one policy."""
-        return (
-            Transition(
+            # Published weights and the keys of a batch belong to one policy.
+            Rule(
                 cel="has(self.entrypoint) == has(oldSelf.entrypoint) && "
                 "(!has(self.entrypoint) || self.entrypoint == oldSelf.entrypoint)",
-                holds=lambda old, new: new.entrypoint == old.entrypoint,
                 sentence="random and entrypoint are immutable because published weights and collected batches belong "
                 "to one policy; create a new job",
             ),
-            Transition(
+            Rule(
                 cel="self.kwargs == oldSelf.kwargs",
-                holds=lambda old, new: new.kwargs == old.kwargs,
                 sentence="kwargs are immutable because published weights and collected batches belong to one policy; "
                 "create a new job",
                 path=("kwargs",),

@@ -33,8 +33,9 @@ class Rule(Generic[M]):
     cel: str
     """The rule for the API server, over `self`. Empty where the schema says the same without CEL."""
 
-    holds: Callable[[M], bool]
-    """The rule for pydantic. Called only when every field is valid by itself."""
+    holds: Callable[[M], bool] = lambda _: True
+    """The rule for pydantic, called only when every field is valid by itself. A rule over `oldSelf`, about what an
+    update may not change, has none: only the API server knows what was before."""
 
     sentence: str
     """What is wrong and what to do, with `{name}` where a value belongs."""
@@ -64,27 +65,3 @@ class Rule(Generic[M]):
         # format() and not `+`: the API server's cost estimate takes string(int) for a string without end.
         terms = ", ".join(self.values[name].cel for name in _PLACEHOLDER.findall(self.sentence))
         return f"{_PLACEHOLDER.sub('%s', self.sentence)!r}.format([{terms}])"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transition(Generic[M]):
-    """A fact that holds between a model before and after an update."""
-
-    cel: str
-    """The rule for the API server, over `self` and `oldSelf`."""
-
-    holds: Callable[[M, M], bool]
-    """The rule for Python: called with the model before and after."""
-
-    sentence: str
-    """What is wrong and what to do."""
-
-    path: tuple[str, ...] = ()
-    """The field to blame, as in `Rule`."""
-
-    def document(self) -> dict[str, str]:
-        """Write the entry of `x-kubernetes-validations`."""
-        entry = {"rule": self.cel, "message": self.sentence}
-        if self.path:
-            entry["fieldPath"] = "".join(f".{part}" for part in self.path)
-        return entry

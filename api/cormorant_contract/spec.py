@@ -10,7 +10,7 @@ from cormorant_contract.collection import Collection
 from cormorant_contract.env import Env
 from cormorant_contract.output import Output, QueueOutput
 from cormorant_contract.policy import Code, Policy
-from cormorant_contract.rule import Rule, Transition, Value
+from cormorant_contract.rule import Rule, Value
 from cormorant_contract.run_policy import RunPolicy
 from cormorant_contract.variants import seats_of
 from cormorant_contract.workers import Head, Inference, Replicas, WorkerGroup
@@ -104,16 +104,9 @@ class CollectorJobSpec(Contract):
             *_ROLE_RULES,
             _BFLOAT16_RULE,
             _RESET_RULE,
-        )
-
-    @classmethod
-    def transitions(cls) -> "tuple[Transition[CollectorJobSpec], ...]":
-        """Two controllers never manage one job."""
-        return (
-            Transition(
+            Rule(
                 cel="has(self.managedBy) == has(oldSelf.managedBy) && "
                 "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
-                holds=lambda old, new: new.managed_by == old.managed_by,
                 sentence="managedBy is immutable because two controllers must not manage one job; create a new job",
                 path=("managedBy",),
             ),

@@ -87,6 +87,22 @@ def broken_rules(value: Any, schema: Document, path: str = "") -> Iterator[tuple
             yield from broken_rules(item, schema["items"], f"{path}[{index}]")
 
 
+def refused_changes(old: Document, new: Document) -> list[str]:
+    """Paths that an update of one document to another may not change."""
+    schema = structural_schema()
+    return list(_changes(with_defaults(deepcopy(old), schema), with_defaults(deepcopy(new), schema), schema))
+
+
+def _changes(old: Document, new: Document, schema: Document, path: str = "") -> Iterator[str]:
+    for entry in schema.get("x-kubernetes-validations", ()):
+        both = {"self": json_to_cel(new), "oldSelf": json_to_cel(old)}
+        if "oldSelf" in entry["rule"] and not _program(entry["rule"]).evaluate(both):
+            yield (path + entry.get("fieldPath", "")).lstrip(".")
+    for key, child in schema.get("properties", {}).items():
+        if "properties" in child and key in old and key in new:
+            yield from _changes(old[key], new[key], child, f"{path}.{key}")
+
+
 @cache
 def _program(rule: str) -> celpy.Runner:
     return _CEL.program(_CEL.compile(rule))

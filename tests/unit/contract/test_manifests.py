@@ -6,10 +6,9 @@ import pytest
 
 from cormorant_contract.errors import ManifestError
 from cormorant_contract.job import CollectorJob
-from cormorant_contract.parsing import parse_job, refuse_update
+from cormorant_contract.parsing import parse_job
 from manifest_cases import INVALID, VALID
 from manifest_making import Case, manifest
-from manifest_updates import UPDATES, Update
 
 
 def problems_of(document: object) -> dict[str, str]:
@@ -32,12 +31,6 @@ def test_refused_once_with_field_value_and_remedy(case: Case) -> None:
     others = {path: message for path, message in problems.items() if path != case.path}
     # A misspelt field is missing under its right name, and that is all that may follow from one mistake.
     assert not others or case.path == "spec.env.envpool.num_envs"
-
-
-@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
-def test_update_keeps_what_cannot_change(update: Update) -> None:
-    problems = refuse_update(parse_job(update.old), parse_job(update.new))
-    assert [problem.path for problem in problems] == ([update.path] if update.path else [])
 
 
 def test_all_problems_are_reported_at_once() -> None:

@@ -10,7 +10,8 @@ from cormorant_contract.parsing import parse_job
 from cormorant_contract.schema import crd, structural_schema
 from manifest_cases import INVALID, VALID
 from manifest_making import Case
-from structural import verdict, with_defaults
+from manifest_updates import UPDATES, Update
+from structural import refused_changes, verdict, with_defaults
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -39,6 +40,11 @@ def test_schema_and_cel_refuse(case: Case) -> None:
     assert complaints
     if case.by == "rule":
         assert any(complaint.startswith(f".{case.path}: ") for complaint in complaints)
+
+
+@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
+def test_update_keeps_what_cannot_change(update: Update) -> None:
+    assert refused_changes(update.old, update.new) == ([update.path] if update.path else [])
 
 
 def test_nodes_are_structural() -> None:
