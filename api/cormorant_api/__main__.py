@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (HeadFault, CormorantError) as error:
         code = exit_code_of(error)
         log.critical("head_refused" if code == EXIT_REFUSED else "head_failed", reason=str(error), exit_code=code)
-        explain(given.last_words, str(error), frames=given.floor_frames)
+        explain(given.termination_message_file, str(error), frames=given.floor_frames)
         return code
     log.info("head_ended", reason=end)
     return EXIT_DONE if end == "done" else _SIGNAL_BASE + (signals.number or signal.SIGTERM)
@@ -163,7 +163,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--floor-frames", type=_from(0), help="Frames settled by earlier heads.")
     parser.add_argument(
-        "--last-words", type=Path, help="File for the settled frames and the reason of the end, as JSON."
+        "--last-words",
+        dest="termination_message_file",
+        type=Path,
+        help="File for the settled frames and the reason of the end, as JSON.",
     )
     parser.add_argument("--keep-versions", type=_from(1), help="Versions to retain per model.")
     parser.add_argument("--ack-within", dest="ack_within_s", type=float, help="Seconds to acknowledge a batch.")

@@ -103,7 +103,7 @@ class Head:
             settings.directory,
             epoch=settings.epoch,
             floor_frames=settings.floor_frames,
-            last_words=settings.last_words,
+            termination_message_file=settings.termination_message_file,
         )
         self.store = WeightStore(settings.directory, keeps=settings.keep_versions)
         self.events = EventRing(epoch=self.epoch)
@@ -142,7 +142,7 @@ class Head:
         """
         running = Running(self, fleet, is_paused=is_paused)
         self._resume_is_start = is_paused and not self.leases.spec_paused
-        self._unsubscribe = fleet.subscribe(self._hear)
+        self._unsubscribe = fleet.subscribe(self._on_fleet_event)
         self.sample(fleet.stats(workers=False))
         if not running.publisher.inherit(fleet):
             running.publisher.restore()
@@ -170,7 +170,7 @@ class Head:
         # Housekeeping must stop before unacknowledged loans are returned: it would count them as settled.
         if self._housekeeper.is_alive():
             self._housekeeper.join(timeout=5)
-        self._tell_end()
+        self._add_end_event()
         self.is_closing = True  # streams of events send what is left, and end
         if self._running is not None:
             self._running.pauses.close()
@@ -301,9 +301,9 @@ class Head:
         total = self.job.spec.target
         return self.is_draining and (total is None or self.running.fleet.stats(workers=False).frames < total)
 
-    # -- hearing -----------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------
 
-    def _hear(self, event: FleetEvent) -> None:
+    def _on_fleet_event(self, event: FleetEvent) -> None:
         """Called by the fleet's thread; must be quick and not call the fleet."""
         running = self._running
         if running is not None:
@@ -313,7 +313,7 @@ class Head:
                 running.updates.refused(event.worker, event.version, event.reason)
             elif event.kind == "worker_lost":
                 running.updates.lost(event.worker)
-        self.metrics.fleet.hear(event)
+        self.metrics.fleet.on_fleet_event(event)
         if event.kind == "published":
             self.log_context.version = event.version
         if event.kind == "accepted":
@@ -340,7 +340,7 @@ class Head:
         if update.state in ("failed", "partially_applied"):
             log.warning("weights_not_applied", version=update.version, state=update.state, reason=update.error)
 
-    def _tell_end(self) -> None:
+    def _add_end_event(self) -> None:
         """Add the last event, once."""
         if self.end_state:
             return
@@ -375,7 +375,7 @@ class Head:
                 if self.has_queue and is_over and not running.ledger.is_exhausted:
                     running.feeder.probe()
                 if self.is_complete:
-                    self._tell_end()
+                    self._add_end_event()
                 for watch in self.watchers:
                     watch(stats)
             except CormorantError as error:

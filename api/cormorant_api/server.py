@@ -158,7 +158,7 @@ class HeadServer:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Close, and record the error in the last words."""
+        """Close, and record the error in the termination message."""
         if self.fleet is not None and self.head.is_running:
             self.head.keep_settled_frames(self.fleet.stats(workers=False))
         if isinstance(error, Exception) and not isinstance(error, FleetInterrupted):

@@ -25,7 +25,7 @@ class HeadSettings:
     """Number of this head in the job, from 1; 0: count in `directory`."""
     floor_frames: int = 0
     """Frames known to be settled by earlier heads; a higher count in `directory` wins."""
-    last_words: Path | None = None
+    termination_message_file: Path | None = None
     """File for the settled frames as JSON, always current (Kubernetes' termination message)."""
     keep_versions: int = 5
     """Versions to retain per model."""

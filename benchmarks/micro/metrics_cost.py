@@ -53,7 +53,7 @@ def _cost(name: str, *, rounds: int) -> list[dict]:
     block = Block(collector.layout(workload.steps_per_batch))
     with collector:
         on, off = rows.interleaved(
-            _collecting(collector, block, Timing(), metrics.hear),
+            _collecting(collector, block, Timing(), metrics.on_fleet_event),
             _collecting(collector, block, NoTiming(), _ignore),
             rounds=rounds,
         )

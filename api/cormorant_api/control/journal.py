@@ -31,8 +31,8 @@ class Journal:
 
     In the head's directory: `frames`, `exported` and `epoch`; where the manifest normalises, `statistics.json`: the
     statistics and the frames that were settled with them in one file, so that neither counts without the other.
-    Optionally elsewhere: the last words (`{"frames": 1000}`, Kubernetes' termination message), kept current because a
-    killed head cannot write them.
+    Optionally elsewhere: the termination message (`{"frames": 1000}`), kept current because a killed head cannot write
+    it.
 
     A disk that fails while the head runs is logged once: what was acknowledged stands, and the next count is written
     over it. `frames` and `exported` have their full size from the start, so that a full disk takes them: they are
@@ -41,7 +41,12 @@ class Journal:
     """
 
     def __init__(
-        self, folder: Path | None, *, epoch: int = 0, floor_frames: int = 0, last_words: Path | None = None
+        self,
+        folder: Path | None,
+        *,
+        epoch: int = 0,
+        floor_frames: int = 0,
+        termination_message_file: Path | None = None,
     ) -> None:
         """Open it, and count this head.
 
@@ -49,7 +54,7 @@ class Journal:
             folder: the head's directory; None: memory only.
             epoch: number of this head, from 1; 0: count in `folder`.
             floor_frames: frames that are known to be settled, e.g. from the job's status.
-            last_words: file for the last words; None: do not write them.
+            termination_message_file: file for the termination message; None: do not write one.
 
         Raises:
             StoreError: a file cannot be used.
@@ -68,7 +73,7 @@ class Journal:
         self._disk = threading.Lock()
         """Held while the disk writes."""
         self._telling = threading.Lock()
-        """Guards the last words, which may be on another disk."""
+        """Guards the termination message, which may be on another disk."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._newest: Future[None] = Future()
         """The newest write."""
@@ -80,7 +85,7 @@ class Journal:
         self._is_synced, self._sync_at = True, 0.0
         """Whether the disk has what was written to `frames`, and when to make sure of it again."""
         self._is_closed = False
-        self._descriptor = self._exported = self._words = -1
+        self._descriptor = self._exported = self._message = -1
         try:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -102,12 +107,14 @@ class Journal:
         self._reason, self._width = "", 0
         self._failing: set[str] = set()
         """Events of a disk that fails, until it works again."""
-        if last_words is not None:
+        if termination_message_file is not None:
             try:
-                self._words = os.open(last_words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                self._message = os.open(termination_message_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             except OSError as error:
-                raise StoreError(f"cannot write the last words to {last_words}: {error}") from error
-            self._write_words()
+                raise StoreError(
+                    f"cannot write the termination message to {termination_message_file}: {error}"
+                ) from error
+            self._write_message()
 
     @property
     def settled_frames(self) -> int:
@@ -159,7 +166,7 @@ class Journal:
                         os.pwrite(self._descriptor, _digits(settled), 0)
                         self._is_synced = False
                     with self._telling:
-                        self._write_words()
+                        self._write_message()
                     self._written = settled
                 if not self._is_synced and (is_last or time.monotonic() >= self._sync_at):
                     os.fdatasync(self._descriptor)
@@ -172,11 +179,11 @@ class Journal:
                         self.exported_frames = exporting
 
     def explain(self, reason: str) -> None:
-        """Record why this head ends, in the last words."""
+        """Record why this head ends, in the termination message."""
         with self._telling:
             self._reason = reason
             with self._failures_logged("last_words_not_kept"):
-                self._write_words()
+                self._write_message()
 
     def note_exported(self, frames: int) -> int:
         """Record a frame count before it is exported to scrapers. Returns the highest count that may be exported: a
@@ -240,10 +247,10 @@ class Journal:
     def _write_last(self) -> None:
         self._write(is_last=True)
         with self._telling:
-            for descriptor in (self._descriptor, self._exported, self._words):
+            for descriptor in (self._descriptor, self._exported, self._message):
                 if descriptor >= 0:
                     os.close(descriptor)
-            self._descriptor = self._exported = self._words = -1
+            self._descriptor = self._exported = self._message = -1
 
     @contextmanager
     def _failures_logged(self, event: str) -> Iterator[None]:
@@ -257,13 +264,13 @@ class Journal:
         else:
             self._failing.discard(event)
 
-    def _write_words(self) -> None:
-        if self._words < 0:
+    def _write_message(self) -> None:
+        if self._message < 0:
             return
         # Pad with blanks instead of truncating: a truncated file would be empty for a moment.
         text = encode(self._settled, self._reason).ljust(self._width)
         self._width = len(text)
-        os.pwrite(self._words, text, 0)
+        os.pwrite(self._message, text, 0)
 
 
 def _digits(frames: int) -> bytes:

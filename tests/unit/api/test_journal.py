@@ -43,7 +43,7 @@ def test_settled_frames_never_become_fewer(tmp_path: Path) -> None:
 def test_last_words_are_right_at_any_moment(tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
     path.write_text("what somebody else left there, and longer")
-    journal = Journal(None, floor_frames=7, last_words=path)
+    journal = Journal(None, floor_frames=7, termination_message_file=path)
     assert json.loads(path.read_text()) == {"frames": 7}
     journal.settle(1000).result(10)
     assert json.loads(path.read_text()) == {"frames": 1007}
@@ -58,7 +58,7 @@ def test_last_words_are_right_at_any_moment(tmp_path: Path) -> None:
 
 def test_long_termination_message_keeps_the_count(tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
-    journal = Journal(None, floor_frames=1234567, last_words=path)
+    journal = Journal(None, floor_frames=1234567, termination_message_file=path)
     for reason in ("磁盘已满 " * 2000, "\x01\n" * 5000, "a" * 100_000, 'é"' * 3000):
         journal.explain(reason)
         assert path.stat().st_size <= 4096
@@ -69,8 +69,8 @@ def test_long_termination_message_keeps_the_count(tmp_path: Path) -> None:
 
 
 def test_unwritable_termination_message_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"cannot write the last words to .*nowhere/words"):
-        Journal(None, last_words=tmp_path / "nowhere" / "words")
+    with pytest.raises(StoreError, match=r"cannot write the termination message to .*nowhere/words"):
+        Journal(None, termination_message_file=tmp_path / "nowhere" / "words")
 
 
 def test_frames_that_were_exported_are_the_floor_of_the_next_head(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_disk_that_hangs_holds_up_neither_scrapes_nor_the_end(
     monkeypatch.setattr("cormorant_api.control.journal._ANSWER_WITHIN_S", 0.1)
     monkeypatch.setattr("cormorant_api.control.journal._EXPORT_WITHIN_S", 0.1)
     words = tmp_path / "termination-log"
-    journal = Journal(tmp_path / "head", last_words=words)
+    journal = Journal(tmp_path / "head", termination_message_file=words)
     assert journal.note_exported(10) == 10
     with journal._disk, structlog.testing.capture_logs() as logged:
         kept = journal.settle(50)

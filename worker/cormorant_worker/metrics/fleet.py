@@ -28,7 +28,7 @@ _SERVED = {
 
 
 class FleetMetrics:
-    """What is exported of one fleet. `hear` is for the fleet's thread, `sample` for any."""
+    """What is exported of one fleet. `on_fleet_event` is for the fleet's thread, `sample` for any."""
 
     def __init__(self, job: CollectorJob, exposition: Exposition, *, floor_frames: int = 0) -> None:
         """Begin.
@@ -54,7 +54,7 @@ class FleetMetrics:
         self._show_what_stays()
         self.sample(_before_the_start(job, floor_frames))
 
-    def hear(self, event: FleetEvent) -> None:
+    def on_fleet_event(self, event: FleetEvent) -> None:
         if event.sealed is not None:
             self._groups[event.worker.rpartition("-")[0]].seal(event.sealed)
             self._note_episodes(event.sealed)

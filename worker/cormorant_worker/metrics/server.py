@@ -24,7 +24,7 @@ class MetricsServer(TextServer):
             return HTTPStatus.OK, *exposition.text(accept)
 
         super().__init__(answer, host="127.0.0.1", port=port)
-        self._unsubscribe = fleet.subscribe(metrics.hear)
+        self._unsubscribe = fleet.subscribe(metrics.on_fleet_event)
 
     def close(self) -> None:
         """Stop serving and unsubscribe from the fleet."""
