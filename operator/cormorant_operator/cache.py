@@ -26,7 +26,7 @@ Kind = str
 
 
 @dataclass(slots=True)
-class _Member:
+class Member:
     owner: str
     version: int
     fact: Pod | Workload | str
@@ -39,7 +39,7 @@ class JobRecord:
     namespace: str
     job: Job | Unreadable | None = None
     version: int = 0
-    members: dict[str, _Member] = field(default_factory=dict)
+    members: dict[str, Member] = field(default_factory=dict)
     """By the member's uid."""
     pod_index: PodIndex = field(default_factory=PodIndex)
     """The pods among the members."""
@@ -161,7 +161,7 @@ class Cache:
             return self._remove(uid, is_job=False, version=version)
         record = self._records.setdefault(owner, JobRecord(raw["metadata"]["namespace"]))
         self.note_created(raw)
-        record.members[uid] = _Member(owner, version, fact, raw["metadata"]["name"], raw["kind"])
+        record.members[uid] = Member(owner, version, fact, raw["metadata"]["name"], raw["kind"])
         if isinstance(fact, Pod):
             record.pod_index.put(fact)
         if isinstance(fact, Workload):
@@ -169,7 +169,7 @@ class Cache:
         self._owners[uid] = owner
         return owner
 
-    def _member(self, uid: str) -> _Member | None:
+    def _member(self, uid: str) -> Member | None:
         record = self._records.get(self._owners.get(uid, ""))
         return record.members.get(uid) if record is not None else None
 

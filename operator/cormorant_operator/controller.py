@@ -45,7 +45,7 @@ from cormorant_operator.kube.client import KubeClient, ListedKind
 from cormorant_operator.kube.rate_limit import Purpose, purpose
 from cormorant_operator.logs import about
 from cormorant_operator.metrics import Handler, Metrics
-from cormorant_operator.observed import Observed, Pod, PodIndex
+from cormorant_operator.observed import Pod, PodIndex
 from cormorant_operator.work_queue import WorkQueue
 
 log = structlog.get_logger()
@@ -287,8 +287,10 @@ class Controller:
             self._states[uid] = JobState(has_tokens=head is not None and head.is_ready)
         state = self._states[uid]
         now = now_utc()
-        plan = reconcile(job, self.observe(uid), now, defaults=self._defaults.for_jobs(len(self._asked)))
-        if not self.has_workloads.is_set() and self.cache.record(uid).workload is not None:
+        state.is_cut_off = state.is_silent and self.census.is_cut_off
+        record = self.cache.record(uid)
+        plan = reconcile(job, record, state, now, defaults=self._defaults.for_jobs(len(self._asked)))
+        if not self.has_workloads.is_set() and record.workload is not None:
             self.has_workloads.set()
         state.counters = None
         failed = await self._carry_out(job, plan, state, decided_at=now)
@@ -340,33 +342,6 @@ class Controller:
             self._unreadable[job.identity.uid] = job.message
             log.warning("status_unreadable", job=job.identity.name, reason=job.message)
             await self._tell(job.identity, (JobEvent(reason="StatusUnreadable", message=job.message, is_warning=True),))
-
-    def observe(self, uid: str) -> Observed:
-        """Collect the facts about a job."""
-        state, record = self._states.setdefault(uid, JobState()), self.cache.record(uid)
-        return Observed(
-            pods=record.pods,
-            pod_index=record.pod_index,
-            attempts=record.attempts,
-            epoch=record.epoch,
-            children=record.children,
-            has_tokens=state.has_tokens,
-            answer=state.answer,
-            answering_since=state.answering_since,
-            answered_at=state.answered_at,
-            wait_shares=state.wait_shares,
-            is_silent=state.is_silent,
-            is_token_refused=state.is_token_refused,
-            refused_since=state.refused_since,
-            distrust=state.distrust,
-            is_cut_off=state.is_silent and self.census.is_cut_off,
-            refusals=dict(state.refusals),
-            verdicts=dict(state.verdicts),
-            workload=record.workload,
-            flavors=state.flavors,
-            priorities=state.priorities,
-            nodes=dict(state.nodes),
-        )
 
     def _schedule(self, job: Job, plan: Plan, state: JobState) -> None:
         words = tuple(action for action in plan.actions if isinstance(action, (SetDesired, DrainHead)))

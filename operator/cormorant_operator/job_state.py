@@ -8,11 +8,21 @@ from datetime import datetime
 from typing import Literal
 
 from cormorant_contract.status import CollectorJobStatus
-from cormorant_operator.decide.autoscale import DOWN_AFTER_S, UP_AFTER_S
-from cormorant_operator.decide.plan import POD_OWNER, DrainHead, SetDesired
 from cormorant_operator.job import Identity
-from cormorant_operator.observed import HeadAnswer, NodeFact, Refusal, RefusalKind, Verdict, Waits, WaitShares
+from cormorant_operator.observed import (
+    POD_OWNER,
+    HeadAnswer,
+    NodeFact,
+    Refusal,
+    RefusalKind,
+    Verdict,
+    Waits,
+    WaitShares,
+)
 from cormorant_operator.workload import Flavor
+
+UP_AFTER_S, DOWN_AFTER_S = 30.0, 120.0
+"""Lengths of the periods of waiting that `decide/autoscale.py` decides by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +51,38 @@ _REMAKE_S = 30.0
 
 @dataclass(slots=True)
 class JobState:
+    # What decisions read.
     has_tokens: bool = False
+    """The token Secret exists, as far as known since its last check, at most one full resync ago."""
     answer: HeadAnswer | None = None
+    """Last answer of a head."""
     answering_since: datetime | None = None
-    """Since when the head has answered without a gap."""
+    """Since when the head has answered this operator without a gap; None: never."""
     answered_at: datetime | None = None
+    wait_shares: tuple[WaitShares, ...] = ()
+    """Over the last UP_AFTER_S and DOWN_AFTER_S, as far as they were observed."""
     is_silent: bool = False
+    """The head did not answer the last poll."""
+    is_cut_off: bool = False
+    """So are most heads: the operator's own network is the likely cause."""
     distrust: str = ""
-    """Why the operator does not trust the head's certificate."""
+    """Why the operator does not trust the head's certificate; empty: it does, or the head has none."""
     is_token_refused: bool = False
     """The head rejects the operator's token."""
     refused_since: datetime | None = None
     """Since when it has; since the Secret was replaced, if that was later."""
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    """Last refusal by group, "head" or kind, until a request succeeds."""
+    nodes: dict[str, NodeFact] = field(default_factory=dict)
+    """Checked nodes, by name."""
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    """Dry runs, by template digest."""
+    flavors: dict[str, Flavor] = field(default_factory=dict)
+    """ResourceFlavors that were read, by name."""
+    priorities: dict[str, int] = field(default_factory=dict)
+    """Values of the WorkloadPriorityClasses that were read, by name."""
+
+    # What the controller schedules by.
     remade_at: float = -math.inf
     """Last attempt to recreate the token Secret, by the event loop's clock."""
     polled_at: float | None = None
@@ -65,32 +95,15 @@ class JobState:
     """Polls in a row whose answer was the one before."""
     waits: deque[WaitSample] = field(default_factory=deque)
     """The newest answers; all come from one head and one set of group sizes."""
-    told: tuple[SetDesired | DrainHead, ...] = ()
+    told: tuple[object, ...] = ()
     """Last commands sent to the head."""
     is_answer_due: bool = False
     """The next answer of the head must trigger a reconcile, because it was sent a command."""
     counters: tuple[Identity, CollectorJobStatus] | None = None
     """A counter-only status that waits for its write, and the version it is based on."""
-    refusals: dict[str, Refusal] = field(default_factory=dict)
-    nodes: dict[str, NodeFact] = field(default_factory=dict)
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
-    flavors: dict[str, Flavor] = field(default_factory=dict)
-    priorities: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def wait_shares(self) -> tuple[WaitShares, ...]:
-        """Over the last UP_AFTER_S and DOWN_AFTER_S, as far as they were observed."""
-        periods = (self._shares(UP_AFTER_S), self._shares(DOWN_AFTER_S))
-        return tuple(found for found in periods if found is not None)
-
-    def _shares(self, seconds: float) -> WaitShares | None:
-        if not self.waits:
-            return None
-        last = self.waits[-1]
-        first = next((s for s in reversed(self.waits) if (last.at - s.at).total_seconds() >= seconds), None)
-        return None if first is None else shares_between(first, last)
 
     def _sample(self, answer: HeadAnswer, at: datetime) -> None:
+        self.wait_shares = ()
         if answer.waits is None or not answer.waits.is_settled or answer.is_resizing:
             self.waits.clear()
             return
@@ -100,6 +113,11 @@ class JobState:
         self.waits.append(sample)
         while len(self.waits) > 2 and (at - self.waits[1].at).total_seconds() >= DOWN_AFTER_S:
             self.waits.popleft()
+        ages = [(at - sample.at).total_seconds() for sample in self.waits]
+        for period_s in (UP_AFTER_S, DOWN_AFTER_S):
+            first = next((i for i in reversed(range(len(ages))) if ages[i] >= period_s), None)
+            if first is not None:
+                self.wait_shares += (shares_between(self.waits[first], sample),)
 
     @property
     def head_report(self) -> tuple[HeadAnswer | None, bool, bool, str]:

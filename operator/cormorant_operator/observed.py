@@ -1,4 +1,4 @@
-"""The facts that `reconcile` decides by: plain values from `pod_facts`, `executor` and `head_client`."""
+"""The facts that `reconcile` decides by, as plain values: pods, a head's answer, what the API server refused."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Literal, NamedTuple
-
-from cormorant_operator.workload import Flavor, Workload
 
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 Role = Literal["head", "worker", "canary"]
@@ -196,6 +194,10 @@ class HeadAnswer:
     """Set for jobs with an autoscaled group. None: an older head."""
 
 
+POD_OWNER = "pod/"
+"""Prefix of the keys of refusals about existing pods."""
+
+
 class RefusalKind(Enum):
     """Why the API server rejected a request."""
 
@@ -328,49 +330,3 @@ def _is_healthy(pod: Pod) -> bool:
 
 def _build_of(pod: Pod) -> WorkerBuild:
     return WorkerBuild(pod.group, pod.template, pod.base_image)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """All facts about one job at one moment."""
-
-    pods: tuple[Pod, ...] = ()
-    pod_index: PodIndex | None = None
-    """Index of the same pods; None: built from `pods`."""
-    attempts: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """Highest attempt ever seen of each slot, by (group, index), including deleted pods."""
-    epoch: int = 0
-    """Highest epoch of a head ever seen."""
-    children: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """Digests of the job's other objects, by (kind, name)."""
-    has_tokens: bool = False
-    """The token Secret exists, as far as known since its last check, at most one full resync ago."""
-    answer: HeadAnswer | None = None
-    """Last answer of a head."""
-    answering_since: datetime | None = None
-    """Since when the head has answered this operator without a gap; None: never."""
-    answered_at: datetime | None = None
-    wait_shares: tuple[WaitShares, ...] = ()
-    """Over the newest periods, the shortest first."""
-    is_silent: bool = False
-    """The head did not answer the last poll."""
-    distrust: str = ""
-    """Why the operator does not trust the head's certificate; empty: it does, or the head has none."""
-    is_token_refused: bool = False
-    """The head rejected the operator's token."""
-    refused_since: datetime | None = None
-    """Since when it has; since the Secret was replaced, if that was later."""
-    is_cut_off: bool = False
-    """Most heads are silent, so the operator's own network is the likely cause."""
-    refusals: Mapping[str, Refusal] = field(default_factory=dict)
-    """Last refusal by group, "head" or kind, until a request succeeds."""
-    nodes: Mapping[str, NodeFact] = field(default_factory=dict)
-    """Checked nodes, by name."""
-    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
-    """Dry runs, by template digest."""
-    workload: Workload | None = None
-    """The job's Workload; None: there is none, or it was not read."""
-    flavors: Mapping[str, Flavor] = field(default_factory=dict)
-    """ResourceFlavors that were read, by name."""
-    priorities: Mapping[str, int] = field(default_factory=dict)
-    """Values of the WorkloadPriorityClasses that were read, by name."""

@@ -1,1 +1,1 @@
-"""Decides what a job needs: pure functions of a job, what was observed, and the time."""
+"""Decides what a job needs: pure functions of a job, what is known of it, and the time."""

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from math import ceil
 
 from cormorant_contract.workers import Autoscale
+from cormorant_operator.job_state import DOWN_AFTER_S, UP_AFTER_S
 from cormorant_operator.observed import WaitShares
 
-UP_AFTER_S, DOWN_AFTER_S = 30.0, 120.0
-"""Length of the period that decides."""
 _WAITS = 0.2
 _IDLE = 0.25
 _RARELY = 0.05

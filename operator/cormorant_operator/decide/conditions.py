@@ -199,7 +199,7 @@ def _progressing(view: View, decision: Decision) -> Fact:
         return Fact(type="Progressing", status="False", reason="Draining")
     if head is None or not head.is_ready:
         return Fact(type="Progressing", status="False", reason="NotReady", message="the head is not ready yet")
-    if view.observed.is_silent:
+    if view.state.is_silent:
         return _head_silent(view, head)
     if progress.pause_reason(view):
         return Fact(type="Progressing", status="False", reason="Paused")
@@ -213,7 +213,7 @@ def _progressing(view: View, decision: Decision) -> Fact:
 
 
 def _head_silent(view: View, head: Pod) -> Fact:
-    if view.observed.is_token_refused:
+    if view.state.is_token_refused:
         secret = tokens_secret(view.job.name)
         message = (
             f"{head.name} rejects the operator's token: Secret {secret} or the operator's key was changed. The "
@@ -221,10 +221,10 @@ def _head_silent(view: View, head: Pod) -> Fact:
             f"lasts, run kubectl delete secret {secret} -n {view.job.namespace}"
         )
         return Fact(type="Progressing", status="Unknown", reason="TokenRefused", message=message)
-    if view.observed.distrust:
-        return Fact(type="Progressing", status="Unknown", reason="CertificateRefused", message=view.observed.distrust)
+    if view.state.distrust:
+        return Fact(type="Progressing", status="Unknown", reason="CertificateRefused", message=view.state.distrust)
     message = f"{head.name} is ready but does not answer GET /v1/status; the operator leaves the job alone"
-    if view.observed.is_cut_off:
+    if view.state.is_cut_off:
         message += "; most heads do not answer this operator, so check its network first (egress policy, mTLS, CNI)"
     return Fact(type="Progressing", status="Unknown", reason="ControlPlaneUnreachable", message=message)
 

@@ -7,10 +7,9 @@ from functools import partial
 
 from cormorant_contract.children import HEAD
 from cormorant_operator import names
-from cormorant_operator.decide.plan import POD_OWNER
 from cormorant_operator.decide.view import View
 from cormorant_operator.job import Fact
-from cormorant_operator.observed import Obstacle, Pod, RefusalKind
+from cormorant_operator.observed import POD_OWNER, Obstacle, Pod, RefusalKind
 
 _QUEUE_KINDS = ("Workload", "ResourceFlavor", "WorkloadPriorityClass")
 _SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE, RefusalKind.SERVER, RefusalKind.LEAVING)
@@ -31,7 +30,7 @@ def acceptance_trouble(view: View) -> Fact | None:
         if pod.is_live and pod.obstacle is not Obstacle.NONE and _is_missing(view, names.CANARY):
             words = f"the new image is not verified yet, so nothing was replaced: {pod.name}: {pod.obstacle_message}"
             return _NOT_ACCEPTED(reason=pod.obstacle.value, message=words)
-    for owner, refusal in sorted(view.observed.refusals.items()):
+    for owner, refusal in sorted(view.state.refusals.items()):
         if refusal.kind not in _SCHEDULING and _is_missing(view, owner):
             return _NOT_ACCEPTED(reason=refusal.kind.value, message=refusal.message)
     return None
@@ -41,7 +40,7 @@ def scheduling_trouble(view: View) -> Fact | None:
     """Why a pod is not scheduled, or its image is not pulled."""
     if (queued := _queue_trouble(view)) is not None:
         return queued
-    for owner, refusal in sorted(view.observed.refusals.items()):
+    for owner, refusal in sorted(view.state.refusals.items()):
         if refusal.kind in _SCHEDULING and _is_missing(view, owner):
             return _NOT_SCHEDULED(reason=refusal.kind.value, message=refusal.message)
     if (volume := _volume_trouble(view)) is not None:
@@ -62,7 +61,7 @@ def is_waiting_for_room(view: View) -> bool:
     head = view.live_head
     if head is None or not head.is_ready:
         return head is not None and (not head.is_scheduled or _volume_trouble(view) is not None)
-    refusals = (view.observed.refusals.get(group.name) for group in view.groups)
+    refusals = (view.state.refusals.get(group.name) for group in view.groups)
     workers = (pod for pods in view.examined_workers.values() for pod in pods if pod.is_live)
     return any(refusal is not None and refusal.kind in _SCHEDULING for refusal in refusals) or any(
         not pod.is_scheduled for pod in workers
@@ -170,7 +169,7 @@ def _is_missing(view: View, owner: str) -> bool:
     if owner == "Pod":
         return any(view.verdict(template) is None and not view.is_proven(template) for template in view.all_templates)
     if owner.startswith(POD_OWNER):
-        return any(pod.name == owner.removeprefix(POD_OWNER) for pod in view.observed.pods)
+        return any(pod.name == owner.removeprefix(POD_OWNER) for pod in view.pods)
     if owner in _QUEUE_KINDS:
         return view.job.queue is not None
     if owner not in view.sizes:

@@ -130,7 +130,7 @@ def clean_up(view: View) -> Plan:
     if over is not None and view.now >= over:
         return Plan(actions=(DeleteJob(),))
     actions: list[Action] = []
-    for pod in view.observed.pods:
+    for pod in view.pods:
         if pod.is_terminating or policy.clean_pod_policy == "None":
             continue
         # Keep an ended head for its log; delete one that still occupies a node.

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.names import Manifest
-from cormorant_operator.observed import Pod
+from cormorant_operator.observed import POD_OWNER, Pod
 from cormorant_operator.workload import Workload
 
 QueueKind: TypeAlias = Literal["ResourceFlavor", "WorkloadPriorityClass"]
@@ -158,10 +158,6 @@ def owner_of(action: Action) -> str:
             return "CollectorJob"
         case SetDesired() | DrainHead() | CheckNode():
             return ""
-
-
-POD_OWNER = "pod/"
-"""Prefix of the keys of existing pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ _MOMENT_POLLS = 4
 def frames_settled(view: View) -> int:
     """Frames that no later head collects again, from the status, answers and termination messages."""
     known = [view.job.status.frames.settled]
-    if view.observed.answer is not None:
-        known.append(view.observed.answer.settled)
+    if view.state.answer is not None:
+        known.append(view.state.answer.settled)
     target = view.job.spec.target
     for head in view.heads:
         if head.settled_frames is not None:
@@ -35,7 +35,7 @@ def frames_collected(view: View, *, epoch: int = 0) -> int:
     known = [frames_settled(view)]
     if max(epoch, view.epoch) == before.epoch:
         known.append(before.frames.collected)
-    answer = view.observed.answer
+    answer = view.state.answer
     if answer is not None and newest is not None and answer.pod_uid == newest.uid and newest.epoch >= epoch:
         known.append(answer.frames)
     return max(known)

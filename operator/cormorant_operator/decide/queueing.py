@@ -31,7 +31,7 @@ def queue_actions(view: View) -> Iterator[Action]:
         if found is not None and (queue is None or not view.has_pods):
             yield DeleteChild(kind="Workload", name=found.name)
     elif view.job.is_over:
-        uses_quota = any(not pod.is_terminal and not view.is_lost(pod) for pod in view.observed.pods)
+        uses_quota = any(not pod.is_terminal and not view.is_lost(pod) for pod in view.pods)
         if found is not None and not found.holds("Finished") and not uses_quota:
             yield _finish(view, found)
     elif found is None or not found.is_reserved:
@@ -70,7 +70,7 @@ def _request(view: View, queue: Queue, found: Workload | None) -> Iterator[Actio
         return
     if not all(view.is_proven(template) for template in view.all_templates):
         return  # an invalid template is reported; Kueue is not asked for it
-    priority = view.observed.priorities.get(queue.priority_class)
+    priority = view.state.priorities.get(queue.priority_class)
     if queue.priority_class and priority is None:
         yield from _read(view, "WorkloadPriorityClass", queue.priority_class)
         return

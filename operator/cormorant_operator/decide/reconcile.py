@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from cormorant_contract.children import tokens_secret
 from cormorant_operator import names
+from cormorant_operator.cache import JobRecord
 from cormorant_operator.decide.conditions import Decision
 from cormorant_operator.decide.events import events_between
 from cormorant_operator.decide.heads import HeadPlan, plan_head, render_head
@@ -36,16 +37,17 @@ from cormorant_operator.decide.view import View
 from cormorant_operator.decide.workers import plan_workers, render_worker
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Fact, Job
+from cormorant_operator.job_state import JobState
 from cormorant_operator.names import Manifest
-from cormorant_operator.observed import Observed, Obstacle
+from cormorant_operator.observed import Obstacle
 from cormorant_operator.render.children import budgets, certificates, config_map, digest_of, network_policy, services
 
 _CHANGES = (DeletePod, MarkPod, DeleteChild, DeleteJob)
 
 
-def reconcile(job: Job, observed: Observed, now: datetime, *, defaults: OperatorDefaults) -> Plan:
-    """The plan for a job. `now` is aware."""
-    view = View(job, observed, now.replace(microsecond=0), defaults)
+def reconcile(job: Job, record: JobRecord, state: JobState, now: datetime, *, defaults: OperatorDefaults) -> Plan:
+    """The plan for a job. `now` is aware. Changes nothing."""
+    view = View(job, record, state, now.replace(microsecond=0), defaults)
     return _without_refused(view, _decide(view))
 
 
@@ -70,7 +72,7 @@ def _decide(view: View) -> Plan:
 
 def _without_refused(view: View, plan: Plan) -> Plan:
     """Postpone deletions and changes that the API server refused recently; keep the rest of the plan."""
-    if not view.observed.refusals:
+    if not view.state.refusals:
         return plan
     actions: list[Action] = []
     dues = [plan.due] if plan.due is not None else []
@@ -100,7 +102,7 @@ def _restart(view: View) -> Plan:
     head = view.live_head
     assert head is not None, "a job without a head is not stalled"
     orders: list[Action] = [MarkPod(pod=head, annotation=names.STALLED, at=view.now)]
-    orders += [DeletePod(pod=pod, why="the job stalled") for pod in view.observed.pods if pod.is_live]
+    orders += [DeletePod(pod=pod, why="the job stalled") for pod in view.pods if pod.is_live]
     failures = view.head_failures + (head.stalled_since is None)
     return _plan(view, Decision(is_stalled=True), orders, dues=(view.now,), epoch=head.epoch, head_restarts=failures)
 
@@ -153,11 +155,11 @@ def _children(view: View, head: HeadPlan) -> Iterator[Action]:
         wanted += budgets(view.job, workers=sum(view.sizes.values()))
     for manifest in wanted:
         key = (manifest["kind"], manifest["metadata"]["name"])
-        if view.observed.children.get(key) != digest_of(manifest) and view.refused_until(manifest["kind"]) is None:
+        if view.children.get(key) != digest_of(manifest) and view.refused_until(manifest["kind"]) is None:
             yield ApplyChild(manifest=manifest)
     live, names_wanted = view.live_head, {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
     is_current = live is not None and live.template == view.templates.head
-    for kind, name in sorted(view.observed.children.keys() - names_wanted):
+    for kind, name in sorted(view.children.keys() - names_wanted):
         if kind == "ConfigMap" and is_current:
             yield DeleteChild(kind="ConfigMap", name=name)
         elif kind == "PodDisruptionBudget" and head.epoch:
@@ -166,13 +168,13 @@ def _children(view: View, head: HeadPlan) -> Iterator[Action]:
 
 def _is_unclaimed(view: View) -> bool:
     """Whether nothing of the job was created yet, so that an existing Secret of its name is not its own."""
-    has_config = any(kind == "ConfigMap" for kind, _ in view.observed.children)
-    return not (has_config or view.observed.pods or view.job.status.epoch)
+    has_config = any(kind == "ConfigMap" for kind, _ in view.children)
+    return not (has_config or view.pods or view.job.status.epoch)
 
 
 def _may_lack_tokens(view: View, head: HeadPlan) -> bool:
     """Whether the Secret may be missing. The operator cannot read it; creating an existing one is harmless."""
-    if not view.observed.has_tokens:
+    if not view.state.has_tokens:
         return True
     # A head mounts it. Without it the pod waits for its volume, and no pod condition says so.
     if view.epoch and any(isinstance(action, CreatePod) for action in head.actions):
@@ -182,7 +184,7 @@ def _may_lack_tokens(view: View, head: HeadPlan) -> bool:
 
 
 def _are_tokens_wrong(view: View) -> bool:
-    refused = view.observed.refused_since
+    refused = view.state.refused_since
     return refused is not None and view.now >= view.after(refused, view.defaults.secret_sync_s)
 
 

@@ -105,7 +105,7 @@ def _beginning(view: View) -> Phase:
         return "Pending"
     if view.epoch > 1:
         return "Restarting"
-    is_placed = any(pod.is_live and pod.is_scheduled for pod in view.observed.pods)
+    is_placed = any(pod.is_live and pod.is_scheduled for pod in view.pods)
     return "Starting" if is_placed else "Pending"
 
 

@@ -33,7 +33,7 @@ def plan_suspension(view: View) -> Suspension:
         going = (*live_workers(view), *(pod for pod in view.canaries if not pod.is_terminating))
         orders = tuple(DeletePod(pod=pod, why=why) for pod in going)
         remains = tuple(DeletePod(pod=pod, why=why) for pod in view.heads if not pod.is_terminating)
-        nodes, due = view.nodes_to_check(view.observed.pods)
+        nodes, due = view.nodes_to_check(view.pods)
         looks = tuple(CheckNode(name=name) for name in nodes)
         state: State = "deleting" if view.has_pods else "suspended"
         return Suspension(state=state, actions=(*orders, *remains, *looks), due=due)

@@ -7,12 +7,14 @@ from functools import cached_property
 
 from cormorant_contract.run_policy import RunPolicy
 from cormorant_contract.workers import WorkerGroup
+from cormorant_operator.cache import JobRecord
 from cormorant_operator.decide.autoscale import autoscaled
 from cormorant_operator.decide.backoff import failures_after, refusal_delay_s
 from cormorant_operator.decide.slots import Slot, slots_of
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
-from cormorant_operator.observed import HeadAnswer, Observed, Pod, PodIndex, Refusal, RefusalKind, Verdict, WorkerBuild
+from cormorant_operator.job_state import JobState
+from cormorant_operator.observed import HeadAnswer, Pod, PodIndex, Refusal, RefusalKind, Verdict, WorkerBuild
 from cormorant_operator.templates import Templates
 from cormorant_operator.workload import NO_PLACEMENT, Placement, Workload
 
@@ -29,7 +31,10 @@ _LEAVING_S = 1.0
 @dataclass(frozen=True)
 class View:
     job: Job
-    observed: Observed
+    record: JobRecord
+    """Its objects."""
+    state: JobState
+    """What its head and the API server said."""
     now: datetime
     defaults: OperatorDefaults
 
@@ -66,7 +71,7 @@ class View:
     @property
     def epoch(self) -> int:
         newest = self.newest_head
-        return max(self.job.status.epoch, self.observed.epoch, newest.epoch if newest is not None else 0)
+        return max(self.job.status.epoch, self.record.epoch, newest.epoch if newest is not None else 0)
 
     @property
     def head_failures(self) -> int:
@@ -79,20 +84,20 @@ class View:
     @property
     def answer(self) -> HeadAnswer | None:
         """Last answer of the live head; None while it is silent."""
-        answer, head = self.observed.answer, self.live_head
-        if answer is None or head is None or answer.pod_uid != head.uid or self.observed.is_silent:
+        answer, head = self.state.answer, self.live_head
+        if answer is None or head is None or answer.pod_uid != head.uid or self.state.is_silent:
             return None
         return answer
 
     @property
     def answering_since(self) -> datetime | None:
         """Since when the live head has answered without a gap; None while it is silent, which stops deadlines."""
-        return self.observed.answering_since if self.answer is not None else None
+        return self.state.answering_since if self.answer is not None else None
 
     @property
     def answered_at(self) -> datetime | None:
         """Time of the live head's last answer; None while it is silent."""
-        answered_at = self.observed.answered_at
+        answered_at = self.state.answered_at
         return min(answered_at, self.now) if answered_at is not None and self.answer is not None else None
 
     @property
@@ -115,7 +120,7 @@ class View:
 
     @property
     def workload(self) -> Workload | None:
-        return self.observed.workload
+        return self.record.workload
 
     @cached_property
     def may_create(self) -> bool:
@@ -133,7 +138,7 @@ class View:
 
     @property
     def unread_flavors(self) -> tuple[str, ...]:
-        found, known = self.workload, self.observed.flavors
+        found, known = self.workload, self.state.flavors
         if found is None:
             return ()
         return tuple(
@@ -145,7 +150,7 @@ class View:
         found = self.workload.pod_sets.get(pod_set) if self.workload is not None and self.may_create else None
         if found is None:
             return NO_PLACEMENT
-        return sum((self.observed.flavors[name].placement for name in found.flavors), NO_PLACEMENT) + found.update
+        return sum((self.state.flavors[name].placement for name in found.flavors), NO_PLACEMENT) + found.update
 
     @cached_property
     def eviction(self) -> str:
@@ -195,12 +200,21 @@ class View:
             return size
         # The status keeps the size that was found before, also for the next operator.
         before = self._size_before(group, size)
-        wait_shares = self.observed.wait_shares if self.answer is not None else ()
+        wait_shares = self.state.wait_shares if self.answer is not None else ()
         return autoscaled(group.autoscale, before, wait_shares, group=group.name)
 
-    @cached_property
+    @property
     def pod_index(self) -> PodIndex:
-        return self.observed.pod_index if self.observed.pod_index is not None else PodIndex.of(self.observed.pods)
+        return self.record.pod_index
+
+    @cached_property
+    def pods(self) -> tuple[Pod, ...]:
+        return self.record.pods
+
+    @cached_property
+    def children(self) -> Mapping[tuple[str, str], str]:
+        """Digests of the job's other objects, by (kind, name)."""
+        return self.record.children
 
     @cached_property
     def counted(self) -> Mapping[str, tuple[WorkerBuild, ...]]:
@@ -251,7 +265,7 @@ class View:
             counted = (self.pod_index.healthy[build].keys() for build in self.counted[group])
             open_places = set(range(size)).difference(filled, *counted)
         places = filled | open_places
-        attempts = self.observed.attempts
+        attempts = self.record.attempts
         return slots_of(examined, places, attempts={index: attempts.get((group, index), -1) for index in places})
 
     def num_counted(self, group: str) -> int:
@@ -298,7 +312,7 @@ class View:
 
     def verdict(self, template: str) -> Verdict | None:
         """Result of the dry run of a template, unless it has expired."""
-        verdict = self.observed.verdicts.get(template)
+        verdict = self.state.verdicts.get(template)
         if verdict is None or not verdict.error:
             return verdict
         is_old = verdict.generation != self.job.identity.generation or self.now >= self.after(
@@ -308,7 +322,7 @@ class View:
 
     def refused_until(self, owner: str) -> datetime | None:
         """When a refused request may be repeated; None: now."""
-        refusal = self.observed.refusals.get(owner)
+        refusal = self.state.refusals.get(owner)
         if refusal is None:
             return None
         until = self.after(refusal.at, _refusal_lasts_s(refusal))
@@ -316,10 +330,10 @@ class View:
 
     def retries(self) -> Iterator[datetime]:
         """When refused requests may be repeated."""
-        for owner in self.observed.refusals:
+        for owner in self.state.refusals:
             if (until := self.refused_until(owner)) is not None:
                 yield until
-        for template in self.observed.verdicts:
+        for template in self.state.verdicts:
             if (verdict := self.verdict(template)) is not None and verdict.error:
                 yield self.after(verdict.at, VERDICT_LASTS_S)
 
@@ -331,17 +345,17 @@ class View:
     @property
     def has_pods(self) -> bool:
         """Whether a pod exists on a reachable node; one on a lost node may stay listed forever."""
-        return any(not self.is_lost(pod) for pod in self.observed.pods)
+        return any(not self.is_lost(pod) for pod in self.pods)
 
     def is_lost(self, pod: Pod) -> bool:
         """Whether a pod's node is known to be lost, so that its end is never confirmed."""
-        node = self.observed.nodes.get(pod.node)
+        node = self.state.nodes.get(pod.node)
         return pod.phase == "Unknown" or (pod.is_taint_evicted and node is not None and node.is_lost)
 
     def nodes_to_check(self, pods: Iterable[Pod]) -> tuple[tuple[str, ...], datetime | None]:
         """Nodes of pods evicted by a taint that need a check now, and when the next check is due."""
         names = {pod.node for pod in pods if pod.is_taint_evicted and pod.node and not self.is_lost(pod)}
-        seen = self.observed.nodes
+        seen = self.state.nodes
         old = [name for name in names if name not in seen or self.now >= self.after(seen[name].at, _NODE_LASTS_S)]
         due = min((self.after(seen[name].at, _NODE_LASTS_S) for name in names if name not in old), default=None)
         return tuple(sorted(old)), due

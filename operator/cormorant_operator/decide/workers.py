@@ -162,4 +162,4 @@ def _is_released(view: View, group: WorkerGroup) -> bool:
 
 
 def live_workers(view: View) -> Iterator[Pod]:
-    return (pod for pod in view.observed.pods if pod.role == "worker" and not pod.is_terminating)
+    return (pod for pod in view.pods if pod.role == "worker" and not pod.is_terminating)

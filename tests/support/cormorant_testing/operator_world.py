@@ -12,6 +12,7 @@ from typing import Any
 
 from cormorant_contract.parsing import parse_job
 from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator.cache import JobRecord, Member
 from cormorant_operator.decide.plan import (
     Action,
     ApplyChild,
@@ -32,12 +33,13 @@ from cormorant_operator.decide.plan import (
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Identity, Job, Queue, find
+from cormorant_operator.job_state import JobState
 from cormorant_operator.observed import (
     HeadAnswer,
     NodeFact,
-    Observed,
     Obstacle,
     Pod,
+    PodIndex,
     Refusal,
     RefusalKind,
     Verdict,
@@ -123,12 +125,24 @@ class World:
 
     # -- the operator ------------------------------------------------------------------------------------------
 
-    def observe(self) -> Observed:
-        return Observed(
-            pods=tuple(self.pods.values()),
+    def record(self) -> JobRecord:
+        """The job's objects, as an operator's cache has them."""
+        members = {
+            f"{kind}/{name}": Member(owner=self.job.uid, version=1, fact=digest, name=name, kind=kind)
+            for (kind, name), digest in self.children.items()
+        }
+        return JobRecord(
+            namespace=self.job.namespace,
+            members=members,
+            pod_index=PodIndex.of(self.pods.values()),
             attempts=dict(self.attempts),
             epoch=self.epoch,
-            children=dict(self.children),
+            workload=self.kueue.workload,
+        )
+
+    def state(self, **changes: Any) -> JobState:
+        """What an operator knows besides them."""
+        known = JobState(
             has_tokens=self.has_tokens,
             answer=self.answer,
             answering_since=self.answering_since,
@@ -138,13 +152,14 @@ class World:
             refusals=dict(self.refusals),
             verdicts=dict(self.verdicts),
             nodes=dict(self.nodes),
-            workload=self.kueue.workload,
             flavors=dict(self.kueue.flavors),
             priorities=dict(self.kueue.priorities),
         )
+        return replace(known, **changes)
 
-    def plan(self) -> Plan:
-        return reconcile(self.job, self.observe(), self.now, defaults=self.defaults)
+    def plan(self, *, now: datetime | None = None, **state: Any) -> Plan:
+        """What an operator wants; keywords change what it knows."""
+        return reconcile(self.job, self.record(), self.state(**state), now or self.now, defaults=self.defaults)
 
     def step(self, *, crash_after: int | None = None) -> Plan:
         """Reconcile once; `crash_after`: the operator dies after so many writes."""

@@ -217,16 +217,15 @@ class AnyOrder(RuleBasedStateMachine):
         if plan.is_empty:
             assert plan.due is None or plan.due > world.now.replace(microsecond=0), "it would be looked at for ever"
             latest = plan.due - timedelta(seconds=1) if plan.due is not None else world.now + timedelta(days=30)
-            later = reconcile(world.job, world.observe(), max(world.now, latest), defaults=world.defaults)
+            later = world.plan(now=max(world.now, latest))
             assert later.is_empty, (later, plan.due)
 
     @invariant()
     def calm_workers_hide_nothing(self) -> None:
-        world, observed = self.world, self.world.observe()
-        others = PodIndex()
-        others.pods = others.others = {pod.uid: pod for pod in observed.pods}
-        plan = world.plan()
-        full = reconcile(world.job, replace(observed, pod_index=others), world.now, defaults=world.defaults)
+        world, others = self.world, PodIndex()
+        others.pods = others.others = {pod.uid: pod for pod in world.pods.values()}
+        plan, record = world.plan(), replace(world.record(), pod_index=others)
+        full = reconcile(world.job, record, world.state(), world.now, defaults=world.defaults)
         assert sorted(map(repr, plan.actions)) == sorted(map(repr, full.actions))
         assert replace(plan, actions=()) == replace(full, actions=())
 

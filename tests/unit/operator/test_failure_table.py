@@ -547,7 +547,7 @@ def test_job_that_is_being_deleted_is_left_alone() -> None:
     world = running()
     world.delete("pong-head-1")
     job = replace(world.job, identity=replace(world.job.identity, is_deleting=True))
-    assert reconcile(job, world.observe(), world.now, defaults=world.defaults) == Plan()
+    assert reconcile(job, world.record(), world.state(), world.now, defaults=world.defaults) == Plan()
 
 
 def test_pods_of_an_earlier_job_of_that_name_are_never_adopted() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cormorant_operator.decide.plan import DeletePod
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.view import View
-from cormorant_operator.observed import Observed, Pod, PodIndex
+from cormorant_operator.observed import Pod, PodIndex
 from cormorant_testing.operator_world import BEGIN, World, of_kind, running
 
 PODS = st.builds(
@@ -70,7 +70,7 @@ def test_roster_kept_by_events_is_the_one_made_of_all_pods(events: list[Pod | in
         assert content(kept) == content(PodIndex.of(kept.pods.values()))
 
 
-def large(workers: int) -> tuple[World, Observed]:
+def large(workers: int) -> World:
     """A job of very many workers that collect."""
     world = running(replicas=1)
     (one,) = world.live()
@@ -83,24 +83,21 @@ def large(workers: int) -> tuple[World, Observed]:
     world.attempts = {("cpu", index): 0 for index in range(workers)}
     world.say(world.head, sizes={"cpu": workers})
     world.settle()
-    return world, world.observe()
+    return world
 
 
 def test_one_changed_pod_of_5000_is_all_that_is_looked_at() -> None:
-    world, observed = large(5000)
-    pod_index = PodIndex.of(observed.pods)
+    world = large(5000)
+    record, state = world.record(), world.state()
     changed = replace(world.pods["w7"], phase="Failed", exit_code=1, ended=world.now, ready_since=None)
-    pod_index.put(changed)
-    pods = tuple(pod_index.pods.values())
+    record.pod_index.put(changed)
 
     def decide() -> tuple[float, Any]:
         began = time.process_time()
-        plan = reconcile(
-            world.job, replace(observed, pods=pods, pod_index=pod_index), world.now, defaults=world.defaults
-        )
+        plan = reconcile(world.job, record, state, world.now, defaults=world.defaults)
         return time.process_time() - began, plan
 
-    view = View(world.job, replace(observed, pods=pods, pod_index=pod_index), world.now, world.defaults)
+    view = View(world.job, record, state, world.now, world.defaults)
     assert [pod.name for pod in view.examined] == [world.head.name, "w7"]
     assert [slot.index for slot in view.slots["cpu"]] == [7]
     assert view.ready("cpu") == 4999
@@ -111,17 +108,17 @@ def test_one_changed_pod_of_5000_is_all_that_is_looked_at() -> None:
 
 
 def test_empty_place_of_a_large_job_is_found() -> None:
-    world, observed = large(500)
-    pod_index = PodIndex.of(observed.pods)
-    pod_index.drop("w42")
-    view = View(world.job, replace(observed, pod_index=pod_index), world.now, world.defaults)
+    world = large(500)
+    record = world.record()
+    record.pod_index.drop("w42")
+    view = View(world.job, record, world.state(), world.now, world.defaults)
     assert [(slot.index, slot.last_attempt) for slot in view.slots["cpu"]] == [(42, 0)]
 
 
 @pytest.mark.slow
 def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
     """Pods end in 5 s, are made at 50 a second and are ready after 15 s; the operator looks once a second."""
-    world, _ = large(2000)
+    world = large(2000)
     world.edit(
         workerGroups=[{"name": "cpu", "resources": {"requests": {"cpu": "2"}}}], runPolicy={"maxUnavailable": 100}
     )
@@ -137,11 +134,9 @@ def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
                 pod_index.drop(pod.uid)
             elif pod.is_live and not pod.is_ready and world.now >= started[pod.uid]:
                 pod_index.put(replace(pod, phase="Running", is_scheduled=True, ready_since=world.now))
-        observed = replace(
-            world.observe(), pods=tuple(pod_index.pods.values()), pod_index=pod_index, attempts=dict(world.attempts)
-        )
+        record = replace(world.record(), pod_index=pod_index)
         at = time.process_time()
-        plan = reconcile(world.job, observed, world.now, defaults=world.defaults)
+        plan = reconcile(world.job, record, world.state(), world.now, defaults=world.defaults)
         cpu_s, looks = cpu_s + time.process_time() - at, looks + 1
         for action in plan.actions:
             if requests_left < 1:

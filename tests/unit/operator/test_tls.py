@@ -1,10 +1,8 @@
 """Heads with a certificate: what is rendered, what the operator reads back, and what a job says."""
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.names import Manifest
 from cormorant_operator.pod_facts import read_pod
@@ -71,8 +69,7 @@ def test_untrusted_certificate_is_a_condition_only() -> None:
     world = World(head={"tls": {"secretName": "mine"}})
     world.run()
     words = "the operator does not trust the certificate of pong-head-1"
-    observed = replace(world.observe(), is_silent=True, distrust=words)
-    plan = reconcile(world.job, observed, world.now + timedelta(days=1), defaults=world.defaults)
+    plan = world.plan(now=world.now + timedelta(days=1), is_silent=True, distrust=words)
     assert plan.actions == ()
     assert plan.status is not None
     (fact,) = [fact for fact in plan.status.conditions if fact.type == "Progressing"]

@@ -1,6 +1,5 @@
 """No room, a silent head, and others who change what is ours: the rest of the table."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -13,7 +12,6 @@ from cormorant_operator.decide.plan import (
     DeletePod,
     SetDesired,
 )
-from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.observed import Obstacle, Refusal, RefusalKind
 from cormorant_operator.render.children import digest_of, services
 from cormorant_testing.operator_world import World, of_kind, running, waiting
@@ -476,8 +474,7 @@ def test_job_that_waits_for_room_from_its_birth_waits_for_days() -> None:
 
 def test_head_that_does_not_take_the_token_is_not_called_silent() -> None:
     world = running()
-    observed = replace(world.observe(), is_silent=True, is_token_refused=True)
-    plan = reconcile(world.job, observed, world.now, defaults=world.defaults)
+    plan = world.plan(is_silent=True, is_token_refused=True)
     assert plan.status is not None
     (fact,) = [c for c in plan.status.conditions if c.type == "Progressing"]
     assert (fact.status, fact.reason) == ("Unknown", "TokenRefused")
