@@ -10,14 +10,14 @@ import numpy as np
 from cormorant_api.batches.ledger import Lent
 from cormorant_contract.rest.batches import MemoryBatch, MemoryPart, MemoryTensor
 from cormorant_contract.tensor_file import TensorEntry, parse_header
+from cormorant_worker.fleet.batch_file import BatchFile
 from cormorant_worker.fleet.batch_queue import Loan
-from cormorant_worker.fleet.wire import WireBatch
 from cormorant_worker.shared_memory import SharedMemory
 
 _ALIGNMENT = 64
 
 
-def describe_memory(lent: Lent, batch: WireBatch, *, ack_within_s: float) -> tuple[MemoryBatch, SharedMemory | None]:
+def describe_memory(lent: Lent, batch: BatchFile, *, ack_within_s: float) -> tuple[MemoryBatch, SharedMemory | None]:
     """Locate every tensor of a batch in shared memory.
 
     Returns:

@@ -27,7 +27,7 @@ from cormorant_contract.rest.headers import (
 )
 from cormorant_contract.rest.pauses import LONGEST_WAIT_S
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_worker.fleet.wire import encode
+from cormorant_worker.fleet.batch_file import encode
 
 _HEADERS = {
     name: {"schema": {"type": "string"}, "description": text}

@@ -22,8 +22,8 @@ from cormorant_testing.wire_bytes import encode_blocks
 from cormorant_worker.collect.batch import stack_workers, to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.fleet.batch_file import encode
 from cormorant_worker.fleet.batch_queue import Loan, LoanPart
-from cormorant_worker.fleet.wire import encode
 
 
 def blocks_of(quotas: Sequence[Sequence[int]], *, index: int = 0, **options: object) -> list[Block]:

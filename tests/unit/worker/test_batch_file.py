@@ -10,8 +10,8 @@ import safetensors.numpy
 from cormorant_contract.tensor_file import ITEM_BYTES, parse_header
 from cormorant_testing.collecting import make_collector
 from cormorant_worker.collect.block import Block
+from cormorant_worker.fleet.batch_file import encode
 from cormorant_worker.fleet.batch_queue import Loan, LoanPart
-from cormorant_worker.fleet.wire import encode
 from cormorant_worker.shared_memory import SharedMemory
 
 CASES: list[dict[str, Any]] = [

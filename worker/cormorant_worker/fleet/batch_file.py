@@ -33,7 +33,7 @@ _DTYPES = {np.dtype(attribute): name for name, attribute in NUMPY_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WireBatch:
+class BatchFile:
     """A file in pieces: the header, then the buffers one after another. They are views of the loan's memory."""
 
     header: bytes
@@ -42,7 +42,7 @@ class WireBatch:
     """Size of the whole file."""
 
 
-def encode(loan: Loan, *, batch_id: str, delivery: int) -> WireBatch:
+def encode(loan: Loan, *, batch_id: str, delivery: int) -> BatchFile:
     """Lay a loan out as a file, without copying it.
 
     Tensors whose size is a multiple of 64 bytes come first, so that they begin at such multiples in the file.
@@ -58,7 +58,7 @@ def encode(loan: Loan, *, batch_id: str, delivery: int) -> WireBatch:
     described = ((name, _DTYPES[array.dtype], array.shape) for name, array in tensors)
     header, file = make_header(described, {"cormorant_batch": json.dumps(describe(loan, batch_id, delivery))})
     buffers = [array.reshape(-1).view(np.uint8).data for _, array in tensors]
-    return WireBatch(header=header, buffers=buffers, size_bytes=file.size_bytes)
+    return BatchFile(header=header, buffers=buffers, size_bytes=file.size_bytes)
 
 
 def describe(loan: Loan, batch_id: str, delivery: int) -> dict[str, Any]:
