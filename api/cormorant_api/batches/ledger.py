@@ -11,8 +11,9 @@ import heapq
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -142,31 +143,27 @@ class Ledger:
         Returns the number of late batches.
         """
         now = self._clock()
-        with self._lock:
+        with self._releasing() as over:
             entries = tuple(self._entries.values())
             late = [e for e in entries if e.consumer and not e.is_acked and e.lent_at + self.ack_within_s <= now]
             for entry in late:
                 self._take_back(entry)
-            over = [self._forget_if_over(entry) for entry in entries]
-        for loan in over:
-            if loan is not None:
-                loan.release()
+            for entry in entries:
+                self._forget_if_over(entry, over)
         if late:
             self.notifier.notify()
         return len(late)
 
     def close(self) -> None:
         """Return every loan that is not being read; the others follow when their response ends."""
-        with self._lock:
+        with self._releasing() as over:
             returned = [entry for entry in self._entries.values() if not entry.is_acked]
             self._returned = frozenset(entry.number for entry in returned)
-            for entry in self._entries.values():
+            for entry in tuple(self._entries.values()):
                 entry.is_acked = True
-            idle = [loan for e in tuple(self._entries.values()) if (loan := self._forget_if_over(e)) is not None]
+                self._forget_if_over(entry, over)
             self._ready.clear()
             self._is_exhausted = True
-        for loan in idle:
-            loan.release()
         for entry in returned:
             entry.trace.over("returned")
         self.notifier.notify()
@@ -177,10 +174,9 @@ class Ledger:
         """Lend the oldest ready batch to a consumer; None if none is ready. `oldest_version`: batches in which an older
         version acted are dropped and counted. Random frames (version -1) have no version and stay.
         """
-        stale: list[Loan] = []
         dropped: list[Entry] = []
         found: Lent | None = None
-        with self._lock:
+        with self._releasing() as over:
             self._seen(consumer)
             while self._ready and found is None:
                 entry = self._entries[heapq.heappop(self._ready)]
@@ -188,8 +184,7 @@ class Ledger:
                     self._stale_frames += entry.loan.num_frames
                     dropped.append(entry)
                     entry.is_acked = True
-                    if (loan := self._forget_if_over(entry)) is not None:
-                        stale.append(loan)
+                    self._forget_if_over(entry, over)
                     self._settle()
                     continue
                 now = self._clock()
@@ -205,8 +200,6 @@ class Ledger:
                     delivery=entry.deliveries,
                     lent_at=now,
                 )
-        for loan in stale:
-            loan.release()
         for entry in dropped:
             entry.trace.over("stale")
         if found is not None:
@@ -215,16 +208,14 @@ class Ledger:
 
     def sent(self, batch_id: str) -> None:
         """A response no longer reads the batch's memory."""
-        with self._lock:
+        with self._releasing() as over:
             number = self._number(batch_id)
             entry = self._entries.get(number) if number is not None else None
             if entry is None:
                 return
             entry.senders -= 1
-            loan = self._forget_if_over(entry)
+            self._forget_if_over(entry, over)
         entry.trace.sent()
-        if loan is not None:
-            loan.release()
 
     def attach(self, batch_id: str, what: object, *, is_read: Callable[[], bool]) -> None:
         """Mark a batch as read in place: `what` lives as long as the batch, and its memory is kept while `is_read()`,
@@ -243,7 +234,7 @@ class Ledger:
         Returns:
             Done once no later head delivers it either; also when it was acknowledged before.
         """
-        with self._lock:
+        with self._releasing() as over:
             number = self._number(batch_id)
             if number is None or number in self._returned:
                 return None
@@ -262,9 +253,7 @@ class Ledger:
             entry.consumer = ""
             entry.loan.acknowledge()
             kept = self._settle()
-            loan = self._forget_if_over(entry)
-        if loan is not None:
-            loan.release()
+            self._forget_if_over(entry, over)
         entry.trace.over("acknowledged")
         self.notifier.notify()
         return kept
@@ -317,6 +306,15 @@ class Ledger:
                 held[entry.consumer] = held.get(entry.consumer, 0) + 1
             return {name: (record, held.get(name, 0)) for name, record in self._consumers.items()}
 
+    @contextmanager
+    def _releasing(self) -> Iterator[list[Loan]]:
+        """Hold the lock. Loans that are put into the list are released after it: that takes the fleet's lock."""
+        over: list[Loan] = []
+        with self._lock:
+            yield over
+        for loan in over:
+            loan.release()
+
     # -- inside the lock ---------------------------------------------------------------------------------------
 
     def _settle(self) -> "Future[None]":
@@ -328,11 +326,10 @@ class Ledger:
         entry.consumer = ""
         heapq.heappush(self._ready, entry.number)
 
-    def _forget_if_over(self, entry: Entry) -> Loan | None:
-        if not entry.is_acked or entry.senders or entry.is_read():
-            return None
-        del self._entries[entry.number]
-        return entry.loan
+    def _forget_if_over(self, entry: Entry, over: list[Loan]) -> None:
+        if entry.is_acked and not entry.senders and not entry.is_read():
+            del self._entries[entry.number]
+            over.append(entry.loan)
 
     def _seen(self, consumer: str) -> None:
         record = self._consumers.setdefault(consumer, ConsumerRecord())

@@ -6,7 +6,8 @@ A receipt costs O(1) in workers and updates: records count their receipts, and o
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
@@ -59,10 +60,13 @@ class _Record:
         return self.staged.version
 
     @property
+    def total(self) -> int:
+        """Receipts without those of lost workers."""
+        return sum(self.counts.values()) - self.counts["lost"]
+
+    @property
     def workers(self) -> WorkerCounts:
-        """Lost workers do not count."""
-        total = sum(self.counts.values()) - self.counts["lost"]
-        return WorkerCounts(total=total, acked=self.counts["applied"], failed=self.counts["refused"])
+        return WorkerCounts(total=self.total, acked=self.counts["applied"], failed=self.counts["refused"])
 
     def mark(self, worker: str, state: ReceiptState, **changes: Any) -> None:
         before = self.receipts.get(worker)
@@ -133,12 +137,9 @@ class UpdateTracker:
 
     def hand_over(self, receipt: Receipt, *, distribute_ms: float) -> None:
         """The fleet took it. Receipts that came before are kept."""
-        ended: list[Update] = []
-        with self._lock:
+        with self._changing() as records:
             record = self._records[receipt.version]
-            record.handed_over, record.distribute_ms = self.clock(), distribute_ms
-            if record.state == "staged":
-                record.state = "applying"
+            record.handed_over, record.distribute_ms, record.state = self.clock(), distribute_ms, "applying"
             for name in receipt.waiting:
                 if name not in record.receipts:
                     record.mark(name, "waiting")
@@ -146,45 +147,33 @@ class UpdateTracker:
                 self._acknowledge(record, name, receipt.version)
             for name, why in receipt.refused.items():
                 record.mark(name, "refused", error=why)
-            for other in tuple(self._open.values()):
+            for other in records:
                 covers = other.staged.models.keys() <= record.staged.models.keys()
                 if other.version < record.version and other.state not in FINAL_STATES and covers:
                     other.state, other.superseded_by = "superseded", record.version
-                    self._note_end(other, ended)
-            before = record.state
-            self._judge(record)
-            if record.state != before:
-                self._note_end(record, ended)
-        self._tell(ended)
 
     def acknowledged(self, worker: str, version: int) -> None:
         """A worker acts with this version."""
-
-        def note(record: _Record) -> None:
-            if record.version <= version:
-                self._acknowledge(record, worker, version)
-
         # An update that is already applied still counts workers that join with its version.
-        self._change(note, version)
+        with self._changing(version) as records:
+            for record in records:
+                if record.version <= version:
+                    self._acknowledge(record, worker, version)
 
     def refused(self, worker: str, version: int, reason: str) -> None:
         """A worker refused a version."""
-
-        def note(record: _Record) -> None:
-            if record.version == version:
-                record.mark(worker, "refused", error=reason)
-
-        self._change(note, version)
+        with self._changing(version) as records:
+            for record in records:
+                if record.version == version:
+                    record.mark(worker, "refused", error=reason)
 
     def lost(self, worker: str) -> None:
         """Stop waiting for a lost worker; its replacement acknowledges instead."""
-
-        def note(record: _Record) -> None:
-            receipt = record.receipts.get(worker)
-            if receipt is not None and receipt.state == "waiting":
-                record.mark(worker, "lost")
-
-        self._change(note)
+        with self._changing() as records:
+            for record in records:
+                receipt = record.receipts.get(worker)
+                if receipt is not None and receipt.state == "waiting":
+                    record.mark(worker, "lost")
 
     def tick(self, *, can_apply: bool) -> None:
         """Advance time. Call it about every second.
@@ -194,12 +183,9 @@ class UpdateTracker:
         """
         now = self.clock()
         elapsed, self._last_tick = now - self._last_tick, now
-
-        def note(record: _Record) -> None:
-            if can_apply:
+        with self._changing() as records:
+            for record in records if can_apply else ():
                 record.waited_s += elapsed
-
-        self._change(note)
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -226,28 +212,23 @@ class UpdateTracker:
 
     # -- inside the lock ---------------------------------------------------------------------------------------
 
-    def _change(self, note: Callable[[_Record], None], version: int = 0) -> None:
-        """Apply `note` to every open record, and to the applied record of `version`."""
-        ended: list[Update] = []
+    @contextmanager
+    def _changing(self, version: int = 0) -> Iterator[list[_Record]]:
+        """Every open record, and the applied record of `version`. They are judged after the block, and ends are told
+        without the lock.
+        """
         with self._lock:
             records = [*self._open.values()]
             if version not in self._open and (named := self._records.get(version)) is not None:
                 records += [named] if named.state == "applied" and named.receipts else []
+            before = [record.state for record in records]
+            yield records
             for record in records:
-                before = record.state
-                note(record)
-                if before != "staged":
-                    self._judge(record)
-                if record.state != before:
-                    self._note_end(record, ended)
-        self._tell(ended)
-
-    def _note_end(self, record: _Record, ended: list[Update]) -> None:
-        if record.state in _OVER:
-            self._open.pop(record.version, None)
-        ended.append(_describe(record))
-
-    def _tell(self, ended: list[Update]) -> None:
+                self._judge(record)
+                if record.state in _OVER:
+                    self._open.pop(record.version, None)
+            changed = [record for record, state in zip(records, before, strict=True) if record.state != state]
+            ended = [_describe(record) for record in changed if record.state != "applying"]
         for update in ended:
             self._on_result(update)
         if ended:
@@ -262,9 +243,9 @@ class UpdateTracker:
         record.slowest_ms = max(record.slowest_ms or 0.0, latency_ms)
 
     def _judge(self, record: _Record) -> None:
-        acked, waiting, total = record.counts["applied"], record.counts["waiting"], record.workers.total
+        acked, waiting, total = record.counts["applied"], record.counts["waiting"], record.total
         is_late = record.waited_s >= self.apply_within_s
-        if record.state in ("superseded", "applied"):
+        if record.state in ("staged", *_OVER):
             return
         if acked and acked == total:
             record.state, record.error = "applied", ""
