@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import yaml
 
@@ -22,6 +22,7 @@ from cormorant_cli.errors import (
     ObjectMissing,
     installed,
 )
+from cormorant_contract.children import api_path
 from cormorant_contract.sentences import did_you_mean
 
 if TYPE_CHECKING:
@@ -34,32 +35,18 @@ MANAGER = "cormorant-cli"
 CONNECT_S, ANSWER_S = 5.0, 30.0
 """For a connection, and between two bytes of an answer."""
 _CHUNK = 500
-_PATHS = {
-    # API of the kind, its plural
-    "CollectorJob": ("/apis/cormorant.dev/v1alpha1", "collectorjobs"),
-    "ConfigMap": ("/api/v1", "configmaps"),
-    "CustomResourceDefinition": ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
-    "Deployment": ("/apis/apps/v1", "deployments"),
-    "Namespace": ("/api/v1", "namespaces"),
-    "Pod": ("/api/v1", "pods"),
-    "Secret": ("/api/v1", "secrets"),
-    "SelfSubjectAccessReview": ("/apis/authorization.k8s.io/v1", "selfsubjectaccessreviews"),
-    "Version": ("", "version"),
-}
 
 
 class _Place(NamedTuple):
-    """What a request is about: an object, or all of a kind."""
+    """What a request is about: an object, or all of a kind; no kind: the server itself."""
 
-    kind: str
+    kind: str = ""
     namespace: str = ""
     name: str = ""
 
     @property
     def path(self) -> str:
-        api, plural = _PATHS[self.kind]
-        inside = f"/namespaces/{quote(self.namespace, safe='')}" if self.namespace else ""
-        return f"{api}{inside}/{plural}" + (f"/{quote(self.name, safe='')}" if self.name else "")
+        return f"/{api_path(*self)}" if self.kind else "/version"
 
 
 class Stream(Protocol):
@@ -160,7 +147,7 @@ class Cluster:
         return bool(self._ask("POST", _Place(kind), body=review).get("status", {}).get("allowed"))
 
     def version(self) -> str:
-        return str(self._ask("GET", _Place("Version")).get("gitVersion", ""))
+        return str(self._ask("GET", _Place()).get("gitVersion", ""))
 
     # -- a port ----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,8 @@
-"""What the pods and the Secret of a job are called: the operator makes them, the command line finds them."""
+"""What the pods and the Secret of a job are called, and where the API server has them: the operator makes them, the
+command line finds them.
+"""
+
+from urllib.parse import quote
 
 PREFIX = "cormorant.dev"
 
@@ -51,3 +55,33 @@ def tokens_secret(job: str) -> str:
 def code_config_map(job: str, digest: str) -> str:
     """ConfigMap of the code that was submitted with a job; at most 54 characters."""
     return f"{job}-code-{digest}"
+
+
+_APIS = {
+    # API of a kind, its plural
+    "CollectorJob": ("apis/cormorant.dev/v1alpha1", "collectorjobs"),
+    "Pod": ("api/v1", "pods"),
+    "Node": ("api/v1", "nodes"),
+    "Namespace": ("api/v1", "namespaces"),
+    "Service": ("api/v1", "services"),
+    "ConfigMap": ("api/v1", "configmaps"),
+    "Secret": ("api/v1", "secrets"),
+    "Event": ("api/v1", "events"),
+    "Deployment": ("apis/apps/v1", "deployments"),
+    "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
+    "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
+    "Lease": ("apis/coordination.k8s.io/v1", "leases"),
+    "CustomResourceDefinition": ("apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
+    "SelfSubjectAccessReview": ("apis/authorization.k8s.io/v1", "selfsubjectaccessreviews"),
+    "Certificate": ("apis/cert-manager.io/v1", "certificates"),
+    "Workload": ("apis/kueue.x-k8s.io/v1beta2", "workloads"),
+    "ResourceFlavor": ("apis/kueue.x-k8s.io/v1beta2", "resourceflavors"),
+    "WorkloadPriorityClass": ("apis/kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
+}
+
+
+def api_path(kind: str, namespace: str = "", name: str = "") -> str:
+    """Where the API server has an object, or all of a kind: `api/v1/namespaces/rl/pods/pong-head-1`."""
+    api, plural = _APIS[kind]
+    inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+    return f"{api}{inside}/{plural}" + (f"/{quote(name, safe='')}" if name else "")

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import aiohttp
 import kopf
 
+from cormorant_contract.children import api_path
 from cormorant_operator import names
 from cormorant_operator.errors import ApiError, Conflict, NotFound, Refused, ServerFault, Unreachable
 from cormorant_operator.kube.rate_limit import RateLimiter
@@ -24,22 +25,6 @@ _MAX_WAIT_S = 10.0
 _LOGIN_LASTS_S = 60.0
 PAGE = 100
 """Objects per request of a list: 100 pods are 4 MB of dictionaries."""
-_PLURALS = {
-    "Node": "api/v1/nodes",
-    "Pod": "api/v1/namespaces/{namespace}/pods",
-    "Service": "api/v1/namespaces/{namespace}/services",
-    "ConfigMap": "api/v1/namespaces/{namespace}/configmaps",
-    "Secret": "api/v1/namespaces/{namespace}/secrets",
-    "NetworkPolicy": "apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
-    "PodDisruptionBudget": "apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets",
-    "Certificate": "apis/cert-manager.io/v1/namespaces/{namespace}/certificates",
-    "Workload": "apis/kueue.x-k8s.io/v1beta2/namespaces/{namespace}/workloads",
-    "ResourceFlavor": "apis/kueue.x-k8s.io/v1beta2/resourceflavors",
-    "WorkloadPriorityClass": "apis/kueue.x-k8s.io/v1beta2/workloadpriorityclasses",
-    "Event": "api/v1/namespaces/{namespace}/events",
-    "Lease": "apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
-    "CollectorJob": "apis/cormorant.dev/v1alpha1/namespaces/{namespace}/collectorjobs",
-}
 ListedKind = Literal["Pod", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "CollectorJob", "Workload"]
 Raw = dict[str, Any]
 """A JSON object from the API server."""
@@ -69,7 +54,7 @@ class KubeClient:
     # -- verbs -------------------------------------------------------------------------------------------------
 
     async def get(self, kind: str, *, namespace: str, name: str) -> Raw:
-        return await self._ask("GET", f"{_path(kind, namespace)}/{name}")
+        return await self._ask("GET", api_path(kind, namespace, name))
 
     async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Raw:
         """Create an object.
@@ -79,7 +64,7 @@ class KubeClient:
             Refused: the server rejected it.
         """
         query = {"fieldManager": names.MANAGER} | ({"dryRun": "All"} if is_dry_run else {})
-        path = _path(manifest["kind"], manifest["metadata"]["namespace"])
+        path = api_path(manifest["kind"], manifest["metadata"]["namespace"])
         return await self._ask("POST", path, manifest, query=query)
 
     async def apply(self, manifest: Mapping[str, Any]) -> Raw:
@@ -95,7 +80,7 @@ class KubeClient:
     async def patch(
         self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any], subresource: str = ""
     ) -> Raw:
-        path = f"{_path(kind, namespace)}/{name}" + (f"/{subresource}" if subresource else "")
+        path = api_path(kind, namespace, name) + (f"/{subresource}" if subresource else "")
         return await self._ask("PATCH", path, body, kind="merge-patch+json")
 
     async def replace(self, manifest: Mapping[str, Any]) -> Raw:
@@ -112,7 +97,7 @@ class KubeClient:
             "propagationPolicy": "Background",
             "preconditions": dict(preconditions),
         }
-        return await self._ask("DELETE", f"{_path(kind, namespace)}/{name}", body)
+        return await self._ask("DELETE", api_path(kind, namespace, name), body)
 
     async def list(
         self, kind: ListedKind, *, namespace: str = "", selector: str = ""
@@ -120,7 +105,7 @@ class KubeClient:
         """Yield the objects of a kind page by page, each with the resourceVersion of the list."""
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:
-            page = await self._ask("GET", _path(kind, namespace), query=query)
+            page = await self._ask("GET", api_path(kind, namespace), query=query)
             # Items of a list lack their kind.
             yield [{**item, "kind": kind} for item in page["items"]], page["metadata"]["resourceVersion"]
             token = page["metadata"].get("continue")
@@ -192,14 +177,8 @@ class KubeClient:
         return self._info.as_http_headers()
 
 
-def _path(kind: str, namespace: str) -> str:
-    path = _PLURALS[kind]
-    return path.format(namespace=namespace) if namespace else path.replace("namespaces/{namespace}/", "")
-
-
 def _path_of(manifest: Mapping[str, Any]) -> str:
-    metadata = manifest["metadata"]
-    return f"{_path(manifest['kind'], metadata['namespace'])}/{metadata['name']}"
+    return api_path(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
 
 
 def error_of(code: int) -> type[ApiError]:
