@@ -1,4 +1,4 @@
-"""PPO on HalfCheetah with normalised observations and rewards, by a learner that may be killed at any time.
+"""PPO on HalfCheetah with normalized observations and rewards, by a learner that may be killed at any time.
 
     cormorant run examples/halfcheetah-ppo.yaml --serve --directory head   # makes head/tokens.json
     python examples/rest_ppo_halfcheetah.py --url http://127.0.0.1:8000 --token-file head/tokens.json

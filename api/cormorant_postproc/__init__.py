@@ -1,4 +1,4 @@
-"""Post-processing of batches: functions of TensorDicts, vectorised, on the CPU and on the GPU.
+"""Post-processing of batches: functions of TensorDicts, vectorized, on the CPU and on the GPU.
 
     from cormorant_postproc import MultiStep, split_trajectories
 

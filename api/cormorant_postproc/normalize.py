@@ -22,17 +22,17 @@ Document = Mapping[str, Mapping[str, Any]]
 
 
 def normalized(batch: TensorDictBase, statistics: Mapping[int, Document] | Document) -> TensorDict:
-    """Normalise a batch as `spec.collection.normalize` of its job says.
+    """Normalize a batch as `spec.collection.normalize` of its job says.
 
         seen = normalized(batch.tensordict(), batch.statistics)
 
     Args:
         batch: `[B, T]` raw frames with `("collector", "policy_version")`; padded frames become zero.
-        statistics: by policy version: each frame is normalised with those of the version that acted in it, random
+        statistics: by policy version: each frame is normalized with those of the version that acted in it, random
             frames with the newest. Or those of one version, for all frames.
 
     Returns:
-        A shallow copy in which the normalised observations, at the root and in `next`, are float32: what the policy
+        A shallow copy in which the normalized observations, at the root and in `next`, are float32: what the policy
         saw, and what the same version would have seen next. `("next", "reward")` is divided by the standard deviation
         of the discounted return, and clipped.
 
@@ -103,7 +103,7 @@ class _Scale:
         shape = self._center.shape[1:]
         if shape and raw.shape[-len(shape) :] != shape:
             raise PostprocError(
-                f"{name} has shape {list(raw.shape)}, its statistics {list(shape)}; normalise before stacking frames"
+                f"{name} has shape {list(raw.shape)}, its statistics {list(shape)}; normalize before stacking frames"
             )
         parts = (self._center, self._std, self._bounds())
         center, std, clip = (self._of_frames(part.to(raw.device), raw) for part in parts)

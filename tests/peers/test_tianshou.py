@@ -269,7 +269,7 @@ def test_wrappers_of_vector_environments_are_collected(wrapped: Any) -> None:
 
     ours, theirs = buffer_of(Collector), buffer_of(Theirs)
     np.testing.assert_array_equal(ours.done, theirs.done)
-    # Seeds differ, and with them what the first column shows; how the steps were normalised does not.
+    # Seeds differ, and with them what the first column shows; how the steps were normalized does not.
     np.testing.assert_allclose(ours.obs[:, 2], theirs.obs[:, 2], rtol=1e-5)
 
 

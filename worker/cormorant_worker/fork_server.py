@@ -104,7 +104,6 @@ class ForkServer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can fork."""
         return self._process.poll() is None
 
     def fork(self, name: str, descriptors: Sequence[int], *, imports: Imports = Imports()) -> int:

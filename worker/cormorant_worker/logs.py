@@ -69,7 +69,6 @@ class LogTail:
         return event
 
     def since(self, number: int) -> list[LoggedLine]:
-        """Lines from a number on that are still remembered, oldest first."""
         with self._lock:
             return [line for line in self._lines if line.number >= number]
 
@@ -78,7 +77,7 @@ TAIL = LogTail()
 
 
 def configure_logs(context: LogContext, *, stream: TextIO | None = None) -> None:
-    """Log to a stream from now on: as JSON, or in colours where it is a terminal.
+    """Log to a stream from now on: as JSON, or in colors where it is a terminal.
 
     Args:
         context: on each line that does not say otherwise; may change later.

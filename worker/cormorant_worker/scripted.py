@@ -109,7 +109,6 @@ class Scripted:
         return _DEFAULT_ENVS if self.num_envs is None else self.num_envs
 
     def _given(self, name: str) -> Any:
-        """An argument; None where it was not given."""
         value = getattr(self, name)
         return None if value == 0 and name in ("frames_per_batch", "total_frames") else value
 
@@ -184,7 +183,6 @@ def _envs_of(env: Mapping[str, Any]) -> int:
 
 
 def script_job(spec: Mapping[str, Any]) -> CollectorJob:
-    """The job of a script, from the spec of its manifest."""
     head = {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "metadata": {"name": "script"}}
     try:
         return parse_job({**head, "spec": spec})

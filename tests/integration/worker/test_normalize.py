@@ -186,7 +186,7 @@ def test_statistics_in_a_weights_file_are_gone_on_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_inference_server_normalises_with_the_version_that_acts() -> None:
+def test_an_inference_server_normalizes_with_the_version_that_acts() -> None:
     document = job_of(400).to_document()
     document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": 1}]
     versions = set()

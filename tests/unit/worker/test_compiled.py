@@ -357,7 +357,7 @@ def test_bfloat16_layers_give_float32_log_probabilities(factory: Any) -> None:
     found = acts(actor, (rows(16),))
     assert [leaf.dtype for leaf in actor.outputs] == [np.float32]
     assert not np.array_equal(found[1], exact[1])
-    # Normalised in float32: what bfloat16 rounds is the logits.
+    # Normalized in float32: what bfloat16 rounds is the logits.
     np.testing.assert_allclose(found[1], exact[1], atol=5e-3)
 
 

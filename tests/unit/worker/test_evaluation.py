@@ -478,7 +478,7 @@ def test_weights_that_are_not_finite_are_refused_by_file(tmp_path: Path) -> None
     player_of(job_of(tmp_path, PENDULUM, policy=policy, episodes={"count": 1}))
 
 
-def test_evaluations_normalise_with_the_statistics_of_the_file(tmp_path: Path) -> None:
+def test_evaluations_normalize_with_the_statistics_of_the_file(tmp_path: Path) -> None:
     statistics = {"observation": {"count": 4, "mean": [0.5, -0.25, 2.0], "m2": [1.0, 4.0, 9.0], "clip": 1.5}}
     uri = checkpoint(tmp_path / "1.safetensors", 1, statistics=statistics)
     job = job_of(
@@ -497,7 +497,7 @@ def test_evaluations_normalise_with_the_statistics_of_the_file(tmp_path: Path) -
 
 
 def by_hand(uri: str, statistics: Mapping[str, Any], seed: int) -> float:
-    """Return of Pendulum's first 25 steps with the best actions on observations normalised in plain numpy."""
+    """Return of Pendulum's first 25 steps with the best actions on observations normalized in plain numpy."""
     policy = mlp(gymnasium.spaces.Box(-1.5, 1.5, (3,)), gymnasium.spaces.Box(-2, 2, (1,)))
     policy.load_state_dict(load_file(uri))
     found = statistics["observation"]

@@ -1,4 +1,4 @@
-"""Normalisation: moments, what a batch adds to them, what a policy sees, and what a learner makes of it again."""
+"""Normalization: moments, what a batch adds to them, what a policy sees, and what a learner makes of it again."""
 
 from typing import Any
 
@@ -159,7 +159,7 @@ def test_a_value_that_is_no_number_is_named() -> None:
             collector.moments.of(block)
 
 
-def test_policies_see_float32_normalised_and_clipped() -> None:
+def test_policies_see_float32_normalized_and_clipped() -> None:
     space = gymnasium.spaces.Dict({"pos": BOX, "cam": gymnasium.spaces.Box(0, 255, (4, 4), np.uint8)})
     normalizer = Normalizer(Normalize.model_validate({"observation": {"clip": 2}}), space)
     assert normalizer.names == ("", "observation/pos")
@@ -182,7 +182,7 @@ def test_policies_see_float32_normalised_and_clipped() -> None:
 @pytest.mark.parametrize(
     ("block", "space", "sentence"),
     [
-        ({"observation": {}}, gymnasium.spaces.Box(0, 255, (8, 8), np.uint8), "nothing to normalise.*uint8"),
+        ({"observation": {}}, gymnasium.spaces.Box(0, 255, (8, 8), np.uint8), "nothing to normalize.*uint8"),
         ({"observation": {"keys": ["pos"]}}, BOX, "names pos, and the observation has: none"),
         ({"observation": {"keys": ["x"]}}, gymnasium.spaces.Dict({"pos": BOX}), "names x, .* has: pos"),
         (
@@ -194,7 +194,7 @@ def test_policies_see_float32_normalised_and_clipped() -> None:
     ],
     ids=["image", "no-keys", "unknown-key", "whole-numbers", "large"],
 )
-def test_what_cannot_be_normalised_is_said(block: Any, space: Any, sentence: str) -> None:
+def test_what_cannot_be_normalized_is_said(block: Any, space: Any, sentence: str) -> None:
     with pytest.raises(ManifestError, match=sentence):
         Normalizer(Normalize.model_validate(block), space)
 
@@ -296,7 +296,7 @@ def test_documents_are_read_back_exactly_and_others_refused() -> None:
     again = Statistics.of_document(json.loads(json.dumps(statistics.document())))
     assert again.document() == statistics.document()
     for wrong in ([], {"observation": {}}, {"observation": {"count": 1, "mean": [1.0], "m2": [-1.0], "clip": 1.0}}):
-        with pytest.raises(StateError, match="not normalisation statistics"):
+        with pytest.raises(StateError, match="not normalization statistics"):
             Statistics.of_document(wrong)
 
 

@@ -7,6 +7,8 @@ from itertools import pairwise
 import torch
 from tensordict import TensorDictBase
 
+from cormorant_worker.collect.batch import stack_workers, with_mask
+
 
 class EpisodePool:
     """Keeps the open trajectory of each environment, and gives N ended ones at a time."""
@@ -67,17 +69,4 @@ class EpisodePool:
         return bool(self.complete)
 
     def _padded(self, count: int) -> TensorDictBase:
-        episodes = [self._ended.popleft() for _ in range(count)]
-        longest = max(map(len, episodes))
-        rows = []
-        for episode in episodes:
-            whole = episode.copy()
-            whole["collector"] = episode["collector"].copy()
-            whole["collector", "mask"] = torch.ones(len(episode), dtype=torch.bool)
-            if len(episode) < longest:
-                padding = whole[:1].expand(longest - len(episode)).clone().zero_()
-                whole = torch.cat([whole, padding])
-            rows.append(whole)
-        stacked: TensorDictBase = torch.stack(rows)
-        stacked.names = [None, "time"]
-        return stacked
+        return stack_workers([with_mask(self._ended.popleft().unsqueeze(0)) for _ in range(count)])

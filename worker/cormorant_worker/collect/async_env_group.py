@@ -40,7 +40,6 @@ class AsyncEnvGroup(EnvGroup):
         self._ring: Block
 
     def start(self, initial_states: Arrays, layout: Layout) -> None:
-        """Begin the first episodes and lay out the ring."""
         self._initial_states = initial_states
         self._layout = layout
         self._grow(_FIRST_SIZE)
@@ -108,7 +107,6 @@ class AsyncEnvGroup(EnvGroup):
         return len(columns)
 
     def finish(self) -> None:
-        """Copy each column's quota from the ring into the block."""
         rows = int(self.quota.max(initial=0))
         columns = np.arange(self.env.num_envs)[None, :]
         at = (self._handed[None, :] + np.arange(rows + 1)[:, None]) % self._size

@@ -149,7 +149,7 @@ def _refuse_unwritten(keys: Sequence[str], actor: Actor) -> None:
 
 
 def make_normalizer(job: CollectorJob, observation: Space) -> Normalizer | None:
-    """What normalises observations, with what came with the initial weights; None: nothing does."""
+    """What normalizes observations, with what came with the initial weights; None: nothing does."""
     normalize, uri = job.spec.collection.normalize, job.spec.policy.initial_weights
     if normalize is None:
         return None
@@ -160,7 +160,7 @@ def make_normalizer(job: CollectorJob, observation: Space) -> Normalizer | None:
 
 
 def statistics_for(normalize: Normalize | None, uri: str) -> Statistics | None:
-    """What the weights in a file act with, where the manifest normalises; None: nothing, or the file does not say.
+    """What the weights in a file act with, where the manifest normalizes; None: nothing, or the file does not say.
 
     Raises:
         WeightsError: it cannot be read.
@@ -172,8 +172,8 @@ def statistics_for(normalize: Normalize | None, uri: str) -> Statistics | None:
         log.warning(
             "weights_without_statistics",
             weights=uri,
-            reason="the policy acts on observations that are clipped and not normalised; if it was trained with "
-            "normalised ones, save its statistics as metadata of the file",
+            reason="the policy acts on observations that are clipped and not normalized; if it was trained with "
+            "normalized ones, save its statistics as metadata of the file",
         )
     return found
 
@@ -221,7 +221,6 @@ def build_policy(
 def _find_policy(
     job: CollectorJob, overrides: WorkerOverrides, observation: Space, action: Space
 ) -> PolicyModels | None:
-    """The policy; None: actions are random."""
     policy = job.spec.policy
     if overrides.has_policy:
         made = overrides.make_policy(observation, action)
@@ -406,7 +405,6 @@ def _build_gymnasium(
     assignment: Assignment | None,
     limits: RestartLimits,
 ) -> VectorEnv:
-    """The environments of some columns of the worker."""
     source: EnvSource
     if assignment is None:
         source = env_factory(env)

@@ -80,7 +80,7 @@ class Filled:
     episodes: Episodes
     """Episodes that ended in this batch."""
     moments: Statistics | None = None
-    """What the batch adds to the job's statistics; None where the manifest normalises nothing."""
+    """What the batch adds to the job's statistics; None where the manifest normalizes nothing."""
 
 
 class Collector:
@@ -113,7 +113,7 @@ class Collector:
         self.timing = Timing()
         """Where this thread's time goes; replaced, as `pulse` is."""
         self.moments: BatchMoments | None = None
-        """Set where the manifest normalises."""
+        """Set where the manifest normalizes."""
         self.statistics: StatisticsBook | None = None
         """Moments of the frames so far, where no fleet merges them; see `keep_statistics`."""
         self.on_landed: list[Callable[[EnvGroup], None]] = []
@@ -203,7 +203,6 @@ class Collector:
 
     @property
     def spaces(self) -> tuple[Space, Space]:
-        """Observation and action space of one environment."""
         return self._observation, self._action
 
     @property
@@ -230,7 +229,7 @@ class Collector:
         """Collect exactly `num_steps` frames, or exactly `num_episodes` whole episodes, into memory of its own.
 
         Episodes are played from fresh starts, and each environment's share of them is fixed beforehand: short
-        episodes are not favoured. When `num_steps` is not a multiple of the number of environments, the last row is
+        episodes are not favored. When `num_steps` is not a multiple of the number of environments, the last row is
         not for everyone: the columns have different lengths and the batch has a `("collector", "mask")`.
 
         Args:
@@ -470,7 +469,7 @@ class Collector:
         raise IndexError(f"environment {column + self.num_envs} of {self.num_envs}")
 
     def keep_statistics(self) -> None:
-        """Be one's own fleet, where the manifest normalises: what is collected counts at once, and weights that are
+        """Be one's own fleet, where the manifest normalizes: what is collected counts at once, and weights that are
         offered act with the statistics of that moment.
         """
         if self.moments is not None:

@@ -28,7 +28,6 @@ from cormorant_worker.spaces import Array
 
 
 def info_fields(env: EnvBlock) -> tuple[InfoField, ...]:
-    """The keys of info that frames store."""
     return tuple(
         InfoField(key=item.key, dtype=item.dtype or "", shape=item.shape, fill=item.fill) for item in env.info or ()
     )
@@ -87,7 +86,6 @@ class Assignment:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """[B] the variant that each environment plays."""
         return tuple(self.names[i] for i in self.task_ids.tolist())
 
     def shares(self) -> list[tuple[Variant, slice]]:

@@ -43,7 +43,6 @@ class WorkerOverrides:
         return self.policy is not None or self.policy_factory is not None
 
     def make_policy(self, observation: Any, action: Any) -> Any:
-        """The policy itself, for these spaces of one environment."""
         if self.policy_factory is None:
             return self.policy
         return self.policy_factory(observation, action) if self.takes_spaces else self.policy_factory()

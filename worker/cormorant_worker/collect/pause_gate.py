@@ -34,7 +34,6 @@ class PauseGate:
             self._update()
 
     def resume(self) -> None:
-        """Let the collector continue where it stopped."""
         with self._changing:
             self._running.set()
             self._update()
@@ -52,7 +51,6 @@ class PauseGate:
             self._update()
 
     def stop(self) -> None:
-        """Make the collector give up its batch."""
         with self._changing:
             self._stopped = True
             self._running.set()

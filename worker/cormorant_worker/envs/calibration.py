@@ -37,7 +37,7 @@ class Calibration:
 def calibrate(task: EnvPoolTask, *, num_envs: int, max_threads: int, one_cpu: bool = False) -> Calibration:
     """Find the number of threads for `num_envs` environments, at most `max_threads`.
 
-    Takes well under a second for cheap environments; expensive ones are recognised by a few.
+    Takes well under a second for cheap environments; expensive ones are recognized by a few.
 
     Args:
         one_cpu: a single thread will keep to the CPU of the thread that acts.

@@ -57,7 +57,6 @@ class EnvProcess:
         self.wake(MAP)
 
     def reset(self, *, seed: int | None, side: int) -> None:
-        """Begin an episode; the child clears its pending byte."""
         self.command(RESET, Reset(seed=seed, side=side))
 
     def command(self, command: bytes, message: Any) -> None:

@@ -52,7 +52,6 @@ class StepArrays:
     def take(
         cls, observation_space: Space, num_envs: int, take: TakeArray, info: Sequence[InfoField] = ()
     ) -> "StepArrays":
-        """Allocate one row for each of `num_envs` environments."""
         parts = leaves(observation_space, ("observation",))
         return cls(
             obs=tuple(take((num_envs, *leaf.shape), leaf.dtype) for leaf in parts),
@@ -90,12 +89,10 @@ class StepArrays:
 
 
 def take_actions(action_space: Space, num_envs: int, take: TakeArray) -> Arrays:
-    """Allocate [num_envs, ...] a leaf of the action space."""
     return tuple(take((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves(action_space, ("action",)))
 
 
 def take_illegal(observation_space: Space, action_space: Space, num_envs: int, take: TakeArray) -> Array | None:
-    """Allocate `VectorEnv.illegal`."""
     length = info_mask_length(observation_space, action_space)
     return take((num_envs, length), np.dtype(np.bool_)) if length else None
 

@@ -56,7 +56,6 @@ class EnvPoolTask:
     """Time limit in frames; 0 = the task's own."""
 
     def check(self) -> None:
-        """Refuse what EnvPool does not know, before anything is built."""
         if self.task_id not in envpool_module().list_all_envs():
             known = envpool_module().list_all_envs()
             hint = did_you_mean(self.task_id, known, otherwise="; `cormorant envs` lists them")
@@ -216,7 +215,6 @@ class _Pool:
         self._pool._reset(ids)
 
     def recv(self) -> list[Array]:
-        """Every array of EnvPool's state."""
         try:
             state: list[Array] = self._recv()
         except RuntimeError as error:
@@ -227,7 +225,6 @@ class _Pool:
         return tuple([state[i] for i in self._obs_at])
 
     def info(self, state: list[Array]) -> Arrays:
-        """[n, ...] each declared key of info."""
         values = tuple([state[i] for i in self._info_at])
         if self._info_fits:
             return values

@@ -62,7 +62,6 @@ class EnvFactory(EnvSource):
 
     @property
     def name(self) -> str:
-        """The id or the entrypoint: what messages call this environment."""
         return self.id or self.entrypoint
 
     def build(self, row: int = 0) -> Env:  # the same for every row
@@ -223,7 +222,6 @@ class MadeEnvs(EnvSource):
         return made
 
     def make(self, row: int) -> Any:
-        """Whatever the maker of a row returns."""
         return construct(self._makers[row], f"the environment of {name_of(self._makers[row])}")
 
     def keep(self, row: int, env: Env) -> None:
@@ -295,7 +293,6 @@ class VariantEnvs:
         return f"environment {row} (variant {self._names[self._task_ids[row]]})"
 
     def build(self, row: int) -> Env:
-        """Construct the environment of a row."""
         task_id = self._task_ids[row]
         name = self._names[task_id]
         with naming(name):

@@ -56,8 +56,6 @@ LONGEST = 100_000
 
 @dataclass(slots=True, kw_only=True)
 class _Seat:
-    """One episode under way."""
-
     planned: PlannedEpisode
     actor: Actor
     noise: int
@@ -169,7 +167,6 @@ class Player:
             raise kind(message, row=error.row, has_stepped=error.has_stepped) from error
 
     def record(self, played: Sequence[PlayedEpisode]) -> None:
-        """Make results durable."""
         self._folder.record(played)
 
     def _play(self, env: VectorEnv, first: Arrays, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
@@ -284,7 +281,6 @@ def alone(job: CollectorJob) -> CollectorJob:
 
 
 def _of_task(env: Env, task: str) -> Env:
-    """The environment with the settings of one variant."""
     variant = next((variant for variant in env.variants or () if variant.name == task), None)
     return env if variant is None else env.of_variant(variant)
 

@@ -52,7 +52,6 @@ class PlayedEpisode:
         return PlannedEpisode(seed=self.seed, options=self.options, task=self.task, checkpoint=self.checkpoint).key
 
     def document(self) -> dict[str, Any]:
-        """JSON; floats are written with all their digits."""
         found = asdict(self)
         found["return"] = found.pop("total")
         return found if self.checkpoint else {name: value for name, value in found.items() if name != "checkpoint"}
@@ -64,7 +63,6 @@ class PlayedEpisode:
 
 
 def planned_episodes(job: CollectorJob) -> tuple[PlannedEpisode, ...]:
-    """The episodes of an evaluation, in the order of its table."""
     collection = job.spec.collection
     assert collection.episodes is not None
     return collection.episodes.plan(collection.seed, job.spec.env.variants or ())
@@ -291,9 +289,9 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 def wilson(successes: int, trials: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a rate (Wilson 1927): right for few trials, and for rates near 0 and 1."""
     rate, z2 = successes / trials, _Z * _Z
-    centre = rate + z2 / (2 * trials)
+    center = rate + z2 / (2 * trials)
     half = _Z * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials))
-    low, high = (centre - half) / (1 + z2 / trials), (centre + half) / (1 + z2 / trials)
+    low, high = (center - half) / (1 + z2 / trials), (center + half) / (1 + z2 / trials)
     return (0.0 if not successes else low), (1.0 if successes == trials else high)
 
 
@@ -304,5 +302,4 @@ def name_of(planned: PlannedEpisode) -> str:
 
 
 def missing(planned: Iterable[PlannedEpisode], played: Mapping[str, PlayedEpisode]) -> list[int]:
-    """Positions of the episodes that are still to be played."""
     return [i for i, episode in enumerate(planned) if episode.key not in played]

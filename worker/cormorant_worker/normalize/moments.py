@@ -2,7 +2,7 @@
 
     n = a.n + b.n    mean = a.mean + d * b.n / n    m2 = a.m2 + b.m2 + d^2 * a.n * b.n / n    with d = b.mean - a.mean
 
-`Statistics` are those of one version: by name of the batch key that they normalise, `observation`, `observation/pos`,
+`Statistics` are those of one version: by name of the batch key that they normalize, `observation`, `observation/pos`,
 `next/reward`. As plain data they travel to learners, into files and into states:
 
     {"observation": {"count": 4096, "mean": [...], "m2": [...], "clip": 10.0}, "next/reward": {...}}
@@ -38,7 +38,7 @@ class RunningMoments:
     m2: Array
     """float64: sums of squared deviations from the mean."""
     clip: float = 0.0
-    """Bound of what is normalised with them; 0: none."""
+    """Bound of what is normalized with them; 0: none."""
 
     @classmethod
     def none(cls, shape: tuple[int, ...], *, clip: float = 0.0) -> "RunningMoments":
@@ -94,7 +94,7 @@ class StatisticsGlance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """Moments by the name of the batch key that they normalise."""
+    """Moments by the name of the batch key that they normalize."""
 
     moments: Mapping[str, RunningMoments] = field(default_factory=dict)
 
@@ -126,7 +126,7 @@ class Statistics:
             return cls({name: _moments(found) for name, found in document.items()})
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise StateError(
-                f"these are not normalisation statistics: {error!r}; each entry needs count, mean, m2 and clip"
+                f"these are not normalization statistics: {error!r}; each entry needs count, mean, m2 and clip"
             ) from error
 
 

@@ -131,7 +131,6 @@ class NormalHead:
 
 
 def make_head(space: Space) -> ActionHead:
-    """The head of one leaf of an action space."""
     match space:
         case gymnasium.spaces.Discrete():
             return CategoricalHead(space)

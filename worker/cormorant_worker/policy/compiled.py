@@ -173,7 +173,6 @@ def _rows(observation: Any) -> int:
 def _checked(
     actor: PolicyActor, make: Callable[[], Acting], obs: Sequence[Arrays], expected: list[tuple[list[Array], Any]]
 ) -> Acting:
-    """A candidate whose outcomes are those of the policy."""
     acting = make()
     actor.models = replace(actor.models, acting=acting)
     for (theirs, their_state), (ours, our_state) in zip(expected, _outcomes(actor, obs), strict=True):

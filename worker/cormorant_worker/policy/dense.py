@@ -1,7 +1,7 @@
 """Stacks of Linear layers and activations in fewer and cheaper calls, on a CPU. A candidate of `compiled.py`.
 
 For 64 rows, a policy of two layers of 64 spends more time in torch's dispatch, its allocations and its tanh than in its
-products. A stack calls the same BLAS routine into buffers of its own and takes numpy's vectorised tanh, which is 10
+products. A stack calls the same BLAS routine into buffers of its own and takes numpy's vectorized tanh, which is 10
 times as fast as torch's and differs by one unit in the last place.
 
 A built-in policy is called whole, without modules in between, and a categorical action is drawn in numpy. Environments

@@ -1,4 +1,4 @@
-"""Observations as a policy sees them where the manifest normalises: around any Actor, with the version's statistics.
+"""Observations as a policy sees them where the manifest normalizes: around any Actor, with the version's statistics.
 
     raw [n, ...] -> (raw - mean) / std in float64 -> clipped -> float32 -> the actor
 
@@ -18,13 +18,13 @@ _MOST_VALUES = 4096
 
 
 class Normalizer:
-    """Which leaves are normalised, and with what now. Used by the thread that acts."""
+    """Which leaves are normalized, and with what now. Used by the thread that acts."""
 
     def __init__(self, settings: Normalize, observation: Space) -> None:
         """Choose the leaves.
 
         Raises:
-            ManifestError: a key is unknown, or what it names cannot be normalised.
+            ManifestError: a key is unknown, or what it names cannot be normalized.
         """
         self.settings = settings
         self._leaves = leaves(observation, ("observation",))
@@ -33,7 +33,7 @@ class Normalizer:
         """By leaf; empty: it stays as it is."""
         clip = settings.observation.clip if settings.observation is not None else 0.0
         self.space = _seen(observation, ("observation",), {leaf.key for leaf in chosen}, clip or np.inf)
-        """One environment's observation as the policy sees it: float32 where it is normalised."""
+        """One environment's observation as the policy sees it: float32 where it is normalized."""
         moments = {"/".join(leaf.key): RunningMoments.none(leaf.shape, clip=clip) for leaf in chosen}
         if settings.reward is not None:
             moments[REWARD] = RunningMoments.none((), clip=settings.reward.clip)
@@ -72,7 +72,7 @@ def _scaled(raw: Array, center: Array, std: Array, clip: float) -> Array:
 
 
 class NormalizingActor:
-    """Normalises what another actor acts on."""
+    """Normalizes what another actor acts on."""
 
     def __init__(self, actor: PolicyActor, normalizer: Normalizer) -> None:
         self.outputs = actor.outputs
@@ -82,7 +82,6 @@ class NormalizingActor:
         self._actor, self._normalizer = actor, normalizer
 
     def twin(self) -> "NormalizingActor":
-        """As `PolicyActor.twin`."""
         return NormalizingActor(self._actor.twin(), self._normalizer)
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
@@ -101,13 +100,13 @@ def _chosen(settings: Normalize, found: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
     if whole := [key for key in keys if by_key[key].dtype.kind != "f"]:
         raise ManifestError(
             f"{field}.keys names {whole[0]}, which is {by_key[whole[0]].dtype.name}: only floating-point values are "
-            "normalised; remove the key, and scale it in the policy"
+            "normalized; remove the key, and scale it in the policy"
         )
     chosen = tuple(by_key[key] for key in keys) or tuple(leaf for leaf in found if leaf.dtype.kind == "f")
     if not chosen:
         dtypes = ", ".join(sorted({leaf.dtype.name for leaf in found}))
         raise ManifestError(
-            f"{field} has nothing to normalise: the observation is {dtypes} (images and class indices are scaled by "
+            f"{field} has nothing to normalize: the observation is {dtypes} (images and class indices are scaled by "
             "the policy); remove it"
         )
     if large := [leaf for leaf in chosen if np.prod(leaf.shape, dtype=np.int64) > _MOST_VALUES]:

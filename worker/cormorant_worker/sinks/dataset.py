@@ -40,7 +40,7 @@ class DatasetPart:
 
     @property
     def statistics(self) -> Statistics:
-        """Moments of its frames; empty unless the manifest normalises."""
+        """Moments of its frames; empty unless the manifest normalizes."""
         found = [Statistics.of_document(record.statistics) for record in self.records if record.statistics]
         return reduce(Statistics.merged, found, Statistics())
 
@@ -68,7 +68,6 @@ class Dataset:
         return tuple(self.part(name, has_ended=have_ended) for name in self.part_names())
 
     def part_names(self) -> tuple[str, ...]:
-        """Names of all parts, by group, index and attempt."""
         with _readable(self.uri):
             names = self.store.parts()
         return tuple(sorted((name for name in names if _PART.fullmatch(name)), key=split_part_name))
@@ -131,7 +130,6 @@ class Dataset:
         return self.part(name, has_ended=True).frames
 
     def part(self, name: str, *, has_ended: bool = False) -> DatasetPart:
-        """One part; see `parts`."""
         with _readable(f"{self.uri}/{name}"):
             notes = self.store.end_part(name) if has_ended else self.store.notes(name)
         records = tuple(

@@ -65,12 +65,10 @@ class FrameSchema:
 
     @classmethod
     def of(cls, layout: Layout) -> "FrameSchema":
-        """The schema of what a collector's blocks hold."""
         return cls(**{name: getattr(layout, name) for name in KINDS.values()})
 
     @property
     def kinds(self) -> tuple[tuple[str, tuple[Leaf, ...]], ...]:
-        """The leaves by kind, in the order of `KINDS`."""
         return tuple((kind, getattr(self, name)) for kind, name in KINDS.items())
 
     def arrays_of(self, holder: Any) -> Iterator[tuple[Leaf, Array]]:

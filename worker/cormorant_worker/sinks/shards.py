@@ -270,10 +270,9 @@ class ShardRecord:
     sealed_at: str
     """UTC, ISO 8601; for people."""
     statistics: Document | None = None
-    """Moments of the shard's frames; None unless the manifest normalises."""
+    """Moments of the shard's frames; None unless the manifest normalizes."""
 
     def to_line(self) -> str:
-        """One line of JSON without a newline."""
         return json.dumps({name: value for name, value in asdict(self).items() if value is not None})
 
     @classmethod

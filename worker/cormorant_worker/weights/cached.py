@@ -36,7 +36,7 @@ class CachedPublish:
     data: memoryview
     """The safetensors file."""
     statistics: Statistics | None = None
-    """What it acts with; None where the manifest normalises nothing."""
+    """What it acts with; None where the manifest normalizes nothing."""
 
 
 class CachedWeights:

@@ -133,7 +133,7 @@ class StagedWeights:
     """Holds the newest offer until the collector reaches a batch boundary."""
 
     def __init__(self, modules: Mapping[str, torch.nn.Module], normalizer: "Normalizer | None" = None) -> None:
-        """Hold the weights of a policy, and the statistics that it acts with, if it acts on normalised observations."""
+        """Hold the weights of a policy, and the statistics that it acts with, if it acts on normalized observations."""
         self._modules = dict(modules)
         self.normalizer = normalizer
         self.stamp: Callable[[PolicyVersion], Statistics] | None = None
@@ -205,7 +205,7 @@ class StagedWeights:
 
         Args:
             weights: all or some models.
-            statistics: what they act with, if the policy acts on normalised observations; None: none, values are
+            statistics: what they act with, if the policy acts on normalized observations; None: none, values are
                 clipped only.
 
         Raises:

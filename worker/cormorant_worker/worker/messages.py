@@ -43,7 +43,7 @@ class Ready:
     kept_version: int = 0
     """The newest weights that this worker's pod kept from an earlier head; 0: none."""
     statistics: Statistics | None = None
-    """What its initial weights act with; None where the manifest normalises nothing."""
+    """What its initial weights act with; None where the manifest normalizes nothing."""
     policy_call: str = ""
     """See `ServedPolicy.call`."""
 
