@@ -43,7 +43,7 @@ class FrameStack:
             raise PostprocError('keys is empty; name the leaves to stack, for example keys=("observation",)')
         self.num_frames = num_frames
         self.keys = tuple(keys)
-        self._open: _Open | None = None
+        self._open: _OpenRow | None = None
         self._batches = 0
 
     def forget(self) -> None:
@@ -90,7 +90,7 @@ class FrameStack:
         stays_open = (lengths > 0) & ~at_steps(done, at_end).squeeze(-1)
         self._batches += 1
         now = torch.full_like(held, self._batches)
-        left_open = _Open(ids=at_steps(ids, at_end).squeeze(-1), known=held, seen=now, past=tails).take(stays_open)
+        left_open = _OpenRow(ids=at_steps(ids, at_end).squeeze(-1), known=held, seen=now, past=tails).take(stays_open)
         if before is not None:
             stays = before.seen + _KEPT_BATCHES > self._batches
             stays[at[goes_on]] = False
@@ -138,7 +138,7 @@ class FrameStack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Open:
+class _OpenRow:
     """Trajectories that may go on, K of them."""
 
     ids: Tensor
@@ -154,13 +154,13 @@ class _Open:
         """Where these stand, or would."""
         return torch.searchsorted(self.ids, ids.contiguous()).clamp(max=len(self.ids) - 1)
 
-    def take(self, which: Tensor) -> "_Open":
+    def take(self, which: Tensor) -> "_OpenRow":
         """Some of them, in rising order."""
         order = which.nonzero().squeeze(-1)
         return self._at(order[self.ids[order].argsort()])
 
-    def and_those_of(self, other: "_Open") -> "_Open":
-        both = _Open(
+    def and_those_of(self, other: "_OpenRow") -> "_OpenRow":
+        both = _OpenRow(
             ids=torch.cat([self.ids, other.ids]),
             known=torch.cat([self.known, other.known]),
             seen=torch.cat([self.seen, other.seen]),
@@ -168,8 +168,8 @@ class _Open:
         )
         return both._at(both.ids.argsort())
 
-    def _at(self, order: Tensor) -> "_Open":
-        return _Open(
+    def _at(self, order: Tensor) -> "_OpenRow":
+        return _OpenRow(
             ids=self.ids[order],
             known=self.known[order],
             seen=self.seen[order],

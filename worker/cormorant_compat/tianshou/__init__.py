@@ -9,8 +9,8 @@ Tianshou need not be installed, and is never imported from here: its policies, b
 known by what they can do. `docs/how-to/migrating-from-tianshou.md` has the table of all arguments.
 """
 
+from cormorant_compat.tianshou.buffers import LatestBatch
 from cormorant_compat.tianshou.collector import AsyncCollector, Collector
-from cormorant_compat.tianshou.latest import LatestBatch
 from cormorant_compat.tianshou.stats import CollectStats, SequenceStats
 
 __all__ = ["AsyncCollector", "CollectStats", "Collector", "LatestBatch", "SequenceStats"]

@@ -129,7 +129,7 @@ class GivenEnvs(InlineVectorEnv):
             )
             if ours != theirs:
                 raise EnvBuildError(f"environment {number} has {theirs}; environment 0 has {ours}: give equal ones")
-        super().__init__(_Made(made), seeds=seeds, limits=RestartLimits(total=0), info=info)
+        super().__init__(_GivenSource(made), seeds=seeds, limits=RestartLimits(total=0), info=info)
 
     def seed(self, seeds: Sequence[int]) -> None:
         self._restarts = Restarts(seeds, RestartLimits(total=0))
@@ -148,7 +148,7 @@ class GivenEnvs(InlineVectorEnv):
             row.env.render()
 
 
-class _Made:
+class _GivenSource:
     """Hands out environments that are there already."""
 
     def __init__(self, made: Sequence[Env]) -> None:

@@ -8,7 +8,10 @@ from collections.abc import Hashable, Sequence
 import torch
 from tensordict import TensorDictBase
 
+from cormorant_compat.torchrl.settings import CollectorSettings, limit
 from cormorant_postproc import split_trajectories
+from cormorant_worker.collect.batch import frames_of, to_tensordict
+from cormorant_worker.collect.block import Block
 
 _IDS = ("collector", "traj_ids")
 _VERSION = ("collector", "policy_version")
@@ -113,3 +116,23 @@ def truncate_last(batch: TensorDictBase) -> None:
     at = torch.arange(rows), last
     following["truncated"][at] |= ~following["terminated"][at]
     following["done"][at] = True
+
+
+class StoreInBuffer:
+    """Called in the worker with each batch; does with it what the collector would do here. Pickled for it."""
+
+    def __init__(self, settings: CollectorSettings) -> None:
+        self._buffer = settings.replay_buffer
+        self._truncates = settings.set_truncated
+        self._splits = settings.split_trajs
+        self._postproc = settings.postproc
+        self._counts = StepCounts() if limit(settings.max_frames_per_traj) else None
+
+    def __call__(self, block: Block) -> None:
+        batch: TensorDictBase = to_tensordict(block, copy=True)
+        as_torchrls(batch, self._counts, range(len(batch)))
+        if self._truncates:
+            truncate_last(batch)
+        if self._splits:
+            batch = split(batch)
+        self._buffer.extend(frames_of(batch if self._postproc is None else self._postproc(batch)))

@@ -26,7 +26,7 @@ from cormorant_compat.torchrl.devices import devices_of, storing_devices
 from cormorant_compat.torchrl.episodes import EpisodePool
 from cormorant_compat.torchrl.free_running import FreeRunning
 from cormorant_compat.torchrl.makers import Maker, policy_maker
-from cormorant_compat.torchrl.plan import Plan
+from cormorant_compat.torchrl.plan import CollectionPlan
 from cormorant_compat.torchrl.policy import as_policy, check_has_weights, on_cpu, read_weights
 from cormorant_compat.torchrl.seeds import next_seed
 from cormorant_compat.torchrl.settings import broadcast, limit
@@ -59,7 +59,7 @@ class FleetCollector:
     weight_updater: Any = None
     """What takes the place of publishing; None: nothing does."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: CollectionPlan) -> None:
         """Start the collectors and wait until each of them stands at its first observation.
 
         Raises:

@@ -21,7 +21,7 @@ from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.devices import devices_of
 from cormorant_compat.torchrl.in_process import InProcessFleet
 from cormorant_compat.torchrl.makers import is_env
-from cormorant_compat.torchrl.plan import Mode, Plan
+from cormorant_compat.torchrl.plan import CollectionPlan, Mode
 from cormorant_compat.torchrl.recipes import share_out
 from cormorant_compat.torchrl.settings import read_settings
 from cormorant_contract.job import CollectorJob
@@ -64,7 +64,7 @@ class Collector(FleetCollector):
             sync: means nothing to one collector.
             backend: "direct".
             backend_options: none.
-            **kwargs: see `Settings`.
+            **kwargs: see `CollectorSettings`.
 
         Raises:
             ValueError, TypeError: arguments that cannot be.
@@ -81,7 +81,9 @@ class Collector(FleetCollector):
         given |= {"backend": backend, "backend_options": backend_options}
         settings = read_settings(_without_schemes(given), num_collectors=1)
         makers = share_out(fns, create_env_kwargs, len(fns), 1)
-        super().__init__(Plan(mode="async", makers=makers, policy=policy, settings=settings, seed=_drawn_seed()))
+        super().__init__(
+            CollectionPlan(mode="async", makers=makers, policy=policy, settings=settings, seed=_drawn_seed())
+        )
 
     def _all_parts(self) -> list[WorkerOverrides]:
         (parts,) = super()._all_parts()
@@ -147,7 +149,7 @@ class _MultiCollector(FleetCollector):
                 each collector's, which must be equal.
             num_workers: collectors; with a list as many as it has.
             create_env_kwargs: keyword arguments of the callables, for all or for each.
-            **kwargs: see `Settings`.
+            **kwargs: see `CollectorSettings`.
 
         Raises:
             ValueError, TypeError: arguments that cannot be; before anything starts.
@@ -162,7 +164,9 @@ class _MultiCollector(FleetCollector):
         frames = _frames_of(frames_per_batch, len(makers), is_sync=self.mode == "sync")
         given = {"frames_per_batch": frames, "total_frames": -1, **kwargs}
         settings = read_settings(_without_schemes(given), num_collectors=len(makers))
-        super().__init__(Plan(mode=self.mode, makers=makers, policy=policy, settings=settings, seed=_drawn_seed()))
+        super().__init__(
+            CollectionPlan(mode=self.mode, makers=makers, policy=policy, settings=settings, seed=_drawn_seed())
+        )
 
 
 class MultiSyncCollector(_MultiCollector):

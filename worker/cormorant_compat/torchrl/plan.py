@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cormorant_compat.torchrl.makers import Maker
-from cormorant_compat.torchrl.settings import Settings, exploration_of, limit
+from cormorant_compat.torchrl.settings import CollectorSettings, exploration_of, limit
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.scripted import info_block, script_job
 
@@ -13,12 +13,12 @@ Mode = Literal["sync", "async"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CollectionPlan:
     mode: Mode
     makers: tuple[tuple[Maker, ...], ...]
     """By collector: its environments."""
     policy: Any
-    settings: Settings
+    settings: CollectorSettings
     overrides: tuple[Mapping[str, Any], ...] = ()
     """By collector: settings of its own."""
     seed: int = 0

@@ -11,16 +11,14 @@ from tensordict import TensorDictBase
 
 from cormorant_compat.flags import as_flag
 from cormorant_compat.torchrl import ray_arguments as arguments
-from cormorant_compat.torchrl import receivers
 from cormorant_compat.torchrl.attributes import execute
+from cormorant_compat.torchrl.batches import StoreInBuffer
 from cormorant_compat.torchrl.collector import FleetCollector, bytes_of, number_of, place_envs
 from cormorant_compat.torchrl.devices import devices_of, storing_devices
 from cormorant_compat.torchrl.makers import Maker, policy_maker
-from cormorant_compat.torchrl.plan import Plan
+from cormorant_compat.torchrl.plan import CollectionPlan
 from cormorant_compat.torchrl.policy import as_policy, check_has_weights, on_cpu
-from cormorant_compat.torchrl.receivers import NotSet
 from cormorant_compat.torchrl.settings import broadcast, read_settings
-from cormorant_compat.torchrl.storing import StoreInBuffer
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.errors import StateError
@@ -28,6 +26,10 @@ from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import Receipt
+
+
+class NotSet(AttributeError, RuntimeError):
+    """Not set: a RuntimeError, as TorchRL documents, and absent for `getattr` with a default."""
 
 
 class RayCollector(FleetCollector):
@@ -67,7 +69,7 @@ class RayCollector(FleetCollector):
             makes it. `register_collector(collector)` is called if it is there.
         weight_sync_schemes: weights have one way here; a RayWeightSyncScheme for the policy means it.
         weight_recv_schemes: see `register_scheme_receiver`.
-        **kwargs: see `Settings`.
+        **kwargs: see `CollectorSettings`.
 
     Raises:
         ValueError, TypeError: arguments that cannot be; before anything starts.
@@ -131,7 +133,7 @@ class RayCollector(FleetCollector):
         self._receiver_schemes: dict[str, Any] = {}
         self._worker_idx: int | None = None
         makers = _makers(create_env_fn, create_env_kwargs, num_workers_per_collector, count)
-        plan = Plan(
+        plan = CollectionPlan(
             mode="sync" if sync else "async", makers=makers, policy=policy, settings=settings, overrides=overrides
         )
         super().__init__(plan)
@@ -311,14 +313,17 @@ class RayCollector(FleetCollector):
         Raises:
             TypeError: something that cannot receive.
         """
-        receivers.check_receivers(weight_recv_schemes)
         for model_id, scheme in weight_recv_schemes.items():
-            receivers.begin(model_id, scheme, self)
+            if not callable(getattr(scheme, "receive", None)):
+                raise TypeError(f'the scheme of "{model_id}" is a {type(scheme).__name__}, which has no receive()')
+        for model_id, scheme in weight_recv_schemes.items():
+            if hasattr(scheme, "init_on_receiver") and not getattr(scheme, "initialized_on_receiver", False):
+                scheme.init_on_receiver(model_id=model_id, context=self)
             self._receiver_schemes[model_id] = scheme
         if not synchronize_weights:
             return
         version = self.fleet.version
-        connected = [receivers.connect(scheme) for scheme in weight_recv_schemes.values()]
+        connected = [_connect(scheme) for scheme in weight_recv_schemes.values()]
         if any(connected):
             if self.fleet.version == version:
                 self.update_policy_weights_()
@@ -444,7 +449,9 @@ class RayCollector(FleetCollector):
                 disconnect()
 
     def _close(self) -> None:
-        receivers.end(self._receiver_schemes)
+        for scheme in self._receiver_schemes.values():
+            if hasattr(scheme, "shutdown"):
+                scheme.shutdown()
         super()._close()
 
     async def async_shutdown(  # type: ignore[override]  # a coroutine, as TorchRL's own RayCollector has it
@@ -460,3 +467,13 @@ def _makers(create_env_fn: Any, env_kwargs: Any, num_envs: int, count: int) -> t
     fns = broadcast(create_env_fn, "create_env_fn", count)
     kwargs = broadcast(env_kwargs, "create_env_kwargs", count)
     return tuple((Maker(fn, given),) * num_envs for fn, given in zip(fns, kwargs, strict=True))
+
+
+def _connect(scheme: Any) -> bool:
+    """Have a scheme meet its sender, if it wants to. True where it did: TorchRL's have written the first weights into
+    the collector's policy by then.
+    """
+    if not hasattr(scheme, "connect") or getattr(scheme, "synchronized_on_receiver", False):
+        return False
+    scheme.connect()
+    return hasattr(scheme, "synchronized_on_receiver")

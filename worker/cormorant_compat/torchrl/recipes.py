@@ -14,7 +14,7 @@ from typing import Any
 
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.makers import Maker
-from cormorant_compat.torchrl.plan import Mode, Plan
+from cormorant_compat.torchrl.plan import CollectionPlan, Mode
 from cormorant_compat.torchrl.settings import broadcast, read_settings
 from cormorant_postproc import MultiStep
 
@@ -35,7 +35,7 @@ def sync_sync_collector(
         num_env_per_collector: environments of each collector.
         num_collectors: processes.
         policy: a TensorDictModule, a module, a callable; None: random actions.
-        **kwargs: see `Settings`.
+        **kwargs: see `CollectorSettings`.
 
     Raises:
         ValueError, TypeError: arguments that cannot be; before anything starts.
@@ -71,7 +71,7 @@ def _make(
 ) -> FleetCollector:
     makers = share_out(env_fns, env_kwargs, per, count)
     settings = read_settings(kwargs, num_collectors=len(makers))
-    return FleetCollector(Plan(mode=mode, makers=makers, policy=policy, settings=settings, seed=seed))
+    return FleetCollector(CollectionPlan(mode=mode, makers=makers, policy=policy, settings=settings, seed=seed))
 
 
 def share_out(

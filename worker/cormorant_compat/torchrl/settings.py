@@ -38,7 +38,7 @@ Hook = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class CollectorSettings:
     """How to collect. Names and defaults are TorchRL's; `docs/how-to/migrating-from-torchrl.md` has them all."""
 
     frames_per_batch: int = 200
@@ -106,10 +106,10 @@ class Settings:
     """Ours: from starting a collector to its first observation."""
 
 
-_FLAGS = frozenset(field.name for field in fields(Settings) if field.type in (bool, bool | None))
+_FLAGS = frozenset(field.name for field in fields(CollectorSettings) if field.type in (bool, bool | None))
 
 
-def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: bool = False) -> Settings:
+def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: bool = False) -> CollectorSettings:
     """Check keyword arguments.
 
     Args:
@@ -121,7 +121,7 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
         TypeError: an argument that TorchRL's collectors do not have, either; with near matches.
         ValueError: a value that cannot be; with the value.
     """
-    known = [field.name for field in fields(Settings)]
+    known = [field.name for field in fields(CollectorSettings)]
     meant: dict[str, Any] = {
         name: as_flag(value, name) if name in _FLAGS and value is not None else plain(value)
         for name, value in given.items()
@@ -135,7 +135,7 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
     if unknown := sorted(set(meant) - set(known)):
         hint = did_you_mean(unknown[0], known, most=1, otherwise=f"; known: {', '.join(known)}")
         raise TypeError(f"collectors have no argument {unknown[0]}{hint}")
-    settings = Settings(**meant)
+    settings = CollectorSettings(**meant)
     _check_numbers(settings)
     _check_episodes(settings)
     if not settings.reset_when_done:
@@ -155,7 +155,7 @@ def _is_neutral(name: str, value: object) -> bool:
     return name in NEUTRAL and any(value is one or value == one for one in NEUTRAL[name])
 
 
-def _check_numbers(settings: Settings) -> None:
+def _check_numbers(settings: CollectorSettings) -> None:
     cat = settings.cat_results
     if cat not in (None, "stack") and (not isinstance(cat, int) or isinstance(cat, bool)):
         raise ValueError(f'cat_results {cat!r} is no dimension; give "stack", or the number of one')
@@ -177,7 +177,7 @@ def _check_numbers(settings: Settings) -> None:
         raise ValueError(f'vectorization "{settings.vectorization}" is not known; use "subprocess" or "inline"')
 
 
-def _check_episodes(settings: Settings) -> None:
+def _check_episodes(settings: CollectorSettings) -> None:
     count = settings.trajs_per_batch
     if count is None:
         return
@@ -193,7 +193,7 @@ def _check_episodes(settings: Settings) -> None:
         )
 
 
-def _check_buffer(settings: Settings) -> None:
+def _check_buffer(settings: CollectorSettings) -> None:
     buffer = settings.replay_buffer
     if not hasattr(buffer, "extend"):
         raise ValueError(f"replay_buffer is a {type(buffer).__name__}, which has no extend; give a replay buffer")

@@ -17,7 +17,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from cormorant_compat.torchrl import OffPolicyCollectorConfig, OnPolicyCollectorConfig, sync_sync_collector
-from cormorant_compat.torchrl.plan import Plan
+from cormorant_compat.torchrl.plan import CollectionPlan
 from cormorant_compat.torchrl.policy import OnTensorDicts, as_policy, read_weights
 from cormorant_compat.torchrl.recipes import make_collector_onpolicy, share_out
 from cormorant_compat.torchrl.seeds import next_seed
@@ -97,7 +97,7 @@ def test_zero_one_and_numpys_scalars_are_what_they_mean() -> None:
     settings = read_settings(given, num_collectors=1)
     assert (settings.reset_at_each_iter, settings.set_truncated, settings.split_trajs) == (False, True, True)
     assert [type(getattr(settings, name)) for name in given] == [bool, bool, bool, int]
-    plan = Plan(mode="async", makers=share_out(CountingEnv, None, 1, 1), policy=None, settings=settings)
+    plan = CollectionPlan(mode="async", makers=share_out(CountingEnv, None, 1, 1), policy=None, settings=settings)
     assert plan.job().spec.collection.reset_at_each_batch is False
 
 

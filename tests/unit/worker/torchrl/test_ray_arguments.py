@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from cormorant_compat.torchrl import RayCollector
 from cormorant_compat.torchrl.attributes import execute
-from cormorant_compat.torchrl.batches import mark_padding
+from cormorant_compat.torchrl.batches import StoreInBuffer, mark_padding
 from cormorant_compat.torchrl.episodes import EpisodePool
 from cormorant_compat.torchrl.ray_arguments import (
     check_schemes,
@@ -18,9 +18,8 @@ from cormorant_compat.torchrl.ray_arguments import (
     read_updater,
     remote_options,
 )
-from cormorant_compat.torchrl.receivers import NotSet
+from cormorant_compat.torchrl.ray_collector import NotSet
 from cormorant_compat.torchrl.settings import read_settings
-from cormorant_compat.torchrl.storing import StoreInBuffer
 from cormorant_testing.collecting import make_collector
 from cormorant_testing.envs import CountingEnv
 from cormorant_worker.collect.block import Block
