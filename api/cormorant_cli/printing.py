@@ -46,22 +46,18 @@ def show_objects(found: Sequence[Raw], output: Output) -> str:
     return yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True).rstrip("\n")
 
 
-def columns_of(
-    rows: Iterable[Sequence[str]], *, indent: str = "", gap: str = "   ", numbers: Collection[int] = ()
-) -> str:
-    """Rows of cells as aligned text. `numbers`: columns that end in line."""
+def columns_of(rows: Iterable[Sequence[str]], *, numbers: Collection[int] = ()) -> str:
+    """Rows of cells as aligned text. `numbers`: columns that are aligned on the right."""
     lines = [list(row) for row in rows]
-    if not lines:
-        return ""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = (
-        gap.join(
+        "   ".join(
             cell.rjust(width) if column in numbers else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         )
         for line in lines
     )
-    return "\n".join(indent + line.rstrip() for line in padded)
+    return "\n".join(map(str.rstrip, padded))
 
 
 def size_of(size_bytes: float) -> str:
