@@ -56,6 +56,22 @@ _NEXT_HEAD_S = 2.0
 _MOST_UPLOADS = 8
 
 
+class Threads:
+    """A pool of threads for blocking calls, off the event loop."""
+
+    def __init__(self, head: "Head", most: int, *, name: str) -> None:
+        self._head, self.pool = head, ThreadPoolExecutor(most, thread_name_prefix=name)
+
+    async def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self._head.refuse_while_closing()
+        try:
+            asked = asyncio.get_running_loop().run_in_executor(self.pool, functools.partial(call, *args, **kwargs))
+        except RuntimeError:  # the pool was shut down just now
+            self._head.refuse_while_closing()
+            raise
+        return await asked
+
+
 class Running:
     """The parts of a head that need a fleet."""
 
@@ -127,9 +143,13 @@ class Head:
         self._running: Running | None = None
         self._resume_is_start = False
         """The fleet starts paused for `attach`, so its first resume is its start and not an event."""
-        self._quick = ThreadPoolExecutor(4, thread_name_prefix="control")
-        self._bulk = ThreadPoolExecutor(16, thread_name_prefix="bulk")
-        self._boundary = ThreadPoolExecutor(2, thread_name_prefix="boundary")
+        self.quick = Threads(self, 4, name="control")
+        """For short calls."""
+        self.bulk = Threads(self, 16, name="bulk")
+        """For long calls."""
+        self.at_boundary = Threads(self, 2, name="boundary")
+        """For calls that wait for all workers to finish their batches. A worker that does not holds up others of these
+        calls, and no batch."""
         self._ended = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -180,9 +200,8 @@ class Head:
             self._running.updates.notifier.notify()
             self._running.pauses.notifier.notify()
         self.events.notifier.notify()
-        self._quick.shutdown(wait=False, cancel_futures=True)
-        self._bulk.shutdown(wait=False, cancel_futures=True)
-        self._boundary.shutdown(wait=False, cancel_futures=True)
+        for threads in (self.quick, self.bulk, self.at_boundary):
+            threads.pool.shutdown(wait=False, cancel_futures=True)
         self.journal.close()
         self.traces.close()
 
@@ -250,29 +269,6 @@ class Head:
         if running.feeder.error is not None:
             raise running.feeder.error
         return running.fleet.is_done and (not self.has_queue or running.ledger.has_ended)
-
-    async def quick(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a short blocking call off the event loop."""
-        return await self._in(self._quick, call, *args, **kwargs)
-
-    async def bulk(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a long call off the event loop, in a pool apart from `quick`."""
-        return await self._in(self._bulk, call, *args, **kwargs)
-
-    async def at_boundary(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a call that waits for all workers to finish their batches. A worker that does not holds up others of
-        these calls, and no batch.
-        """
-        return await self._in(self._boundary, call, *args, **kwargs)
-
-    async def _in(self, pool: ThreadPoolExecutor, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        self.refuse_while_closing()
-        try:
-            asked = asyncio.get_running_loop().run_in_executor(pool, functools.partial(call, *args, **kwargs))
-        except RuntimeError:  # the pool was shut down just now
-            self.refuse_while_closing()
-            raise
-        return await asked
 
     async def stats(self, *, workers: bool = True) -> FleetStats:
         """The fleet's counters; `workers=False` omits the workers and is O(1)."""

@@ -142,7 +142,7 @@ def test_calls_that_wait_for_a_frozen_worker_leave_batches_their_threads(tmp_pat
             ]
             for seed in seeds:
                 seed.start()
-            waiting = served.server.head._boundary._work_queue
+            waiting = served.server.head.at_boundary.pool._work_queue
             until(lambda: waiting.qsize() == 20 - 2)
             batch = served.data.call("GET", "/v1/batches/next?wait=10", timeout=20)
             assert (batch.status, answers) == (200, [])

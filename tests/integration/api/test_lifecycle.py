@@ -533,7 +533,7 @@ class Blocked(Fleet):
 def test_request_that_a_closing_head_cancels_is_told_to_retry(folder: Path) -> None:
     go_on = threading.Event()
     with serve(make_job(lengths=4), directory=folder) as served, ThreadPoolExecutor(1) as pool:
-        quick = served.server.head._quick
+        quick = served.server.head.quick.pool
         held = [quick.submit(go_on.wait, 60) for _ in range(4)]
         reply = pool.submit(served.reader.get, "/v1/status")
         until(lambda: quick._work_queue.qsize() > 0)
