@@ -105,7 +105,8 @@ class _Scale:
             raise PostprocError(
                 f"{name} has shape {list(raw.shape)}, its statistics {list(shape)}; normalize before stacking frames"
             )
-        parts = (self._center, self._std, self._bounds())
+        bounds = torch.tensor([clip or torch.inf for clip in self._clips], dtype=torch.float64)
+        parts = (self._center, self._std, bounds.reshape(-1, *[1] * (self._center.ndim - 1)))
         center, std, clip = (self._of_frames(part.to(raw.device), raw) for part in parts)
         values = raw.to(torch.float64)
         values = (values - center if is_centered else values) / std
@@ -114,10 +115,6 @@ class _Scale:
             mask = self._mask.to(raw.device)
             values = torch.where(mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim)), values, 0.0)
         return values
-
-    def _bounds(self) -> torch.Tensor:
-        shape = [len(self._clips)] + [1] * (self._center.ndim - 1)
-        return torch.tensor([clip or torch.inf for clip in self._clips], dtype=torch.float64).reshape(shape)
 
     def _of_frames(self, values: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
         if self._index is None:

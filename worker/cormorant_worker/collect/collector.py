@@ -287,7 +287,8 @@ class Collector:
         if not self.is_first_batch:
             self.restart()
         filled = self.fill_columns(block, quota)
-        _truncate_last(block)
+        last = block.runs.last_rows, block.runs.filled
+        block.truncated[last] |= ~block.terminated[last]
         return filled
 
     def fill_columns(self, block: Block, quota: Array) -> Filled:
@@ -507,12 +508,6 @@ class Collector:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _truncate_last(block: Block) -> None:
-    columns = np.flatnonzero(block.lengths > 0)
-    last = block.lengths[columns] - 1
-    block.truncated[last, columns] |= ~block.terminated[last, columns]
 
 
 def _same_spaces(envs: Sequence[VectorEnv]) -> tuple[Space, Space]:

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from cormorant_worker.action_mask import info_mask, info_mask_length
+from cormorant_worker.action_mask import ACTION_MASK, info_mask, info_mask_length
 from cormorant_worker.envs.gymnasium_env import Env
 from cormorant_worker.envs.info import InfoField, InfoMisfit, info_writer
 from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step
@@ -183,7 +183,7 @@ class EnvRow:
         if terminated or truncated:
             self._write_final[side](obs)
             obs, info = self.env.reset(**self.reset_kwargs)
-        if self._illegal is not None:
+        if self._illegal is not None and (self._may_be_illegal or (isinstance(info, dict) and ACTION_MASK in info)):
             self._note_mask(info, self._illegal)
         self._write_obs[side](obs)
         if isinstance(reward, np.ndarray):
@@ -198,10 +198,7 @@ class EnvRow:
 
     def _note_mask(self, info: Any, illegal: Array) -> None:
         mask = info_mask(info, len(illegal))
-        if mask is not None:
-            np.equal(mask, 0, out=illegal)
-        elif self._may_be_illegal:
-            illegal[:] = False
+        illegal[:] = False if mask is None else np.equal(mask, 0)
         self._may_be_illegal = mask is not None
 
     def _when(self) -> str:

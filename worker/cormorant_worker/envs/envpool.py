@@ -24,7 +24,7 @@ from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, NeverSaved, Rows, Step
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, UnknownEnv
-from cormorant_worker.spaces import Array, Arrays, Key, Space, cast_exactly, leaves
+from cormorant_worker.spaces import Array, Arrays, Space, cast_exactly, leaves
 
 _OURS = {
     "num_envs": "spec.env.envpool.numEnvs",
@@ -164,8 +164,8 @@ class _Pool:
         self._name = name
         self._pool = pool
         self._send, self._recv = self._pool._send, self._pool._recv
-        names = list(self._pool._state_keys)
-        self._obs_at = [names.index(_state_name(leaf.key)) for leaf in leaves(self.observation_space, ())]
+        names, parts = list(self._pool._state_keys), leaves(self.observation_space, ())
+        self._obs_at = [names.index(f"obs:{'.'.join(leaf.key)}" if leaf.key else "obs") for leaf in parts]
         self.id_at, self.done_at, self._trunc_at = (names.index(k) for k in ("info:env_id", "done", "trunc"))
         self.reward_at = names.index("reward")
         self._info_at = [self._find_info(field.key, names) for field in info]
@@ -182,7 +182,7 @@ class _Pool:
         actions = self._pool.spec.action_array_spec
         self._action_dtypes = [np.dtype(spec.dtype) for name, spec in actions.items() if name not in _ID_KEYS]
         self.dummy_actions = tuple(
-            np.zeros((num_envs, *leaf.shape), dtype) + _lowest(self.action_space)
+            np.full((num_envs, *leaf.shape), getattr(self.action_space, "start", 0), dtype)
             for leaf, dtype in zip(leaves(self.action_space, ()), self._action_dtypes, strict=True)
         )
 
@@ -446,14 +446,6 @@ def _merged(values: Array, kept: Array, is_kept: Array) -> Array:
     """[n, ...] values, replaced by those that were kept where the mask [n] says so."""
     values[is_kept] = kept[is_kept]
     return values
-
-
-def _state_name(key: Key) -> str:
-    return f"obs:{'.'.join(key)}" if key else "obs"
-
-
-def _lowest(space: Space) -> int:
-    return int(space.start) if isinstance(space, gymnasium.spaces.Discrete) else 0
 
 
 def _repair(space: Space) -> Space:

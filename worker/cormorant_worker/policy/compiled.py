@@ -198,7 +198,9 @@ def _outcomes(actor: PolicyActor, obs: Sequence[Arrays]) -> list[tuple[list[Arra
         torch.manual_seed(seed)
         acted = _act(actor, given)
         arrays = (*acted.actions, *acted.outputs, *acted.states)
-        found.append(([array.copy() for array in arrays], _random_state(actor.device)))
+        is_cuda = actor.device.type == "cuda"
+        state = torch.cuda.get_rng_state(actor.device) if is_cuda else torch.get_rng_state()
+        found.append(([array.copy() for array in arrays], state))
     return found
 
 
@@ -240,10 +242,6 @@ def _undisturbed(actor: PolicyActor) -> Iterator[None]:
             for tensor, value in before:
                 if not torch.equal(tensor, value):
                     tensor.copy_(value)
-
-
-def _random_state(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _observations(space: Space, n: int, seed: int) -> Arrays:

@@ -66,16 +66,13 @@ class DenseStack:
 
     def _apply(self, x: Tensor, count: int) -> Tensor:
         if x.shape[0] != self._rows:
-            self._allocate(x.shape[0])
+            self._rows = x.shape[0]
+            self._buffers = [_buffer(self._rows, weight.shape[1]) for _, weight, _ in self._layers]
         for i in range(count):
             bias, weight, activation = self._layers[i]
             out, array = self._buffers[i]
             x = _activated(activation, _linear(x, bias, weight, out), array)
         return x
-
-    def _allocate(self, rows: int) -> None:
-        self._rows = rows
-        self._buffers = [_buffer(rows, weight.shape[1]) for _, weight, _ in self._layers]
 
 
 def _buffer(*shape: int) -> tuple[Tensor, Array]:
