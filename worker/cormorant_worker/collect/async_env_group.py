@@ -50,7 +50,7 @@ class AsyncEnvGroup(EnvGroup):
 
     def restart(self) -> None:
         """Begin new trajectories: the environments are under way and play on, under new ids from here."""
-        self._trajectories.open(self.columns.slice)
+        self._trajectories.open(self.columns)
         self.is_init[:] = True
         columns = np.arange(self.env.num_envs)
         is_under_way = ~np.isin(columns, self._idle)
@@ -111,7 +111,7 @@ class AsyncEnvGroup(EnvGroup):
         columns = np.arange(self.env.num_envs)[None, :]
         at = (self._handed[None, :] + np.arange(rows + 1)[:, None]) % self._size
         for (stored, carries), (ring, _) in zip(_series(self._block), _series(self._ring), strict=True):
-            stored[: rows + carries, self.columns.slice] = ring[at[: rows + carries], columns]
+            stored[: rows + carries, self.columns] = ring[at[: rows + carries], columns]
         self._hand_over_ends()
         self._handed += self.quota
 
@@ -134,7 +134,7 @@ class AsyncEnvGroup(EnvGroup):
             if row >= self.quota[column]:
                 later.append((column, position, final, final_states))
                 continue
-            self._block.end(row, np.array([column + self.columns.first]), final, final_states)
+            self._block.end(row, np.array([column + self.columns.start]), final, final_states)
         self._ends = later
 
     def _end(self, columns: Array, following: Array, final: Arrays) -> None:
@@ -142,7 +142,7 @@ class AsyncEnvGroup(EnvGroup):
             one = slice(i, i + 1)
             states = tuple(a[following[one], column].copy() for a in self._states)
             self._ends.append((column, int(self._landed[column]) - 1, tuple(a[one] for a in final), states))
-        self._trajectories.open(columns + self.columns.first)
+        self._trajectories.open(columns + self.columns.start)
         self._begin_trajectories(following, columns)
 
     def _grow(self, size: int) -> None:

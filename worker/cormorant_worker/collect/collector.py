@@ -18,7 +18,7 @@ import torch
 from cormorant_contract.info import EpisodeMetric
 from cormorant_worker.collect.async_env_group import AsyncEnvGroup
 from cormorant_worker.collect.block import Block, Layout
-from cormorant_worker.collect.env_group import Columns, EnvGroup, LockstepEnvGroup
+from cormorant_worker.collect.env_group import EnvGroup, LockstepEnvGroup
 from cormorant_worker.collect.env_sources import Assignment
 from cormorant_worker.collect.episode_metrics import EpisodeMetrics
 from cormorant_worker.collect.first_frames import FirstFrames
@@ -147,7 +147,7 @@ class Collector:
         self.env_groups = []
         first = 0
         for env in self._envs:
-            columns = Columns(first=first, stop=first + env.num_envs)
+            columns = slice(first, first + env.num_envs)
             parts = env, columns, self.trajectories, check
             if env.lockstep:
                 limit = self._config.max_frames_per_trajectory
@@ -351,7 +351,7 @@ class Collector:
             before[ended] = ids[ended]
             missing[episodes] -= 1
             if len(done := episodes[missing[episodes] == 0]):
-                env_group.stop(done - env_group.columns.first)
+                env_group.stop(done - env_group.columns.start)
 
         block = Block(self.layout(_EPISODE_ROWS))
         while (left > 0).any():
@@ -366,7 +366,7 @@ class Collector:
             for env_group in self.env_groups:
                 # Episodes of asynchronous environments may have ended ahead of what was handed over.
                 for column, length in env_group.ends_ahead():
-                    missing[at := env_group.columns.first + column] -= 1
+                    missing[at := env_group.columns.start + column] -= 1
                     if missing[at] == 0:
                         quota[at] = min(_EPISODE_ROWS, length)
             self.on_landed.append(stop_ended)
@@ -396,10 +396,8 @@ class Collector:
         if gate.is_closed:
             self._hold()
         busy = []
-        first = 0
         for env_group in self.env_groups:
-            env_group.begin(block, quota[first : first + env_group.env.num_envs])
-            first += env_group.env.num_envs
+            env_group.begin(block, quota[env_group.columns])
             if env_group.is_done:
                 env_group.finish()
             else:
@@ -464,10 +462,9 @@ class Collector:
             IndexError: there is no such environment or leaf.
         """
         for env_group in self.env_groups:
-            if column < env_group.env.num_envs:
-                return env_group.look(column, leaf)
-            column -= env_group.env.num_envs
-        raise IndexError(f"environment {column + self.num_envs} of {self.num_envs}")
+            if column < env_group.columns.stop:
+                return env_group.look(column - env_group.columns.start, leaf)
+        raise IndexError(f"environment {column} of {self.num_envs}")
 
     def keep_statistics(self) -> None:
         """Be one's own fleet, where the manifest normalizes: what is collected counts at once, and weights that are

@@ -9,7 +9,6 @@ batch does not cover every column).
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any
 
@@ -28,26 +27,13 @@ from cormorant_worker.spaces import Array, Arrays
 _NO_VERSION = -2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """The columns of the block of one EnvGroup."""
-
-    first: int
-    stop: int
-
-    @property
-    def slice(self) -> slice:
-        """For reading and writing all of them."""
-        return slice(self.first, self.stop)
-
-
 class EnvGroup(ABC):
     """Some columns of the block and the environments that fill them: begin, (act, land)* until done, finish."""
 
     def __init__(
         self,
         env: VectorEnv,
-        columns: Columns,
+        columns: slice,
         trajectories: Trajectories,
         check: ActionCheck,
         *,
@@ -57,6 +43,7 @@ class EnvGroup(ABC):
         """Take environments that have not started.
 
         Args:
+            columns: theirs, of the block.
             random: draws the random actions; it is told which ones are illegal.
             remote: the actor, where an inference server acts.
         """
@@ -76,8 +63,8 @@ class EnvGroup(ABC):
         """Rows at the server: those of `_acting`."""
         self._acting: tuple[Array, Array, Array] = (np.empty(0, np.int64),) * 3
         """Columns [k] that act one by one, their rows, and the rows after them."""
-        self._lengths = trajectories.lengths[columns.slice]
-        self._ids = trajectories.ids[columns.slice]
+        self._lengths = trajectories.lengths[columns]
+        self._ids = trajectories.ids[columns]
         self._initial_states: Arrays = ()
 
     @abstractmethod
@@ -248,7 +235,7 @@ class LockstepEnvGroup(EnvGroup):
 
     def restart(self) -> None:
         self.obs = tuple(a.copy() for a in self.env.restart(np.arange(self.env.num_envs)))
-        self._trajectories.open(self.columns.slice)
+        self._trajectories.open(self.columns)
         self._reset_states()
 
     def _reset_states(self) -> None:
@@ -258,7 +245,7 @@ class LockstepEnvGroup(EnvGroup):
 
     def begin(self, block: Block, quota: Array) -> None:
         self._block = block
-        self._aim(block, self.columns.slice)
+        self._aim(block, self.columns)
         for stored, value in zip(self._obs, self.obs, strict=True):
             stored[0] = value
         for stored, value in zip(self._states, self.states, strict=True):
@@ -405,7 +392,7 @@ class LockstepEnvGroup(EnvGroup):
     def _end(self, rows: Array | int, columns: Array, final: Arrays) -> None:
         """Trajectories ended with the frames at (rows, columns); the next rows hold what begins the next ones."""
         final_states = tuple([a[rows + 1, columns] for a in self._states])
-        of_block = columns + self.columns.first
+        of_block = columns + self.columns.start
         self._block.end(rows, of_block, final, final_states)
         self._trajectories.open(of_block)
         self._begin_trajectories(rows + 1, columns)
@@ -430,8 +417,8 @@ class LockstepEnvGroup(EnvGroup):
         at, which = rows[marked] - 1, columns[marked]
         self._truncated[at, which] = True
         final = tuple(a[at + 1, which] for a in self._obs)
-        self._block.end(at, which + self.columns.first, final, tuple(a[at + 1, which] for a in self._states))
-        self._trajectories.lose(columns + self.columns.first)
+        self._block.end(at, which + self.columns.start, final, tuple(a[at + 1, which] for a in self._states))
+        self._trajectories.lose(columns + self.columns.start)
         self._begin_trajectories(rows, columns)
         for stored, value in zip(self._obs, first, strict=True):
             stored[rows, columns] = value
