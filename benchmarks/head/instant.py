@@ -80,11 +80,8 @@ class InstantConnection:
         self._said.clear()
         return said
 
-    def unsent(self) -> Sequence[Source]:
+    def flush(self) -> Sequence[Source]:
         return ()
-
-    def flush(self, source: Source) -> None:
-        pass
 
     def send(self, message: object) -> None:
         if isinstance(message, Finish):

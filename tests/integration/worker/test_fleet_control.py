@@ -286,7 +286,7 @@ def test_worker_killed_during_a_restore_is_named_and_it_can_be_repeated() -> Non
         restoring = threading.Thread(target=restore)
         restoring.start()
         worker = fleet._core.slots["cpu", 0].worker
-        until(lambda: Restore() in [question.command for question in worker.unanswered.values()])
+        until(lambda: any(isinstance(question.command, Restore) for question in worker.unanswered.values()))
         os.kill(victim, signal.SIGKILL)
         restoring.join(60)
         assert [str(error) for error in failed] == ["cpu-0 ended and could not restore its state; call again"]

@@ -1,6 +1,5 @@
 """Workers that make no progress are found, whatever they were doing."""
 
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,7 @@ def test_a_frozen_server_is_found_by_its_own_history(act_s: int, limit_s: int) -
 def detector_of(connection: Any, *, hang_timeout_s: float = 10.0) -> HangDetector:
     place = connection.place
     slot = Slot((place.group, place.index), is_server=place.is_server, state=SlotState.WORKING)
-    handle = slot.worker = WorkerHandle(slot, connection, deque(), last_progress=0.0, reached=SlotState.WORKING)
+    handle = slot.worker = WorkerHandle(slot, connection, set(), last_progress=0.0, reached=SlotState.WORKING)
     handle.tickets[1] = None  # type: ignore[assignment]  # that there is one is all that counts
     options = FleetOptions(hang_timeout_s=hang_timeout_s)
     detector = HangDetector(make_job(), options, FleetCounters())

@@ -48,7 +48,7 @@ def test_a_worker_that_leaves_keeps_what_it_reached() -> None:
     slots = make_slots()
     (slot,) = slots.wanted
     slots.move(slot, S.STARTING)
-    slots.fill(slot, worker := WorkerHandle(slot, FakeConnection(), slots.joined, last_progress=0.0))  # type: ignore[arg-type]
+    slots.fill(slot, worker := WorkerHandle(slot, FakeConnection(), slots.stuck, last_progress=0.0))  # type: ignore[arg-type]
     facts = [(worker.is_ready, worker.has_worked, worker.gets_weights)]
     for state in (S.READY, S.WORKING, S.LEAVING, S.FINISHING):
         slots.move(slot, state)

@@ -11,9 +11,7 @@ method of `SlotLife` (`turn/life.py`), one for each state that is entered.
 
 import socket
 import time
-from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import count
@@ -23,7 +21,7 @@ import structlog
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.scheduler import Round, SlotKey
 from cormorant_worker.fleet.stats import WorkerStats
-from cormorant_worker.fleet.transport import ConnectionClosed, Payload, WorkerConnection
+from cormorant_worker.fleet.transport import Payload, WorkerConnection
 from cormorant_worker.inference.address import Address, NodeAddress
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
@@ -135,12 +133,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class TicketOut:
+    ticket: Ticket
     round: Round
-    block_index: int
-    num_frames: int
     handed_at: float = field(default_factory=time.monotonic)
-    episodes: tuple[int, ...] = ()
-    """Evaluations: positions of the episodes that it plays."""
 
 
 @dataclass(slots=True, eq=False)
@@ -161,7 +156,7 @@ class WorkerHandle:
 
     slot: Slot
     connection: WorkerConnection
-    stuck: "deque[WorkerHandle]"
+    stuck: "set[WorkerHandle]"
     """Where it puts itself when it does not read what it is sent."""
     last_progress: float
     """In the fleet's time: see `HangDetector`."""
@@ -236,29 +231,26 @@ class WorkerHandle:
 
     def send(self, message: object) -> None:
         """Send Begin, Reseed or Finish. A worker that is dying hears nothing: its connection tells the fleet."""
-        with suppress(ConnectionClosed):
-            self.connection.send(message)
-        self._note_unsent()
+        self.connection.send(message)
+        self._flush()
 
     def next_number(self) -> int:
         """For a ticket or a request of this worker."""
         return next(self._numbers)
 
-    def send_ticket(self, ticket: Ticket, out: TicketOut, memory: SharedMemory | None) -> None:
-        """Have a batch collected, unless the worker is dying."""
-        self.tickets[ticket.number] = out
-        with suppress(ConnectionClosed):
-            self.connection.send_ticket(ticket, memory)
-        self._note_unsent()
+    def send_ticket(self, ticket: Ticket, round_: Round, memory: SharedMemory | None) -> None:
+        """Have a worker's share of a round collected, unless it is dying."""
+        self.tickets[ticket.number] = TicketOut(ticket, round_)
+        self.connection.send_ticket(ticket, memory)
+        self._flush()
 
     def ask(self, command: Command, payload: Payload | None = None, *, is_awaited: bool = True) -> Question:
         """Have a command carried out, with the bytes that belong to it."""
         size_bytes = payload.size_bytes if payload is not None else 0
         request = Request(number=self.next_number(), command=command, size_bytes=size_bytes)
         self.unanswered[request.number] = question = Question(self, command, is_awaited)
-        with suppress(ConnectionClosed):
-            self.connection.request(request, payload)
-        self._note_unsent()
+        self.connection.request(request, payload)
+        self._flush()
         return question
 
     def tell(self, command: Command) -> None:
@@ -280,9 +272,9 @@ class WorkerHandle:
             log.warning("request_refused", worker=self.name, reason=reply.error)
         return question
 
-    def _note_unsent(self) -> None:
-        if self.connection.unsent():
-            self.stuck.append(self)
+    def _flush(self) -> None:
+        if self.connection.flush():
+            self.stuck.add(self)
 
     # -- what it has told --------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class Slots:
         """Wanted slots by group."""
         self._in: dict[SlotState, dict[Slot, None]] = {state: {} for state in SlotState}
         """By state, in the order in which they entered it."""
-        self.stuck: deque[WorkerHandle] = deque()
+        self.stuck: set[WorkerHandle] = set()
         """Workers that do not read as fast as they are sent; the selector takes them out."""
         self.joined: deque[WorkerHandle] = deque()
         """Workers whose connections the selector does not know yet; it takes them out."""

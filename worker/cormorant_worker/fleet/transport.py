@@ -17,10 +17,6 @@ from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import Request, Start, Ticket
 
 
-class ConnectionClosed(OSError):
-    """The worker is gone: nothing that is sent now is heard."""
-
-
 class Source(Protocol):
     """What the fleet's thread waits on."""
 
@@ -73,31 +69,20 @@ class WorkerConnection(Protocol):
     def receive(self, source: Source | None) -> Sequence[object]:
         """The worker's messages that have come by a source that is ready, or at all where there are no sources."""
 
-    def unsent(self) -> Sequence[Source]:
-        """Sources that have to be written to, because the worker does not read: `flush` when they can be."""
-
-    def flush(self, source: Source) -> None:
-        """Send what a source takes now."""
-
     def send(self, message: object) -> None:
-        """Send Begin, Reseed or Finish.
-
-        Raises:
-            ConnectionClosed: the worker is gone.
+        """Send Begin, Reseed or Finish. As with all that is sent, a worker that is gone does not hear it, and what it
+        does not take now is kept for `flush`.
         """
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
-        """Have a batch collected; `memory` is that of a block which this worker does not know yet.
-
-        Raises:
-            ConnectionClosed: the worker is gone.
-        """
+        """Have a batch collected; `memory` is that of a block which this worker does not know yet."""
 
     def request(self, request: Request, payload: Payload | None) -> None:
-        """Have a request answered, with the bytes that belong to it. Never waits behind tickets.
+        """Have a request answered, with the bytes that belong to it. Never waits behind tickets."""
 
-        Raises:
-            ConnectionClosed: the worker is gone.
+    def flush(self) -> Sequence[Source]:
+        """Send what was kept, as far as the worker reads. Returns the sources that take no more now: call it again
+        when they can be written.
         """
 
     def describe_doing(self) -> str:

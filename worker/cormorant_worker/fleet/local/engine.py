@@ -2,7 +2,6 @@
 
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -14,7 +13,7 @@ from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.fleet.local.block_pool import SharedBlockPool
 from cormorant_worker.fleet.local.process import SharedPayload, WorkerProcess
 from cormorant_worker.fleet.options import FleetOptions, default_workers
-from cormorant_worker.fleet.transport import ConnectionClosed, WorkerConnection
+from cormorant_worker.fleet.transport import WorkerConnection
 from cormorant_worker.fork_server import WORKERS, Imports, fork_server
 from cormorant_worker.inference.handshake import listen
 from cormorant_worker.shared_memory import SharedMemory
@@ -41,8 +40,7 @@ class LocalEngine:
 
     def start(self, start: Start, listener: socket.socket | None = None) -> WorkerProcess:
         process = WorkerProcess(start.place, fork_server(WORKERS), _imports_of(start))
-        with suppress(ConnectionClosed):  # it died already: the end of its socket tells the fleet
-            process.send(start, *([] if listener is None else [listener.fileno()]))
+        process.send(start, *([] if listener is None else [listener.fileno()]))
         return process
 
     def listen(self) -> socket.socket:

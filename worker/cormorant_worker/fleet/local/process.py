@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.fleet.transport import ConnectionClosed, Payload
+from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fork_server import ForkServer, Imports, kill_alone
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.wire.messages import MessageSocket
@@ -84,29 +84,24 @@ class WorkerProcess:
             self.is_open = False
         return messages
 
-    def unsent(self) -> Sequence[MessageSocket]:
-        return [channel for channel in (self.control, self.data) if channel.has_unsent] if self.is_open else ()
-
-    def flush(self, source: object) -> None:
-        assert isinstance(source, MessageSocket), source
-        with suppress(OSError):  # that the worker is gone shows at its data socket
-            source.flush()
+    def flush(self) -> Sequence[MessageSocket]:
+        unsent = [channel for channel in (self.control, self.data) if channel.has_unsent] if self.is_open else []
+        for channel in unsent:
+            with suppress(OSError):  # that the worker is gone shows at its data socket
+                channel.flush()
+        return [channel for channel in unsent if channel.has_unsent]
 
     def send(self, message: object, *descriptors: int) -> None:
-        self._send(self.data, message, *descriptors)
+        with suppress(OSError):  # as in `flush`
+            self.data.send(message, *descriptors)
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
         self.send(ticket, *([] if memory is None else [memory.descriptor]))
 
     def request(self, request: Request, payload: Payload | None) -> None:
         assert payload is None or isinstance(payload, SharedPayload), payload
-        self._send(self.control, request, *([] if payload is None else [payload.memory.descriptor]))
-
-    def _send(self, channel: MessageSocket, message: object, *descriptors: int) -> None:
-        try:
-            channel.send(message, *descriptors)
-        except OSError as error:
-            raise ConnectionClosed(f"worker process {self.pid} is gone: {error}") from error
+        with suppress(OSError):  # as in `flush`
+            self.control.send(request, *([] if payload is None else [payload.memory.descriptor]))
 
     def describe_end(self) -> str:
         # Its sockets close a moment before it has ended.

@@ -117,12 +117,9 @@ class RayConnection:
         """None: Ray's threads wake the fleet."""
         return ()
 
-    def unsent(self) -> Sequence[Source]:
-        """None: Ray keeps what an actor has not taken. It is little: one offer, two tickets."""
+    def flush(self) -> Sequence[Source]:
+        """Ray keeps what an actor has not taken. It is little: one offer, two tickets."""
         return ()
-
-    def flush(self, source: Source) -> None:
-        """There is nothing to send."""
 
     def receive(self, source: Source | None) -> Sequence[object]:
         """Whatever has arrived, batches in the order of their tickets."""

@@ -95,7 +95,7 @@ class Inbox:
         core.events.note(
             "sealed", worker=handle.name, frames=sealed.num_frames, version=sealed.min_version, sealed=sealed
         )
-        share = RoundShare(sealed, out.block_index, handle.connection.place.attempt, out.handed_at)
+        share = RoundShare(sealed, out.ticket.block_index, handle.connection.place.attempt, out.handed_at)
         for key in core.queue.land(out.round, slot.key, share):
             late = core.slots[key]
             if late.worker is not None and late.state in LIVING:

@@ -351,9 +351,9 @@ class SlotLife:
             out = self._tickets.end(handle, number)
             again += core.scheduler.lost(out.round.number, slot.key)
             if core.episodes is not None:
-                hopeless = core.episodes.give_back(out.episodes)
+                hopeless = core.episodes.give_back(out.ticket.episodes)
             assert blocks is not None
-            blocks.give_back(out.block_index)
+            blocks.give_back(out.ticket.block_index)
         if blocks is not None:
             blocks.forget(handle.connection.pid)
         kept = handle.landed_frames if durable_frames is None else durable_frames

@@ -54,8 +54,6 @@ class ConnectionSelector:
         self._ready: deque[Event] = deque()
         """Ready at the last look, and not dealt with yet."""
         self._news: deque[WorkerConnection] = deque()
-        self._writers: dict[Source, WorkerConnection] = {}
-        """Sources that wait to be written."""
 
     def note_news(self, connection: WorkerConnection) -> None:
         """A connection without sources has news. Called by any thread."""
@@ -77,8 +75,6 @@ class ConnectionSelector:
                 key, events = self._ready.popleft()
                 handle: WorkerHandle = key.data
                 source: Source = key.fileobj  # type: ignore[assignment]  # what was registered
-                if events & selectors.EVENT_WRITE and not handle.is_gone:
-                    handle.connection.flush(source)
                 if events & _READ:
                     self._inbox.receive(handle, source)
             else:
@@ -102,27 +98,20 @@ class ConnectionSelector:
             # What came before the connection was listened to.
             if not handle.connection.sources():
                 self.note_news(handle.connection)
-            self._await_writing(handle)
+            slots.stuck.add(handle)  # what it was sent may have waited since
         while slots.parted:
             handle, see_off = slots.parted.popleft()
             if self._handles.pop(handle.connection, None) is not None:
                 for source in handle.connection.sources():
-                    self._writers.pop(source, None)
                     self._selector.unregister(source)
             see_off()  # from here on its descriptors may be closed
-        for source, connection in list(self._writers.items()):
-            if source not in connection.unsent():
-                del self._writers[source]
-                self._selector.modify(source, _READ, self._handles[connection])
-        stuck = self._core.slots.stuck
-        while stuck:
-            self._await_writing(stuck.popleft())
-
-    def _await_writing(self, handle: WorkerHandle) -> None:
-        if handle.connection in self._handles:
-            for source in handle.connection.unsent():
-                self._writers[source] = handle.connection
-                self._selector.modify(source, _BOTH, handle)
+        for handle in tuple(slots.stuck):
+            unsent = handle.connection.flush() if not handle.is_gone else ()
+            if not unsent:
+                slots.stuck.discard(handle)
+            if not handle.is_gone:
+                for source in handle.connection.sources():
+                    self._selector.modify(source, _BOTH if source in unsent else _READ, handle)
 
     def close(self) -> None:
         """Stop listening. The waker and the sources are others' to close."""

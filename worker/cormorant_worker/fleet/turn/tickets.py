@@ -51,8 +51,7 @@ class Tickets:
             episodes=episodes,
         )
         self.num_out += 1
-        out = TicketOut(grant.round, block_index, grant.num_frames, episodes=episodes)
-        slot.worker.send_ticket(ticket, out, memory)
+        slot.worker.send_ticket(ticket, grant.round, memory)
 
     def end(self, handle: WorkerHandle, number: int) -> TicketOut:
         """A worker does not hold a ticket any more."""
