@@ -58,7 +58,7 @@ def settings(kinds: Kinds, selector: str = "") -> kopf.OperatorSettings:
     # miss events.
     chosen.queueing.idle_timeout = 0.1
     chosen.watching.connect_timeout = 10
-    # Kinds and namespaces are known: no discovery, and no permission for it.
+    # Kinds and namespaces are known: kopf looks them up at its start alone, and needs no permission to watch them.
     chosen.scanning.disabled = True
     chosen.networking.request_timeout = 60
     # Filter on the server: otherwise every pod of the cluster would be streamed.

@@ -20,6 +20,20 @@ _EXPIRED = {"type": "ERROR", "object": {"kind": "Status", "reason": "Expired", "
 _HOP = {"host", "connection", "transfer-encoding", "content-length", "content-encoding", "authorization"}
 
 
+def kubeconfig(path: Path, url: str) -> Path:
+    """Write a kubeconfig for a server that asks for no credentials."""
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
 class FaultyApi:
     """Use as a context manager; `write_kubeconfig` says where it is."""
 
@@ -56,17 +70,7 @@ class FaultyApi:
         self._thread.join(timeout=20)
 
     def write_kubeconfig(self, path: Path) -> Path:
-        server = {"server": f"http://127.0.0.1:{self.port}"}
-        document = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "c", "cluster": server}],
-            "users": [{"name": "u", "user": {}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        }
-        path.write_text(json.dumps(document))
-        return path
+        return kubeconfig(path, f"http://127.0.0.1:{self.port}")
 
     def go_away(self) -> None:
         """Every watch is cut off, and nothing is answered until `is_away` is taken back."""
