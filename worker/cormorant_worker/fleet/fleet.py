@@ -22,7 +22,7 @@ import torch
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
-from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StaleWeights, WeightsError
+from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, WeightsError
 from cormorant_worker.fleet.batch_queue import Batch, Delivery, Loan
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.events import Listener
@@ -49,19 +49,13 @@ from cormorant_worker.weights.staged import (
     specs_of_tensors,
     verify,
 )
-from cormorant_worker.worker.messages import Look, PauseStepping, ReadCached, Ready, ResumeStepping, Stop
+from cormorant_worker.worker.messages import PauseStepping, Ready, ResumeStepping, Stop
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
 log = structlog.get_logger()
 
-_HIGHEST_CHOSEN = 2**62
-"""The versions after it are left for publishes without a number of their own: frames are stamped with 64 bits."""
-_PEEK_S = 2.0
-"""A person watches: the next peek comes soon."""
-_FETCH_S = 60.0
-"""For the bytes of a policy from another node."""
 _CLOSE_S = 20.0
 """For workers that are being killed, the last thing a fleet waits for."""
 
@@ -355,12 +349,7 @@ class Fleet:
     ) -> Receipt:
         core, offers = self._core, self._core.offers
         core.lifecycle.raise_error()
-        newest = offers.published.version
-        number = PolicyVersion(newest + 1 if version is None else version)
-        if number <= newest:
-            raise StaleWeights(f"weights version {number} is not newer than {newest}; publish a higher one")
-        if version is not None and number > _HIGHEST_CHOSEN:
-            raise WeightsError(f"version {number} is past {_HIGHEST_CHOSEN}, the highest allowed; choose a lower one")
+        number = offers.published.next_version(version)
         offers.publish(blob, number, payload, core.servers.named(workers))
         core.waker.wake()
         if wait_s > 0:
@@ -583,19 +572,9 @@ class Fleet:
         """
         with self._changed:
             self._core.lifecycle.raise_error()
-            handle = self._core.slots.find(worker)
-            if handle is not None and handle.slot.is_server:
-                raise FleetError(
-                    f"{worker} is an inference server and has no environments; look at a worker that collects"
-                )
-            if handle is None or not handle.is_ready:
-                raise FleetError(f"worker {worker} has not started; look again when GET /v1/workers says it is ready")
-            asked = handle.ask(Look(column=column, leaf=leaf))
-            self._quiesce.replies([asked], "show its environment", timeout_s=_PEEK_S)
-            if asked.reply is None:
-                raise FleetError(f"worker {worker} ended before it showed its environment; its replacement will")
+            data = self._quiesce.peek(worker, column=column, leaf=leaf)
         shown = self._known.layout.observation[leaf]
-        return np.frombuffer(asked.reply.state, shown.dtype).reshape(shown.shape)
+        return np.frombuffer(data, shown.dtype).reshape(shown.shape)
 
     def cached_versions(self) -> Mapping[str, PolicyVersion]:
         """The newest weights that each worker's pod has of an earlier head, by name, until they are fetched."""
@@ -613,12 +592,4 @@ class Fleet:
         """
         with self._changed:
             self._core.lifecycle.raise_error()
-            handle = self._core.slots.find(worker)
-            if handle is None or handle.slot.state is not SlotState.WORKING:
-                raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
-            handle.cached_version = INITIAL_VERSION  # it is not offered again
-            asked = handle.ask(ReadCached())
-            self._quiesce.replies([asked], "hand over the weights that it kept", timeout_s=_FETCH_S)
-            if asked.reply is None:
-                raise FleetError(f"worker {worker} ended before it handed over the weights that it kept")
-            return asked.reply.state
+            return self._quiesce.fetch_cached(worker)

@@ -9,6 +9,7 @@ the newest once it answers.
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from cormorant_worker.errors import StaleWeights, WeightsError
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.slot import Slot, WorkerHandle
 from cormorant_worker.fleet.slots import Slots
@@ -20,6 +21,9 @@ from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.file import to_bytes
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.messages import Offer, Reply
+
+_HIGHEST_CHOSEN = 2**62
+"""The versions after it are left for publishes without a number of their own: frames are stamped with 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +52,20 @@ class PublishedWeights:
         """The newest that all workers were given: what staleness is measured by."""
         self._common: dict[str, PublishedVersion] = {}
         self._own: dict[Slot, dict[str, PublishedVersion]] = {}
+
+    def next_version(self, wanted: int | None) -> PolicyVersion:
+        """The number of the next publish. `wanted`: chosen by the caller; None: one more than the last.
+
+        Raises:
+            StaleWeights: it is not higher than the last.
+            WeightsError: it is past 2**62.
+        """
+        number = PolicyVersion(self.version + 1 if wanted is None else wanted)
+        if number <= self.version:
+            raise StaleWeights(f"weights version {number} is not newer than {self.version}; publish a higher one")
+        if wanted is not None and number > _HIGHEST_CHOSEN:
+            raise WeightsError(f"version {number} is past {_HIGHEST_CHOSEN}, the highest allowed; choose a lower one")
+        return number
 
     def put(
         self,

@@ -28,13 +28,18 @@ from cormorant_worker.fleet.slot import Question, Slot, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.fleet.turn.tickets import Tickets
-from cormorant_worker.worker.messages import PauseStepping, Reply, Restore, ResumeStepping, Save
+from cormorant_worker.weights.staged import INITIAL_VERSION
+from cormorant_worker.worker.messages import Look, PauseStepping, ReadCached, Reply, Restore, ResumeStepping, Save
 
 log = structlog.get_logger()
 
 _POLL_S = 0.2
 _LONGEST_START_S = 86_400.0
 """Where a manifest sets no limit to the start."""
+_PEEK_S = 2.0
+"""A person watches: the next peek comes soon."""
+_FETCH_S = 60.0
+"""For the bytes of a policy from another node."""
 
 
 class Quiesce:
@@ -288,3 +293,30 @@ class Quiesce:
         if lost := [question.handle.name for question in asked if question.reply is None]:
             raise StateError(f"{', '.join(lost)} ended and could not {what}; call again")
         return replies
+
+    # -- asking one worker -------------------------------------------------------------------------------------
+
+    def peek(self, worker: str, *, column: int, leaf: int) -> bytes:
+        """One leaf of what an environment shows now: see `Fleet.peek`."""
+        handle = self._core.slots.find(worker)
+        if handle is not None and handle.slot.is_server:
+            raise FleetError(f"{worker} is an inference server and has no environments; look at a worker that collects")
+        if handle is None or not handle.is_ready:
+            raise FleetError(f"worker {worker} has not started; look again when GET /v1/workers says it is ready")
+        asked = handle.ask(Look(column=column, leaf=leaf))
+        self.replies([asked], "show its environment", timeout_s=_PEEK_S)
+        if asked.reply is None:
+            raise FleetError(f"worker {worker} ended before it showed its environment; its replacement will")
+        return asked.reply.state
+
+    def fetch_cached(self, worker: str) -> bytes:
+        """What one worker's pod has of an earlier head: see `Fleet.fetch_cached`."""
+        handle = self._core.slots.find(worker)
+        if handle is None or handle.slot.state is not SlotState.WORKING:
+            raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
+        handle.cached_version = INITIAL_VERSION  # it is not offered again
+        asked = handle.ask(ReadCached())
+        self.replies([asked], "hand over the weights that it kept", timeout_s=_FETCH_S)
+        if asked.reply is None:
+            raise FleetError(f"worker {worker} ended before it handed over the weights that it kept")
+        return asked.reply.state
