@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.cluster.addresses import next_address
-from cormorant_operator.kube.auth import find_connection
+from cormorant_operator.kube.client import find_connection
 
 Raw = dict[str, Any]
 ANSWER_S = 60.0

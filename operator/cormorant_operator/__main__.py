@@ -19,8 +19,7 @@ import structlog
 from cormorant_operator.controller import Controller
 from cormorant_operator.errors import OperatorError, SettingsError
 from cormorant_operator.head_client import HeadClient
-from cormorant_operator.kube.auth import find_connection
-from cormorant_operator.kube.client import KubeClient
+from cormorant_operator.kube.client import KubeClient, find_connection
 from cormorant_operator.kube.leader import Leader, Terms
 from cormorant_operator.kube.rate_limit import RateLimiter
 from cormorant_operator.kube.watch import KINDS, QUEUE_KINDS, Kinds, Watch

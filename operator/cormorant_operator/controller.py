@@ -84,7 +84,7 @@ class Controller:
         self.cache = Cache()
         self.jobs_due, self.heads_due, self.counters_due = WorkQueue(), WorkQueue(), WorkQueue()
         self._states: dict[str, JobState] = {}
-        self._asked: set[str] = set()
+        self._polled: set[str] = set()
         """Jobs whose heads are polled; their counters move."""
         self.census = Census()
         self._executor = Executor(cluster, heads, self.cache, key=key, clock=now_utc)
@@ -140,7 +140,7 @@ class Controller:
                 with purpose(Purpose.UPKEEP):
                     await self._list_all_of(namespace, is_quick=is_quick and namespace not in self.lost)
                 if namespace in self.lost or (namespaces is None and not is_quick):
-                    self._look_at_all(namespace)
+                    self._queue_all(namespace)
             except Refused as error:
                 if not namespace:
                     raise
@@ -163,12 +163,13 @@ class Controller:
         for uid, state in self._states.items():
             if state.is_token_refused:
                 # Another owner's Secret may be in the way until it is deleted.
-                self._doubt_tokens(uid)
+                self._recheck_token_secret(uid)
 
     async def _list_all_of(self, namespace: str, *, is_quick: bool) -> None:
         for kind in _LISTED:
             await self._list(kind, namespace, is_quick=is_quick)
-        if any(_has_queue(self.cache.job(uid)) for uid in self.cache.jobs(namespace)):
+        jobs = (self.cache.job(uid) for uid in self.cache.jobs(namespace))
+        if any(job is not None and job.identity.queue is not None for job in jobs):
             await self._list_workloads(namespace, is_quick=is_quick)
         # Policies and budgets are not watched: changes are corrected at the next resync.
         if self._defaults.has_network_policies:
@@ -179,14 +180,14 @@ class Controller:
             # Roles of an older chart lack this permission. Jobs run without budgets.
             log.warning("budgets_not_listed", namespace=namespace, reason=error.message)
 
-    def _look_at_all(self, namespace: str) -> None:
+    def _queue_all(self, namespace: str) -> None:
         for uid in self.cache.jobs(namespace):
             self.jobs_due.add(uid)
             # Secrets are neither watched nor listed. Each has its own time: 1,000 at once hold up pods for 20 s.
             at_s = self._defaults.full_resync_s * crc32(uid.encode()) / 2**32
-            asyncio.get_running_loop().call_later(at_s, self._doubt_tokens, uid)
+            asyncio.get_running_loop().call_later(at_s, self._recheck_token_secret, uid)
 
-    def _doubt_tokens(self, uid: str) -> None:
+    def _recheck_token_secret(self, uid: str) -> None:
         if (state := self._states.get(uid)) is not None:
             state.has_tokens = False
             self.jobs_due.add(uid)
@@ -219,12 +220,12 @@ class Controller:
         def soon(seconds: float) -> float:
             return now() + seconds * random.uniform(0.9, 1.1)
 
-        glance_at, quick_resyncs, is_owed = soon(self._defaults.quick_resync_s), 0, False
+        quick_at, quick_resyncs, is_owed = soon(self._defaults.quick_resync_s), 0, False
         while True:
-            wait_s = self._defaults.resync_retry_s if self.lost and not is_owed else glance_at - now()
+            wait_s = self._defaults.resync_retry_s if self.lost and not is_owed else quick_at - now()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_resync_wanted.wait(), max(0.0, wait_s))
-            is_due = now() >= glance_at
+            is_due = now() >= quick_at
             is_full = is_due and (is_owed or quick_resyncs >= self._defaults.quick_resyncs)
             wanted = self._wanted | self.lost.keys()
             self._wanted = set()
@@ -236,11 +237,11 @@ class Controller:
                     await self.quick_resync()
             except OperatorError as error:
                 is_owed |= is_full or bool(wanted)
-                glance_at = soon(self._defaults.resync_retry_s)
-                log.warning("resync_failed", reason=str(error), retry_s=round(glance_at - now(), 1))
+                quick_at = soon(self._defaults.resync_retry_s)
+                log.warning("resync_failed", reason=str(error), retry_s=round(quick_at - now(), 1))
             else:
                 if is_due:
-                    glance_at, quick_resyncs, is_owed = (
+                    quick_at, quick_resyncs, is_owed = (
                         soon(self._defaults.quick_resync_s),
                         0 if is_full else quick_resyncs + 1,
                         False,
@@ -266,7 +267,7 @@ class Controller:
         if job is None:
             self._states.pop(uid, None)
             self._unreadable.pop(uid, None)
-            self._asked.discard(uid)
+            self._polled.discard(uid)
             self.heads_due.forget(uid)
             self.counters_due.forget(uid)
             self.census.forget(uid)
@@ -289,7 +290,7 @@ class Controller:
         now = now_utc()
         state.is_cut_off = state.is_silent and self.census.is_cut_off
         record = self.cache.record(uid)
-        plan = reconcile(job, record, state, now, defaults=self._defaults.for_jobs(len(self._asked)))
+        plan = reconcile(job, record, state, now, defaults=self._defaults.for_jobs(len(self._polled)))
         if not self.has_workloads.is_set() and record.workload is not None:
             self.has_workloads.set()
         state.counters = None
@@ -355,10 +356,10 @@ class Controller:
             self.jobs_due.add(job.uid, after_s=(plan.due - now_utc()).total_seconds())
         state.poll_s = plan.poll_s
         if plan.poll_s is None:
-            self._asked.discard(job.uid)
+            self._polled.discard(job.uid)
             self.census.forget(job.uid)
             return
-        self._asked.add(job.uid)
+        self._polled.add(job.uid)
         if plan.counters_at is not None:
             # Whatever the head answers then, its earlier counters must be written.
             state.is_answer_due = True
@@ -420,10 +421,6 @@ class Controller:
                 reason=f"{self.census.counts['silent']} of {self.census.counts.total()} heads do not answer this "
                 "operator; check its own network first (egress policy, mTLS, CNI); it leaves their jobs alone",
             )
-
-
-def _has_queue(job: Job | Unreadable | None) -> bool:
-    return job is not None and job.identity.queue is not None
 
 
 def _live_head(pod_index: PodIndex) -> Pod | None:

@@ -6,7 +6,6 @@ All names are computed, none is random: two operators that see the same cluster 
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from cormorant_contract.children import GROUP, JOB, JOB_UID, PREFIX, ROLE
@@ -102,16 +101,13 @@ def child_labels(job: str, uid: str, *, role: str = "") -> dict[str, str]:
     return labels | ({"app.kubernetes.io/component": role, ROLE: role} if role else {})
 
 
-def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in labels.items() if key in _OWN_LABELS}
-
-
 def worker_selector(uid: str, *, group: str) -> str:
     """Label selector of a group's pods, for autoscalers."""
     return f"{JOB_UID}={uid},{GROUP}={group}"
 
 
-_OWN_LABELS = child_labels("", "").keys()
+OWN_LABELS = child_labels("", "").keys()
+"""Labels that the operator sets on every object."""
 
 
 def _short(text: str, length: int) -> str:

@@ -40,7 +40,8 @@ def queue_actions(view: View) -> Iterator[Action]:
         if not view.has_pods:
             yield PatchWorkload(workload=found, status=released(found, at=view.now))
     elif found.is_admitted:
-        yield from _read_flavors(view, found)
+        for name in view.unread_flavors:
+            yield from _read(view, "ResourceFlavor", name, admission=found.admission)
         yield from _report(view, found)
 
 
@@ -81,11 +82,6 @@ def _request(view: View, queue: Queue, found: Workload | None) -> Iterator[Actio
         requests.append(PodSetRequest(name=group.name, count=count, least=least, pod=pod))
     manifest = workload(view.job, requests=requests, digest=digest, priority=priority)
     yield ApplyChild(manifest=manifest)
-
-
-def _read_flavors(view: View, found: Workload) -> Iterator[Action]:
-    for name in view.unread_flavors:
-        yield from _read(view, "ResourceFlavor", name, admission=found.admission)
 
 
 def _read(view: View, kind: QueueKind, name: str, *, admission: str = "") -> Iterator[Action]:

@@ -15,7 +15,7 @@ import kopf
 
 from cormorant_contract.children import api_path
 from cormorant_operator import names
-from cormorant_operator.errors import ApiError, Conflict, NotFound, Refused, ServerFault, Unreachable
+from cormorant_operator.errors import ApiError, Conflict, NotFound, Refused, ServerFault, SettingsError, Unreachable
 from cormorant_operator.kube.rate_limit import RateLimiter
 
 REQUEST_S = 15.0
@@ -28,6 +28,19 @@ PAGE = 100
 ListedKind = Literal["Pod", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "CollectorJob", "Workload"]
 Raw = dict[str, Any]
 """A JSON object from the API server."""
+
+
+def find_connection() -> kopf.ConnectionInfo:
+    """Use the pod's service account, else KUBECONFIG or ~/.kube/config. Rereads the files: tokens rotate hourly.
+
+    Raises:
+        SettingsError: there is neither.
+    """
+    given: dict[str, Any] = {"settings": kopf.OperatorSettings()}
+    found = kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
+    if found is None:
+        raise SettingsError("found neither a service account nor a kubeconfig; set KUBECONFIG")
+    return found
 
 
 class KubeClient:

@@ -19,8 +19,7 @@ from cormorant_contract.children import PREFIX
 from cormorant_contract.job import GROUP, VERSION
 from cormorant_contract.schema import PLURAL
 from cormorant_operator import names
-from cormorant_operator.kube.auth import find_connection
-from cormorant_operator.kube.client import PAGE
+from cormorant_operator.kube.client import PAGE, find_connection
 
 log = structlog.get_logger()
 Kinds = Mapping[tuple[str, str, str], str]

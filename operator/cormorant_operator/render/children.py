@@ -136,7 +136,8 @@ def secret(job: Job, tokens: Tokens, *, owner: Mapping[str, Any] | None = None) 
 
 def digest_of(manifest: Mapping[str, Any]) -> str:
     """Digest of the fields that the operator owns; equal for a rendered object and the existing one."""
-    labels = names.own_labels(manifest["metadata"].get("labels") or {})
+    given = manifest["metadata"].get("labels") or {}
+    labels = {key: value for key, value in given.items() if key in names.OWN_LABELS}
     if manifest["kind"] == "ConfigMap":
         return names.digest(labels, manifest.get("data") or {})
     spec = manifest.get("spec") or {}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from cormorant_contract.children import ATTEMPT, EPOCH, GROUP, HEAD, INDEX, RESTARTS, WORKER, tls_secret, tokens_secret
@@ -12,7 +13,6 @@ from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
 from cormorant_operator.render import entrypoints
-from cormorant_operator.render.quantity import parse_bytes
 from cormorant_operator.render.template_merge import merge
 from cormorant_operator.workload import NO_PLACEMENT, Placement
 
@@ -31,6 +31,13 @@ _NODE_LOST_S = 30
 """Seconds after which pods of a lost node are given up; Kubernetes' default is five minutes."""
 _KUBERNETES_GRACE_S = 30
 """Kubernetes' default, for a template that removes the grace period."""
+
+_SUFFIXES = {
+    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
+    **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", 1)},
+    "m": Decimal("0.001"),
+}
+"""Suffixes of Kubernetes quantities: `4Gi`, `500M`; `1e9` and `128974848` have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,6 +332,22 @@ def _scratch(resources: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[d
         {"name": "shm", "emptyDir": {"medium": "Memory", **size}},
     ]
     return volumes, [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
+
+
+def parse_bytes(text: object) -> int | None:
+    """Bytes of a quantity; None if it is invalid, which the API server reports better."""
+    if isinstance(text, bool) or not isinstance(text, (str, int, float)):
+        return None
+    number, factor = str(text).strip(), Decimal(1)
+    for suffix in sorted(_SUFFIXES, key=len, reverse=True):
+        if number.endswith(suffix):
+            number, factor = number[: -len(suffix)], _SUFFIXES[suffix]
+            break
+    try:
+        value = Decimal(number) * factor
+    except InvalidOperation:
+        return None
+    return int(value) if value.is_finite() and value >= 0 else None
 
 
 def _with_defaults(parts: _PodParts) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from cormorant_operator.errors import Conflict
-from cormorant_operator.kube.auth import find_connection
-from cormorant_operator.kube.client import KubeClient
+from cormorant_operator.kube.client import KubeClient, find_connection
 from cormorant_testing.kubectl import Kubelet
 from cormorant_testing.operator_scene import Scene
 from cormorant_testing.stub_heads import StubHead, StubHeads

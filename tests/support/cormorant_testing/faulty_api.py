@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from cormorant_operator.kube.auth import find_connection
+from cormorant_operator.kube.client import find_connection
 
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
 _EXPIRED = {"type": "ERROR", "object": {"kind": "Status", "reason": "Expired", "code": 410}}

@@ -14,8 +14,7 @@ from cormorant_operator.names import Manifest
 from cormorant_operator.observed import NodeFact, Pod
 from cormorant_operator.pod_facts import read_node, read_pod
 from cormorant_operator.render import children, entrypoints
-from cormorant_operator.render.pods import PodOrigin, head_pod, worker_pod
-from cormorant_operator.render.quantity import parse_bytes
+from cormorant_operator.render.pods import PodOrigin, head_pod, parse_bytes, worker_pod
 from cormorant_operator.render.template_merge import merge
 from cormorant_operator.render.tokens import derive
 from cormorant_operator.templates import Templates
@@ -347,14 +346,14 @@ def test_tokens_are_derived_and_differ_by_job_and_role() -> None:
 
 
 def test_the_heads_token_file_is_one_that_the_head_reads(tmp_path: Any) -> None:
-    from cormorant_api.http.tokens import Role, Tokens
+    from cormorant_api.http.tokens import HeadTokens, Role
 
     secret = children.secret(make_job(), derive(b"k" * 32, uid="a"))
     path = tmp_path / "tokens.json"
     path.write_text(secret["stringData"]["tokens.json"])
     path.chmod(0o440)
-    tokens = Tokens.read(path)
-    assert tokens.role_of(f"Bearer {secret['stringData']['operator']}") is Role.OPERATOR
+    token = secret["stringData"]["operator"]
+    assert HeadTokens(path).demand(Role.OPERATOR, f"Bearer {token}", what="a drain") is Role.OPERATOR
 
 
 def test_config_map_is_the_manifest() -> None:
