@@ -24,8 +24,8 @@ STEPS = (
     ("before", f"{QUIESCE}.restore", "", False, False),
     ("before", f"{QUIESCE}._all_replies", ANSWERS, False, False),
     ("after", "cormorant_worker.fleet.fleet:Fleet.restore", "", False, False),
-    ("before", "cormorant_api.weights.publisher:Publisher.adopt", "", True, False),
-    ("after", "cormorant_api.weights.publisher:Publisher.adopt", "", True, True),
+    ("before", "cormorant_api.weights.publisher:WeightPublisher.adopt", "", True, False),
+    ("after", "cormorant_api.weights.publisher:WeightPublisher.adopt", "", True, True),
 )
 
 
