@@ -1,8 +1,7 @@
 """What the loop looks at again, and when: answers that tell nothing new are not decided about."""
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,97 +10,46 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_operator.controller import Controller
 from cormorant_operator.defaults import OperatorDefaults
-from cormorant_operator.errors import Conflict, HeadSilent, NotFound, Refused, TokenRefused, Unreachable
+from cormorant_operator.errors import HeadSilent, TokenRefused
 from cormorant_operator.job import Job
 from cormorant_operator.observed import HeadAnswer, Pod
+from cormorant_testing.api_server import SINCE, ApiServer
 from cormorant_testing.operator_world import make_spec
 
 SITE = OperatorDefaults(poll_s=0.1, fast_poll_s=0.1, resync_retry_s=0.1)
-SINCE = "2026-01-01T00:00:00Z"
 
 
-class Api:
-    """Keeps what it is told; pods are ready at once."""
+class Api(ApiServer):
+    """Pods are ready at once."""
 
-    def __init__(self) -> None:
-        self.stored: dict[tuple[str, str], dict[str, Any]] = {}
-        self.is_away = self.keeps_pods = False
-        self.lists = self.patches = self.conflicts = self.counters_held = 0
-        self.page, self.pages = 500, Counter[str]()
-        self.refused_secrets = 0
-        self.counters_hang: asyncio.Event | None = None
-        """The next status write waits for it."""
-        self.forbidden: set[str] = set()
-        """Namespaces whose pods may not be listed."""
-        self._version = 0
+    counters_held = 0
+    counters_hang: asyncio.Event | None = None
+    """The next status write waits for it."""
 
-    def store(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        kind, metadata = manifest["kind"], manifest["metadata"]
-        self._version += 1
-        born = {"uid": f"{kind}-{metadata['name']}", "creationTimestamp": SINCE, "generation": 1}
-        stored = {**manifest, "metadata": {**born, **metadata, "resourceVersion": str(self._version)}}
-        if kind == "Pod":
+    def keep(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        if manifest["kind"] == "Pod":
             ready = {"type": "Ready", "status": "True", "lastTransitionTime": SINCE}
             conditions = [ready, {**ready, "type": "PodScheduled"}]
-            stored["status"] = {"phase": "Running", "podIP": "10.0.0.1", "conditions": conditions}
-        self.stored[kind, metadata["name"]] = stored
-        return stored
-
-    async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> dict[str, Any]:
-        if manifest["kind"] == "Secret" and ("Secret", manifest["metadata"]["name"]) in self.stored:
-            self.refused_secrets += 1
-            raise Conflict(409, {"reason": "AlreadyExists"}, request="POST")
-        return dict(manifest) if is_dry_run else self.store(manifest)
-
-    async def apply(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        return self.store(manifest)
+            manifest = {**manifest, "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": conditions}}
+        return super().keep(manifest)
 
     async def apply_status(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        version = manifest["metadata"].get("resourceVersion")
         if (hang := self.counters_hang) is not None:
             self.counters_held, self.counters_hang = 1, None
             await hang.wait()
-        before = self.stored["CollectorJob", manifest["metadata"]["name"]]
-        if version not in (None, before["metadata"]["resourceVersion"]):
-            self.conflicts += 1
-            raise Conflict(409, {"message": "the object has been modified"}, request="PATCH")
-        return self.store({**before, "status": manifest["status"]})
+        return await super().apply_status(manifest)
 
-    async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> dict[str, Any]:
-        if self.keeps_pods:
-            raise Refused(403, {"message": f"{name} may not be deleted"}, request="DELETE")
-        del self.stored[kind, name]
-        return {"kind": "Status"}
-
-    async def patch(
-        self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any], subresource: str = ""
-    ) -> dict[str, Any]:
-        self.patches += 1
-        raise Refused(403, {"message": f"{name} may not be changed"}, request="PATCH")
-
-    async def get(self, kind: str, *, namespace: str, name: str) -> dict[str, Any]:
-        raise NotFound(404, {"message": f"{kind} {namespace}/{name}"}, request="GET")
-
-    async def list(
-        self, kind: str, *, namespace: str = "", selector: str = ""
-    ) -> AsyncIterator[tuple[list[dict[str, Any]], str]]:
-        self.lists += 1
-        if self.is_away:
-            raise Unreachable("the API server does not answer")
-        if namespace in self.forbidden and kind == "Pod":
-            raise Refused(403, {"message": f"pods is forbidden in {namespace}"}, request="GET pods")
-        found = [item for (stored, _), item in self.stored.items() if stored == kind]
-        found = [item for item in found if namespace in ("", item["metadata"]["namespace"])]
-        for first in range(0, len(found) or 1, self.page):
-            self.pages[kind] += 1
-            yield found[first : first + self.page], str(self._version)
+    @property
+    def refused_secrets(self) -> int:
+        """Dry runs of a Secret that exists."""
+        return self.requests.count("TRY pong-tokens") if ("Secret", "pong-tokens") in self.stored else 0
 
 
 class Head:
     """Says what it is asked to say, and does what it is told, if it likes."""
 
     def __init__(self) -> None:
-        self.answer = HeadAnswer(pod_uid="Pod-pong-head-1", phase="Running", frames=10, sizes={"cpu": 2})
+        self.answer = HeadAnswer(pod_uid="uid-of-Pod-pong-head-1", phase="Running", frames=10, sizes={"cpu": 2})
         self.is_silent = self.is_deaf = self.is_refusing = False
         self.asked = self.told = 0
         self.asked_at: list[float] = []
@@ -148,7 +96,7 @@ class Scene:
             "metadata": {"name": name, "namespace": namespace, "uid": uid, "generation": generation},
             "spec": make_spec(**spec),
         }
-        return self.api.store(job)
+        return self.api.keep(job)
 
     @property
     def decided(self) -> float:
@@ -268,16 +216,17 @@ def test_refused_change_is_said_and_holds_up_nothing_else() -> None:
             (found,) = [c for c in scene.status["conditions"] if c["type"] == "Accepted"]
             return dict(found)
 
+        scene.api.refused["PATCH"] = 403
         # The worker beyond the new size cannot be marked; the head is told of the size and of the pause all the same.
         scene.edit(generation=2, replicas=1, paused=True)
         await scene.until(lambda: scene.head.answer.is_spec_paused)
         await scene.until(lambda: accepted()["reason"] == "Forbidden")
         pod = next(name for kind, name in scene.api.stored if name.startswith("pong-cpu-1-"))
-        assert accepted()["message"] == f"cannot annotate pod {pod}: {pod} may not be changed"
+        assert accepted()["message"] == f"cannot annotate pod {pod}: {pod} is not to be touched"
         await scene.until(lambda: scene.status["phase"] == "Paused")
-        patches = scene.api.patches
+        patches = scene.api.asked("PATCH")
         await scene.until_asked(5)
-        assert scene.api.patches <= patches + 1
+        assert scene.api.asked("PATCH") <= patches + 1
 
     play(acts)
 
@@ -311,7 +260,7 @@ def test_job_that_is_over_is_not_asked_any_more() -> None:
     async def acts(scene: Scene) -> None:
         pod = scene.api.stored["Pod", "pong-head-1"]
         ended = {"name": "head", "state": {"terminated": {"exitCode": 0, "finishedAt": SINCE, "startedAt": SINCE}}}
-        over = {**scene.api.store(pod), "status": {"phase": "Succeeded", "containerStatuses": [ended]}}
+        over = {**scene.api.keep(pod), "status": {"phase": "Succeeded", "containerStatuses": [ended]}}
         scene.controller.notice(over)
         await scene.until(lambda: scene.status.get("phase") == "Completed")
         asked = scene.head.asked
@@ -327,15 +276,13 @@ def test_undeletable_pods_of_a_finished_job_are_reported_once() -> None:
             found = [item["message"] for (kind, _), item in scene.api.stored.items() if kind == "Event"]
             return [message for message in found if "delete" in message]
 
-        scene.api.keeps_pods = True
+        scene.api.refused["DELETE"] = 403
         pod = scene.api.stored["Pod", "pong-head-1"]
         ended = {"name": "head", "state": {"terminated": {"exitCode": 0, "finishedAt": SINCE, "startedAt": SINCE}}}
-        scene.controller.notice(
-            {**scene.api.store(pod), "status": {"phase": "Succeeded", "containerStatuses": [ended]}}
-        )
+        scene.controller.notice({**scene.api.keep(pod), "status": {"phase": "Succeeded", "containerStatuses": [ended]}})
         await scene.until(lambda: len(events()) == 2)
         workers = sorted(name for kind, name in scene.api.stored if kind == "Pod" and "cpu" in name)
-        assert sorted(events()) == [f"cannot delete pod {name}: {name} may not be deleted" for name in workers]
+        assert sorted(events()) == [f"cannot delete pod {name}: {name} is not to be touched" for name in workers]
         scene.controller.jobs_due.add("j")
         await asyncio.sleep(3 * SITE.poll_s)
         assert len(events()) == 2
@@ -453,7 +400,7 @@ def test_workloads_are_listed_and_watched_where_a_job_has_a_queue() -> None:
         assert (scene.api.pages["Workload"], scene.controller.has_workloads.is_set()) == (0, False)
         job = scene.submit("queued", namespace="a", uid="q")
         labels = {"kueue.x-k8s.io/queue-name": "team"}
-        scene.controller.notice(scene.api.store({**job, "metadata": {**job["metadata"], "labels": labels}}))
+        scene.controller.notice(scene.api.keep({**job, "metadata": {**job["metadata"], "labels": labels}}))
         await scene.controller.resync()
         assert scene.api.pages["Workload"] == 1
         tasks = asyncio.create_task(scene.controller.run())

@@ -1,7 +1,7 @@
 """What the executor does when names are taken, labels are lost, or the API server refuses a change."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,81 +25,16 @@ from cormorant_operator.errors import Conflict
 from cormorant_operator.executor import Executor
 from cormorant_operator.job import Identity, Queue
 from cormorant_operator.job_state import JobState
-from cormorant_operator.kube.client import error_of
 from cormorant_operator.observed import Refusal, RefusalKind
 from cormorant_operator.render.children import certificates, config_map, digest_of, services
 from cormorant_operator.workload import read_workload
+from cormorant_testing.api_server import ApiServer
 from cormorant_testing.operator_world import BEGIN, World, make_job, of_kind, running
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = make_job()
 EARLIER = {"kind": KIND, "name": "pong", "uid": "of-the-earlier-job", "controller": True}
 CLAIM = config_map(JOB, digest="d")
-
-
-class ApiServer:
-    """Keeps objects by kind and name; a job's status has a version."""
-
-    def __init__(self) -> None:
-        self.stored: dict[tuple[str, str], dict[str, Any]] = {}
-        self.requests: list[str] = []
-        self.refused: dict[str, int] = {}
-        """Status code by what is asked, `DELETE pong-cpu-0-x`."""
-        self._version = 100
-
-    def put(self, kind: str, name: str, **metadata: Any) -> dict[str, Any]:
-        return self.keep({"kind": kind, "metadata": {"name": name, "namespace": "team-a", **metadata}})
-
-    async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> dict[str, Any]:
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
-        self._note("TRY" if is_dry_run else "POST", name)
-        if (kind, name) in self.stored:
-            raise error_of(409)(409, {"reason": "AlreadyExists", "message": f"{name} already exists"}, request="POST")
-        return dict(manifest) if is_dry_run else self.keep(manifest)
-
-    async def apply(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        self._note("APPLY", manifest["metadata"]["name"])
-        return self.keep(manifest)
-
-    async def get(self, kind: str, *, namespace: str, name: str) -> dict[str, Any]:
-        self._note("GET", name)
-        if (kind, name) not in self.stored:
-            raise error_of(404)(404, {"message": f"{name} not found"}, request="GET")
-        return self.stored[kind, name]
-
-    async def patch(
-        self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any], subresource: str = ""
-    ) -> dict[str, Any]:
-        self._note("PATCH", f"{name}/{subresource}" if subresource else name)
-        before = self.stored[kind, name]
-        if body["metadata"]["resourceVersion"] != before["metadata"]["resourceVersion"]:
-            raise error_of(409)(409, {"reason": "Conflict", "message": "the object has been modified"}, request="PATCH")
-        return self.keep({**before, "status": {**before.get("status", {}), **body["status"]}})
-
-    async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> dict[str, Any]:
-        self._note("DELETE", name)
-        self.stored.pop((kind, name))
-        return {"kind": "Status"}
-
-    async def apply_status(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        metadata = manifest["metadata"]
-        before = self.stored[KIND, metadata["name"]]
-        if metadata["resourceVersion"] != before["metadata"]["resourceVersion"]:
-            raise error_of(409)(409, {"reason": "Conflict", "message": "the object has been modified"}, request="PATCH")
-        return self.keep({**before, "status": manifest["status"]})
-
-    def keep(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        kind, metadata = manifest["kind"], manifest["metadata"]
-        self._version += 1
-        born = {"uid": f"uid-of-{kind}-{metadata['name']}", "creationTimestamp": "2026-01-01T00:00:00Z"}
-        stored = {**manifest, "metadata": {**born, **metadata, "resourceVersion": str(self._version)}}
-        self.stored[kind, metadata["name"]] = stored
-        return stored
-
-    def _note(self, verb: str, name: str) -> None:
-        self.requests.append(f"{verb} {name}")
-        if code := self.refused.get(f"{verb} {name}"):
-            raise error_of(code)(code, {"message": f"{name} is not to be touched"}, request=verb)
 
 
 def test_unreadable_node_is_not_lost() -> None:

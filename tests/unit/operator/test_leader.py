@@ -1,63 +1,32 @@
-"""Election by a Lease, with a fake of the two or three requests that it needs."""
+"""Election by a Lease."""
 
 import asyncio
 from collections.abc import Coroutine
-from copy import deepcopy
 from typing import Any
 
 import pytest
 
-from cormorant_operator.errors import Conflict, LeaseLost, NotFound, Unreachable
+from cormorant_operator.errors import LeaseLost
 from cormorant_operator.kube.leader import Leader, Terms
+from cormorant_testing.api_server import ApiServer
 
 TERMS = Terms(lasts_s=0.3, renew_within_s=0.2, retry_s=0.02)
 
 
-class FakeLeases:
-    """One Lease, with the API server's optimistic locking."""
-
-    def __init__(self) -> None:
-        self.lease: dict[str, Any] | None = None
-        self.is_away = False
-
-    async def get(self, kind: str, *, namespace: str, name: str) -> dict[str, Any]:
-        self._answer()
-        if self.lease is None:
-            raise NotFound(404, {}, request="GET lease")
-        return deepcopy(self.lease)
-
-    async def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        self._answer()
-        if self.lease is not None:
-            raise Conflict(409, {"reason": "AlreadyExists"}, request="POST lease")
-        return self._store(manifest, 1)
-
-    async def replace(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        self._answer()
-        assert self.lease is not None
-        version = self.lease["metadata"]["resourceVersion"]
-        if manifest["metadata"]["resourceVersion"] != version:
-            raise Conflict(409, {}, request="PUT lease")
-        return self._store(manifest, version + 1)
-
-    def _answer(self) -> None:
-        if self.is_away:
-            raise Unreachable("nobody there")
-
-    def _store(self, manifest: dict[str, Any], version: int) -> dict[str, Any]:
-        metadata = {**manifest["metadata"], "resourceVersion": version}
-        self.lease = {**deepcopy(manifest), "metadata": metadata}
-        return self.lease
+class Leases(ApiServer):
+    @property
+    def lease(self) -> dict[str, Any]:
+        return self.stored["Lease", "operator"]
 
     @property
     def holder(self) -> str:
-        assert self.lease is not None
         return str(self.lease["spec"]["holderIdentity"])
 
 
-def candidate(leases: FakeLeases, identity: str) -> Leader:
+def candidate(leases: Leases, identity: str) -> Leader:
     loop = asyncio.get_running_loop()
-    return Leader(leases, namespace="n", name="operator", identity=identity, terms=TERMS, clock=loop.time)
+    api: Any = leases
+    return Leader(api, namespace="n", name="operator", identity=identity, terms=TERMS, clock=loop.time)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -66,7 +35,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 def test_second_leader_waits_until_renewals_stop() -> None:
     async def test() -> None:
-        leases = FakeLeases()
+        leases = Leases()
         first, second = candidate(leases, "a"), candidate(leases, "b")
         await first.acquire()
         keeping = asyncio.create_task(first.keep())
@@ -76,7 +45,6 @@ def test_second_leader_waits_until_renewals_stop() -> None:
         keeping.cancel()
         await waiting
         assert (leases.holder, second.is_leading) == ("b", True)
-        assert leases.lease is not None
         assert leases.lease["spec"]["leaseTransitions"] == 1
 
     run(test())
@@ -84,7 +52,7 @@ def test_second_leader_waits_until_renewals_stop() -> None:
 
 def test_released_lease_is_taken_at_once() -> None:
     async def test() -> None:
-        leases = FakeLeases()
+        leases = Leases()
         first, second = candidate(leases, "a"), candidate(leases, "b")
         await first.acquire()
         await first.release()
@@ -96,7 +64,7 @@ def test_released_lease_is_taken_at_once() -> None:
 
 def test_leader_gives_up_before_others_may_begin() -> None:
     async def test() -> None:
-        leases = FakeLeases()
+        leases = Leases()
         first = candidate(leases, "a")
         await first.acquire()
         leases.is_away = True
@@ -111,12 +79,10 @@ def test_leader_gives_up_before_others_may_begin() -> None:
 
 def test_leader_that_lost_its_lease_knows() -> None:
     async def test() -> None:
-        leases = FakeLeases()
+        leases = Leases()
         first = candidate(leases, "a")
         await first.acquire()
-        assert leases.lease is not None
-        leases.lease["spec"] |= {"holderIdentity": "b", "renewTime": "now"}
-        leases.lease["metadata"]["resourceVersion"] += 1
+        leases.keep({**leases.lease, "spec": {**leases.lease["spec"], "holderIdentity": "b", "renewTime": "now"}})
         with pytest.raises(LeaseLost, match="now held by b"):
             await first.keep()
 
@@ -125,7 +91,7 @@ def test_leader_that_lost_its_lease_knows() -> None:
 
 def test_of_two_that_begin_together_one_leads() -> None:
     async def test() -> None:
-        leases = FakeLeases()
+        leases = Leases()
         both = [candidate(leases, name) for name in "ab"]
         tasks = [asyncio.create_task(leader.acquire()) for leader in both]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
