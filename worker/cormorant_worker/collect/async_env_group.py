@@ -8,13 +8,11 @@ into the block when the slowest column has its quota. What faster columns have b
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.env_group import EnvGroup
-from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvCrashed, EnvNotSaved
 from cormorant_worker.policy.actor import Actor
 from cormorant_worker.spaces import Array, Arrays
@@ -25,9 +23,9 @@ _FIRST_SIZE = 64
 class AsyncEnvGroup(EnvGroup):
     """Steps one VectorEnv that is not in lockstep. Driven by a Collector like a `LockstepEnvGroup`."""
 
-    def __init__(self, env: VectorEnv, *parts: Any, **actors: Any) -> None:
-        super().__init__(env, *parts, **actors)
-        n = env.num_envs
+    def start(self, initial_states: Arrays, layout: Layout) -> None:
+        self._initial_states, self._layout = initial_states, layout
+        n = self.env.num_envs
         self._landed: Array = np.zeros(n, dtype=np.int64)
         """[n] position of each column's open frame."""
         self._handed: Array = np.zeros(n, dtype=np.int64)
@@ -38,10 +36,6 @@ class AsyncEnvGroup(EnvGroup):
         self._size = 0
         """S."""
         self._ring: Block
-
-    def start(self, initial_states: Arrays, layout: Layout) -> None:
-        self._initial_states = initial_states
-        self._layout = layout
         self._grow(_FIRST_SIZE)
         for stored, first in zip(self._obs, self.env.start(), strict=True):
             stored[0] = first

@@ -148,13 +148,18 @@ class Collector:
         first = 0
         for env in self._envs:
             columns = slice(first, first + env.num_envs)
-            parts = env, columns, self.trajectories, check
-            if env.lockstep:
-                limit = self._config.max_frames_per_trajectory
-                group: EnvGroup = LockstepEnvGroup(*parts, random=self.warmup, remote=self._remote, max_frames=limit)
-            else:
-                group = AsyncEnvGroup(*parts, random=self.warmup, remote=self._remote)
-            self.env_groups.append(group)
+            kind = LockstepEnvGroup if env.lockstep else AsyncEnvGroup
+            self.env_groups.append(
+                kind(
+                    env,
+                    columns,
+                    self.trajectories,
+                    check,
+                    random=self.warmup,
+                    remote=self._remote,
+                    max_frames=self._config.max_frames_per_trajectory,
+                )
+            )
             first = columns.stop
         for env_group in self.env_groups:
             env_group.start(self._actor.initial_states, self.layout(1))

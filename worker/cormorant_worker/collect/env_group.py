@@ -10,7 +10,6 @@ batch does not cover every column).
 
 from abc import ABC, abstractmethod
 from time import monotonic_ns
-from typing import Any
 
 import numpy as np
 
@@ -39,6 +38,7 @@ class EnvGroup(ABC):
         *,
         random: RandomActor,
         remote: RemoteActor | None = None,
+        max_frames: int = 0,
     ) -> None:
         """Take environments that have not started.
 
@@ -46,6 +46,7 @@ class EnvGroup(ABC):
             columns: theirs, of the block.
             random: draws the random actions; it is told which ones are illegal.
             remote: the actor, where an inference server acts.
+            max_frames: of a trajectory, in lockstep; 0: any number.
         """
         self.env = env
         self.columns = columns
@@ -59,6 +60,7 @@ class EnvGroup(ABC):
         self._check = check
         self._random = random
         self._remote = remote
+        self._max_frames = max_frames
         self._asked: Asked | None = None
         """Rows at the server: those of `_acting`."""
         self._acting: tuple[Array, Array, Array] = (np.empty(0, np.int64),) * 3
@@ -212,26 +214,20 @@ class EnvGroup(ABC):
 class LockstepEnvGroup(EnvGroup):
     """Steps one VectorEnv and writes what happens. Driven by a Collector: begin, (act, land)*, finish."""
 
-    def __init__(self, env: VectorEnv, *parts: Any, max_frames: int, **actors: Any) -> None:
-        super().__init__(env, *parts, **actors)
-        self._max_frames = max_frames
-        self.obs: Arrays = ()
+    def start(self, initial_states: Arrays, layout: Layout) -> None:
+        self._initial_states = initial_states
+        self.obs: Arrays = tuple(a.copy() for a in self.env.start())
         """[n, ...] a leaf: what to act on next, between batches."""
         self.states: Arrays = ()
         """[n, ...] each recurrent state, between batches."""
-        self._cursor: Array = np.zeros(env.num_envs, dtype=np.int64)
-        self._dense_rows = 0
-        self._row = 0
+        self._reset_states()
+        self._cursor: Array = np.zeros(self.env.num_envs, dtype=np.int64)
+        self._dense_rows = self._row = 0
         self._row_version = _NO_VERSION
         """What the rest of the block's versions were filled with."""
         self._is_dense = True
         self._is_filling = False
         """The block, and not `obs`, has what comes next."""
-
-    def start(self, initial_states: Arrays, layout: Layout) -> None:
-        self._initial_states = initial_states
-        self.obs = tuple(a.copy() for a in self.env.start())
-        self._reset_states()
 
     def restart(self) -> None:
         self.obs = tuple(a.copy() for a in self.env.restart(np.arange(self.env.num_envs)))
