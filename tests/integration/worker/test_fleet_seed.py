@@ -56,7 +56,8 @@ def idents_of(path: SeedPath, num_envs: int = 2) -> set[int]:
     return {seed % IDENT_MODULUS for seed in path.env_seeds(num_envs)}
 
 
-@on_all_placements_slowly
+# Not behind a server, where a policy draws for whatever rows have come.
+@on_both_engines_slowly
 @pytest.mark.parametrize(
     "job",
     [
