@@ -25,7 +25,7 @@ from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
 from cormorant_worker.fleet.ray.block_pool import RayBlockPool
-from cormorant_worker.fleet.ray.cluster import Cluster
+from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.ray.connection import RayConnection
 from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import RayOptions
@@ -97,7 +97,7 @@ def _layout() -> Layout:
 
 def _hand_over_speeds(*, rounds: int) -> tuple[list[float], list[float]]:
     """MB/s of our actor and of a bare one, round by round."""
-    cluster = Cluster(RayOptions(object_store_bytes=STORE_BYTES))
+    cluster = RayCluster(RayOptions(object_store_bytes=STORE_BYTES))
     layout, woken = _layout(), threading.Event()
     blocks = RayBlockPool(layout, 5, store_bytes=STORE_BYTES)
     handle = ray.remote(concurrency_groups=GROUPS)(SealingActor).options(num_cpus=0).remote(layout, [])

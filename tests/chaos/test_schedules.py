@@ -34,10 +34,10 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     """Shared by the fleets of this process; heads have their own."""
-    from cormorant_worker.fleet.ray.cluster import Cluster
+    from cormorant_worker.fleet.ray.cluster import RayCluster
     from cormorant_worker.fleet.ray.options import RayOptions
 
-    cluster = Cluster(RayOptions(object_store_bytes=STORE_BYTES))
+    cluster = RayCluster(RayOptions(object_store_bytes=STORE_BYTES))
     yield
     cluster.close()
 

@@ -40,10 +40,10 @@ def params() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
-    from cormorant_worker.fleet.ray.cluster import Cluster
+    from cormorant_worker.fleet.ray.cluster import RayCluster
     from cormorant_worker.fleet.ray.options import RayOptions
 
-    cluster = Cluster(RayOptions(object_store_bytes=200 << 20))
+    cluster = RayCluster(RayOptions(object_store_bytes=200 << 20))
     yield
     cluster.close()
 

@@ -16,10 +16,10 @@ def ray_cluster() -> Iterator[None]:
     """A Ray cluster of this machine that outlives the fleets of a module."""
     import ray
 
-    from cormorant_worker.fleet.ray.cluster import Cluster
+    from cormorant_worker.fleet.ray.cluster import RayCluster
     from cormorant_worker.fleet.ray.options import RayOptions
 
-    cluster = Cluster(RayOptions(object_store_bytes=STORE_BYTES))
+    cluster = RayCluster(RayOptions(object_store_bytes=STORE_BYTES))
     assert ray.is_initialized()
     yield
     cluster.close()

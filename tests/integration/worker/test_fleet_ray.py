@@ -23,7 +23,7 @@ from cormorant_testing.scripts import of_session, start_script, until, unused_po
 from cormorant_worker.errors import ControlTimeout, FleetError, ManifestError, WorkerFailed
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.ray.cluster import Cluster
+from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.ray.demand import Demand, demand_of
 from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import RayOptions
@@ -336,7 +336,7 @@ def test_two_fleets_share_one_ray_cluster() -> None:
 
 
 def test_workers_without_a_place_cost_no_call_to_rays_head(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(RayOptions())
+    cluster = RayCluster(RayOptions())
     calls: list[float] = []
     nodes = ray.nodes
 

@@ -40,7 +40,7 @@ class _Connection:
 _connection = _Connection()
 
 
-class Cluster:
+class RayCluster:
     """This process's connection to Ray, which all its fleets share."""
 
     def __init__(self, options: RayOptions) -> None:

@@ -15,7 +15,7 @@ from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
 from cormorant_worker.fleet.ray.block_pool import RayBlockPool, StoreShares
-from cormorant_worker.fleet.ray.cluster import Cluster
+from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.ray.connection import ObjectPayload, RayConnection
 from cormorant_worker.fleet.ray.demand import demand_of
 from cormorant_worker.fleet.ray.options import RayOptions
@@ -36,7 +36,7 @@ class RayEngine:
     def __init__(self, options: RayOptions | None = None) -> None:
         """Connect to a cluster, or start one."""
         self._options = options = options or RayOptions()
-        self.cluster = Cluster(options)
+        self.cluster = RayCluster(options)
         self._node_id = self.cluster.node_id
         self._actors: Any = ray.remote(concurrency_groups=GROUPS)(WorkerActor)
         self._blocks: RayBlockPool | None = None
