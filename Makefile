@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-peers chaos check bench bench-operator bench-head docs wire constraints clean
+.PHONY: help install run test test-all test-peers chaos mutants check bench bench-operator bench-head docs wire constraints clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ test-peers: $(INSTALLED) ## Run the tests against Tianshou and TorchRL, in .venv
 chaos: $(INSTALLED) ## Run random schedules of failures, SCHEDULES=200 of them from FIRST=0 on (tests/chaos)
 	@CORMORANT_CHAOS_SCHEDULES=$(or $(SCHEDULES),200) CORMORANT_CHAOS_FIRST=$(or $(FIRST),0) \
 		$(BIN)/python -m pytest tests/chaos $(PYTEST_ARGS)
+
+mutants: $(INSTALLED) ## Change lines one after the other and see that tests notice (tests/mutation, 3 minutes)
+	@$(BIN)/python tests/mutation/run.py
 
 check: $(INSTALLED) ## Lint, format, types, imports, generated files
 	@$(BIN)/ruff check --no-cache .
