@@ -29,12 +29,12 @@ from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import (
-    ApiError,
     CertificateRefused,
     HeadSilent,
-    NotFound,
+    KubeError,
+    KubeNotFound,
+    KubeRefused,
     OperatorError,
-    Refused,
     TokenRefused,
 )
 from cormorant_operator.executor import Executor
@@ -141,7 +141,7 @@ class Controller:
                     await self._list_all_of(namespace, is_quick=is_quick and namespace not in self.lost)
                 if namespace in self.lost or (namespaces is None and not is_quick):
                     self._queue_all(namespace)
-            except Refused as error:
+            except KubeRefused as error:
                 if not namespace:
                     raise
                 if namespace not in self.lost:
@@ -176,7 +176,7 @@ class Controller:
             await self._list("NetworkPolicy", namespace, is_quick=False)
         try:
             await self._list("PodDisruptionBudget", namespace, is_quick=False)
-        except Refused as error:
+        except KubeRefused as error:
             # Roles of an older chart lack this permission. Jobs run without budgets.
             log.warning("budgets_not_listed", namespace=namespace, reason=error.message)
 
@@ -195,7 +195,7 @@ class Controller:
     async def _list_workloads(self, namespace: str, *, is_quick: bool) -> None:
         try:
             await self._list("Workload", namespace, is_quick=is_quick)
-        except (NotFound, Refused) as error:
+        except (KubeNotFound, KubeRefused) as error:
             # Their absence is no answer of Kueue's. A condition of each job says what is missing.
             log.warning("workloads_not_listed", namespace=namespace, reason=error.message)
 
@@ -311,15 +311,15 @@ class Controller:
         if failed is not None:
             raise failed
 
-    async def _carry_out(self, job: Job, plan: Plan, state: JobState, *, decided_at: datetime) -> ApiError | None:
+    async def _carry_out(self, job: Job, plan: Plan, state: JobState, *, decided_at: datetime) -> KubeError | None:
         """Carry out a plan. A failing action stops neither the others nor the status. Returns the first failure."""
         if state.refusals:
             state.forget_refusals({pod.name for pod in self.cache.record(job.uid).pods})
-        failed: ApiError | None = None
+        failed: KubeError | None = None
         for action in plan.actions:
             try:
                 await self._executor.do(job, action, state, decided_at=decided_at)
-            except ApiError as error:
+            except KubeError as error:
                 log.warning("action_failed", action=type(action).__name__, reason=str(error))
                 failed = failed or error
         return failed
@@ -377,7 +377,7 @@ class Controller:
 
     async def _tell(self, identity: Identity, notes: tuple[JobEvent, ...]) -> None:
         for note in notes:
-            with suppress(ApiError):
+            with suppress(KubeError):
                 await self._api.create(event(identity, note, at=now_utc()))
 
     # -- one head ----------------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 OperatorError
   SettingsError        invalid command line
-  ApiError             the API server answered with an error
-    Conflict           409: the object exists, or a precondition failed
-    NotFound           404
-    Refused            400, 401, 403, 405, 413, 422: retrying does not help
+  KubeError            the API server answered with an error
+    KubeConflict       409: the object exists, or a precondition failed
+    KubeNotFound       404
+    KubeRefused        400, 401, 403, 405, 413, 422: retrying does not help
     ServerFault        408, 429, 5xx: retryable
   NameTaken            the name belongs to another owner
   Unreachable          the API server did not answer
@@ -26,7 +26,7 @@ class SettingsError(OperatorError):
     pass
 
 
-class ApiError(OperatorError):
+class KubeError(OperatorError):
     def __init__(self, code: int, document: dict[str, Any], *, request: str) -> None:
         """`document` is the API server's Status object and may lack every field. `request` is the method and path."""
         self.code = code
@@ -38,19 +38,19 @@ class ApiError(OperatorError):
         super().__init__(f"{request}: the API server answered {code} {self.reason}: {self.message}")
 
 
-class Conflict(ApiError):
+class KubeConflict(KubeError):
     pass
 
 
-class NotFound(ApiError):
+class KubeNotFound(KubeError):
     pass
 
 
-class Refused(ApiError):
+class KubeRefused(KubeError):
     pass
 
 
-class ServerFault(ApiError):
+class ServerFault(KubeError):
     pass
 
 

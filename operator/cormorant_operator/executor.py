@@ -30,7 +30,15 @@ from cormorant_operator.decide.plan import (
     SetDesired,
     owner_of,
 )
-from cormorant_operator.errors import ApiError, Conflict, HeadSilent, NameTaken, NotFound, Refused, ServerFault
+from cormorant_operator.errors import (
+    HeadSilent,
+    KubeConflict,
+    KubeError,
+    KubeNotFound,
+    KubeRefused,
+    NameTaken,
+    ServerFault,
+)
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Identity, Job
 from cormorant_operator.job_state import JobState
@@ -67,7 +75,7 @@ class Executor:
         action of an owner that was refused since then is skipped.
 
         Raises:
-            Conflict: the object is not the one that the plan was made for.
+            KubeConflict: the object is not the one that the plan was made for.
             Unreachable: the API server did not answer.
         """
         if isinstance(action, (SetDesired, DrainHead)):
@@ -81,7 +89,7 @@ class Executor:
             return
         try:
             await self._act(job, action, state)
-        except (Refused, NotFound, ServerFault) as error:
+        except (KubeRefused, KubeNotFound, ServerFault) as error:
             kind = _kind_of(error, is_creation=isinstance(action, (CheckTemplate, CreatePod, ApplyChild, CreateTokens)))
             words = error.message or f"the API server answered {error.code} {error.reason}".rstrip()
             self._refuse(job, state, owner, kind, _prefix(action) + words)
@@ -122,14 +130,14 @@ class Executor:
         """Write a counter-only status, unless the job was written since: it must not undo a newer condition."""
         try:
             await self.write_status(identity, status)
-        except Conflict:
+        except KubeConflict:
             log.debug("counters_not_written", job=identity.name, namespace=identity.namespace)
 
     async def write_status(self, identity: Identity, status: CollectorJobStatus) -> None:
         """Write the whole status. Does nothing if the job is gone.
 
         Raises:
-            Conflict: the job changed since the decision, or was recreated.
+            KubeConflict: the job changed since the decision, or was recreated.
         """
         manifest = {
             "apiVersion": API_VERSION,
@@ -145,7 +153,7 @@ class Executor:
         }
         try:
             self._cache.see(await self._api.apply_status(manifest))
-        except NotFound as error:
+        except KubeNotFound as error:
             log.info("status_not_written", job=identity.name, namespace=identity.namespace, reason=error.message)
 
     # -- pods --------------------------------------------------------------------------------------------------
@@ -157,11 +165,11 @@ class Executor:
         error = ""
         try:
             await self._api.create(manifest, is_dry_run=True)
-        except Refused as refusal:
+        except KubeRefused as refusal:
             # A quota says nothing about the template; the creation itself will report it.
             if _kind_of(refusal) in (RefusalKind.INVALID, RefusalKind.FORBIDDEN):
                 error = refusal.message
-        except NotFound:
+        except KubeNotFound:
             pass  # the namespace is gone
         state.judge(action.template, Verdict(error=error, at=self._clock(), generation=job.identity.generation))
 
@@ -173,7 +181,7 @@ class Executor:
             return
         try:
             self._cache.see(await self._api.create(action.manifest))
-        except Conflict as error:
+        except KubeConflict as error:
             if error.reason != "AlreadyExists":
                 raise
             await self._handle_existing_pod(job, action)
@@ -185,7 +193,7 @@ class Executor:
         name = action.manifest["metadata"]["name"]
         try:
             found = await self._api.get("Pod", namespace=job.namespace, name=name)
-        except NotFound:
+        except KubeNotFound:
             self._cache.note_created(action.manifest)
             return
         if controller_uid(found) == job.uid:
@@ -201,7 +209,7 @@ class Executor:
         pod = action.pod
         try:
             left = await self._api.delete("Pod", namespace=job.namespace, name=pod.name, preconditions={"uid": pod.uid})
-        except NotFound:
+        except KubeNotFound:
             self._cache.forget(pod.uid)
             return
         log.info("pod_deleted", pod=pod.name, namespace=job.namespace, reason=action.why)
@@ -216,7 +224,7 @@ class Executor:
         try:
             marked = await self._api.patch("Pod", namespace=job.namespace, name=action.pod.name, body=body)
             self._cache.see(marked)
-        except NotFound:
+        except KubeNotFound:
             self._cache.forget(action.pod.uid)
 
     # -- other children ----------------------------------------------------------------------------------------
@@ -227,18 +235,18 @@ class Executor:
             await self._require_free_name(job, kind, name)
         try:
             self._cache.see(await self._api.apply(manifest))
-        except NotFound as error:
+        except KubeNotFound as error:
             if kind not in _ABSENT_KINDS or "NamespaceTerminating" in error.causes:
                 raise
             words = f"this cluster has no kind {kind}; {_ABSENT_KINDS[kind]}"
-            raise Refused(403, {"reason": "NotFound", "message": words}, request=f"PATCH {kind} {name}") from error
+            raise KubeRefused(403, {"reason": "NotFound", "message": words}, request=f"PATCH {kind} {name}") from error
 
     async def _read_queue_object(self, action: ReadQueueObject, state: JobState) -> None:
         try:
             raw = await self._api.get(action.kind, namespace="", name=action.name)
-        except NotFound as error:
+        except KubeNotFound as error:
             words = f"there is no {action.kind} {action.name}; create it"
-            raise Refused(403, {"message": words}, request=f"GET {action.kind} {action.name}") from error
+            raise KubeRefused(403, {"message": words}, request=f"GET {action.kind} {action.name}") from error
         if action.kind == "ResourceFlavor":
             state.flavors[action.name] = read_flavor(raw, admission=action.admission)
         else:
@@ -252,9 +260,9 @@ class Executor:
             raw = await self._api.patch(
                 "Workload", namespace=namespace, name=found.name, body=body, subresource="status"
             )
-        except NotFound:
+        except KubeNotFound:
             self._cache.forget(found.uid)
-        except Conflict as error:
+        except KubeConflict as error:
             # Kueue wrote it meanwhile: the watch brings the newer version, and the next plan is made from that.
             log.debug("workload_not_written", workload=found.name, namespace=namespace, reason=error.message)
         else:
@@ -265,7 +273,7 @@ class Executor:
         """Raise NameTaken unless the name is free or the job's own. Objects of an earlier job are never adopted."""
         try:
             found = await self._api.get(kind, namespace=job.namespace, name=name)
-        except NotFound:
+        except KubeNotFound:
             return
         if controller_uid(found) != job.uid:
             raise NameTaken(f"{kind} {name}", is_leaving=_is_leaving(found, job))
@@ -279,7 +287,7 @@ class Executor:
         tokens, name = derive(self._key, uid=job.uid), tokens_secret(job.name)
         try:
             await self._api.create(secret(job, tokens), is_dry_run=True)
-        except Conflict as conflict:
+        except KubeConflict as conflict:
             if conflict.reason != "AlreadyExists":
                 raise
             if action.claim is not None:
@@ -295,7 +303,7 @@ class Executor:
             await self._apply(job, action.claim)
         try:
             await self._api.create(secret(job, tokens, owner=await self._tokens_owner(job)))
-        except Conflict as conflict:
+        except KubeConflict as conflict:
             if conflict.reason != "AlreadyExists":
                 raise
             log.debug("tokens_exist", secret=name, namespace=job.namespace)
@@ -305,7 +313,7 @@ class Executor:
         manifest = tokens_owner(job)
         try:
             return await self._api.create(manifest)
-        except Conflict as conflict:
+        except KubeConflict as conflict:
             if conflict.reason != "AlreadyExists":
                 raise
         name = manifest["metadata"]["name"]
@@ -327,7 +335,7 @@ class Executor:
             await self._api.delete(
                 "ConfigMap", namespace=namespace, name=name, preconditions={"uid": owner["metadata"]["uid"]}
             )
-        except (NotFound, Conflict):
+        except (KubeNotFound, KubeConflict):
             log.warning("tokens_not_replaced", secret=name, namespace=namespace, reason="its owner is gone")
         else:
             log.warning("tokens_replaced", secret=name, namespace=namespace, reason="the head rejects the token in it")
@@ -341,16 +349,16 @@ class Executor:
                     action.kind, namespace=job.namespace, name=action.name, preconditions={"uid": uid}
                 )
             self._cache.forget(uid)
-        except (NotFound, Conflict):
+        except (KubeNotFound, KubeConflict):
             return
 
     async def _check_node(self, name: str, state: JobState) -> None:
         at = self._clock()
         try:
             fact = read_node(await self._api.get("Node", namespace="", name=name), at=at)
-        except NotFound:
+        except KubeNotFound:
             fact = NodeFact(is_lost=True, at=at)
-        except (Refused, ServerFault) as error:
+        except (KubeRefused, ServerFault) as error:
             # Unknown: treat the node as reachable, so that its pods keep their grace period.
             log.warning("node_not_seen", node=name, reason=error.message)
             fact = NodeFact(is_lost=False, at=at)
@@ -381,7 +389,7 @@ class Executor:
         try:
             await self._api.delete(KIND, namespace=job.namespace, name=job.name, preconditions=preconditions)
             log.info("job_deleted", job=job.name, namespace=job.namespace, reason="ttlSecondsAfterFinished elapsed")
-        except (NotFound, Conflict):
+        except (KubeNotFound, KubeConflict):
             return
 
 
@@ -421,11 +429,11 @@ def _prefix(action: Action) -> str:
             return ""
 
 
-def _kind_of(error: ApiError, *, is_creation: bool = True) -> RefusalKind:
+def _kind_of(error: KubeError, *, is_creation: bool = True) -> RefusalKind:
     """Classify a refusal, by the phrases of the API server's admission plugins."""
     if isinstance(error, ServerFault):
         return RefusalKind.SERVER
-    if isinstance(error, NotFound) or "NamespaceTerminating" in error.causes:
+    if isinstance(error, KubeNotFound) or "NamespaceTerminating" in error.causes:
         return RefusalKind.NAMESPACE
     if not is_creation:
         return RefusalKind.FORBIDDEN

@@ -15,7 +15,15 @@ import kopf
 
 from cormorant_contract.children import api_path
 from cormorant_operator import names
-from cormorant_operator.errors import ApiError, Conflict, NotFound, Refused, ServerFault, SettingsError, Unreachable
+from cormorant_operator.errors import (
+    KubeConflict,
+    KubeError,
+    KubeNotFound,
+    KubeRefused,
+    ServerFault,
+    SettingsError,
+    Unreachable,
+)
 from cormorant_operator.kube.rate_limit import RateLimiter
 
 REQUEST_S = 15.0
@@ -73,8 +81,8 @@ class KubeClient:
         """Create an object.
 
         Raises:
-            Conflict: an object of this name exists.
-            Refused: the server rejected it.
+            KubeConflict: an object of this name exists.
+            KubeRefused: the server rejected it.
         """
         query = {"fieldManager": names.MANAGER} | ({"dryRun": "All"} if is_dry_run else {})
         path = api_path(manifest["kind"], manifest["metadata"]["namespace"])
@@ -142,7 +150,7 @@ class KubeClient:
         Retrying is safe: names are computed, patches are complete, deletions name a uid.
 
         Raises:
-            ApiError: the server answered with an error.
+            KubeError: the server answered with an error.
             Unreachable: it did not answer.
         """
         error: Exception | None = None
@@ -194,12 +202,12 @@ def _path_of(manifest: Mapping[str, Any]) -> str:
     return api_path(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
 
 
-def error_of(code: int) -> type[ApiError]:
+def error_of(code: int) -> type[KubeError]:
     if code in (400, 401, 403, 405, 413, 422):
-        return Refused
+        return KubeRefused
     if code in (408, 429) or code >= 500:
         return ServerFault
-    return {404: NotFound, 409: Conflict}.get(code, ApiError)
+    return {404: KubeNotFound, 409: KubeConflict}.get(code, KubeError)
 
 
 def _read_json(content: bytes) -> Raw:

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from cormorant_operator.errors import ApiError, Conflict, LeaseLost, NotFound, Unreachable
+from cormorant_operator.errors import KubeConflict, KubeError, KubeNotFound, LeaseLost, Unreachable
 from cormorant_operator.kube.client import KubeClient
 from cormorant_operator.kube.rate_limit import Purpose, purpose
 
@@ -50,7 +50,7 @@ class Leader:
                         self.is_leading = True
                         log.info("leading", identity=self._identity)
                         return
-            except (ApiError, Unreachable, TimeoutError) as error:
+            except (KubeError, Unreachable, TimeoutError) as error:
                 log.warning("lease_not_read", reason=repr(error))
             await asyncio.sleep(self._terms.retry_s)
 
@@ -70,7 +70,7 @@ class Leader:
                         self.is_leading = False
                         raise LeaseLost(f"lease {self._name} is now held by {self._seen[0]}")
                 renewed_at = self._clock()
-            except (ApiError, Unreachable, TimeoutError) as error:
+            except (KubeError, Unreachable, TimeoutError) as error:
                 if self._clock() - renewed_at >= self._terms.renew_within_s:
                     self.is_leading = False
                     raise LeaseLost(
@@ -88,7 +88,7 @@ class Leader:
                 if lease["spec"].get("holderIdentity") == self._identity:
                     lease["spec"] = {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
                     await self._leases.replace(lease)
-        except (ApiError, Unreachable, TimeoutError) as error:
+        except (KubeError, Unreachable, TimeoutError) as error:
             log.warning("lease_not_released", reason=repr(error))
 
     async def _try(self) -> bool:
@@ -99,7 +99,7 @@ class Leader:
     async def _take_or_renew(self) -> bool:
         try:
             lease = await self._leases.get("Lease", namespace=self._namespace, name=self._name)
-        except NotFound:
+        except KubeNotFound:
             return await self._write(None)
         spec = lease.get("spec") or {}
         holder, seen = spec.get("holderIdentity") or "", (spec.get("holderIdentity") or "", spec.get("renewTime") or "")
@@ -126,7 +126,7 @@ class Leader:
                 await self._leases.create({**manifest, "spec": spec})
             else:
                 await self._leases.replace({**lease, "spec": spec})
-        except Conflict:
+        except KubeConflict:
             return False  # another candidate was faster
         self._seen, self._seen_at = (self._identity, now), self._clock()
         return True

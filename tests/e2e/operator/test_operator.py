@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cormorant_operator.errors import Conflict
+from cormorant_operator.errors import KubeConflict
 from cormorant_operator.kube.client import KubeClient, find_connection
 from cormorant_testing.kubectl import Kubelet
 from cormorant_testing.operator_scene import Scene
@@ -337,7 +337,7 @@ def test_late_status_write_is_refused(running: Scene) -> None:
         cluster = KubeClient(find_connection)
         try:
             metadata = {**late["metadata"], "namespace": running.namespace.name}
-            with pytest.raises(Conflict, match="the object has been modified"):
+            with pytest.raises(KubeConflict, match="the object has been modified"):
                 await cluster.apply_status({**late, "metadata": metadata})
         finally:
             await cluster.close()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from cormorant_contract.job import KIND
-from cormorant_operator.errors import Conflict, NotFound, Unreachable
+from cormorant_operator.errors import KubeConflict, KubeNotFound, Unreachable
 from cormorant_operator.kube.client import error_of
 
 SINCE = "2026-01-01T00:00:00Z"
@@ -47,7 +47,7 @@ class ApiServer:
         kind, name = manifest["kind"], manifest["metadata"].get("name", "")
         self._note("TRY" if is_dry_run else "POST", name)
         if (kind, name) in self.stored:
-            raise Conflict(409, {"reason": "AlreadyExists", "message": f"{name} already exists"}, request="POST")
+            raise KubeConflict(409, {"reason": "AlreadyExists", "message": f"{name} already exists"}, request="POST")
         return dict(manifest) if is_dry_run else self.keep(manifest)
 
     async def apply(self, manifest: Mapping[str, Any]) -> Raw:
@@ -57,7 +57,7 @@ class ApiServer:
     async def get(self, kind: str, *, namespace: str, name: str) -> Raw:
         self._note("GET", name)
         if (kind, name) not in self.stored:
-            raise NotFound(404, {"message": f"{name} not found"}, request="GET")
+            raise KubeNotFound(404, {"message": f"{name} not found"}, request="GET")
         return self.stored[kind, name]
 
     async def patch(
@@ -106,7 +106,7 @@ class ApiServer:
         before = self.stored[kind, name]
         if metadata.get("resourceVersion") not in (None, before["metadata"]["resourceVersion"]):
             self.conflicts += 1
-            raise Conflict(409, {"reason": "Conflict", "message": "the object has been modified"}, request="PATCH")
+            raise KubeConflict(409, {"reason": "Conflict", "message": "the object has been modified"}, request="PATCH")
         return before
 
     def _note(self, verb: str, name: str) -> None:

@@ -21,7 +21,7 @@ from cormorant_operator.decide.plan import (
     PatchWorkload,
     ReadQueueObject,
 )
-from cormorant_operator.errors import Conflict
+from cormorant_operator.errors import KubeConflict
 from cormorant_operator.executor import Executor
 from cormorant_operator.job import Identity, Queue
 from cormorant_operator.job_state import JobState
@@ -358,7 +358,7 @@ def test_late_status_never_overwrites_a_newer_one() -> None:
     version = scene.api.put(KIND, "pong", uid="j")["metadata"]["resourceVersion"]
     seen = Identity(name="pong", namespace="team-a", uid="j", resource_version=version)
     run(scene.executor.write_status(seen, CollectorJobStatus(phase="Completed")))
-    with pytest.raises(Conflict):
+    with pytest.raises(KubeConflict):
         run(scene.executor.write_status(seen, CollectorJobStatus(phase="Running")))
     run(scene.executor.write_counters(seen, CollectorJobStatus(phase="Running")))  # they come again: no error
     assert scene.api.stored[KIND, "pong"]["status"]["phase"] == "Completed"
