@@ -20,6 +20,8 @@ REVISION = 1
 _LIVE_FIELDS = ("suspend", "paused", "replicas", "elasticGroup", "runPolicy", "image", "code", "head")
 """Parts of the spec that do not require a new head, or that its own template covers."""
 _LIVE_GROUP_FIELDS = ("replicas", "minReplicas", "maxReplicas", "resources", "template")
+_LATER_POLICY_FIELDS = {"allowNonfinite": False, "compile": "off", "dtype": "float32"}
+"""Fields of `spec.policy` that came after v0.2.0, with their defaults: heads of that release go on here."""
 
 
 _PLACED = ("nodeSelector", "affinity", "tolerations", "priorityClassName", "runtimeClassName", "overhead")
@@ -63,6 +65,11 @@ class Templates:
             {key: value for key, value in group.items() if key not in _LIVE_GROUP_FIELDS}
             for group in document["workerGroups"]
         ]
+        document["policy"] = {
+            key: value
+            for key, value in document["policy"].items()
+            if key not in _LATER_POLICY_FIELDS or value != _LATER_POLICY_FIELDS[key]
+        }
         return names.digest(document)
 
     @cached_property
