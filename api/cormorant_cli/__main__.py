@@ -36,7 +36,7 @@ def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant")
         return _end(str(error), 2)
     except CliError as error:
         return _end(str(error), error.exit_code)
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):  # typer lets Ctrl-C through while it builds its commands
         return _end("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader went away (`cormorant crd | head`): stdout cannot be written, also not at the interpreter's exit.
