@@ -121,7 +121,7 @@ def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
         lengths=(3, 8),
         step_s=0.002,
         # More than the workers step until it is read, however long the pauses take.
-        collection={"framesPerBatch": 1000, "totalFrames": 10_000},
+        collection={"framesPerBatch": 500, "totalFrames": 5000},
         queue={"capacityBatches": 10},
     )
     checker = make_checker(2, lengths=(3, 8))
@@ -137,7 +137,7 @@ def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
         assert {worker.phase for worker in collecting(fleet)} == {"paused"}
         assert steady(fleet)
         under_way = fleet.stats().stepped_frames
-        assert under_way % 1000, "the pause came at a batch boundary: nothing was kept in the middle"
+        assert under_way % 500, "the pause came at a batch boundary: nothing was kept in the middle"
         fleet.resume()
 
         # One dies at the very moment of a pause: nobody waits for it, and its replacement does not step.
@@ -149,7 +149,7 @@ def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
         fleet.resume()
         for batch in fleet.batches():
             checker.take(batch)
-        assert checker.frames == fleet.stats().frames == 10_000
+        assert checker.frames == fleet.stats().frames == 5000
 
 
 @on_both_engines_slowly
