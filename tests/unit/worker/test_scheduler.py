@@ -11,7 +11,7 @@ from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.batch_queue import BatchQueue, Delivery, RoundShare
 from cormorant_worker.fleet.local.block_pool import SharedBlockPool
-from cormorant_worker.fleet.scheduler import Grant, Scheduler
+from cormorant_worker.fleet.scheduler import Grant, Scheduler, SlotKey
 from cormorant_worker.spaces import Leaf
 from cormorant_worker.worker.messages import Sealed
 
@@ -262,6 +262,21 @@ class Books(RuleBasedStateMachine):
 
 Books.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestBooks = Books.TestCase
+
+
+def test_a_round_that_a_preemption_completes_is_delivered() -> None:
+    class Chosen:
+        def __init__(self, place: SlotKey) -> None:
+            self.place = place
+
+        def draw(self, _: object) -> SlotKey:
+            return self.place
+
+    books = Books()
+    books.begin(mode="sync", frames_per_batch=1, total=2, bound=None, workers=2, capacity=1, drops=False, threshold=0.1)
+    books.die(Chosen(("cpu", 0)))
+    books.land(Chosen(("cpu", 1)), old=False)
+    books.teardown()
 
 
 @pytest.mark.parametrize(("threshold", "enough"), [(0.01, 1), (0.5, 2), (2 / 3, 2), (0.7, 3), (0.75, 3), (0.99, 4)])

@@ -260,10 +260,10 @@ class BatchQueue:
         """A worker sealed its part of a round. Returns those who are to seal what they have of it now."""
         self._landed.setdefault(landed.number, {})[worker] = part
         self._scheduler.landed(landed.number, worker, part.message.num_frames)
-        if not landed.is_complete:
-            return self._scheduler.preempt(landed)
-        self.complete([landed])
-        return []
+        late = [] if landed.is_complete else self._scheduler.preempt(landed)
+        if landed.is_complete:  # or is it now: a preempted round does not wait for parts that were lost before
+            self.complete([landed])
+        return late
 
     def complete(self, rounds: Iterable[Round]) -> None:
         """These rounds wait for no worker any more."""
