@@ -8,7 +8,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 Exporter = Literal["head", "worker", "operator"]
 
 _UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_ratio": "ratio"}
-_PARTS = ("_bucket", "_count", "_sum")
+_PARTS = ("_bucket", "_sum", "_count")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,10 @@ class Metric:
 
     @property
     def sample_names(self) -> tuple[str, ...]:
-        """What its samples are called. A histogram of negative values has no sum: it could fall."""
+        """What its samples are called. A histogram of negative values has buckets only: its sum could fall."""
         if self.kind != "histogram":
             return (self.name,)
-        return tuple(self.name + part for part in (_PARTS if self.buckets[0] >= 0 else _PARTS[:2]))
+        return tuple(self.name + part for part in (_PARTS if self.buckets[0] >= 0 else _PARTS[:1]))
 
     @property
     def most_series(self) -> int:

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as strictly_read
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.metrics import Metric
@@ -54,6 +55,17 @@ def test_many_values_are_observed_as_one_by_one(batches: list[list[float]], metr
     assert samples(many).get((f"{metric.name}_sum", "pong")) == pytest.approx(
         samples(single).get((f"{metric.name}_sum", "pong"))
     )
+
+
+def test_a_strict_reader_of_openmetrics_takes_the_scrape() -> None:
+    exposition = Exposition(declared.HEAD_METRICS, collectorjob="pong")
+    observe_all(exposition.histogram(declared.EPISODE_RETURN, env="x"), [-3.0, 1.0])
+    observe_all(exposition.histogram(declared.EPISODE_LENGTH, env="x"), [30, 10])
+    text = exposition.text("application/openmetrics-text; version=1.0.0")[0].decode()
+    families = {family.name: family for family in strictly_read(text)}
+    returns, lengths = families["cormorant_episode_return"], families["cormorant_episode_length_steps"]
+    assert {sample.name for sample in returns.samples} == set(declared.EPISODE_RETURN.sample_names)
+    assert {sample.name for sample in lengths.samples} == set(declared.EPISODE_LENGTH.sample_names)
 
 
 def test_a_label_that_was_not_declared_is_refused() -> None:

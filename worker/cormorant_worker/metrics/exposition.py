@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.samples import Sample
 
 from cormorant_contract.metrics import Metric
 
@@ -20,6 +21,15 @@ def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
     for place, count in enumerate(np.bincount(places).tolist()):
         histogram._buckets[place].inc(count)
     histogram._sum.inc(float(np.sum(values)))
+
+
+class _Histogram(Histogram):
+    def _child_samples(self) -> Iterable[Sample]:
+        """Without a count where a bound is negative: there is no sum, and OpenMetrics has both or neither. A strict
+        reader refuses the whole scrape.
+        """
+        has_sum = self._upper_bounds[0] >= 0
+        return [sample for sample in super()._child_samples() if has_sum or sample.name != "_count"]
 
 
 class Exposition:
@@ -93,4 +103,4 @@ class Exposition:
             case "gauge":
                 return Gauge(metric.name, metric.help, names, registry=self._registry)
             case "histogram":
-                return Histogram(metric.name, metric.help, names, buckets=metric.buckets, registry=self._registry)
+                return _Histogram(metric.name, metric.help, names, buckets=metric.buckets, registry=self._registry)
