@@ -44,12 +44,17 @@ def info_mask_length(observation: Space, action: Space) -> int:
 
 
 def info_mask(info: Any, length: int) -> Array | None:
-    """[length] the mask in an info, also as gymnasium's tuple of one mask for each part; None: it has none."""
+    """[length] the mask in an info, also as gymnasium's tuple of one mask for each part; None: it has none, or what it
+    has is none.
+    """
     mask = info.get(ACTION_MASK) if isinstance(info, Mapping) else None
     if mask is None:
         return None
-    array = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple) else np.asarray(mask)
-    return array if array.shape == (length,) else None
+    try:
+        array = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple) else np.asarray(mask)
+    except (ValueError, TypeError):  # lists of different lengths, an empty tuple
+        return None
+    return array if array.shape == (length,) and array.dtype.kind in "biuf" else None
 
 
 def masked_sampler(action: Space, generator: np.random.Generator) -> Callable[[Array], Array]:

@@ -8,16 +8,19 @@ import pytest
 import structlog.testing
 from prometheus_client.parser import text_string_to_metric_families
 
+from cormorant_contract.info import EpisodeMetric
 from cormorant_contract.metrics.head import FLEET_METRICS
 from cormorant_testing.collecting import make_job
 from cormorant_testing.info import INFO, METRICS, expected_metrics
 from cormorant_testing.stats import make_stats
-from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.collector import Collector
+from cormorant_worker.collect.episode_metrics import EpisodeMetrics
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.launch import make_collector
 from cormorant_worker.metrics.exposition import Exposition
 from cormorant_worker.metrics.fleet import FleetMetrics
+from cormorant_worker.spaces import Leaf
 
 
 def counting(metrics: Any = METRICS, **options: Any) -> Collector:
@@ -94,6 +97,17 @@ def test_any_is_one_where_a_negative_number_was() -> None:
         found = collector.fill(Block(collector.layout(10)), 30).episodes.metrics
     assert set(found["hit"]) == {1.0}
     assert set(found["most"]) == {-1.0}
+
+
+def test_any_is_one_at_the_lowest_integer() -> None:
+    leaf = Leaf(key=("info", "hit"), shape=(), dtype=np.dtype(np.int8))
+    box = Leaf(key=("observation",), shape=(1,), dtype=np.dtype(np.float32))
+    block = Block(Layout(num_rows=1, num_envs=1, observation=(box,), action=(), info=(leaf,)))
+    block.begin(1)
+    block.lengths[:], block.info[0][:] = 1, -128
+    metrics = EpisodeMetrics([EpisodeMetric(name="hit", key="hit", reduce="any")], (leaf,), 1)
+    found = metrics.of(block, np.array([0]), np.array([0]), lengths=np.array([1]))
+    assert found == {"hit": [1.0]}
 
 
 def test_a_metric_of_values_with_a_shape_gets_a_sentence() -> None:

@@ -45,7 +45,7 @@ class EpisodeMetrics:
                 values = info[rows, columns].astype(np.float64)
             else:
                 fold = _FOLDS[metric.reduce]
-                gathered = block.runs.fold(fold, np.abs(info) if metric.reduce == "any" else info)
+                gathered = block.runs.fold(fold, np.abs(info, dtype=np.float64) if metric.reduce == "any" else info)
                 gathered = so_far.gather(block.runs, gathered, fold)
                 values = _finished(metric, gathered[block.runs.at(rows, columns)], lengths)
             found[metric.name] = values.tolist()
