@@ -145,6 +145,13 @@ def test_what_is_no_mask_is_not_read(mask: Any) -> None:
     assert len(frames_of(batch)["action"].unique(dim=0)) == 6
 
 
+def test_closed_environments_say_so() -> None:
+    collector = make_collector(env=lambda: Masked(in_info=True), num_envs=2, vectorization="subprocess")
+    collector.close()
+    with pytest.raises(RuntimeError, match="these environments are closed"):
+        collector.collect(num_steps=2)
+
+
 def test_taxis_of_gymnasium_are_driven_where_they_can_go() -> None:
     with make_collector(env="Taxi-v4", num_envs=2, info=["action_mask"]) as collector:
         batch = collector.collect(num_steps=400)

@@ -27,7 +27,7 @@ from cormorant_worker.envs.saved import pack, unpack
 from cormorant_worker.envs.shared_memory import SharedSteps
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError, UnknownEnv
 from cormorant_worker.shared_memory import anonymous_file
-from cormorant_worker.spaces import Arrays, Space, describe
+from cormorant_worker.spaces import Array, Arrays, Space, describe
 
 _LOOK_AGAIN_S = 0.05
 """How long a missed wake-up may go unnoticed: see `SharedSteps.settle`."""
@@ -89,6 +89,7 @@ class SubprocessVectorEnv:
         self._info = tuple(info)
         self._starting = True
         self._closed = False
+        self.illegal: Array | None = None
         self._processes: list[EnvProcess] = []
         self._selector = selectors.DefaultSelector()
         self._block = anonymous_file("cormorant-envs")
@@ -223,7 +224,8 @@ class SubprocessVectorEnv:
         for descriptor in (self._block, self._report, self._report_end, self._life, self._life_end):
             os.close(descriptor)
         if hasattr(self, "_memory"):
-            del self._memory, self.illegal  # mapped until the receiver drops its last view
+            del self._memory  # mapped until the receiver drops its last view
+            self.illegal = None
 
     # Starting and replacing
 
