@@ -175,7 +175,7 @@ class Offers:
         """Offer a worker the oldest of what it should have and was not offered, of each model the newest. Does nothing
         while it has not answered the last one. Returns whether it has something to answer.
         """
-        if not handle.gets_weights:
+        if not handle.may_be_offered:
             return False
         if handle.offer:
             return True

@@ -221,7 +221,17 @@ class WorkerHandle:
     def gets_weights(self) -> bool:
         """A policy acts in it, and goes on to."""
         is_serving = self.slot.worker is self and self.slot.state in SERVING
-        return is_serving and (self.slot.is_server or not self.connection.place.servers)
+        return is_serving and self._acts
+
+    @property
+    def may_be_offered(self) -> bool:
+        """It gets weights, or leaves and holds tickets, which wait for the versions that they name."""
+        holds = self.slot.worker is self and self.slot.state is SlotState.LEAVING and bool(self.tickets)
+        return self.gets_weights or (holds and self._acts)
+
+    @property
+    def _acts(self) -> bool:
+        return self.slot.is_server or not self.connection.place.servers
 
     @property
     def stepped_frames(self) -> int:
