@@ -1,11 +1,14 @@
 """One inference server and its workers, in threads, on both ways: batches, versions, padding, and workers that go."""
 
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -18,9 +21,10 @@ from cormorant_testing.network import drop_everything, in_own_network
 from cormorant_worker.errors import PolicyMismatch
 from cormorant_worker.inference import frames, remote_actor
 from cormorant_worker.inference.address import Address, AssignedServers
+from cormorant_worker.inference.clients import LocalClient
 from cormorant_worker.inference.connections import NodeConnection, ServerConnection, connect
 from cormorant_worker.inference.frames import FrameReader, listen_on, put_frame
-from cormorant_worker.inference.handshake import Greeting, Listeners
+from cormorant_worker.inference.handshake import Greeting, Listeners, listen
 from cormorant_worker.inference.mailbox import HEADER, Header
 from cormorant_worker.inference.remote_actor import RemoteActor, ServerPatience
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
@@ -235,6 +239,44 @@ def test_worker_that_is_gone_holds_nobody_up() -> None:
         acted, _ = other.ask(rows_of(1), (), init(1)).answer()
         assert acted.actions[0].tolist() == [1]
         assert server.policy.sizes == [1]
+
+
+def test_worker_that_is_gone_before_its_welcome_leaves_no_descriptor() -> None:
+    with running() as (server, listener):
+        assert listener.address is not None
+        worker(listener).ask(rows_of(1), (), init(1)).answer()
+        before, meet, is_gone, has_met = open_descriptors(), server.server._meet, threading.Event(), threading.Event()
+
+        def meet_late(client: LocalClient, said: Greeting) -> None:
+            assert is_gone.wait(20)
+            meet(client, said)
+            has_met.set()
+
+        server.server._meet = meet_late  # type: ignore[method-assign]
+        connect(listener.address, greeting()).close()
+        is_gone.set()
+        assert has_met.wait(20)
+        wait_for(lambda: open_descriptors() == before)
+
+
+def test_server_that_dies_within_its_welcome_leaves_no_descriptor() -> None:
+    with listen() as listener:
+        listener.settimeout(20)
+        before = open_descriptors()
+        connection = connect(listener.getsockname(), greeting())
+        peer, _ = listener.accept()
+        with peer:
+            # A header of more than there is, and a descriptor with it.
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, listener.fileno().to_bytes(4, sys.byteorder))
+            peer.sendmsg([struct.pack("!QI", 1000, 1) + b"half"], [rights])
+        with pytest.raises(ConnectionResetError):
+            connection.read_welcome()
+        connection.close()
+        assert open_descriptors() == before
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_rows_are_asked_again_at_the_next_server() -> None:

@@ -90,7 +90,7 @@ class SharedMemoryConnection:
         return read_headers(self._socket, self._incoming)
 
     def close(self) -> None:
-        self._socket.close()
+        self._messages.close()
 
 
 class NodeConnection:

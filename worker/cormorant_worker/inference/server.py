@@ -265,7 +265,7 @@ class InferenceServer:
             log.warning("stranger_refused", reason=reason)
         self._clients.discard(client)
         self._selector.unregister(client.socket)
-        client.socket.close()
+        client.messages.close()
         if client.mailbox is not None:
             self._num_slots -= client.mailbox.layout.num_slots
         self._waiting = deque(waiting for waiting in self._waiting if waiting.client is not client)
