@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +121,9 @@ def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
         policy="counter",
         lengths=(3, 8),
         step_s=0.002,
-        # More than the workers step until it is read, however long the pauses take.
-        collection={"framesPerBatch": 500, "totalFrames": 5000},
-        queue={"capacityBatches": 10},
+        # Neither the job nor the room in its queue ends, however long the pauses take.
+        collection={"framesPerBatch": 400},
+        queue={"capacityBatches": 200},
     )
     checker = make_checker(2, lengths=(3, 8))
     with start(job, workers=2) as fleet:
@@ -137,7 +138,7 @@ def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
         assert {worker.phase for worker in collecting(fleet)} == {"paused"}
         assert steady(fleet)
         under_way = fleet.stats().stepped_frames
-        assert under_way % 500, "the pause came at a batch boundary: nothing was kept in the middle"
+        assert under_way % 400, "the pause came at a batch boundary: nothing was kept in the middle"
         fleet.resume()
 
         # One dies at the very moment of a pause: nobody waits for it, and its replacement does not step.
@@ -147,9 +148,9 @@ def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
         until(lambda: [w.attempt for w in collecting(fleet)] == [1, 0] and fleet._core.slots.is_complete)
         assert steady(fleet)
         fleet.resume()
-        for batch in fleet.batches():
+        for batch in islice(fleet.batches(), 20):
             checker.take(batch)
-        assert checker.frames == fleet.stats().frames == 5000
+        assert checker.frames == 20 * 400
 
 
 @on_both_engines_slowly
