@@ -7,7 +7,7 @@ from cormorant_testing.needs import lacks
 
 ROOT = Path(__file__).resolve().parents[3]
 SUBJECT = "release notes of v0.2.0"
-"""Of the commit that was released: its digest is another one in a history that was written again."""
+"""Subject of the released commit. Its digest would not survive a rewrite of the history."""
 
 
 def unpack(folder: Path) -> Path:

@@ -63,7 +63,7 @@ class Outbox:
                 return
             for one in descriptors:
                 os.close(one)
-            advance(self._unsent, sent)
+            _advance(self._unsent, sent)
 
     def clear(self) -> None:
         for _, descriptors in self._unsent:
@@ -72,7 +72,7 @@ class Outbox:
         self._unsent.clear()
 
 
-def advance(unsent: "deque[tuple[memoryview, tuple[int, ...]]]", count: int) -> None:
+def _advance(unsent: "deque[tuple[memoryview, tuple[int, ...]]]", count: int) -> None:
     """Take `count` bytes off, and the descriptors that went with them."""
     while count:
         data = unsent[0][0]
@@ -96,7 +96,7 @@ class MessageSocket:
         self._outbox = Outbox()
         self._incoming = bytearray()
         self._descriptors: deque[int] = deque()
-        """Of the message that is coming."""
+        """Descriptors of the message that is not whole yet."""
 
     def fileno(self) -> int:
         return self.socket.fileno()

@@ -259,7 +259,7 @@ class Look:
     """Reply with the bytes of one environment's current observation: for a preview."""
 
     column: int
-    """Of the environment, of B."""
+    """Column of the environment, of B."""
     leaf: int
     """Index of the leaf of its observation."""
 
