@@ -448,13 +448,11 @@ def test_a_worker_that_was_healthy_fails_for_the_first_time_again() -> None:
 
 def test_a_nan_action_ends_the_fleet_with_the_workers_traceback() -> None:
     job = make_job(num_envs=2, policy="nan_at", policy_kwargs={"step": 3}, action="box", lengths=9)
-    with start(job, workers=1) as fleet:
-        with pytest.raises(
-            WorkerFailed,
-            match=r"worker cpu-0: the policy's action for environment 0 is \[nan, nan\] .* NaN: look for NaN",
-        ) as caught:
-            list(fleet.batches())
-        assert "InvalidAction" in "".join(caught.value.__notes__)
+    words = r"worker cpu-0: the policy's action for environment 0 is \[nan, nan\] .* NaN: look for NaN"
+    # The worker may meet it before the fleet has opened: a first batch is asked for at once.
+    with pytest.raises(WorkerFailed, match=words) as caught, start(job, workers=1) as fleet:
+        list(fleet.batches())
+    assert "InvalidAction" in "".join(caught.value.__notes__)
 
 
 def test_closing_twice_and_under_a_waiting_consumer() -> None:
@@ -565,8 +563,9 @@ def test_neither_memory_nor_descriptors_grow_over_batches() -> None:
             next(batches)
             if i % 5 == 0:
                 fleet.publish(weights)
+        # The last weights may still be on their way, and what earlier tests left open may go meanwhile.
+        until(lambda: all(now <= then for now, then in zip(size()[2:], before[2:], strict=True)))
         after = size()
-    assert after[2:] == before[2:]
     assert after[0] - before[0] < 8 << 20
     assert after[1] - before[1] < 8 << 20
 
