@@ -1,20 +1,21 @@
 """The FastAPI application over a head. Both listeners serve the same object."""
 
-from collections.abc import Callable
+import asyncio
+import time
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import HTMLResponse
+from fastapi_offline import FastAPIOffline
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http import problems
-from cormorant_api.http.docs_page import render
 from cormorant_api.live import page_files
 from cormorant_api.live.moments import Moments
 from cormorant_api.live.previews import Previews
 from cormorant_api.routes import batches, control, events, live, pauses, state, status, weights
-from cormorant_api.routes.request_metrics import RequestMetrics
 from cormorant_contract.base import in_json_schema_words
 from cormorant_contract.rest.batches import MemoryBatch
 from cormorant_contract.rest.events import Event
@@ -33,38 +34,25 @@ _TAGS = [
     {"name": "operator", "description": "Group sizes and drain; used by the operator."},
     {"name": "health", "description": "Probes, metrics and version; no token needed."},
 ]
+_NOT_COUNTED = frozenset({"/livez", "/readyz", "/startupz", "/healthz", "/metrics"})
 
 
 def make_app(head: Head | None = None) -> FastAPI:
     """Make the application; without a head it serves only the OpenAPI document."""
-    app = FastAPI(
+    app = FastAPIOffline(  # `/docs` works in a cluster without a way out
+        redoc_url=None,
+        static_url="/docs-static",
         title="Cormorant",
         version="1",
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
-        docs_url=None,
-        redoc_url=None,
+        # Swagger UI would show its online validator's badge.
+        swagger_ui_parameters={"validatorUrl": None},
         redirect_slashes=False,
         separate_input_output_schemas=False,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.head = head
-    if head is not None:
-        app.state.live, app.state.previews = Moments(head), Previews(head)
-        head.watchers.append(app.state.live.observe)
-    for module in (weights, batches, pauses, state, status, events, live, control):
-        app.include_router(module.router)
-    app.include_router(status.health)
-    problems.install(app)
-    app.include_router(page_files.make_router())
-    if head is not None:
-        app.add_middleware(RequestMetrics, head=head)
-    app.add_api_route("/docs", lambda: HTMLResponse(render(app.openapi())), include_in_schema=False)
-    app.openapi = _documented(app)  # type: ignore[method-assign]  # FastAPI's own way of extending the document
-    return app
 
-
-def _documented(app: FastAPI) -> Callable[[], dict[str, Any]]:
     def openapi() -> dict[str, Any]:
         if not app.openapi_schema:
             document = get_openapi(
@@ -84,4 +72,53 @@ def _documented(app: FastAPI) -> Callable[[], dict[str, Any]]:
             app.openapi_schema = in_json_schema_words(document)
         return app.openapi_schema
 
-    return openapi
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way of extending the document
+    for module in (weights, batches, pauses, state, status, events, live, control):
+        app.include_router(module.router)
+    app.include_router(status.health)
+    problems.install(app)
+    app.include_router(page_files.make_router())
+    app.state.head = head
+    if head is not None:
+        app.state.live, app.state.previews = Moments(head), Previews(head)
+        head.watchers.append(app.state.live.observe)
+        app.add_middleware(_RequestMetrics, head=head)
+    return app
+
+
+class _RequestMetrics:
+    """Counts and times requests per route template, and answers those that a closing head cancels."""
+
+    def __init__(self, app: ASGIApp, head: Head) -> None:
+        self._app, self._head = app, head
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _NOT_COUNTED:
+            await self._app(scope, receive, send)
+            return
+        status, began = 0, time.monotonic()
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except asyncio.CancelledError:
+            # uvicorn would answer 500, which a learner takes for the end of its job.
+            if status:
+                raise
+            try:
+                self._head.refuse_while_closing()
+            except ApiError as closing:
+                await problems.answer(closing, scope["path"])(scope, receive, noting)
+            else:
+                raise
+        finally:
+            # The route template, not the path: clients may make up any number of paths.
+            route = getattr(scope.get("route"), "path", "unknown")
+            self._head.metrics.answered(
+                method=scope["method"], route=route, status=status or 500, seconds=time.monotonic() - began
+            )

@@ -7,7 +7,7 @@ import asyncio
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cormorant_api.errors import ApiError
-from cormorant_api.http.problems import make_problem, problem_bytes
+from cormorant_api.http.problems import answer
 from cormorant_api.http.transfer import ABORT_KEY
 from cormorant_contract.rest.headers import PROBLEM_JSON
 from cormorant_contract.rest.problems import ProblemType
@@ -79,7 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Respond to malformed HTTP with a problem, and close the connection."""
         error = ApiError(ProblemType.MALFORMED_REQUEST, f"{msg.rstrip('.')}; send a well-formed request")
-        body = problem_bytes(make_problem(error, ""))
+        body = bytes(answer(error, "").body)
         head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {PROBLEM_JSON}\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
         self.transport.close()

@@ -1,6 +1,5 @@
 """Pauses, state, events, sizes, roles and health over HTTP."""
 
-import html
 import http.client
 import json
 import os
@@ -311,20 +310,15 @@ def test_the_documents_need_no_token_and_nothing_from_elsewhere(endless: Served)
     page = endless.anonymous.get("/docs")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     text = page.body.decode()
-    assert "<script" not in text
-    assert "src=" not in text
-    links = set(re.findall(r"href=([^ >]+)", text))
-    anchors = {f"#{name}" for name in re.findall(r" id=([^ >]+)", text)}
-    assert links - anchors == {"/openapi.json"}
-    assert "#schema-PauseLease" in links
-    assert "color-scheme:light dark" in text
-    assert html.escape("""-d '{"groups": {"name": 7}, "paused": true, "empty_slots": """) in text
-    assert html.escape('curl -H "Authorization: Bearer $TOKEN" "$URL/v1/workers/WORKER"') in text
+    links = re.findall(r"""(?:src|href)=["']([^"']+)""", text)
+    assert len(links) == 3
+    for link in links:
+        assert link.startswith("/docs-static/")
+        assert endless.anonymous.get(link).status == 200
+    assert "url: '/openapi.json'" in text
+    assert '"validatorUrl": null' in text, "no badge from elsewhere"
     said = document["paths"]["/v1/batches/next"]["get"]["description"]
     assert said.startswith("Take the next batch. With `Accept: application/vnd.cormorant.memory+json` the response")
-    for path, operations in document["paths"].items():
-        for method in operations:
-            assert f"<code>{method.upper()} {html.escape(path)}</code>" in text
 
 
 def test_numbers_are_no_pictures(endless: Served) -> None:
