@@ -20,9 +20,7 @@ from cormorant_testing.prometheus import Prometheus
 from cormorant_testing.promql import substitute
 from cormorant_testing.serving import Api
 from cormorant_worker.collect.timing import Timing
-from cormorant_worker.supervisor.metrics import PodMetrics
-from cormorant_worker.supervisor.pod_state import PodState
-from cormorant_worker.supervisor.probes import PodProbes
+from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState
 from cormorant_worker.worker.heartbeat import Heartbeat
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -8,9 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from cormorant_contract.metrics import METRICS
 from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.collect.timing import IDLE, Timing
-from cormorant_worker.supervisor import metrics
-from cormorant_worker.supervisor.metrics import PodMetrics
-from cormorant_worker.supervisor.pod_state import PodState
+from cormorant_worker.supervisor import probes
+from cormorant_worker.supervisor.probes import PodMetrics, PodState
 from cormorant_worker.worker.heartbeat import Heartbeat
 
 
@@ -38,7 +37,7 @@ def test_names_labels_and_texts_are_the_contracts(tmp_path: Path) -> None:
         assert family.documentation == declared[name].help
         assert family.type == declared[name].kind
         assert set(sample.labels) == set(declared[name].label_names)
-    assert metrics.ACTIVITIES == ACTIVITIES
+    assert probes.ACTIVITIES == ACTIVITIES
 
 
 def test_frames_and_time_of_actors_add_up_over_their_deaths(tmp_path: Path) -> None:

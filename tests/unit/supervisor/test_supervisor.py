@@ -11,24 +11,23 @@ import pytest
 from cormorant_testing.scripts import environment
 from cormorant_worker.errors import SupervisorRefused
 from cormorant_worker.supervisor import ray_command
-from cormorant_worker.supervisor.backoff import Backoff
 from cormorant_worker.supervisor.diagnosis import diagnose, probe_head
-from cormorant_worker.supervisor.memory import SMALLEST_STORE, decide_store_bytes
-from cormorant_worker.supervisor.metrics import PodMetrics
-from cormorant_worker.supervisor.pod_state import PodState
-from cormorant_worker.supervisor.probes import PodProbes, answer
+from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState, answer
+from cormorant_worker.supervisor.processes import PodSignals
+from cormorant_worker.supervisor.ray_command import SMALLEST_STORE, decide_store_bytes
 from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
+from cormorant_worker.supervisor.worker import WorkerPod
 from cormorant_worker.termination_message import explain
 
 WORKER = {
     "CORMORANT_HEAD": "pong-head:6379", "CORMORANT_GROUP": "cpu", "CORMORANT_INDEX": "3", "CORMORANT_ATTEMPT": "2",
-    "CORMORANT_GRACE_SECONDS": "60", "POD_IP": "10.1.2.3",
+    "CORMORANT_GRACE_SECONDS": "60", "CORMORANT_OBJECT_STORE_BYTES": f"{1 << 30}", "POD_IP": "10.1.2.3",
 }  # fmt: skip
 GIB = 1 << 30
 
 
 def test_worker_starts_ray_with_its_slot_and_fixed_ports() -> None:
-    command = ray_command.worker_command(read_worker_settings(WORKER), store_bytes=GIB)
+    command = ray_command.worker_command(read_worker_settings(WORKER))
     assert command[1:6] == ["-m", "ray.scripts.scripts", "start", "--block", "--address=pong-head:6379"]
     assert '--resources={"slot:cpu-3": 1}' in command
     assert {"--node-ip-address=10.1.2.3", "--node-manager-port=6380", "--max-worker-port=10050"} <= set(command)
@@ -37,7 +36,7 @@ def test_worker_starts_ray_with_its_slot_and_fixed_ports() -> None:
 
 
 def test_head_starts_ray_without_a_place_for_workers() -> None:
-    command = ray_command.head_command(read_ray_settings({"POD_IP": "10.1.2.3"}), store_bytes=GIB)
+    command = ray_command.head_command(read_ray_settings({"POD_IP": "10.1.2.3"}))
     assert {"--head", "--port=6379", "--include-dashboard=false", "--num-cpus=0"} <= set(command)
     assert not [flag for flag in command if flag.startswith(("--address", "--resources"))]
 
@@ -45,7 +44,7 @@ def test_head_starts_ray_without_a_place_for_workers() -> None:
 def test_addresses_of_either_family_are_read() -> None:
     settings = read_worker_settings({**WORKER, "CORMORANT_HEAD": "[fd00::1]:6379"})
     assert settings.head == ("fd00::1", 6379)
-    assert "--address=[fd00::1]:6379" in ray_command.worker_command(settings, store_bytes=GIB)
+    assert "--address=[fd00::1]:6379" in ray_command.worker_command(settings)
 
 
 def test_ray_leaves_devices_alone_and_knows_the_leave_file() -> None:
@@ -53,7 +52,7 @@ def test_ray_leaves_devices_alone_and_knows_the_leave_file() -> None:
     given = ray_command.ray_environment({"RAY_AUTH_TOKEN": "secret"}, settings)
     assert given["RAY_AUTH_TOKEN"] == "secret"
     assert given["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "0"
-    assert given["CORMORANT_LEAVE_FILE"] == ray_command.leave_file(settings) == "/tmp/ray.leave"
+    assert given["CORMORANT_LEAVE_FILE"] == str(settings.leave_file) == "/tmp/ray.leave"
 
 
 @pytest.mark.parametrize(
@@ -101,9 +100,9 @@ def test_object_store_takes_the_smaller_share(free_shm: int, memory_limit: int, 
 
 
 def test_backoff_grows_to_5_s_and_resets_after_health() -> None:
-    backoff = Backoff()
-    assert [backoff.next_s(joined_s=0.0) for _ in range(6)] == [0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
-    assert backoff.next_s(joined_s=60.0) == 0.2
+    pod = WorkerPod(read_worker_settings(WORKER), PodSignals(), PodState())
+    assert [pod.next_pause_s(joined_s=0.0) for _ in range(6)] == [0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert pod.next_pause_s(joined_s=60.0) == 0.2
 
 
 @pytest.mark.parametrize(

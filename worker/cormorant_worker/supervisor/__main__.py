@@ -13,19 +13,15 @@ environment: `settings.py`.
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import structlog
 
 from cormorant_worker.errors import PodBlocked, PodRefused, SupervisorRefused
 from cormorant_worker.logs import LogContext, configure_logs
 from cormorant_worker.supervisor.head import HeadPod
-from cormorant_worker.supervisor.metrics import PodMetrics
-from cormorant_worker.supervisor.pod_state import PodState
-from cormorant_worker.supervisor.probes import PodProbes
-from cormorant_worker.supervisor.ray_command import heartbeat_file
+from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState
+from cormorant_worker.supervisor.processes import PodSignals
 from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
-from cormorant_worker.supervisor.signals import PodSignals
 from cormorant_worker.supervisor.worker import WorkerPod
 from cormorant_worker.termination_message import write_sentence
 
@@ -37,7 +33,8 @@ _USAGE = "write `supervisor head -- COMMAND...` or `supervisor worker`"
 
 def main(arguments: Sequence[str]) -> int:
     """Run a supervisor. Returns the exit code."""
-    context = LogContext(job=os.environ.get("CORMORANT_JOB", ""), epoch=_epoch(os.environ.get("CORMORANT_EPOCH", "")))
+    epoch = os.environ.get("CORMORANT_EPOCH", "")
+    context = LogContext(job=os.environ.get("CORMORANT_JOB", ""), epoch=int(epoch) if epoch.isdecimal() else None)
     configure_logs(context)
     signals = PodSignals()
     signals.install()
@@ -67,9 +64,7 @@ def _supervise_worker(signals: PodSignals, context: LogContext) -> int:
     settings, state = read_worker_settings(os.environ), PodState()
     context.group, context.worker = settings.group, settings.slot
     try:
-        metrics = PodMetrics(
-            state, job=settings.job, group=settings.group, heartbeat_file=Path(heartbeat_file(settings.ray))
-        )
+        metrics = PodMetrics(state, job=settings.job, group=settings.group, heartbeat_file=settings.ray.heartbeat_file)
         probes = PodProbes(state, metrics, pod_ip=settings.ray.pod_ip, port=settings.probe_port)
     except OSError as error:
         raise SupervisorRefused(f"cannot listen on port {settings.probe_port} for probes: {error}") from error
@@ -79,10 +74,6 @@ def _supervise_worker(signals: PodSignals, context: LogContext) -> int:
     finally:
         probes.close()
     return _OK
-
-
-def _epoch(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
 
 
 if __name__ == "__main__":

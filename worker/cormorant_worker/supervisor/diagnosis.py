@@ -58,6 +58,7 @@ def diagnose(last_words: str, *, code: int | None, head: str, has_joined: bool) 
             sentence=f"Ray left the cluster of {head} (exit code {code}): its head is gone, "
             "or lost contact with this node",
         )
+    lines = [line.strip() for line in last_words.splitlines()]
     if _says(last_words, _AUTH):
         return Diagnosis(
             cause="token",
@@ -66,28 +67,17 @@ def diagnose(last_words: str, *, code: int | None, head: str, has_joined: bool) 
             "delete the head's pod",
         )
     if _says(last_words, _VERSION):
+        first = next((n for n, line in enumerate(lines) if _says(line, _VERSION)), 0)
         return Diagnosis(
             cause="version",
             sentence=f"the head at {head} runs another version of Ray or Python; all pods of a job need one image: "
-            f"{_told(last_words, _VERSION)}",
+            f"{' '.join(lines[first : first + 4])[:_LONGEST]}",
         )
     if code is None or _says(last_words, _UNREACHABLE):
         return Diagnosis(cause="unreachable", sentence=f"the head at {head} did not let this node join in time")
-    return Diagnosis(
-        cause="ended", sentence=f"`ray start` ended with code {code} before it joined {head}: {_last_line(last_words)}"
-    )
+    last = next((line[:_LONGEST] for line in reversed(lines) if line), "no output")
+    return Diagnosis(cause="ended", sentence=f"`ray start` ended with code {code} before it joined {head}: {last}")
 
 
 def _says(text: str, signs: tuple[str, ...]) -> bool:
     return any(sign in text for sign in signs)
-
-
-def _told(text: str, signs: tuple[str, ...]) -> str:
-    lines = [line.strip() for line in text.splitlines()]
-    first = next((n for n, line in enumerate(lines) if _says(line, signs)), 0)
-    return " ".join(lines[first : first + 4])[:_LONGEST]
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:_LONGEST] if lines else "no output"

@@ -15,10 +15,8 @@ import structlog
 
 from cormorant_worker.supervisor import processes, ray_command
 from cormorant_worker.supervisor.diagnosis import probe_head
-from cormorant_worker.supervisor.memory import store_bytes
-from cormorant_worker.supervisor.processes import Child, exit_code
+from cormorant_worker.supervisor.processes import Child, PodSignals, exit_code
 from cormorant_worker.supervisor.settings import RaySettings
-from cormorant_worker.supervisor.signals import PodSignals
 from cormorant_worker.termination_message import explain
 
 log = structlog.get_logger()
@@ -41,7 +39,6 @@ class HeadPod:
         self._last_words = last_words
         self._ray: Child | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._passed_on = 0
 
     def run(self) -> int:
         """Run the command beside a Ray head. Returns the exit code; nothing is left of Ray then."""
@@ -55,11 +52,8 @@ class HeadPod:
             processes.kill_all(self._known())
 
     def _start_ray(self) -> bool:
-        store = self._settings.store_bytes or store_bytes()
         environment = ray_command.ray_environment(os.environ, self._settings)
-        ray = self._ray = Child(
-            ray_command.head_command(self._settings, store_bytes=store), environment, watch_for=ray_command.STARTED
-        )
+        ray = self._ray = Child(ray_command.head_command(self._settings), environment, watch_for=ray_command.STARTED)
         while not ray.has_said:
             if self._signals:
                 return False
@@ -86,30 +80,25 @@ class HeadPod:
         except OSError as error:
             log.critical("command_failed", reason=f"the head's command {self._command[0]!r} cannot be run: {error}")
             return _FAILED
+        passed_on = 0
         while (code := exit_code(process.poll())) is None:
-            self._pass_signals_on(process)
+            for number in self._signals.received[passed_on:]:
+                process.send_signal(number)
+                passed_on += 1
             if (ray_code := self._ray.poll()) is not None:
                 reason = (
                     f"Ray's head has ended with code {ray_code}, and with it every worker of this head; a new head "
                     "starts them again"
                 )
                 log.critical("ray_ended", reason=reason, text=self._ray.output_tail()[-_LAST_WORDS:])
-                self._end_command(process)
+                # It may end by itself for a while, and is then killed with the rest.
+                deadline = time.monotonic() + _LAST_WORDS_S
+                while process.poll() is None and time.monotonic() < deadline:
+                    self._look_around()
                 explain(self._last_words, reason)
                 return _FAILED
             self._look_around()
         return code
-
-    def _pass_signals_on(self, process: "subprocess.Popen[bytes]") -> None:
-        for number in self._signals.received[self._passed_on :]:
-            process.send_signal(number)
-            self._passed_on += 1
-
-    def _end_command(self, process: "subprocess.Popen[bytes]") -> None:
-        """Let it end by itself for a while, then have it killed with the rest."""
-        deadline = time.monotonic() + _LAST_WORDS_S
-        while process.poll() is None and time.monotonic() < deadline:
-            self._look_around()
 
     def _look_around(self) -> None:
         processes.reap(self._known())

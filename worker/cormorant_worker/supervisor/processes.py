@@ -1,4 +1,6 @@
-"""Child processes of a process 1: none is left as a zombie, and none survives."""
+"""What process 1 of a pod takes care of: its children, of which none is left as a zombie and none survives; and
+signals, which are recorded on arrival and handled in the supervisor's next turn.
+"""
 
 import ctypes
 import os
@@ -18,6 +20,29 @@ log = structlog.get_logger()
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_S = 10.0
 _TAIL_LINES = 100
+_SIGNAL_BASE = 128
+"""A process that signal n ended has the exit code 128 + n."""
+
+
+class PodSignals:
+    """SIGTERM and SIGINT as they came in, in order."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    def install(self) -> None:
+        """Note both from now on. Main thread only."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _frame: self.received.append(number))
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of a process that the first signal ended."""
+        return _SIGNAL_BASE + self.received[0]
+
+    def __bool__(self) -> bool:
+        """True when a signal has arrived: this process should end."""
+        return bool(self.received)
 
 
 class Child:
@@ -69,7 +94,7 @@ class Child:
 
 def exit_code(code: int | None) -> int | None:
     """A subprocess's return code as shells and Kubernetes write it."""
-    return code if code is None or code >= 0 else 128 - code
+    return code if code is None or code >= 0 else _SIGNAL_BASE - code
 
 
 def adopt_orphans() -> None:
@@ -83,7 +108,8 @@ def reap(known: Sequence[int]) -> None:
     with suppress(ChildProcessError):
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return  # one system call, ten times a second; scanning all processes costs more
-    for pid in _ended_children():
+    # `waitid` shows only one of the ended at a time, and always the same until it is reaped.
+    for pid in [process.pid for process in psutil.Process().children() if _is_zombie(process)]:
         if pid not in known:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -108,11 +134,6 @@ def kill_all(known: Sequence[int]) -> bool:
 def descendants() -> list[psutil.Process]:
     found: list[psutil.Process] = psutil.Process().children(recursive=True)
     return found
-
-
-def _ended_children() -> list[int]:
-    """Children that are zombies. `waitid` shows only one at a time, and always the same until it is reaped."""
-    return [process.pid for process in psutil.Process().children() if _is_zombie(process)]
 
 
 def _is_zombie(process: psutil.Process) -> bool:

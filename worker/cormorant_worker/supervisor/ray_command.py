@@ -1,11 +1,18 @@
-"""Ray's command line and environment, as pods need them. Pure: the only module that knows how Ray is started."""
+"""Ray's command line, environment and object store, as pods need them. Only this module knows how Ray is started."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
 
 from cormorant_worker.fleet.ray.pod_files import BLOCKED_FILE, HEARTBEAT_FILE, KEPT_FOLDER, LEAVE_FILE
 from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
+
+log = structlog.get_logger()
 
 STARTED = "Ray runtime started."
 """What `ray start` prints once the node is registered with the head."""
@@ -21,24 +28,27 @@ _FIXED_PORTS = {
     "--max-worker-port": 10050,
 }
 _MIB = 1 << 20
+SMALLEST_STORE = 75 * _MIB
+"""With less Ray does not start."""
+_SHM = Path("/dev/shm")  # where Ray keeps the object store
+_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Of cgroup v2 and v1."""
+_SHM_SHARE = 0.8
+"""Share of the free space in /dev/shm: environments and weights use it, too."""
+_MEMORY_SHARE = 0.4
+"""Share of the memory limit: /dev/shm counts as the container's memory, and processes need the rest."""
 
 
-def head_command(settings: RaySettings, *, store_bytes: int) -> list[str]:
+def head_command(settings: RaySettings) -> list[str]:
     """Start the Ray of a head, with no place for workers. In the foreground."""
-    return [
-        *_start("--head", f"--port={settings.gcs_port}", "--no-monitor", "--include-dashboard=false"),
-        *_common(settings, store_bytes=store_bytes),
-    ]
+    return _start(settings, "--head", f"--port={settings.gcs_port}", "--no-monitor", "--include-dashboard=false")
 
 
-def worker_command(settings: WorkerSettings, *, store_bytes: int) -> list[str]:
+def worker_command(settings: WorkerSettings) -> list[str]:
     """Start the Ray of a worker's pod, which has one resource: the slot. In the foreground."""
     address = join_address(*settings.head)
     slot = json.dumps({f"slot:{settings.slot}": 1})
-    return [
-        *_start(f"--address={address}", f"--resources={slot}"),
-        *_common(settings.ray, store_bytes=store_bytes),
-    ]
+    return _start(settings.ray, f"--address={address}", f"--resources={slot}")
 
 
 def ray_environment(environment: Mapping[str, str], settings: RaySettings) -> dict[str, str]:
@@ -46,10 +56,10 @@ def ray_environment(environment: Mapping[str, str], settings: RaySettings) -> di
     return {
         **environment,
         # The actor looks here for the order to leave.
-        LEAVE_FILE: leave_file(settings),
-        HEARTBEAT_FILE: heartbeat_file(settings),
-        KEPT_FOLDER: kept_folder(settings),
-        BLOCKED_FILE: blocked_file(settings),
+        LEAVE_FILE: str(settings.leave_file),
+        HEARTBEAT_FILE: str(settings.heartbeat_file),
+        KEPT_FOLDER: str(settings.kept_folder),
+        BLOCKED_FILE: str(settings.blocked_file),
         # The pod's devices are the worker's, although its actor asks Ray for none.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -65,40 +75,45 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def leave_file(settings: RaySettings) -> str:
-    """The file that tells the worker's actor to leave."""
-    return f"{settings.folder}.leave"
+def store_bytes() -> int:
+    """Bytes for the object store, from the free space of /dev/shm and the pod's memory limit."""
+    free = 0
+    with suppress(OSError):
+        shm = os.statvfs(_SHM)
+        free = shm.f_bavail * shm.f_frsize
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _MEMORY_LIMITS:
+        with suppress(OSError):
+            text = path.read_text().strip()
+            # cgroup v1 writes "no limit" as a number near 2**63, v2 as a word.
+            limit = min(limit, int(text)) if text.isdecimal() else limit
+            break
+    found = decide_store_bytes(free_shm=free, memory_limit=limit)
+    if free < found:
+        log.warning(
+            "shared_memory_is_small",
+            reason=f"/dev/shm has {free >> 20} MiB free, and Ray needs {found >> 20} for batches: it will use /tmp, "
+            "which is slower; mount an emptyDir with medium Memory at /dev/shm, or raise the pod's memory limit",
+        )
+    return found
 
 
-def blocked_file(settings: RaySettings) -> str:
-    """The file in which the worker's actor says why no worker can run in this pod."""
-    return f"{settings.folder}.blocked"
+def decide_store_bytes(*, free_shm: int, memory_limit: int) -> int:
+    """The smaller share of both, and no less than Ray needs to start."""
+    return max(SMALLEST_STORE, min(int(_SHM_SHARE * free_shm), int(_MEMORY_SHARE * memory_limit)))
 
 
-def heartbeat_file(settings: RaySettings) -> str:
-    """The file in which the worker's actor keeps its heartbeat."""
-    return f"{settings.folder}.pulse"
-
-
-def kept_folder(settings: RaySettings) -> str:
-    """The folder in which actors keep the newest weights; it outlives Ray, and ends with the pod."""
-    return f"{settings.folder}.kept"
-
-
-def _start(*what: str) -> list[str]:
-    return [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *what]
-
-
-def _common(settings: RaySettings, *, store_bytes: int) -> list[str]:
+def _start(settings: RaySettings, *what: str) -> list[str]:
     ports = _FIXED_PORTS if settings.ports == "fixed" else dict.fromkeys(_FIXED_PORTS, 0)
     return [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *what),
         f"--node-ip-address={settings.pod_ip}",
         *(f"{flag}={port}" for flag, port in ports.items()),
         # A slot is a whole pod, and Kubernetes has counted its CPUs and devices: Ray would only count them again, and
         # start a process for each CPU ahead of need.
         "--num-cpus=0",
         "--num-gpus=0",
-        f"--object-store-memory={store_bytes}",
+        f"--object-store-memory={settings.store_bytes or store_bytes()}",
         f"--temp-dir={settings.folder}",
         "--include-log-monitor=false",
         "--disable-usage-stats",

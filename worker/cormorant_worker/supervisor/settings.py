@@ -24,6 +24,26 @@ class RaySettings:
     store_bytes: int
     """CORMORANT_OBJECT_STORE_BYTES: memory for batches; 0: from what /dev/shm and the memory limit allow."""
 
+    @property
+    def leave_file(self) -> Path:
+        """Its appearance tells the worker's actor to leave."""
+        return Path(f"{self.folder}.leave")
+
+    @property
+    def blocked_file(self) -> Path:
+        """The worker's actor says here why no worker can run in this pod."""
+        return Path(f"{self.folder}.blocked")
+
+    @property
+    def heartbeat_file(self) -> Path:
+        """Heartbeat of the worker's actor."""
+        return Path(f"{self.folder}.pulse")
+
+    @property
+    def kept_folder(self) -> Path:
+        """Actors keep the newest weights here; it outlives Ray, and ends with the pod."""
+        return Path(f"{self.folder}.kept")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:

@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import structlog
@@ -18,13 +17,10 @@ import structlog
 from cormorant_worker.errors import PodBlocked, PodRefused
 from cormorant_worker.fleet.ray.pod_files import ACTOR_TITLE
 from cormorant_worker.supervisor import processes, ray_command
-from cormorant_worker.supervisor.backoff import Backoff
-from cormorant_worker.supervisor.diagnosis import Diagnosis, diagnose, probe_head
-from cormorant_worker.supervisor.memory import store_bytes
-from cormorant_worker.supervisor.pod_state import PodState
-from cormorant_worker.supervisor.processes import Child
+from cormorant_worker.supervisor.diagnosis import diagnose, probe_head
+from cormorant_worker.supervisor.probes import PodState
+from cormorant_worker.supervisor.processes import Child, PodSignals
 from cormorant_worker.supervisor.settings import WorkerSettings
-from cormorant_worker.supervisor.signals import PodSignals
 
 log = structlog.get_logger()
 
@@ -42,6 +38,9 @@ _LAST_WORDS = 500
 """Characters of Ray's last words that are logged."""
 _MOST_REFUSALS = 3
 """In a row, after which this pod is given up: a new one may have the right token or image."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+"""Before Ray is started again."""
+_HEALTHY_S = 10.0
 _KILL_MARGIN_S = 5.0
 """Seconds of the grace period that are reserved for stopping Ray."""
 
@@ -50,10 +49,8 @@ class WorkerPod:
     def __init__(self, settings: WorkerSettings, signals: PodSignals, state: PodState) -> None:
         self._settings, self._signals, self._state = settings, signals, state
         self._head = f"{settings.head[0]}:{settings.head[1]}"
-        self._leave_file = Path(ray_command.leave_file(settings.ray))
-        self._heartbeat_file = Path(ray_command.heartbeat_file(settings.ray))
-        self._blocked_file = Path(ray_command.blocked_file(settings.ray))
-        self._backoff = Backoff()
+        self._failures = 0
+        """Starts of Ray in a row without a membership of `_HEALTHY_S`."""
         self._refusals = 0
         self._ray: Child | None = None
 
@@ -65,10 +62,10 @@ class WorkerPod:
             PodBlocked: no worker can run in this pod, or the head has refused its token too often.
         """
         processes.adopt_orphans()
-        self._leave_file.unlink(missing_ok=True)
-        self._blocked_file.unlink(missing_ok=True)
+        self._settings.ray.leave_file.unlink(missing_ok=True)
+        self._settings.ray.blocked_file.unlink(missing_ok=True)
         # Whatever lies there is another pod's: this one has just begun.
-        shutil.rmtree(ray_command.kept_folder(self._settings.ray), ignore_errors=True)
+        shutil.rmtree(self._settings.ray.kept_folder, ignore_errors=True)
         try:
             while not self._signals:
                 self._live_once()
@@ -80,26 +77,53 @@ class WorkerPod:
         """Join a head and stay for as long as it does."""
         if not self._wait_for_head():
             return
-        store = self._settings.ray.store_bytes or store_bytes()
         ray = self._ray = Child(
-            ray_command.worker_command(self._settings, store_bytes=store),
+            ray_command.worker_command(self._settings),
             ray_command.ray_environment(os.environ, self._settings.ray),
             watch_for=ray_command.STARTED,
         )
         self._wait_while(lambda: ray.poll() is None and not ray.has_said and ray.lived_s() < _JOIN_S)
         joined_at = time.monotonic()
         if has_joined := ray.has_said and ray.poll() is None:
-            self._note_join(ray)
-            self._wait_while(lambda: ray.poll() is None and not self._blocked_file.exists())
+            self._state.joins += 1
+            self._state.is_joined = True
+            self._refusals = 0
+            log.info(
+                "joined", head=self._head, slot=self._settings.slot, joins=self._state.joins,
+                seconds=round(ray.lived_s(), 1),
+            )  # fmt: skip
+            self._wait_while(lambda: ray.poll() is None and not self._settings.ray.blocked_file.exists())
         if self._signals:
             return
         self._state.is_joined = False
-        self._end_if_blocked(ray)
+        if self._settings.ray.blocked_file.exists():
+            # The head hears the reason from the actor first.
+            deadline = time.monotonic() + _REPORT_S
+            self._wait_while(lambda: ray.poll() is None and _has_actor() and time.monotonic() < deadline)
+            raise PodBlocked(self._settings.ray.blocked_file.read_text())
         found = diagnose(ray.output_tail(), code=ray.poll(), head=self._head, has_joined=has_joined)
         joined_s = time.monotonic() - joined_at if has_joined else 0.0
         self._clean_up()
-        self._complain(found, last_words=ray.output_tail())
-        self._rest(self._backoff.next_s(joined_s=joined_s))
+        if found.cause in ("token", "version"):
+            self._refusals += 1
+            if self._refusals >= _MOST_REFUSALS:
+                # Tokens change with the operator's key, which is no failure of the slot.
+                kind = PodBlocked if found.cause == "token" else PodRefused
+                raise kind(f"{found.sentence} ({self._refusals} attempts)")
+            tries_left = _MOST_REFUSALS - self._refusals
+            log.error("join_refused", cause=found.cause, reason=found.sentence, tries_left=tries_left)
+        else:
+            self._refusals = 0
+            text = ray.output_tail()[-_LAST_WORDS:]
+            log.warning("ray_ended", cause=found.cause, reason=found.sentence, text=text)
+        self._rest(self.next_pause_s(joined_s=joined_s))
+
+    def next_pause_s(self, *, joined_s: float) -> float:
+        """How long to wait before Ray is started again: 0.4, 0.8, 1.6 ... 5 s; 0.2 s after a membership of ten seconds
+        or more, and from the beginning again. `joined_s`: how long the node was a member this time; 0: it never was.
+        """
+        self._failures = 0 if joined_s >= _HEALTHY_S else self._failures + 1
+        return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures, 16))
 
     def _wait_for_head(self) -> bool:
         """Wait until the head accepts connections, for as long as the pod lives. False: SIGTERM came."""
@@ -118,36 +142,6 @@ class WorkerPod:
             self._rest(_BETWEEN_PROBES_S)
         return False
 
-    def _note_join(self, ray: Child) -> None:
-        self._state.joins += 1
-        self._state.is_joined = True
-        self._refusals = 0
-        log.info(
-            "joined", head=self._head, slot=self._settings.slot, joins=self._state.joins,
-            seconds=round(ray.lived_s(), 1),
-        )  # fmt: skip
-
-    def _end_if_blocked(self, ray: Child) -> None:
-        """Let the head hear the reason from the actor first."""
-        if not self._blocked_file.exists():
-            return
-        deadline = time.monotonic() + _REPORT_S
-        self._wait_while(lambda: ray.poll() is None and _has_actor() and time.monotonic() < deadline)
-        raise PodBlocked(self._blocked_file.read_text())
-
-    def _complain(self, found: Diagnosis, *, last_words: str) -> None:
-        """Say why Ray ended."""
-        if found.cause not in ("token", "version"):
-            self._refusals = 0
-            log.warning("ray_ended", cause=found.cause, reason=found.sentence, text=last_words[-_LAST_WORDS:])
-            return
-        self._refusals += 1
-        if self._refusals >= _MOST_REFUSALS:
-            # Tokens change with the operator's key, which is no failure of the slot.
-            kind = PodBlocked if found.cause == "token" else PodRefused
-            raise kind(f"{found.sentence} ({self._refusals} attempts)")
-        log.error("join_refused", cause=found.cause, reason=found.sentence, tries_left=_MOST_REFUSALS - self._refusals)
-
     def _leave(self) -> None:
         """Have the actor finish or hand over its batch, within the grace period."""
         self._state.is_leaving = True
@@ -158,7 +152,7 @@ class WorkerPod:
             log.info("left", slot=self._settings.slot, reason="no worker was running")
             return
         log.info("leaving", slot=self._settings.slot, limit_s=limit_s)
-        self._leave_file.touch()
+        self._settings.ray.leave_file.touch()
         asked = len(self._signals.received)
         while _has_actor() and self._ray.poll() is None and len(self._signals.received) == asked:
             if time.monotonic() - began > limit_s:
@@ -196,9 +190,9 @@ class WorkerPod:
             self._ray.poll()
             self._ray = None
         shutil.rmtree(self._settings.ray.folder, ignore_errors=True)
-        self._leave_file.unlink(missing_ok=True)
-        self._heartbeat_file.unlink(missing_ok=True)
-        self._blocked_file.unlink(missing_ok=True)
+        self._settings.ray.leave_file.unlink(missing_ok=True)
+        self._settings.ray.heartbeat_file.unlink(missing_ok=True)
+        self._settings.ray.blocked_file.unlink(missing_ok=True)
 
 
 def _has_actor() -> bool:
