@@ -10,15 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from cormorant_worker.collect.block import Layout
-from cormorant_worker.errors import DatasetError, DatasetMismatch
+from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.sinks.description import DatasetDescription
+from cormorant_worker.sinks.frames import Frames, decode
 from cormorant_worker.sinks.local_store import LocalStore, local_path
 from cormorant_worker.sinks.schema import FrameSchema
 from cormorant_worker.sinks.shards import ShardLimits, ShardRecord, ShardWriter
-from cormorant_worker.sinks.store import DatasetStore
+
+if TYPE_CHECKING:
+    from cormorant_worker.sinks.object_store import DatasetStore
 
 DESCRIPTION = "dataset.json"
 _RUN = re.compile(r"run-(?P<number>\d{6})\.json")
@@ -48,7 +54,7 @@ class DatasetPart:
 class Dataset:
     """A dataset that exists. Cheap to hold; every call reads the files again."""
 
-    def __init__(self, store: DatasetStore, description: DatasetDescription) -> None:
+    def __init__(self, store: "DatasetStore", description: DatasetDescription) -> None:
         """Use `open_dataset`, `find_dataset` or `read_dataset`."""
         self.store = store
         self.description = description
@@ -89,7 +95,7 @@ class Dataset:
             DatasetError: another run has this epoch, or the dataset cannot be written.
         """
         with _writable(self.uri):
-            self.store.write_root_once(_run_file(epoch), holder)
+            self.store.write_root_once(f"run-{epoch:06d}.json", holder)
         found = self.holder(epoch)
         if found != holder:
             other = found.decode(errors="replace")
@@ -101,7 +107,7 @@ class Dataset:
     def holder(self, epoch: int) -> bytes:
         """What a run said of itself in `begin_run`; empty: there was none."""
         with _readable(self.uri):
-            return self.store.read_root(_run_file(epoch)) or b""
+            return self.store.read_root(f"run-{epoch:06d}.json") or b""
 
     @property
     def frames(self) -> int:
@@ -138,6 +144,42 @@ class Dataset:
         )
         return DatasetPart(name=name, records=records, is_torn=notes.is_torn)
 
+    def iter_frames(self, part: DatasetPart) -> Iterator[Frames]:
+        """A part's durable frames, batch by batch, as they were collected. Holds one batch at a time.
+
+        Arrays look into the shard's file (or, for compressed shards, into memory that the batch owns). Digests are not
+        looked at; `verify` does that.
+
+        Raises:
+            DatasetCorrupt: a shard is missing or cannot be read.
+        """
+        for record in part.records:
+            with self.reading(part, record) as reader:
+                for number in range(reader.num_record_batches):
+                    yield decode(self.description.schema, part.name, reader.get_batch(number))
+
+    @contextmanager
+    def reading(self, part: DatasetPart, record: ShardRecord) -> Iterator[Any]:
+        """Open one shard as a pyarrow.ipc.RecordBatchFileReader.
+
+        Raises:
+            DatasetCorrupt: the shard is missing, not an Arrow file, or of another schema.
+        """
+        where = f"{self.uri}/{part.name}/{record.shard}"
+        try:
+            reader = pa.ipc.open_file(self.store.open(part.name, record.shard))
+            stored = (reader.schema.metadata or {}).get(b"cormorant.schema", b"").decode()
+            if stored != self.description.schema.fingerprint():
+                raise DatasetCorrupt(
+                    f"{where} has the schema {stored or 'of another program'}, the dataset's is "
+                    f"{self.description.schema.fingerprint()}; it does not belong here"
+                )
+            yield reader
+        except FileNotFoundError as error:
+            raise DatasetCorrupt(f"{where} is missing; restore it from a copy") from error
+        except (pa.ArrowException, OSError) as error:
+            raise DatasetCorrupt(f"{where} cannot be read: {error}; restore it from a copy") from error
+
     def leftovers(self, part: DatasetPart) -> tuple[str, ...]:
         """Files of a part that a crash left behind, or that were sealed since `part` was read. Readers ignore them, and
         they may be deleted once the writer is gone.
@@ -148,7 +190,7 @@ class Dataset:
         return tuple(file for file in files if file not in known)
 
 
-def open_store(uri: str) -> DatasetStore:
+def open_store(uri: str) -> "DatasetStore":
     """The store of a URI: a path, `file://`, or any scheme that fsspec knows."""
     path = local_path(uri)
     if path is not None:
@@ -239,10 +281,6 @@ def _writable(uri: str) -> Iterator[None]:
         raise DatasetError(f"{uri} is not a folder; give the dataset its own folder") from error
     except OSError as error:
         raise DatasetError(f"{uri} cannot be written: {error.strerror or error}; choose another URI") from error
-
-
-def _run_file(epoch: int) -> str:
-    return f"run-{epoch:06d}.json"
 
 
 def split_part_name(name: str) -> tuple[str, int, int]:

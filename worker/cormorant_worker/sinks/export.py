@@ -1,13 +1,57 @@
-"""Exports a dataset to Minari or Parquet. Called by `cormorant dataset export`."""
+"""Exports a dataset to Minari's HDF5 layout or to Parquet. Called by `cormorant dataset export`.
 
+Minari's layout, written with h5py alone:
+
+    <target>/data/metadata.json
+    <target>/data/main_data.hdf5     episode_0/{observations, actions, rewards, terminations, truncations, infos} ...
+
+Observations have one value more than actions: the true final one. `infos` has per frame `policy_version` and the
+policy's outputs, and per frame `traj_id` (two attempts of one worker never share one). Small arrays are stored in
+their header, which is several times faster than HDF5's chunks; images are compressed with lzf, which h5py brings along.
+HDF5 takes a "/" in a key for a path: such keys are percent-encoded, in `main_data.hdf5` and in the metadata's spaces.
+
+Parquet: one file a part, one row a frame, bounded row groups. Columns are those of the shards (`schema.py`) as plain
+Parquet types: a leaf is a number or a list of numbers in row-major order, its shape in the field's metadata;
+`next.<leaf>` is null where the following row of the same `traj_id` says it.
+"""
+
+import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from cormorant_worker.errors import DatasetError
-from cormorant_worker.sinks.dataset import read_dataset
-from cormorant_worker.sinks.reading import Exported
+from cormorant_worker.sinks.dataset import Dataset, read_dataset
+from cormorant_worker.sinks.frames import Frames
+from cormorant_worker.sinks.schema import NEXT, column_name
+from cormorant_worker.sinks.trajectories import Stretch, iter_stretches
+from cormorant_worker.spaces import Array, Key, Leaf, Space
 
 ExportFormat = Literal["minari", "parquet"]
+MINARI_VERSION = "0.5.4"
+"""The layout's version; loaders look at it."""
+_HELD_BYTES = 256 << 20
+_COMPACT_BYTES = 60_000
+_COMPRESS_BYTES = 1 << 20
+_CHUNK_BYTES = 256 << 10
+_GROUP_BYTES = 64 << 20
+_MOST_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    path: Path
+    """The folder to open."""
+    frames: int
+    episodes: int
+    """Trajectories; for Parquet those that ended."""
+    cut: int
+    """Trajectories whose end the dataset does not have; Minari: stored as truncated at their last frame."""
 
 
 def export(uri: str, target: Path, *, to: ExportFormat) -> Exported:
@@ -20,20 +64,278 @@ def export(uri: str, target: Path, *, to: ExportFormat) -> Exported:
     Raises:
         DatasetError: the target is not empty or cannot be written; h5py is not installed; the dataset is corrupt.
     """
-    # Each format brings a library of its own.
     dataset = read_dataset(uri)
     try:
         if target.exists() and any(target.iterdir()):
             raise DatasetError(f"{target} is not empty; export into a new folder")
         target.mkdir(parents=True, exist_ok=True)
-        if to == "parquet":
-            from cormorant_worker.sinks.parquet import export_parquet
-
-            return export_parquet(dataset, target)
-        try:
-            from cormorant_worker.sinks.minari import export_minari
-        except ImportError as error:
-            raise DatasetError("exporting to Minari needs h5py; install cormorant[datasets]") from error
-        return export_minari(dataset, target)
+        return _export_parquet(dataset, target) if to == "parquet" else _export_minari(dataset, target)
     except OSError as error:
         raise DatasetError(f"{target} cannot be written: {error.strerror or error}") from error
+
+
+def _export_minari(dataset: Dataset, target: Path) -> Exported:
+    """Write `<target>/data`. Episodes are numbered in the order in which they ended."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise DatasetError("exporting to Minari needs h5py; install cormorant[datasets]") from error
+    data = target / "data"
+    data.mkdir()
+    path = data / "main_data.hdf5"
+    with h5py.File(path, "w", libver="latest") as file:
+        episodes = _Episodes(file, dataset)
+        for stretch in iter_stretches(dataset, max_bytes=_HELD_BYTES):
+            episodes.add(stretch)
+    _write_metadata(data, dataset, episodes, path.stat().st_size)
+    return Exported(path=data, frames=episodes.frames, episodes=episodes.count, cut=episodes.cut)
+
+
+class _Episodes:
+    """Episodes of one HDF5 file: whole ones are written at once, long ones grow stretch by stretch."""
+
+    def __init__(self, file: Any, dataset: Dataset) -> None:
+        self.count = 0
+        self.frames = 0
+        self.cut = 0
+        self._file = file
+        self._schema = dataset.description.schema
+        spaces = dataset.description
+        self._observation = _paths(spaces.observation_space, "observations")
+        self._action = _paths(spaces.action_space, "actions")
+        self._growing: dict[tuple[str, int, int], tuple[int, int]] = {}
+        """(part, env, trajectory) -> episode number, frames so far."""
+
+    def add(self, stretch: Stretch) -> None:
+        key = (stretch.part, stretch.env, stretch.traj_id)
+        number, start = self._growing.pop(key, (self.count, 0))
+        if start == 0:
+            self.count += 1
+        frames = start + len(stretch)
+        arrays = self._arrays(stretch)
+        if start == 0 and stretch.ending != "open":
+            group = self._file.create_group(f"episode_{number}")
+            for path, values in arrays.items():
+                folder, _, name = path.rpartition("/")
+                _put_whole(group.require_group(folder) if folder else group, name, values)
+        else:
+            group = self._file.require_group(f"episode_{number}")
+            for path, values in arrays.items():
+                _put_part(group, path, values, start)
+        self.frames += len(stretch)
+        if stretch.ending == "open":
+            self._growing[key] = (number, frames)
+            return
+        self.cut += stretch.ending == "cut"
+        group.attrs["id"] = number
+        group.attrs["total_steps"] = frames
+        group.attrs["cormorant_part"] = stretch.part
+        group.attrs["cormorant_cut"] = stretch.ending == "cut"
+
+    def _arrays(self, stretch: Stretch) -> dict[str, Array]:
+        found: dict[str, Array] = {}
+        found |= zip(self._observation, stretch.observation, strict=True)
+        found |= zip(self._action, stretch.action, strict=True)
+        truncated = stretch.truncated
+        if stretch.ending == "cut":
+            truncated = truncated.copy()
+            truncated[-1] = True
+        found |= {"rewards": stretch.reward, "terminations": stretch.terminated, "truncations": truncated}
+        found["infos/policy_version"] = stretch.policy_version
+        found["infos/traj_id"] = np.full(len(stretch), stretch.traj_id, dtype=np.int64)
+        own = self._schema.outputs + self._schema.states + self._schema.tasks
+        arrays = stretch.outputs + tuple(values[:-1] for values in stretch.states) + stretch.tasks
+        found |= {_join("infos", leaf.key): values for leaf, values in zip(own, arrays, strict=True)}
+        for leaf, values in zip(self._schema.info, stretch.info, strict=True):
+            path = _join("infos", leaf.key[1:])
+            found[_join("infos", leaf.key) if path in found else path] = values
+        return found
+
+
+def _paths(space: Space, root: str) -> list[str]:
+    """Where Minari looks for each leaf: `observations/cam/_index_0`."""
+    match space:
+        case gymnasium.spaces.Dict():
+            return [path for name, part in space.spaces.items() for path in _paths(part, f"{root}/{_encode(name)}")]
+        case gymnasium.spaces.Tuple():
+            return [path for i, part in enumerate(space.spaces) for path in _paths(part, f"{root}/_index_{i}")]
+    return [root]
+
+
+def _join(root: str, key: Key) -> str:
+    return "/".join((root, *map(_encode, key)))
+
+
+def _encode(key: object) -> str:
+    """A name that HDF5 takes as it is: "a%2Fb"."""
+    name = str(key).replace("%", "%25").replace("/", "%2F")
+    return name.replace(".", "%2E") if not name.strip(".") else name
+
+
+def _put_whole(group: Any, name: str, values: Array) -> None:
+    if values.nbytes > _COMPACT_BYTES:
+        packed = {"chunks": _chunks(values), "compression": "lzf"} if _is_image(values) else {}
+        group.create_dataset(name, data=values, **packed)
+        return
+    import h5py  # optional: Parquet does without
+
+    values = np.ascontiguousarray(values)
+    header = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    header.set_layout(h5py.h5d.COMPACT)
+    kind = h5py.h5t.py_create(values.dtype, logical=True)
+    made = h5py.h5d.create(group.id, name.encode(), kind, h5py.h5s.create_simple(values.shape), header)
+    if values.size:
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, values, h5py.h5t.py_create(values.dtype))
+
+
+def _put_part(group: Any, path: str, values: Array, start: int) -> None:
+    if path not in group:
+        packed = {"compression": "lzf"} if _is_image(values) else {}
+        group.create_dataset(
+            path,
+            shape=values.shape,
+            dtype=values.dtype,
+            maxshape=(None, *values.shape[1:]),
+            chunks=_chunks(values),
+            **packed,
+        )
+    grown = group[path]
+    grown.resize(start + len(values), axis=0)
+    grown[start:] = values
+
+
+def _is_image(values: Array) -> bool:
+    return values.dtype == np.uint8 and values.ndim > 2 and values.nbytes >= _COMPRESS_BYTES // 16
+
+
+def _chunks(values: Array) -> tuple[int, ...]:
+    row = max(1, values[:1].nbytes)
+    return (max(1, min(len(values), _CHUNK_BYTES // row)), *(max(1, n) for n in values.shape[1:]))
+
+
+def _write_metadata(data: Path, dataset: Dataset, episodes: _Episodes, size_bytes: int) -> None:
+    description = dataset.description
+    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in description.job) or "dataset"
+    metadata: dict[str, Any] = {
+        "total_episodes": episodes.count,
+        "total_steps": episodes.frames,
+        "data_format": "hdf5",
+        "jpeg_encoding": False,
+        "observation_space": json.dumps(_minari_space(description.observation_space)),
+        "action_space": json.dumps(_minari_space(description.action_space)),
+        "dataset_id": f"cormorant/{name}-v0",
+        "minari_version": MINARI_VERSION,
+        "dataset_size": round(size_bytes / 1e6, 1),
+        "algorithm_name": "",
+        "author": [],
+        "author_email": [],
+        "description": f"Collected with Cormorant. {episodes.cut} episodes whose end was not recorded are stored as "
+        "truncated at their last step; their attribute cormorant_cut is true.",
+        "cormorant_env": dict(description.env),
+    }
+    (data / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
+
+
+def _minari_space(space: Space) -> dict[str, Any]:
+    match space:
+        case gymnasium.spaces.Dict():
+            parts = {_encode(name): _minari_space(part) for name, part in space.spaces.items()}
+            return {"type": "Dict", "subspaces": parts}
+        case gymnasium.spaces.Tuple():
+            return {"type": "Tuple", "subspaces": [_minari_space(part) for part in space.spaces]}
+        case gymnasium.spaces.Box():
+            bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
+            return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), **bounds}
+        case gymnasium.spaces.Discrete():
+            return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
+        case gymnasium.spaces.MultiDiscrete():
+            numbers = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+            return {"type": "MultiDiscrete", "dtype": str(space.dtype), **numbers}
+        case gymnasium.spaces.MultiBinary():
+            return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
+    raise TypeError(f"{space} has no leaves")
+
+
+def _export_parquet(dataset: Dataset, target: Path) -> Exported:
+    """Write `<target>/<part>.parquet` for each part that has frames."""
+    schema = dataset.description.schema
+    arrow = _parquet_schema(dataset)
+    rows = max(1, min(_MOST_ROWS, _GROUP_BYTES // max(1, schema.frame_bytes())))
+    written = ended = cut = 0
+    for part in dataset.parts():
+        if not part.frames:
+            continue
+        seen: dict[int, tuple[int, bool]] = {}
+        draft = target / f"{part.name}.parquet.open"
+        with pq.ParquetWriter(draft, arrow, compression="zstd", compression_level=1) as writer:
+            for frames in dataset.iter_frames(part):
+                everyone = np.arange(len(frames))
+                columns = [_column(leaf, values, everyone, len(frames)) for leaf, values in schema.arrays_of(frames)]
+                columns += [pa.array(getattr(frames, name)) for name, _ in schema.plain]
+                following = zip(schema.carried, frames.next_observation + frames.next_states, strict=True)
+                columns += [_column(leaf, values, frames.next_rows, len(frames)) for leaf, values in following]
+                writer.write_table(pa.Table.from_arrays(columns, schema=arrow), row_group_size=rows)
+                written += len(frames)
+                ended += int(np.count_nonzero(frames.terminated | frames.truncated))
+                cut += _count_cut(frames, seen)
+        cut += sum(not done for _, done in seen.values())
+        draft.rename(target / f"{part.name}.parquet")
+    return Exported(path=target, frames=written, episodes=ended, cut=cut)
+
+
+def _count_cut(frames: Frames, seen: dict[int, tuple[int, bool]]) -> int:
+    """Trajectories that were open before this batch and do not go on in it; notes what is open after it."""
+    order, starts = frames.runs()
+    lasts = order[np.r_[starts[1:], len(order)] - 1]
+    done = frames.terminated[lasts] | frames.truncated[lasts]
+    cut = 0
+    for env, *now in zip(frames.env[lasts].tolist(), frames.traj_id[lasts].tolist(), done.tolist(), strict=True):
+        known, has_ended = seen.get(env, (now[0], True))
+        cut += not has_ended and known != now[0]
+        seen[env] = now[0], now[1]
+    return cut
+
+
+def _parquet_schema(dataset: Dataset) -> Any:
+    fields = []
+    schema = dataset.description.schema
+    leaves = {column_name(leaf): leaf for _, leaves in schema.kinds for leaf in leaves}
+    for field in schema.arrow({}):
+        leaf = leaves.get(field.name.removeprefix(NEXT))
+        if leaf is None:
+            fields.append(field)
+            continue
+        is_next = field.name.startswith(NEXT) and field.name not in leaves
+        shape = {"cormorant.shape": str(list(leaf.shape)), "cormorant.dtype": leaf.dtype.name}
+        fields.append(pa.field(field.name, _plain_type(leaf), nullable=is_next, metadata=shape))
+    return pa.schema(fields, metadata={"cormorant.dataset": dataset.description.to_bytes()})
+
+
+def _plain_type(leaf: Leaf) -> Any:
+    value = pa.from_numpy_dtype(leaf.dtype)
+    return value if leaf.shape == () else pa.list_(pa.field("element", value, nullable=False))
+
+
+def _column(leaf: Leaf, values: Array, rows: Array, count: int) -> Any:
+    """[k, ...] values that belong to `rows`, as a column of `count` rows with nulls elsewhere."""
+    missing = np.ones(count, dtype=np.bool_)
+    missing[rows] = False
+    if leaf.shape == ():
+        full = np.zeros(count, dtype=leaf.dtype)
+        full[rows] = values
+        return pa.array(full, mask=missing)
+    size = int(np.prod(leaf.shape))
+    counts = np.where(missing, 0, size)
+    offsets = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise DatasetError(
+            f"a batch holds {offsets[-1]} numbers of {column_name(leaf)}, more than a Parquet list takes"
+        )
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    return pa.ListArray.from_arrays(
+        pa.array(offsets.astype(np.int32)),
+        flat,
+        type=_plain_type(leaf),
+        mask=pa.array(missing) if missing.any() else None,
+    )

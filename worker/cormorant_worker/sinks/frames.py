@@ -5,7 +5,7 @@ Rows are time-major: (step 0, env 0), (step 0, env 1), ... A full block is not c
 # T steps, B envs, n frames, k frames whose `next` is stored apart
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,7 @@ class FrameEncoder:
         rows, envs = block.num_rows, self._envs
         if rows > len(self._env_TB):
             self._env_TB = np.tile(np.arange(envs, dtype=np.int32), (rows, 1))
-        select = _Selection(block)
+        select = _selector(block)
         columns = [to_arrow(leaf, select(values)) for leaf, values in self._schema.arrays_of(block)]
         plain = {
             "reward": block.reward,
@@ -71,7 +71,7 @@ class FrameEncoder:
         self.open_steps.keep(runs, step_TB[runs.last_rows, runs.filled] + 1)
         return step_TB
 
-    def _following(self, block: Block, select: "_Selection") -> list[Any]:
+    def _following(self, block: Block, select: Callable[[Array], Array]) -> list[Any]:
         """The `next.` columns: the true last values at ends, what followed a column's last frame elsewhere."""
         envs, ends = self._envs, slice(0, block.num_ends)
         columns, rows = block.runs.filled, block.runs.last_rows + 1
@@ -99,21 +99,14 @@ class FrameEncoder:
         return found
 
 
-class _Selection:
-    """Which of a block's T x B places hold frames: all, the first n, or those under a mask."""
-
-    def __init__(self, block: Block) -> None:
-        self._rows, self._places, self._frames = block.num_rows, block.num_rows * len(block.lengths), block.num_frames
-        self._mask_TB = block.mask
-        if self._mask_TB is not None and self._mask_TB.reshape(-1)[: self._frames].all():
-            self._mask_TB = None
-
-    def __call__(self, values: Array) -> Array:
-        """[T or T+1, B, ...] -> [n, ...], a view unless the frames lie scattered."""
-        kept = values[: self._rows]
-        if self._mask_TB is not None:
-            return kept[self._mask_TB]
-        return kept.reshape((self._places, *kept.shape[2:]))[: self._frames]
+def _selector(block: Block) -> Callable[[Array], Array]:
+    """Chooses those of a block's T x B places that hold frames, [T or T+1, B, ...] -> [n, ...]: all, the first n, or
+    those under a mask. A view unless the frames lie scattered.
+    """
+    rows, places, frames, mask_TB = block.num_rows, block.num_rows * len(block.lengths), block.num_frames, block.mask
+    if mask_TB is not None and not mask_TB.reshape(-1)[:frames].all():
+        return lambda values: values[:rows][mask_TB]
+    return lambda values: values[:rows].reshape((places, *values.shape[2:]))[:frames]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -19,7 +20,6 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from cormorant_worker.disk import sync_path, write_all
-from cormorant_worker.sinks.store import Notes
 
 MANIFEST = "manifest.jsonl"
 OPEN_SUFFIX = ".open"
@@ -38,21 +38,29 @@ def local_path(uri: str) -> Path | None:
     return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    lines: tuple[str, ...]
+    is_torn: bool = False
+    """True when a last line was cut off by a crash; it is not among `lines`."""
+
+
 class LocalStore:
-    """The files of a dataset below one folder."""
+    """The files of a dataset below one folder. Raises OSError, which the caller explains."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.uri = str(root)
 
     def read_root(self, name: str) -> bytes | None:
+        """A file at the root, or None when there is none."""
         try:
             return (self.root / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def write_root_once(self, name: str, data: bytes) -> None:
-        """Write a file at the root; a hard link makes it appear whole, and only if there is none."""
+        """Write a file at the root, durably and atomically; the first writer wins."""
         self.root.mkdir(parents=True, exist_ok=True)
         draft = self.root / f".{name}.{os.getpid()}"
         try:
@@ -60,6 +68,7 @@ class LocalStore:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+            # A hard link makes it appear whole, and only if there is none.
             with contextlib.suppress(FileExistsError):
                 os.link(draft, self.root / name)
             sync_path(self.root)
@@ -70,11 +79,17 @@ class LocalStore:
         return sorted(entry.name for entry in self.root.iterdir() if entry.is_file())
 
     def parts(self) -> list[str]:
+        """Names of the folders at the root, sorted."""
         if not self.root.is_dir():
             return []
         return sorted(entry.name for entry in self.root.iterdir() if entry.is_dir() and entry.name[0] != ".")
 
     def create_part(self, part: str) -> None:
+        """Make a part's folder.
+
+        Raises:
+            FileExistsError: another process made it.
+        """
         (self.root / part).mkdir()
         sync_path(self.root)
 
@@ -82,7 +97,7 @@ class LocalStore:
         return LocalShardFile(self.root / part / name)
 
     def note(self, part: str, number: int, line: str) -> None:
-        """Add a line to `manifest.jsonl`; a line that does not fit on the disk is taken back."""
+        """Add the `number`-th line to a part's manifest, durably; what does not fit on the disk is taken back."""
         descriptor = os.open(self.root / part / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             size = os.fstat(descriptor).st_size
@@ -98,7 +113,7 @@ class LocalStore:
             sync_path(self.root / part)
 
     def notes(self, part: str) -> Notes:
-        """The lines of `manifest.jsonl` that end with a newline."""
+        """The lines of a part's manifest that end with a newline."""
         try:
             text = (self.root / part / MANIFEST).read_bytes()
         except FileNotFoundError:
@@ -107,25 +122,28 @@ class LocalStore:
         return Notes(lines=tuple(line.decode("utf-8", "replace") for line in lines), is_torn=bool(rest))
 
     end_part = notes
-    """Nothing is on its way to a folder when its writer has ended."""
+    """The lines of a part whose writer has ended; nothing is on its way to a folder then."""
 
     def files(self, part: str) -> dict[str, int]:
-        """Names and sizes in bytes of everything but the manifest."""
+        """Names and sizes in bytes of a part's shards, published or not; the manifest is not among them."""
         entries = sorted((self.root / part).iterdir())
         return {entry.name: entry.stat().st_size for entry in entries if entry.name != MANIFEST}
 
     def open(self, part: str, name: str) -> Any:
-        """A published shard, mapped into memory."""
+        """A published shard, mapped into memory, as a pyarrow.NativeFile. Raises FileNotFoundError."""
         return pa.memory_map(str(self.root / part / name), "r")
 
     def free_bytes(self) -> int | None:
+        """Bytes that can still be written, where that is known."""
         with contextlib.suppress(OSError):
             return shutil.disk_usage(self.root).free
         return None
 
 
 class LocalShardFile:
-    """An `.open` file. Written by one thread; another follows it and digests what the first has written."""
+    """A shard that is being written, an `.open` file: open() -> write()* -> publish() or discard(). One thread writes;
+    another follows it and digests what the first has written.
+    """
 
     def __init__(self, path: Path) -> None:
         self.size_bytes = 0
@@ -141,7 +159,7 @@ class LocalShardFile:
         self._promised = 0
 
     def write(self, data: Any) -> int:
-        """Append any contiguous buffer. Small ones are gathered, a batch has dozens of them."""
+        """Append any contiguous buffer; returns its bytes. Small ones are gathered, a batch has dozens of them."""
         view = memoryview(data).cast("B")
         self.size_bytes += len(view)
         if len(view) < _GATHER:
@@ -166,7 +184,9 @@ class LocalShardFile:
         """For pyarrow; `publish` writes what was gathered."""
 
     def publish(self) -> str:
-        """Fsync, rename, fsync of the folder, while the digest catches up."""
+        """Make the shard durable under its name: fsync, rename, fsync of the folder; the digest catches up. Returns
+        its SHA-256, 64 hex digits.
+        """
         self._put(memoryview(bytes(self._gathered)))
         self._gathered.clear()
         hashed = self._hash_ahead()
@@ -178,7 +198,7 @@ class LocalShardFile:
         return self._sha.hexdigest()
 
     def discard(self) -> None:
-        """Close and remove the `.open` file, if it still is one."""
+        """Close, and remove the `.open` file if it still is one. May be called twice."""
         self._close()
         self._draft.unlink(missing_ok=True)
 

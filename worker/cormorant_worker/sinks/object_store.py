@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import fsspec
 import pyarrow as pa
 
-from cormorant_worker.sinks.store import Notes
+from cormorant_worker.sinks.local_store import LocalShardFile, LocalStore, Notes
 
 T = TypeVar("T")
 
@@ -35,6 +35,8 @@ _BUCKET_SCHEMES = frozenset({"s3", "gs", "az"})
 
 
 class ObjectStore:
+    """The files of a dataset as objects; what its methods promise is said at `LocalStore`."""
+
     def __init__(self, uri: str, *, patience_s: float = 120.0) -> None:
         """Make a client; nothing is requested.
 
@@ -101,7 +103,9 @@ class ObjectStore:
         return Notes(lines=self._lines_of(part)[: self._read_end(part)])
 
     def end_part(self, part: str) -> Notes:
-        """The lines that count; lines that arrive later never do."""
+        """The lines of a part whose writer has ended. Lines that arrive later do not count: a request that the writer
+        sent before it died may still be on its way.
+        """
         counted, lines = self._read_end(part), self._lines_of(part)
         if counted is None:
             self._put_once(f"{self._root}/{part}/{_ENDED}", json.dumps({"lines": len(lines)}).encode())
@@ -230,3 +234,7 @@ class ObjectShardFile:
     def discard(self) -> None:
         self.closed = True
         self._buffer = io.BytesIO()
+
+
+DatasetStore = LocalStore | ObjectStore
+ShardFile = LocalShardFile | ObjectShardFile

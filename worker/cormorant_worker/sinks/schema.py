@@ -104,11 +104,16 @@ class FrameSchema:
         return hashlib.sha256(json.dumps([FORMAT_VERSION, described]).encode()).hexdigest()[:16]
 
     def arrow(self, metadata: dict[str, str]) -> Any:
-        fields = [
-            pa.field(column_name(leaf), arrow_type(leaf), nullable=False, metadata=_describe(kind, leaf))
-            for kind, leaves in self.kinds
-            for leaf in leaves
-        ]
+        fields = []
+        for kind, leaves in self.kinds:
+            for leaf in leaves:
+                described = {
+                    "cormorant.kind": kind,
+                    "cormorant.key": json.dumps(leaf.key),
+                    "cormorant.shape": json.dumps(leaf.shape),
+                    "cormorant.dtype": leaf.dtype.name,
+                }
+                fields.append(pa.field(column_name(leaf), arrow_type(leaf), nullable=False, metadata=described))
         fields += [pa.field(name, pa.from_numpy_dtype(dtype), nullable=False) for name, dtype in self.plain]
         fields += [pa.field(NEXT + column_name(leaf), next_type(leaf), nullable=False) for leaf in self.carried]
         twice = [name for name, count in Counter(field.name for field in fields).items() if count > 1]
@@ -129,7 +134,7 @@ def column_name(leaf: Leaf) -> str:
 @cache
 def arrow_type(leaf: Leaf) -> Any:
     """The Arrow type of one value; bool leaves are stored as uint8."""
-    value = pa.from_numpy_dtype(_stored(leaf))
+    value = pa.from_numpy_dtype(np.dtype(np.uint8) if leaf.dtype == np.bool_ else leaf.dtype)
     if leaf.shape == ():
         return value
     if 0 in leaf.shape:
@@ -172,16 +177,3 @@ def to_numpy(leaf: Leaf, column: Any) -> Array:
     if leaf.dtype == np.bool_:
         values = values.view(np.bool_)
     return values.reshape((len(column), *leaf.shape))
-
-
-def _stored(leaf: Leaf) -> np.dtype[Any]:
-    return np.dtype(np.uint8) if leaf.dtype == np.bool_ else leaf.dtype
-
-
-def _describe(kind: str, leaf: Leaf) -> dict[str, str]:
-    return {
-        "cormorant.kind": kind,
-        "cormorant.key": json.dumps(leaf.key),
-        "cormorant.shape": json.dumps(leaf.shape),
-        "cormorant.dtype": leaf.dtype.name,
-    }

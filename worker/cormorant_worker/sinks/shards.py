@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +25,10 @@ from cormorant_worker.errors import DatasetCorrupt, DatasetError, PartExists
 from cormorant_worker.normalize.moments import Document, Statistics
 from cormorant_worker.sinks.frames import FrameEncoder
 from cormorant_worker.sinks.schema import FrameSchema
-from cormorant_worker.sinks.store import DatasetStore, ShardFile
 from cormorant_worker.spaces import Array
+
+if TYPE_CHECKING:
+    from cormorant_worker.sinks.object_store import DatasetStore, ShardFile
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -46,7 +48,7 @@ class _Open:
     """The open shard and the fields of its future manifest line."""
 
     name: str
-    file: ShardFile
+    file: "ShardFile"
     writer: Any
     first_frame: int
     opened_at: float
@@ -63,7 +65,7 @@ class ShardWriter:
 
     def __init__(
         self,
-        store: DatasetStore,
+        store: "DatasetStore",
         part: str,
         layout: Layout,
         *,
@@ -206,7 +208,8 @@ class ShardWriter:
                 sealed_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 statistics=None if shard.statistics is None else shard.statistics.document(),
             )
-            self._store.note(self.part, number, record.to_line())
+            line = json.dumps({name: value for name, value in asdict(record).items() if value is not None})
+            self._store.note(self.part, number, line)
         finally:
             shard.file.discard()
         self.durable_frames += shard.frames
@@ -227,20 +230,17 @@ class ShardWriter:
             if self._open is not None:
                 self._open.file.discard()
                 self._open = None
-            self._failure = self._sentence(error, wanted_bytes, lost)
+            what = error.strerror or str(error)
+            if error.errno in _FULL:
+                free = self._store.free_bytes()
+                known = "an unknown number of" if free is None else str(free)
+                what = f"{what} (about {wanted_bytes} bytes are needed, {known} bytes are free)"
+            self._failure = (
+                f"{self._store.uri}/{self.part} cannot be written: {what}; {self.durable_frames} frames in sealed "
+                f"shards are kept, {lost} frames of the open shard are lost; free disk space or repair the folder, "
+                "then restart with the same URI"
+            )
             raise DatasetError(self._failure) from error
-
-    def _sentence(self, error: OSError, wanted_bytes: int, lost_frames: int) -> str:
-        what = error.strerror or str(error)
-        if error.errno in _FULL:
-            free = self._store.free_bytes()
-            known = "an unknown number of" if free is None else str(free)
-            what = f"{what} (about {wanted_bytes} bytes are needed, {known} bytes are free)"
-        kept = f"{self.durable_frames} frames in sealed shards are kept"
-        return (
-            f"{self._store.uri}/{self.part} cannot be written: {what}; {kept}, {lost_frames} frames of the open "
-            "shard are lost; free disk space or repair the folder, then restart with the same URI"
-        )
 
     def _refuse_if_failed(self) -> None:
         if self._failure is not None:
@@ -271,9 +271,6 @@ class ShardRecord:
     """UTC, ISO 8601; for people."""
     statistics: Document | None = None
     """Moments of the shard's frames; None unless the manifest normalizes."""
-
-    def to_line(self) -> str:
-        return json.dumps({name: value for name, value in asdict(self).items() if value is not None})
 
     @classmethod
     def from_line(cls, line: str, *, where: str) -> "ShardRecord":

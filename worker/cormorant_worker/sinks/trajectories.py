@@ -13,7 +13,6 @@ import numpy as np
 from cormorant_worker.errors import DatasetCorrupt
 from cormorant_worker.sinks.dataset import Dataset
 from cormorant_worker.sinks.frames import Frames
-from cormorant_worker.sinks.reading import iter_part
 from cormorant_worker.spaces import Array, Arrays
 
 _LEAVES = ("action", "outputs", "info", "tasks")
@@ -76,7 +75,7 @@ def iter_stretches(dataset: Dataset, *, max_bytes: float = math.inf) -> Iterator
     for part in dataset.parts():
         held: dict[int, list[Stretch]] = {}
         held_bytes = 0
-        for frames in iter_part(dataset, part):
+        for frames in dataset.iter_frames(part):
             for piece in _pieces(frames):
                 pieces = held.setdefault(piece.env, [])
                 if pieces and pieces[-1].traj_id != piece.traj_id:

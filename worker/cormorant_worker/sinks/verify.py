@@ -13,7 +13,6 @@ import numpy as np
 from cormorant_worker.errors import DatasetCorrupt, DatasetError
 from cormorant_worker.sinks.dataset import Dataset, DatasetPart, read_dataset
 from cormorant_worker.sinks.frames import Frames, decode
-from cormorant_worker.sinks.reading import reading
 from cormorant_worker.sinks.shards import ShardRecord
 from cormorant_worker.spaces import Array
 
@@ -153,7 +152,7 @@ def _check_frames(dataset: Dataset, part: DatasetPart, record: ShardRecord, cont
     schema = dataset.description.schema
     frames = ends = batches = 0
     versions: list[int] = []
-    with reading(dataset, part, record) as reader:
+    with dataset.reading(part, record) as reader:
         if not reader.schema.equals(schema.arrow({})):
             yield "has other columns than dataset.json says"
             return

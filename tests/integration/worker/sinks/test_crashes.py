@@ -18,7 +18,6 @@ from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import open_dataset, read_dataset
 from cormorant_worker.sinks.description import DatasetDescription
-from cormorant_worker.sinks.reading import iter_part
 from cormorant_worker.sinks.verify import verify
 from cormorant_worker.spaces import leaves
 
@@ -43,10 +42,10 @@ def start():
 
 def assert_exact(dataset, part):
     """Frames 0, 1, 2, ... without a hole."""
-    rewards = [frames.reward for frames in iter_part(dataset, part)]
+    rewards = [frames.reward for frames in dataset.iter_frames(part)]
     found = np.concatenate(rewards) if rewards else np.zeros(0)
     np.testing.assert_array_equal(found, np.arange(part.frames))
-    for frames in iter_part(dataset, part):
+    for frames in dataset.iter_frames(part):
         following, _ = frames.following()
         np.testing.assert_array_equal(following[0][:, 0], frames.reward + 4)
 

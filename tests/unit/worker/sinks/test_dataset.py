@@ -9,9 +9,8 @@ import pytest
 
 from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch, PartExists
 from cormorant_worker.fleet.dataset_root import DatasetRoot
-from cormorant_worker.sinks import space_json
 from cormorant_worker.sinks.dataset import find_dataset, open_dataset
-from cormorant_worker.sinks.description import DatasetDescription
+from cormorant_worker.sinks.description import DatasetDescription, space_from_json, space_to_json
 from cormorant_worker.sinks.object_store import ObjectStore
 from cormorant_worker.sinks.verify import verify
 
@@ -32,14 +31,14 @@ SPACES = [
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_a_space_survives_json(space):
-    text = json.dumps(space_json.to_json(space), allow_nan=False)
-    assert space_json.from_json(json.loads(text)) == space
+    text = json.dumps(space_to_json(space), allow_nan=False)
+    assert space_from_json(json.loads(text)) == space
     assert len(text) < 400
 
 
 def test_text_is_refused():
     with pytest.raises(DatasetError, match="no fixed shape"):
-        space_json.to_json(gymnasium.spaces.Text(5))
+        space_to_json(gymnasium.spaces.Text(5))
 
 
 @pytest.mark.parametrize("prefix", ["", "file://"])

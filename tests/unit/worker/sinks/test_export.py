@@ -7,7 +7,7 @@ import pytest
 
 from cormorant_testing.datasets import iter_frames
 from cormorant_worker.errors import DatasetError
-from cormorant_worker.sinks import minari as minari_export
+from cormorant_worker.sinks import export as exports
 from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.export import export
 from cormorant_worker.sinks.trajectories import iter_stretches
@@ -31,7 +31,7 @@ def make(make_dice, spaces, case, **more):
 @pytest.mark.parametrize("held_bytes", [1 << 28, 0], ids=["whole", "grown"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_minari_itself_reads_every_value(make_dice, spaces, stored, tmp_path, monkeypatch, case, held_bytes):
-    monkeypatch.setattr(minari_export, "_HELD_BYTES", held_bytes)
+    monkeypatch.setattr(exports, "_HELD_BYTES", held_bytes)
     dice = make(make_dice, spaces, case, end_odds=0.1)
     dataset = stored(dice, parts=("cpu-0-0",), shards=4)
     whole = {trajectory.traj_id: trajectory for trajectory in iter_stretches(dataset)}
@@ -120,7 +120,7 @@ def test_parquet_has_every_value(make_dice, spaces, stored, tmp_path, case):
 
 
 def test_row_groups_are_bounded(make_dice, spaces, stored, tmp_path, monkeypatch):
-    monkeypatch.setattr("cormorant_worker.sinks.parquet._MOST_ROWS", 5)
+    monkeypatch.setattr(exports, "_MOST_ROWS", 5)
     dataset = stored(make_dice())
     export(dataset.uri, tmp_path / "out", to="parquet")
     found = pq.ParquetFile(tmp_path / "out" / "cpu-0-0.parquet").metadata
