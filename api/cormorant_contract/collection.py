@@ -6,8 +6,8 @@ from pydantic import Field
 
 from cormorant_contract.base import COUNT_MAX, INT32_MAX, Contract, Count32, Count64, Flag, Whole
 from cormorant_contract.episodes import EvaluatedEpisodes
-from cormorant_contract.info import EpisodeMetrics, repeated
-from cormorant_contract.rule import Rule, Value
+from cormorant_contract.info import EpisodeMetrics
+from cormorant_contract.rule import Rule, each_once
 
 Clip = Annotated[float, Field(strict=True, ge=0, le=1_000_000, allow_inf_nan=False)]
 ObservationKey = Annotated[
@@ -178,12 +178,10 @@ class Collection(Contract):
                 sentence="preemptiveThreshold below 1 needs mode sync; in async mode no worker waits for a straggler",
                 path=("preemptiveThreshold",),
             ),
-            Rule(
-                cel="",  # the list is keyed by name: the API server refuses a second item itself
-                holds=lambda collection: not repeated(_metric_names(collection)),
-                sentence="the name {name} occurs twice in episodeMetrics; give each metric a name of its own",
-                values={"name": Value(cel="", get=lambda collection: repeated(_metric_names(collection)))},
-                path=("episodeMetrics",),
+            each_once(
+                "episodeMetrics",
+                "the name {twice} occurs twice in episodeMetrics; give each metric a name of its own",
+                key="name",
             ),
             Rule(
                 cel=f"!has(self.episodes) || has(self.episodes.seeds) || self.seed + {_EPISODES} <= {INT32_MAX + 1}",
@@ -192,15 +190,11 @@ class Collection(Contract):
                     or collection.episodes.seeds is not None
                     or collection.seed + collection.episodes.num_listed <= INT32_MAX + 1
                 ),
-                sentence="seed {seed} leaves no room for the episodes' own seeds, which end at 2147483647; lower it",
-                values={"seed": Value(cel="self.seed", get=lambda collection: collection.seed)},
+                sentence="seed {self.seed} leaves no room for the episodes' own seeds, which end at 2147483647; "
+                "lower it",
                 path=("seed",),
             ),
         )
-
-
-def _metric_names(collection: Collection) -> tuple[str, ...]:
-    return tuple(metric.name for metric in collection.episode_metrics or ())
 
 
 _EPISODES = (

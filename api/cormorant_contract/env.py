@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, WithJsonSchema
 
 from cormorant_contract.base import INT32_MAX, Contract, Count32, Entrypoint, JsonObject, Whole
-from cormorant_contract.info import InfoKeys, repeated
-from cormorant_contract.rule import Rule, Value
+from cormorant_contract.info import InfoKeys
+from cormorant_contract.rule import Rule, Value, each_once
 from cormorant_contract.variants import Variant, Variants
 
 MAX_NUM_ENVS = 65536
@@ -57,11 +57,8 @@ class EnvPoolEnv(Contract):
                 holds=lambda pool: (
                     pool.batch_size == 0 or (pool.batch_size <= pool.num_envs and pool.num_envs % pool.batch_size == 0)
                 ),
-                sentence="batchSize {batch} does not divide numEnvs {envs}; write a divisor of numEnvs, or 0 for all",
-                values={
-                    "batch": Value(cel="self.batchSize", get=lambda pool: pool.batch_size),
-                    "envs": Value(cel="self.numEnvs", get=lambda pool: pool.num_envs),
-                },
+                sentence="batchSize {self.batchSize} does not divide numEnvs {self.numEnvs}; write a divisor of "
+                "numEnvs, or 0 for all",
                 path=("batchSize",),
             ),
             Rule(
@@ -191,24 +188,18 @@ class Env(Contract):
                     )
                 },
             ),
-            Rule(
-                cel="",  # the list is keyed by key: the API server refuses a second item itself
-                holds=lambda env: not repeated(env.info_keys),
-                sentence="the key {key} occurs twice in info; write each key once",
-                values={"key": Value(cel="", get=lambda env: repeated(env.info_keys))},
-                path=("info",),
-            ),
-            Rule(
-                cel="",  # the list is keyed by name: the API server refuses a second item itself
-                holds=lambda env: not repeated(_names(env)),
-                sentence="the name {name} occurs twice in variants; give each variant a name of its own",
-                values={"name": Value(cel="", get=lambda env: repeated(_names(env)))},
-                path=("variants",),
+            each_once("info", "the key {twice} occurs twice in info; write each key once", key="key"),
+            each_once(
+                "variants", "the name {twice} occurs twice in variants; give each variant a name of its own", key="name"
             ),
             Rule(
                 cel="!has(self.variants) || !has(self.gymnasium) || !has(self.gymnasium.entrypoint) || "
                 "!self.variants.exists(v, has(v.taskId))",
-                holds=lambda env: not _with_task(env),
+                holds=lambda env: (
+                    env.gymnasium is None
+                    or env.gymnasium.entrypoint is None
+                    or all(variant.task_id is None for variant in env.variants or ())
+                ),
                 sentence="a variant has a taskId, but gymnasium.entrypoint names a factory; write kwargs, or use "
                 "gymnasium.id",
                 path=("variants",),
@@ -216,12 +207,7 @@ class Env(Contract):
             Rule(
                 cel="!has(self.variants) || !has(self.envpool) || self.envpool.batchSize == 0",
                 holds=lambda env: not env.variants or env.envpool is None or env.envpool.batch_size == 0,
-                sentence="variants step in lockstep, found batchSize {batch}; set batchSize: 0",
-                values={
-                    "batch": Value(
-                        cel="self.envpool.batchSize", get=lambda env: env.envpool.batch_size if env.envpool else 0
-                    )
-                },
+                sentence="variants step in lockstep, found batchSize {self.envpool.batchSize}; set batchSize: 0",
                 path=("variants",),
             ),
             Rule(
@@ -229,13 +215,3 @@ class Env(Contract):
                 sentence="env is immutable because collected data belongs to one environment; create a new job",
             ),
         )
-
-
-def _names(env: Env) -> tuple[str, ...]:
-    return tuple(variant.name for variant in env.variants or ())
-
-
-def _with_task(env: Env) -> list[str]:
-    """Variants that name a task where there is none to take the place of."""
-    has_factory = env.gymnasium is not None and env.gymnasium.entrypoint is not None
-    return [variant.name for variant in env.variants or () if has_factory and variant.task_id is not None]

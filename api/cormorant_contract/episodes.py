@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from cormorant_contract.base import Contract, Count32, Flag, JsonObject, Whole
-from cormorant_contract.info import repeated
-from cormorant_contract.rule import Rule, Value
+from cormorant_contract.rule import Rule, Value, each_once
 from cormorant_contract.variants import Variant, seating
 
 MAX_EPISODES = 100_000
@@ -51,6 +50,10 @@ class PlannedEpisode:
 
 def _compact(parts: Sequence[Any]) -> str:
     return json.dumps(parts, sort_keys=True, separators=(",", ":"))
+
+
+def _num_given(episodes: "EvaluatedEpisodes") -> int:
+    return sum(given is not None for given in (episodes.count, episodes.seeds, episodes.reset_options))
 
 
 class EvaluatedEpisodes(Contract):
@@ -125,40 +128,18 @@ class EvaluatedEpisodes(Contract):
         return (
             Rule(
                 cel="[has(self.count), has(self.seeds), has(self.resetOptions)].filter(x, x).size() == 1",
-                holds=lambda episodes: len(_given(episodes)) == 1,
+                holds=lambda episodes: _num_given(episodes) == 1,
                 sentence="exactly one of count, seeds and resetOptions is required, found {found}; "
                 "write count: 100 for 100 seeds from collection.seed on",
                 values={
                     "found": Value(
                         cel="[has(self.count), has(self.seeds), has(self.resetOptions)].filter(x, x).size()",
-                        get=lambda episodes: len(_given(episodes)),
+                        get=_num_given,
                     )
                 },
             ),
-            Rule(
-                cel="",  # the list is a set: the API server refuses a second item itself
-                holds=lambda episodes: len(set(episodes.seeds or ())) == len(episodes.seeds or ()),
-                sentence="seed {twice} is listed more than once, and an episode is played once; remove the second",
-                values={
-                    "twice": Value(
-                        cel="",
-                        get=lambda episodes: next(
-                            s for s in episodes.seeds or () if (episodes.seeds or ()).count(s) > 1
-                        ),
-                    )
-                },
-                path=("seeds",),
+            each_once(
+                "seeds", "seed {twice} is listed more than once, and an episode is played once; remove the second"
             ),
-            Rule(
-                cel="",  # a set, too
-                holds=lambda episodes: not repeated(episodes.checkpoints or ()),
-                sentence="checkpoint {twice} is listed more than once; remove the second",
-                values={"twice": Value(cel="", get=lambda episodes: repeated(episodes.checkpoints or ()))},
-                path=("checkpoints",),
-            ),
+            each_once("checkpoints", "checkpoint {twice} is listed more than once; remove the second"),
         )
-
-
-def _given(episodes: EvaluatedEpisodes) -> list[str]:
-    found = {"count": episodes.count, "seeds": episodes.seeds, "resetOptions": episodes.reset_options}
-    return [name for name, value in found.items() if value is not None]

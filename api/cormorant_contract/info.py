@@ -48,12 +48,8 @@ class InfoKey(Contract):
                 )
                 + ")",
                 holds=lambda info: _fits(info.dtype, info.fill),
-                sentence="fill {fill} of {key} does not fit {dtype}; change the fill or the dtype",
-                values={
-                    "fill": Value(cel="string(self.fill)", get=lambda info: f"{info.fill:g}"),
-                    "key": Value(cel="self.key", get=lambda info: info.key),
-                    "dtype": Value(cel="self.dtype", get=lambda info: info.dtype),
-                },
+                sentence="fill {fill} of {self.key} does not fit {self.dtype}; change the fill or the dtype",
+                values={"fill": Value(cel="string(self.fill)", get=lambda info: f"{info.fill:g}")},
                 path=("fill",),
             ),
         )
@@ -77,9 +73,8 @@ class EpisodeMetric(Contract):
             Rule(
                 cel="self.name != 'return' && self.name != 'length'",
                 holds=lambda metric: metric.name not in ("return", "length"),
-                sentence="the name {name} is taken: return and length of every episode are reported anyway; "
+                sentence="the name {self.name} is taken: return and length of every episode are reported anyway; "
                 "choose another name",
-                values={"name": Value(cel="self.name", get=lambda metric: metric.name)},
                 path=("name",),
             ),
         )
@@ -89,11 +84,6 @@ InfoKeys = Annotated[tuple[InfoKey, ...], Field(min_length=1, max_length=32, jso
 EpisodeMetrics = Annotated[
     tuple[EpisodeMetric, ...], Field(min_length=1, max_length=16, json_schema_extra=keyed_by("name"))
 ]
-
-
-def repeated(names: tuple[str, ...]) -> str:
-    """The first name that occurs twice; empty: none does."""
-    return next((name for i, name in enumerate(names) if name in names[:i]), "")
 
 
 def _fits(dtype: str | None, fill: float | None) -> bool:

@@ -66,12 +66,8 @@ class Policy(Contract):
                 holds=lambda policy: (
                     policy.entrypoint is not None or (policy.compile == "off" and policy.dtype == "float32")
                 ),
-                sentence="compile {compile} and dtype {dtype} need an entrypoint: random actions have no network; "
-                "remove them",
-                values={
-                    "compile": Value(cel="self.compile", get=lambda policy: policy.compile),
-                    "dtype": Value(cel="self.dtype", get=lambda policy: policy.dtype),
-                },
+                sentence="compile {self.compile} and dtype {self.dtype} need an entrypoint: random actions have no "
+                "network; remove them",
             ),
             # Published weights and the keys of a batch belong to one policy.
             Rule(

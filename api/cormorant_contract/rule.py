@@ -6,18 +6,21 @@ A model lists its rules in `rules()`; `base.Contract` checks them after its fiel
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+from pydantic.alias_generators import to_snake
 
 M = TypeVar("M")
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_PLACEHOLDER = re.compile(r"\{([\w.]+)\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value(Generic[M]):
     """A value that a rule's sentence names."""
 
-    cel: str
-    """CEL expression of type string or int over `self`."""
+    cel: str = ""
+    """CEL expression of type string or int over `self`; empty in a rule without CEL."""
 
     get: Callable[[M], object]
     """The same value of the model."""
@@ -38,30 +41,58 @@ class Rule(Generic[M]):
     update may not change, has none: only the API server knows what was before."""
 
     sentence: str
-    """What is wrong and what to do, with `{name}` where a value belongs."""
+    """What is wrong and what to do, with `{self.someField}` where the value of a field belongs, and `{name}` for one of
+    `values`."""
 
     values: Mapping[str, Value[M]] = field(default_factory=dict)
-    """The values of the sentence, by name."""
+    """The values of the sentence that are not fields, by name."""
 
     path: tuple[str, ...] = ()
     """The field to blame, from the model down, in the manifest's spelling; empty for the model itself."""
 
     def explain(self, model: M) -> str:
         """Write the sentence with this model's values."""
-        return _PLACEHOLDER.sub(lambda match: str(self.values[match[1]].get(model)), self.sentence)
+        return _PLACEHOLDER.sub(lambda match: str(self._value(match[1]).get(model)), self.sentence)
 
     def document(self) -> dict[str, str]:
         """Write the entry of `x-kubernetes-validations`."""
         entry = {"rule": self.cel}
-        if self.values:
-            entry["messageExpression"] = self._message_expression()
+        if names := _PLACEHOLDER.findall(self.sentence):
+            # format() and not `+`: the API server's cost estimate takes string(int) for a string without end.
+            terms = ", ".join(self._value(name).cel for name in names)
+            entry["messageExpression"] = f"{_PLACEHOLDER.sub('%s', self.sentence)!r}.format([{terms}])"
         else:
             entry["message"] = self.sentence
         if self.path:
             entry["fieldPath"] = "".join(f".{part}" for part in self.path)
         return entry
 
-    def _message_expression(self) -> str:
-        # format() and not `+`: the API server's cost estimate takes string(int) for a string without end.
-        terms = ", ".join(self.values[name].cel for name in _PLACEHOLDER.findall(self.sentence))
-        return f"{_PLACEHOLDER.sub('%s', self.sentence)!r}.format([{terms}])"
+    def _value(self, name: str) -> Value[M]:
+        if name.startswith("self."):
+            return Value(cel=name, get=attrgetter(to_snake(name.removeprefix("self."))))
+        return self.values[name]
+
+
+def each_once(path: str, sentence: str, *, key: str = "") -> Rule[Any]:
+    """A rule without CEL: the items of a list differ, in the field `key` or as a whole. The list is keyed or a set, so
+    the API server refuses a second item itself.
+
+    `{twice}` in the sentence is the first item that is repeated.
+    """
+
+    def twice(model: Any) -> str:
+        seen = set()
+        for item in getattr(model, to_snake(path)) or ():
+            name = getattr(item, key) if key else item
+            if name in seen:
+                return str(name)
+            seen.add(name)
+        return ""
+
+    return Rule(
+        cel="",
+        holds=lambda model: not twice(model),
+        sentence=sentence,
+        values={"twice": Value(get=twice)},
+        path=(path,),
+    )

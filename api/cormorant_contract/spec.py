@@ -95,35 +95,61 @@ class CollectorJobSpec(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[CollectorJobSpec], ...]":
-        return (
-            *_BATCH_RULES,
-            *_METRIC_RULES,
-            *_EVALUATION_RULES,
-            *_LEARNER_RULES,
-            *_GROUP_RULES,
-            *_ROLE_RULES,
-            _BFLOAT16_RULE,
-            _RESET_RULE,
-            Rule(
-                cel="has(self.managedBy) == has(oldSelf.managedBy) && "
-                "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
-                sentence="managedBy is immutable because two controllers must not manage one job; create a new job",
-                path=("managedBy",),
-            ),
-        )
+        return _RULES
 
 
 _NUM_ENVS = "(has(self.env.envpool) ? self.env.envpool.numEnvs : self.env.gymnasium.numEnvs)"
+_UNDECLARED = "!has(self.env.info) || !self.env.info.exists(i, i.key == m.key)"
 
-_BATCH_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+
+def _undeclared(spec: CollectorJobSpec) -> list[str]:
+    return [metric.name for metric in spec.collection.episode_metrics or () if metric.key not in spec.env.info_keys]
+
+
+def _shaped(spec: CollectorJobSpec) -> list[str]:
+    shaped = {item.key for item in spec.env.info or () if item.shape}
+    return [metric.name for metric in spec.collection.episode_metrics or () if metric.key in shaped]
+
+
+_ELASTIC = "(self.elasticGroup == '' ? self.workerGroups[0].name : self.elasticGroup)"
+_NO_ELASTIC = f"!self.workerGroups.exists(g, g.name == {_ELASTIC})"
+
+
+def _elastic(spec: CollectorJobSpec) -> list[WorkerGroup]:
+    """The elastic group alone; empty where elasticGroup names none, which has a rule of its own."""
+    name = spec.elastic_group or spec.worker_groups[0].name
+    return [group for group in spec.worker_groups if group.name == name]
+
+
+def _fixed(spec: CollectorJobSpec) -> list[WorkerGroup]:
+    elastic = _elastic(spec)
+    return [group for group in spec.worker_groups if elastic and group.name != elastic[0].name]
+
+
+def _has_bounds(group: WorkerGroup) -> bool:
+    return group.min_replicas is not None or group.max_replicas is not None
+
+
+_ELASTIC_NAME: Value[CollectorJobSpec] = Value(
+    cel=_ELASTIC, get=lambda spec: spec.elastic_group or spec.worker_groups[0].name
+)
+_GROUP_NAMES: Value[CollectorJobSpec] = Value(
+    # The list itself: the API server's cost estimate takes join() for a string without end.
+    cel="self.workerGroups.map(g, g.name)",
+    get=lambda spec: json.dumps([group.name for group in spec.worker_groups]),
+)
+_SERVERS = "(has(g.role) && g.role == 'inference')"
+"""CEL: group g has role inference."""
+
+_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+    # -- batches and metrics
     Rule(
         # The first half leaves an env of both or neither kind to env's own rule.
         cel=f"has(self.env.envpool) == has(self.env.gymnasium) || self.collection.framesPerBatch % {_NUM_ENVS} == 0",
         holds=lambda spec: spec.collection.frames_per_batch % spec.env.num_envs == 0,
-        sentence="framesPerBatch {frames} is not a multiple of numEnvs {envs}; write a multiple of it, "
-        "for example {example}",
+        sentence="framesPerBatch {self.collection.framesPerBatch} is not a multiple of numEnvs {envs}; write a "
+        "multiple of it, for example {example}",
         values={
-            "frames": Value(cel="self.collection.framesPerBatch", get=lambda spec: spec.collection.frames_per_batch),
             "envs": Value(cel=_NUM_ENVS, get=lambda spec: spec.env.num_envs),
             "example": Value(
                 cel=f"(self.collection.framesPerBatch / {_NUM_ENVS} + 1) * {_NUM_ENVS}",
@@ -132,22 +158,6 @@ _BATCH_RULES: tuple[Rule[CollectorJobSpec], ...] = (
         },
         path=("collection", "framesPerBatch"),
     ),
-)
-
-_UNDECLARED = "!has(self.env.info) || !self.env.info.exists(i, i.key == m.key)"
-_RESET_RULE: Rule[CollectorJobSpec] = Rule(
-    cel="!self.collection.resetAtEachBatch || !has(self.env.envpool) || "
-    "self.env.envpool.batchSize in [0, self.env.envpool.numEnvs]",
-    holds=lambda spec: (
-        not spec.collection.reset_at_each_batch
-        or (pool := spec.env.envpool) is None
-        or pool.batch_size in (0, pool.num_envs)
-    ),
-    sentence="resetAtEachBatch needs envpool.batchSize 0: environments with steps in flight cannot be reset",
-    path=("collection", "resetAtEachBatch"),
-)
-
-_METRIC_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     Rule(
         cel=f"!has(self.collection.episodeMetrics) || !self.collection.episodeMetrics.exists(m, {_UNDECLARED})",
         holds=lambda spec: not _undeclared(spec),
@@ -179,19 +189,7 @@ _METRIC_RULES: tuple[Rule[CollectorJobSpec], ...] = (
         },
         path=("collection", "episodeMetrics"),
     ),
-)
-
-
-def _undeclared(spec: CollectorJobSpec) -> list[str]:
-    return [metric.name for metric in spec.collection.episode_metrics or () if metric.key not in spec.env.info_keys]
-
-
-def _shaped(spec: CollectorJobSpec) -> list[str]:
-    shaped = {item.key for item in spec.env.info or () if item.shape}
-    return [metric.name for metric in spec.collection.episode_metrics or () if metric.key in shaped]
-
-
-_EVALUATION_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+    # -- evaluations
     Rule(
         cel="!has(self.collection.episodes) || (has(self.output.dataset) && !has(self.output.queue))",
         holds=lambda spec: (
@@ -239,9 +237,7 @@ _EVALUATION_RULES: tuple[Rule[CollectorJobSpec], ...] = (
         "entrypoint and remove initialWeights",
         path=("collection", "episodes"),
     ),
-)
-
-_LEARNER_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+    # -- learners
     Rule(
         cel="has(self.output.queue) || (!has(self.collection.multiStep) && !self.collection.splitTrajectories)",
         holds=lambda spec: (
@@ -252,56 +248,7 @@ _LEARNER_RULES: tuple[Rule[CollectorJobSpec], ...] = (
         "as they were collected; add output.queue or remove them",
         path=("collection",),
     ),
-)
-
-_BFLOAT16_RULE: Rule[CollectorJobSpec] = Rule(
-    cel="has(self.output.queue) || !has(self.collection.bfloat16)",
-    holds=lambda spec: spec.output.queue is not None or spec.collection.bfloat16 is None,
-    sentence="bfloat16 needs output.queue: it applies to learners, and a dataset has float32; add output.queue or "
-    "remove it",
-    path=("collection", "bfloat16"),
-)
-
-_ELASTIC = "(self.elasticGroup == '' ? self.workerGroups[0].name : self.elasticGroup)"
-_NO_ELASTIC = f"!self.workerGroups.exists(g, g.name == {_ELASTIC})"
-
-
-def _elastic(spec: CollectorJobSpec) -> WorkerGroup | None:
-    """The elastic group, or nothing where elasticGroup names none, which has a rule of its own."""
-    name = spec.elastic_group or spec.worker_groups[0].name
-    return next((group for group in spec.worker_groups if group.name == name), None)
-
-
-def _fixed(spec: CollectorJobSpec) -> list[WorkerGroup]:
-    elastic = _elastic(spec)
-    return [group for group in spec.worker_groups if elastic is not None and group.name != elastic.name]
-
-
-def _has_bounds(group: WorkerGroup) -> bool:
-    return group.min_replicas is not None or group.max_replicas is not None
-
-
-def _is_above_min(spec: CollectorJobSpec) -> bool:
-    elastic = _elastic(spec)
-    return elastic is None or elastic.min_replicas is None or elastic.min_replicas <= spec.replicas
-
-
-def _is_below_max(spec: CollectorJobSpec) -> bool:
-    elastic = _elastic(spec)
-    return elastic is None or elastic.max_replicas is None or spec.replicas <= elastic.max_replicas
-
-
-_ELASTIC_NAME: Value[CollectorJobSpec] = Value(
-    cel=_ELASTIC, get=lambda spec: spec.elastic_group or spec.worker_groups[0].name
-)
-_GROUP_NAMES: Value[CollectorJobSpec] = Value(
-    # The list itself: the API server's cost estimate takes join() for a string without end.
-    cel="self.workerGroups.map(g, g.name)",
-    get=lambda spec: json.dumps([group.name for group in spec.worker_groups]),
-)
-_REPLICAS: Value[CollectorJobSpec] = Value(cel="self.replicas", get=lambda spec: spec.replicas)
-
-_GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+    # -- worker groups
     Rule(
         cel="",  # the list is keyed by name: the API server refuses a second item itself
         holds=lambda spec: len({group.name for group in spec.worker_groups}) == len(spec.worker_groups),
@@ -311,24 +258,17 @@ _GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     ),
     Rule(
         cel=f"self.elasticGroup == '' || !({_NO_ELASTIC})",
-        holds=lambda spec: _elastic(spec) is not None,
+        holds=lambda spec: bool(_elastic(spec)),
         sentence="elasticGroup {name} is not a worker group; use one of {names}, or remove it for the first group",
-        values={
-            "name": _ELASTIC_NAME,
-            "names": _GROUP_NAMES,
-        },
+        values={"name": _ELASTIC_NAME, "names": _GROUP_NAMES},
         path=("elasticGroup",),
     ),
     Rule(
         cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || !has(g.replicas))",
-        holds=lambda spec: all(
-            group.replicas is None
-            for group in spec.worker_groups
-            if group.name == (spec.elastic_group or spec.worker_groups[0].name)
-        ),
-        sentence="replicas of the elastic group {name} must not be set, because spec.replicas {replicas} sizes it; "
-        "remove it from the group and set spec.replicas",
-        values={"name": _ELASTIC_NAME, "replicas": _REPLICAS},
+        holds=lambda spec: all(group.replicas is None for group in _elastic(spec)),
+        sentence="replicas of the elastic group {name} must not be set, because spec.replicas {self.replicas} sizes "
+        "it; remove it from the group and set spec.replicas",
+        values={"name": _ELASTIC_NAME},
         path=("workerGroups",),
     ),
     Rule(
@@ -378,11 +318,10 @@ _GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     ),
     Rule(
         cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || !has(g.minReplicas) || g.minReplicas <= self.replicas)",
-        holds=_is_above_min,
-        sentence="replicas {replicas} is less than minReplicas {bound} of the elastic group {name}; "
+        holds=lambda spec: all((group.min_replicas or 0) <= spec.replicas for group in _elastic(spec)),
+        sentence="replicas {self.replicas} is less than minReplicas {bound} of the elastic group {name}; "
         "raise replicas or lower minReplicas",
         values={
-            "replicas": _REPLICAS,
             "bound": Value(
                 cel=f"self.workerGroups.filter(g, g.name == {_ELASTIC})[0].minReplicas",
                 get=lambda spec: spec.elastic.min_replicas,
@@ -393,11 +332,12 @@ _GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     ),
     Rule(
         cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || !has(g.maxReplicas) || self.replicas <= g.maxReplicas)",
-        holds=_is_below_max,
-        sentence="replicas {replicas} is greater than maxReplicas {bound} of the elastic group {name}; "
+        holds=lambda spec: all(
+            group.max_replicas is None or spec.replicas <= group.max_replicas for group in _elastic(spec)
+        ),
+        sentence="replicas {self.replicas} is greater than maxReplicas {bound} of the elastic group {name}; "
         "lower replicas or raise maxReplicas",
         values={
-            "replicas": _REPLICAS,
             "bound": Value(
                 cel=f"self.workerGroups.filter(g, g.name == {_ELASTIC})[0].maxReplicas",
                 get=lambda spec: spec.elastic.max_replicas,
@@ -406,12 +346,7 @@ _GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
         },
         path=("replicas",),
     ),
-)
-
-_SERVERS = "(has(g.role) && g.role == 'inference')"
-"""CEL: group g has role inference."""
-
-_ROLE_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+    # -- inference servers
     Rule(
         cel=f"!has(self.inference) || self.workerGroups.exists(g, {_SERVERS})",
         holds=lambda spec: spec.inference is None or spec.is_served,
@@ -438,9 +373,7 @@ _ROLE_RULES: tuple[Rule[CollectorJobSpec], ...] = (
         # Where all groups serve, the first rule says so.
         cel=f"self.workerGroups.all(g, {_SERVERS}) || !self.workerGroups.exists(g, g.name == {_ELASTIC} && {_SERVERS})",
         holds=lambda spec: (
-            all(group.serves for group in spec.worker_groups)
-            or (elastic := _elastic(spec)) is None
-            or not elastic.serves
+            all(group.serves for group in spec.worker_groups) or not any(group.serves for group in _elastic(spec))
         ),
         sentence="spec.replicas sizes group {name}, which has role inference; name a group that collects in "
         "elasticGroup, and set replicas in group {name}",
@@ -456,6 +389,31 @@ _ROLE_RULES: tuple[Rule[CollectorJobSpec], ...] = (
         sentence="all groups with role inference have 0 replicas, and workers cannot act without servers; set replicas "
         "to at least 1, or pause the job",
         path=("workerGroups",),
+    ),
+    # -- single fields
+    Rule(
+        cel="has(self.output.queue) || !has(self.collection.bfloat16)",
+        holds=lambda spec: spec.output.queue is not None or spec.collection.bfloat16 is None,
+        sentence="bfloat16 needs output.queue: it applies to learners, and a dataset has float32; add output.queue or "
+        "remove it",
+        path=("collection", "bfloat16"),
+    ),
+    Rule(
+        cel="!self.collection.resetAtEachBatch || !has(self.env.envpool) || "
+        "self.env.envpool.batchSize in [0, self.env.envpool.numEnvs]",
+        holds=lambda spec: (
+            not spec.collection.reset_at_each_batch
+            or (pool := spec.env.envpool) is None
+            or pool.batch_size in (0, pool.num_envs)
+        ),
+        sentence="resetAtEachBatch needs envpool.batchSize 0: environments with steps in flight cannot be reset",
+        path=("collection", "resetAtEachBatch"),
+    ),
+    Rule(
+        cel="has(self.managedBy) == has(oldSelf.managedBy) && "
+        "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
+        sentence="managedBy is immutable because two controllers must not manage one job; create a new job",
+        path=("managedBy",),
     ),
 )
 

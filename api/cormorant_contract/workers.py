@@ -118,11 +118,8 @@ class Autoscale(Contract):
             Rule(
                 cel="self.minReplicas <= self.maxReplicas",
                 holds=lambda scale: scale.min_replicas <= scale.max_replicas,
-                sentence="minReplicas {low} is greater than maxReplicas {high}; lower one or raise the other",
-                values={
-                    "low": Value(cel="self.minReplicas", get=lambda scale: scale.min_replicas),
-                    "high": Value(cel="self.maxReplicas", get=lambda scale: scale.max_replicas),
-                },
+                sentence="minReplicas {self.minReplicas} is greater than maxReplicas {self.maxReplicas}; lower one or "
+                "raise the other",
                 path=("minReplicas",),
             ),
         )
@@ -172,19 +169,15 @@ class WorkerGroup(Contract):
                 holds=lambda group: (
                     group.min_replicas is None or group.max_replicas is None or group.min_replicas <= group.max_replicas
                 ),
-                sentence="minReplicas {low} is greater than maxReplicas {high}; lower one or raise the other",
-                values={
-                    "low": Value(cel="self.minReplicas", get=lambda group: group.min_replicas),
-                    "high": Value(cel="self.maxReplicas", get=lambda group: group.max_replicas),
-                },
+                sentence="minReplicas {self.minReplicas} is greater than maxReplicas {self.maxReplicas}; lower one or "
+                "raise the other",
                 path=("minReplicas",),
             ),
             Rule(
                 cel="!has(self.autoscale) || !has(self.role) || self.role != 'inference'",
                 holds=lambda group: group.autoscale is None or not group.serves,
-                sentence="autoscale adds workers that step environments, and group {name} has role inference; remove "
-                "autoscale and set replicas",
-                values={"name": Value(cel="self.name", get=lambda group: group.name)},
+                sentence="autoscale adds workers that step environments, and group {self.name} has role inference; "
+                "remove autoscale and set replicas",
                 path=("autoscale",),
             ),
         )
