@@ -18,22 +18,10 @@ Location = tuple[str | int, ...]
 Finding = tuple[Location, str]
 
 _METADATA_FIELDS = (
-    "name",
-    "namespace",
-    "labels",
-    "annotations",
-    "generateName",
-    "uid",
-    "resourceVersion",
-    "generation",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-    "finalizers",
-    "ownerReferences",
-    "managedFields",
-    "selfLink",
-)
+    "name", "namespace", "labels", "annotations", "generateName", "uid", "resourceVersion", "generation",
+    "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "finalizers", "ownerReferences",
+    "managedFields", "selfLink",
+)  # fmt: skip
 
 
 def parse_job(document: object, source: str = "", *, position: int = 1) -> CollectorJob:
@@ -51,7 +39,13 @@ def parse_job(document: object, source: str = "", *, position: int = 1) -> Colle
         assert isinstance(document, dict)
         findings = list(_refuse_values(document, ()))
         pruned = _prune_fields(document, structural_schema())
-        findings += _refuse_metadata(pruned)
+        metadata = pruned.get("metadata")
+        findings += [
+            # A fixed set in Kubernetes, though the model keeps what newer servers add.
+            (("metadata", key), f"unknown field{nearest(key, _METADATA_FIELDS)}")
+            for key in (metadata if isinstance(metadata, dict) else ())
+            if isinstance(key, str) and key not in _METADATA_FIELDS
+        ]
         try:
             job = CollectorJob.model_validate(pruned, by_alias=True, by_name=False)
         except ValidationError as error:
@@ -130,14 +124,6 @@ def _refuse_values(value: object, location: Location) -> Iterator[Finding]:
         yield location, f"{value} is not a finite number; write a finite one"
     elif not isinstance(value, (str, int, float, type(None))):
         yield location, f"{type(value).__name__} is not allowed in a manifest; quote it to make it a string"
-
-
-def _refuse_metadata(document: Mapping[str, object]) -> Iterator[Finding]:
-    """Kubernetes' metadata has a fixed set of fields, though the model keeps what newer servers add."""
-    metadata = document.get("metadata")
-    for key in metadata if isinstance(metadata, dict) else ():
-        if isinstance(key, str) and key not in _METADATA_FIELDS:
-            yield ("metadata", key), f"unknown field{nearest(key, _METADATA_FIELDS)}"
 
 
 def _prune_fields(document: Mapping[str, JsonValue], schema: Schema) -> dict[str, JsonValue]:

@@ -30,14 +30,16 @@ def sentences(error: ValidationError, schema: Schema) -> Iterator[tuple[tuple[st
     """Turn a validation error into places and sentences, the broken rules of one model each by itself."""
     for details in error.errors(include_url=False):
         location = details["loc"]
-        context: dict[str, Any] = details.get("ctx", {})
-        if _is_echo(details["type"], details["input"], location, context):
+        kind, value, context = details["type"], details["input"], details.get("ctx", {})
+        # What was said better: lists count only valid items, and parsing checks keys.
+        is_short_of_valid = kind == "too_short" and isinstance(value, list) and len(value) >= context["min_length"]
+        if is_short_of_valid or location[-1:] == ("[key]",):
             continue
-        if details["type"] == "rules":
+        if kind == "rules":
             for path, sentence in context["violations"]:
                 yield (*location, *path), sentence
         else:
-            yield location, _sentence(details["type"], details["input"], location, context, schema, details["msg"])
+            yield location, _sentence(kind, value, location, context, schema, details["msg"])
 
 
 def brief(value: object) -> str:
@@ -79,31 +81,30 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return did_you_mean(name.replace("_", "").replace("-", ""), known, most=1, otherwise=otherwise)
 
 
-def _is_echo(kind: str, value: object, location: Sequence[str | int], context: dict[str, Any]) -> bool:
-    """Whether pydantic says again what was said better: lists count only valid items, keys are checked by parsing."""
-    is_short_of_valid = kind == "too_short" and isinstance(value, list) and len(value) >= context["min_length"]
-    return is_short_of_valid or location[-1:] == ("[key]",)
-
-
 def _sentence(
     kind: str, value: object, location: tuple[Any, ...], context: dict[str, Any], schema: Schema, msg: str
 ) -> str:
     field = _find(schema, location)
     if kind == "missing":
-        return ": ".join(["is missing; add it", *_first_sentence(field)])
+        words = f": {field['description'].split('. ')[0].rstrip('.')}" if "description" in field else ""
+        return f"is missing; add it{words}"
     if kind == "extra_forbidden":
         siblings = list(_find(schema, location[:-1]).get("properties", {}))
         return f"unknown field{nearest(str(location[-1]), siblings)}"
     if kind in ("greater_than_equal", "less_than_equal"):
         bound, word = (context["ge"], "less") if kind == "greater_than_equal" else (context["le"], "greater")
-        return f"{brief(value)} is {word} than {bound}; write a number from {field['minimum']}{_upper(field)}"
+        to = f"to {field['maximum']}" if "maximum" in field else "up"
+        return f"{brief(value)} is {word} than {bound}; write a number from {field['minimum']} {to}"
     if kind == "literal_error":
         known = [str(name) for name in field.get("enum", ())]
         return f"{brief(value)} is not one of {', '.join(known)}{did_you_mean(str(value), known, most=1)}"
     if kind == "string_pattern_mismatch":
         return f"{brief(value)} is not valid; write {PATTERN_WORDS[context['pattern']]}"
-    if kind in ("string_too_long", "string_too_short"):
-        return _length(kind, value, context)
+    if kind == "string_too_short":
+        return "is empty; write something or leave the field out" if value == "" else f"{brief(value)} is too short"
+    if kind == "string_too_long":
+        length = len(value) if isinstance(value, str) else 0
+        return f"{brief(value)} has {length} characters; write at most {context['max_length']}"
     if kind == "lossy":
         return msg
     if kind in ("too_long", "too_short"):
@@ -126,23 +127,7 @@ def _wrong_type(kind: str, value: object) -> str:
     return f"{sentence}; write {wanted}"
 
 
-def _length(kind: str, value: object, context: dict[str, Any]) -> str:
-    if kind == "string_too_short":
-        return "is empty; write something or leave the field out" if value == "" else f"{brief(value)} is too short"
-    length = len(value) if isinstance(value, str) else 0
-    return f"{brief(value)} has {length} characters; write at most {context['max_length']}"
-
-
-def _upper(field: Schema) -> str:
-    return f" to {field['maximum']}" if "maximum" in field else " up"
-
-
-def _first_sentence(field: Schema) -> list[str]:
-    return [field["description"].split(". ")[0].rstrip(".")] if "description" in field else []
-
-
 def _find(schema: Schema, location: Sequence[str | int]) -> Schema:
-    """The schema of a field, or nothing where the schema does not reach."""
     for part in location:
         child = schema.get("items") if isinstance(part, int) else schema.get("properties", {}).get(part)
         schema = child if child is not None else {}

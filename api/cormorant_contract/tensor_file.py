@@ -124,9 +124,23 @@ def parse_header(data: bytes | bytearray | memoryview, *, file_size: int | None 
     size = len(data) if file_size is None else file_size
     start = header_size(memoryview(data)[:_LENGTH_BYTES], file_size=size)
     document = _load_json(bytes(memoryview(data)[_LENGTH_BYTES:start]))
-    metadata = _checked_metadata(document.pop(_METADATA, {}))
+    metadata = document.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise MalformedTensorFile(f"{_METADATA} must map strings to strings", offset=_LENGTH_BYTES)
     tensors = {name: _checked_entry(name, value, size - start) for name, value in document.items()}
-    _check_cover(tensors, size - start, start)
+    # Without gaps up to the end of the file: what the reference parser demands.
+    at = 0
+    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != at:
+            what = "overlaps the one before" if entry.begin < at else "leaves a gap before it"
+            raise MalformedTensorFile(
+                f'tensor "{name[:80]}" begins at {entry.begin:,} and {what}, which ends at {at:,}', offset=start + at
+            )
+        at = entry.end
+    if start + at != size:
+        raise MalformedTensorFile(
+            f"the tensors take {at:,} bytes, {size - start:,} follow the header", offset=min(start + at, size)
+        )
     return TensorFile(tensors=tensors, metadata=metadata, data_start=start)
 
 
@@ -188,12 +202,6 @@ def _refuse_constant(name: str) -> None:
     raise MalformedTensorFile(f"the header holds {name}, which is not JSON", offset=_LENGTH_BYTES)
 
 
-def _checked_metadata(value: Any) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise MalformedTensorFile(f"{_METADATA} must map strings to strings", offset=_LENGTH_BYTES)
-    return value
-
-
 def _checked_entry(name: str, value: Any, room: int) -> TensorEntry:
     """Check that one tensor lies within the `room` bytes that follow the header.
 
@@ -228,19 +236,3 @@ def _checked_entry(name: str, value: Any, room: int) -> TensorEntry:
 
 def _are_sizes(values: Any, *, most: int) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value <= most for value in values)
-
-
-def _check_cover(tensors: Mapping[str, TensorEntry], size: int, start: int) -> None:
-    """Tensors follow one another without gaps up to the end of the file: what the reference parser demands."""
-    at = 0
-    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if entry.begin != at:
-            what = "overlaps the one before" if entry.begin < at else "leaves a gap before it"
-            raise MalformedTensorFile(
-                f'tensor "{name[:80]}" begins at {entry.begin:,} and {what}, which ends at {at:,}', offset=start + at
-            )
-        at = entry.end
-    if at != size:
-        raise MalformedTensorFile(
-            f"the tensors take {at:,} bytes, {size:,} follow the header", offset=start + min(at, size)
-        )

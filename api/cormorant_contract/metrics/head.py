@@ -1,31 +1,8 @@
 """What a head exports, for the whole job. One scrape of it shows everything."""
 
-from cormorant_contract.metrics.labels import (
-    BOUND,
-    COLLECTORJOB,
-    DROPPED_FOR,
-    END,
-    ENV,
-    GPU,
-    GROUP,
-    HEAD_STATE,
-    METHOD,
-    METRIC,
-    PATH,
-    PHASE,
-    PYTHON,
-    RESTARTED_FOR,
-    RESULT,
-    ROUTE,
-    SIDE,
-    STAGE,
-    STATISTICS_KEY,
-    STATUS_CLASS,
-    TASK,
-    TORCH,
-    VERSION,
-    WORKER_STATE,
-)
+from functools import partial
+
+from cormorant_contract.metrics import labels as by
 from cormorant_contract.metrics.metric import Kind, Label, Metric
 
 _STEPS_S = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0)
@@ -38,173 +15,158 @@ _VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 
 
 def _of_job(
-    name: str,
-    kind: Kind,
-    help_: str,
-    *labels: Label,
-    buckets: tuple[float, ...] = (),
-    when: str = "",
+    kind: Kind, name: str, help_: str, *labels: Label, buckets: tuple[float, ...] = (), when: str = ""
 ) -> Metric:
-    return Metric(
-        name=f"cormorant_{name}",
-        kind=kind,
-        help=help_,
-        labels=(COLLECTORJOB, *labels),
-        buckets=buckets,
-        when=when,
-    )
+    of_job = (by.COLLECTORJOB, *labels)
+    return Metric(name=f"cormorant_{name}", kind=kind, help=help_, labels=of_job, buckets=buckets, when=when)
 
 
-FRAMES = _of_job(
+_counter, _gauge, _histogram = partial(_of_job, "counter"), partial(_of_job, "gauge"), partial(_of_job, "histogram")
+
+FRAMES = _counter(
     "frames_total",
-    "counter",
     "Frames accepted by the output after action repeat, as counted by totalFrames and including earlier heads. "
     "Constant while frames that were already counted are collected again.",
-    ENV,
+    by.ENV,
 )
-STEPPED_FRAMES = _of_job(
+STEPPED_FRAMES = _counter(
     "stepped_frames_total",
-    "counter",
     "Frames stepped since this head started, including unfinished and lost batches; use it for rates by group.",
-    GROUP,
-    ENV,
+    by.GROUP,
+    by.ENV,
 )
-FRAMES_PER_SECOND = _of_job("frames_per_second", "gauge", "Frames stepped per second over the last 10 s; rate() of "
-                            "stepped_frames_total gives other windows.")  # fmt: skip
-TARGET_FRAMES = _of_job("target_frames", "gauge", "totalFrames.", when="the manifest has totalFrames")
-EPISODES = _of_job("episodes_total", "counter", "Episodes ended.", ENV, END)
-EPISODE_RETURN = _of_job("episode_return", "histogram", "Undiscounted return of episodes.", ENV, buckets=_RETURNS)
-EPISODE_LENGTH = _of_job("episode_length_steps", "histogram", "Length of episodes in frames.", ENV, buckets=_LENGTHS)
-RECENT_RETURN = _of_job(
-    "recent_episode_return", "gauge", "Mean return of the last 100 episodes.", ENV, when="an episode has ended"
+FRAMES_PER_SECOND = _gauge(
+    "frames_per_second",
+    "Frames stepped per second over the last 10 s; rate() of stepped_frames_total gives other windows.",
 )
-RECENT_LENGTH = _of_job(
-    "recent_episode_length_steps", "gauge", "Mean length of the last 100 episodes.", ENV, when="an episode has ended"
+TARGET_FRAMES = _gauge("target_frames", "totalFrames.", when="the manifest has totalFrames")
+EPISODES = _counter("episodes_total", "Episodes ended.", by.ENV, by.END)
+EPISODE_RETURN = _histogram("episode_return", "Undiscounted return of episodes.", by.ENV, buckets=_RETURNS)
+EPISODE_LENGTH = _histogram("episode_length_steps", "Length of episodes in frames.", by.ENV, buckets=_LENGTHS)
+RECENT_RETURN = _gauge(
+    "recent_episode_return", "Mean return of the last 100 episodes.", by.ENV, when="an episode has ended"
 )
-EPISODE_METRIC = _of_job(
-    "episode_metric", "gauge", "Mean of an episode metric over the last 100 episodes.", METRIC, TASK,
+RECENT_LENGTH = _gauge(
+    "recent_episode_length_steps", "Mean length of the last 100 episodes.", by.ENV, when="an episode has ended"
+)
+EPISODE_METRIC = _gauge(
+    "episode_metric",
+    "Mean of an episode metric over the last 100 episodes.",
+    by.METRIC,
+    by.TASK,
     when="the manifest has episodeMetrics or variants, and an episode has ended",
-)  # fmt: skip
-_NORMALIZES = "the manifest has normalize"
-NORMALIZE_FRAMES = _of_job(
-    "normalize_frames", "gauge", "Acknowledged frames in the statistics of a key.", STATISTICS_KEY, when=_NORMALIZES
 )
-NORMALIZE_PUBLISHED = _of_job(
-    "normalize_published_frames", "gauge", "Frames in the statistics that the newest published version acts with.",
-    STATISTICS_KEY, when=_NORMALIZES,
-)  # fmt: skip
-NORMALIZE_MEAN = _of_job(
-    "normalize_mean", "gauge", "Running means of a key: the lowest and the highest.", STATISTICS_KEY, BOUND,
+_NORMALIZES = "the manifest has normalize"
+NORMALIZE_FRAMES = _gauge(
+    "normalize_frames", "Acknowledged frames in the statistics of a key.", by.STATISTICS_KEY, when=_NORMALIZES
+)
+NORMALIZE_PUBLISHED = _gauge(
+    "normalize_published_frames",
+    "Frames in the statistics that the newest published version acts with.",
+    by.STATISTICS_KEY,
     when=_NORMALIZES,
-)  # fmt: skip
-NORMALIZE_STD = _of_job(
-    "normalize_std", "gauge", "Running standard deviations of a key: the lowest and the highest.", STATISTICS_KEY,
-    BOUND, when=_NORMALIZES,
-)  # fmt: skip
-ENV_STEP = _of_job(
+)
+NORMALIZE_MEAN = _gauge(
+    "normalize_mean",
+    "Running means of a key: the lowest and the highest.",
+    by.STATISTICS_KEY,
+    by.BOUND,
+    when=_NORMALIZES,
+)
+NORMALIZE_STD = _gauge(
+    "normalize_std",
+    "Running standard deviations of a key: the lowest and the highest.",
+    by.STATISTICS_KEY,
+    by.BOUND,
+    when=_NORMALIZES,
+)
+ENV_STEP = _histogram(
     "env_step_duration_seconds",
-    "histogram",
     "Wait for one vector step of the environments: one mean per batch, sampled every 16 steps.",
-    GROUP,
+    by.GROUP,
     buckets=_STEPS_S,
 )
-INFERENCE = _of_job(
+INFERENCE = _histogram(
     "inference_duration_seconds",
-    "histogram",
     "One policy inference for all environments of a group: one mean per batch, sampled every 16 steps.",
-    GROUP,
+    by.GROUP,
     buckets=_STEPS_S,
 )
 _WITH_SERVERS = "the job has inference servers"
-INFERENCE_ROWS = _of_job(
-    "inference_rows_total", "counter", "Environments that servers acted for.", GROUP, when=_WITH_SERVERS
+INFERENCE_ROWS = _counter("inference_rows_total", "Environments that servers acted for.", by.GROUP, when=_WITH_SERVERS)
+INFERENCE_PADDED_ROWS = _counter(
+    "inference_padded_rows_total", "Rows that only fill a batch up to its shape.", by.GROUP, when=_WITH_SERVERS
 )
-INFERENCE_PADDED_ROWS = _of_job(
-    "inference_padded_rows_total", "counter", "Rows that only fill a batch up to its shape.", GROUP, when=_WITH_SERVERS
+INFERENCE_ACTS = _counter("inference_acts_total", "Acts of servers' policies.", by.GROUP, when=_WITH_SERVERS)
+INFERENCE_REQUESTS = _counter(
+    "inference_requests_total", "Requests of workers, several rows each.", by.GROUP, when=_WITH_SERVERS
 )
-INFERENCE_ACTS = _of_job("inference_acts_total", "counter", "Acts of servers' policies.", GROUP, when=_WITH_SERVERS)
-INFERENCE_REQUESTS = _of_job(
-    "inference_requests_total", "counter", "Requests of workers, several rows each.", GROUP, when=_WITH_SERVERS
+INFERENCE_WAIT = _counter(
+    "inference_wait_seconds_total", "Time that requests waited for their act.", by.GROUP, when=_WITH_SERVERS
 )
-INFERENCE_WAIT = _of_job(
-    "inference_wait_seconds_total", "counter", "Time that requests waited for their act.", GROUP, when=_WITH_SERVERS
+INFERENCE_ACT = _counter("inference_act_seconds_total", "Time of acts.", by.GROUP, when=_WITH_SERVERS)
+BATCH = _histogram("batch_duration_seconds", "Time to collect one batch, without pauses.", by.GROUP, buckets=_BATCHES_S)
+PHASE_SECONDS = _counter(
+    "phase_seconds_total", "Time of workers by activity; the rates add up to the number of workers.", by.GROUP, by.PHASE
 )
-INFERENCE_ACT = _of_job("inference_act_seconds_total", "counter", "Time of acts.", GROUP, when=_WITH_SERVERS)
-BATCH = _of_job(
-    "batch_duration_seconds", "histogram", "Time to collect one batch, without pauses.", GROUP, buckets=_BATCHES_S
-)
-PHASE_SECONDS = _of_job(
-    "phase_seconds_total", "counter", "Time of workers by activity; the rates add up to the number of workers.",
-    GROUP, PHASE,
-)  # fmt: skip
-POLICY_VERSION = _of_job("policy_version", "gauge", "Oldest policy version used by a worker of the group.", GROUP)
-POLICY_VERSION_PUBLISHED = _of_job("policy_version_published", "gauge", "Newest published version.")
-STALENESS = _of_job(
+POLICY_VERSION = _gauge("policy_version", "Oldest policy version used by a worker of the group.", by.GROUP)
+POLICY_VERSION_PUBLISHED = _gauge("policy_version_published", "Newest published version.")
+STALENESS = _histogram(
     "batch_staleness_versions",
-    "histogram",
     "Published version minus the oldest version in a batch when it is delivered; random frames count as 0.",
     buckets=_VERSIONS,
 )
-FRAMES_DROPPED = _of_job("frames_dropped_total", "counter", "Frames stepped but not delivered.", DROPPED_FOR)
-BATCHES = _of_job("batches_total", "counter", "Batches accepted by the queue, and delivered by path.", PATH)
-BATCH_BYTES = _of_job("batch_bytes_total", "counter", "Bytes of delivered batches.", PATH)
-QUEUE_BATCHES = _of_job("queue_batches", "gauge", "Complete batches that no consumer has taken yet.")
-QUEUE_CAPACITY = _of_job("queue_capacity_batches", "gauge", "output.queue.capacityBatches.", when="the job has a queue")
-QUEUE_WAIT = _of_job(
-    "queue_wait_seconds_total", "counter", "Time spent waiting for the queue, by side; shows the bottleneck.", SIDE
+FRAMES_DROPPED = _counter("frames_dropped_total", "Frames stepped but not delivered.", by.DROPPED_FOR)
+BATCHES = _counter("batches_total", "Batches accepted by the queue, and delivered by path.", by.PATH)
+BATCH_BYTES = _counter("batch_bytes_total", "Bytes of delivered batches.", by.PATH)
+QUEUE_BATCHES = _gauge("queue_batches", "Complete batches that no consumer has taken yet.")
+QUEUE_CAPACITY = _gauge("queue_capacity_batches", "output.queue.capacityBatches.", when="the job has a queue")
+QUEUE_WAIT = _counter(
+    "queue_wait_seconds_total", "Time spent waiting for the queue, by side; shows the bottleneck.", by.SIDE
 )
-LENT_BATCHES = _of_job("lent_batches", "gauge", "Batches delivered to consumers but not acknowledged yet.")
-REDELIVERED = _of_job("batches_redelivered_total", "counter", "Batches delivered again because they were "
-                      "not acknowledged.")  # fmt: skip
-CONSUMERS = _of_job("consumers", "gauge", "Consumers that requested a batch in the last minute.")
-CONSUMER_SEEN = _of_job(
-    "consumer_last_seen_timestamp_seconds",
-    "gauge",
-    "When a consumer last requested a batch.",
-    when="one has requested a batch",
+LENT_BATCHES = _gauge("lent_batches", "Batches delivered to consumers but not acknowledged yet.")
+REDELIVERED = _counter("batches_redelivered_total", "Batches delivered again because they were not acknowledged.")
+CONSUMERS = _gauge("consumers", "Consumers that requested a batch in the last minute.")
+CONSUMER_SEEN = _gauge(
+    "consumer_last_seen_timestamp_seconds", "When a consumer last requested a batch.", when="one has requested a batch"
 )
-UPDATES = _of_job("weight_updates_total", "counter", "Weight updates by result.", RESULT)
-UPDATE_DURATION = _of_job(
-    "weight_update_duration_seconds", "histogram", "Duration of weight updates by stage.", STAGE, buckets=_UPDATES_S
+UPDATES = _counter("weight_updates_total", "Weight updates by result.", by.RESULT)
+UPDATE_DURATION = _histogram(
+    "weight_update_duration_seconds", "Duration of weight updates by stage.", by.STAGE, buckets=_UPDATES_S
 )
-UPDATE_BYTES = _of_job("weight_update_bytes_total", "counter", "Bytes of accepted weight updates.")
-UPDATE_IN_PROGRESS = _of_job(
-    "weight_update_in_progress", "gauge", "1 while some worker has not applied the newest weight update."
+UPDATE_BYTES = _counter("weight_update_bytes_total", "Bytes of accepted weight updates.")
+UPDATE_IN_PROGRESS = _gauge(
+    "weight_update_in_progress", "1 while some worker has not applied the newest weight update."
 )
-LAST_APPLIED = _of_job(
-    "weight_last_applied_timestamp_seconds", "gauge", "When the last weight update was applied.", when="one was applied"
+LAST_APPLIED = _gauge(
+    "weight_last_applied_timestamp_seconds", "When the last weight update was applied.", when="one was applied"
 )
-PAUSED = _of_job("paused", "gauge", "1 while paused.")
-PAUSE_LEASES = _of_job("pause_leases", "gauge", "Pause leases in effect.")
-PAUSE_SECONDS = _of_job("pause_seconds_total", "counter", "Time spent paused.")
-WORKERS = _of_job("workers", "gauge", "Workers.", GROUP, WORKER_STATE)
-WORKER_RESTARTS = _of_job("worker_restarts_total", "counter", "Workers replaced.", GROUP, RESTARTED_FOR)
-ENV_RESTARTS = _of_job("env_restarts_total", "counter", "Subprocess environments restarted alone.", GROUP)
-SINK_LAG = _of_job(
-    "sink_lag_frames", "gauge", "Frames collected but not yet durable in the dataset.", when="the job has a dataset"
+PAUSED = _gauge("paused", "1 while paused.")
+PAUSE_LEASES = _gauge("pause_leases", "Pause leases in effect.")
+PAUSE_SECONDS = _counter("pause_seconds_total", "Time spent paused.")
+WORKERS = _gauge("workers", "Workers.", by.GROUP, by.WORKER_STATE)
+WORKER_RESTARTS = _counter("worker_restarts_total", "Workers replaced.", by.GROUP, by.RESTARTED_FOR)
+ENV_RESTARTS = _counter("env_restarts_total", "Subprocess environments restarted alone.", by.GROUP)
+SINK_LAG = _gauge(
+    "sink_lag_frames", "Frames collected but not yet durable in the dataset.", when="the job has a dataset"
 )
-HEAD_STATE_METRIC = _of_job("head_state", "gauge", "State of the head.", HEAD_STATE)
-HEAD_STARTED = _of_job("head_start_timestamp_seconds", "gauge", "When the head started.")
-HTTP_REQUESTS = _of_job(
-    "http_requests_total", "counter", "HTTP requests answered, without probes and scrapes.",
-    METHOD, ROUTE, STATUS_CLASS,
-)  # fmt: skip
-HTTP_DURATION = _of_job(
+HEAD_STATE_METRIC = _gauge("head_state", "State of the head.", by.HEAD_STATE)
+HEAD_STARTED = _gauge("head_start_timestamp_seconds", "When the head started.")
+HTTP_REQUESTS = _counter(
+    "http_requests_total", "HTTP requests answered, without probes and scrapes.", by.METHOD, by.ROUTE, by.STATUS_CLASS
+)
+HTTP_DURATION = _histogram(
     "http_request_duration_seconds",
-    "histogram",
     "Time from the request's header to the end of the response, including requested long-poll waits.",
-    ROUTE,
+    by.ROUTE,
     buckets=_REQUESTS_S,
 )
-BUILD_INFO = _of_job("build_info", "gauge", "Constant 1 with version labels.", VERSION, PYTHON, TORCH)
-GPU_UTILIZATION = _of_job(
-    "gpu_utilization_ratio", "gauge", "Fraction of time in which a kernel was running.", GPU,
-    when="workers are processes of the head's machine, which has NVIDIA devices",
-)  # fmt: skip
-GPU_MEMORY = _of_job(
-    "gpu_memory_used_bytes", "gauge", "Device memory in use by all processes.", GPU,
-    when="workers are processes of the head's machine, which has NVIDIA devices",
-)  # fmt: skip
+BUILD_INFO = _gauge("build_info", "Constant 1 with version labels.", by.VERSION, by.PYTHON, by.TORCH)
+_DEVICES = "workers are processes of the head's machine, which has NVIDIA devices"
+GPU_UTILIZATION = _gauge(
+    "gpu_utilization_ratio", "Fraction of time in which a kernel was running.", by.GPU, when=_DEVICES
+)
+GPU_MEMORY = _gauge("gpu_memory_used_bytes", "Device memory in use by all processes.", by.GPU, when=_DEVICES)
 
 FLEET_METRICS = (
     FRAMES, STEPPED_FRAMES, TARGET_FRAMES, EPISODES, EPISODE_RETURN, EPISODE_LENGTH, RECENT_RETURN,

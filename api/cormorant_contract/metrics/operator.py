@@ -1,15 +1,6 @@
 """What the operator exports of itself and of the jobs that it looks after."""
 
-from cormorant_contract.metrics.labels import (
-    API_METHOD,
-    CODE,
-    HANDLER,
-    HEARD,
-    JOB,
-    JOB_NAMESPACE,
-    JOB_PHASE,
-    QUEUE,
-)
+from cormorant_contract.metrics.labels import API_METHOD, CODE, HANDLER, HEARD, JOB, JOB_NAMESPACE, JOB_PHASE, QUEUE
 from cormorant_contract.metrics.metric import Kind, Label, Metric
 
 _RECONCILES_S = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)

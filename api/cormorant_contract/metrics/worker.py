@@ -18,15 +18,10 @@ CPU_SECONDS = _of_pod("cpu_seconds_total", "counter", "CPU time of all processes
 MEMORY = _of_pod(
     "memory_used_bytes", "gauge", "Memory used by the pod's cgroup, or by its processes if there is no cgroup."
 )
+_DEVICES = "the pod has NVIDIA devices"
 GPU_UTILIZATION = _of_pod(
-    "gpu_utilization_ratio",
-    "gauge",
-    "Fraction of time in which a kernel was running.",
-    GPU,
-    when="the pod has NVIDIA devices",
+    "gpu_utilization_ratio", "gauge", "Fraction of time in which a kernel was running.", GPU, when=_DEVICES
 )
-GPU_MEMORY = _of_pod(
-    "gpu_memory_used_bytes", "gauge", "Device memory in use by all processes.", GPU, when="the pod has NVIDIA devices"
-)
+GPU_MEMORY = _of_pod("gpu_memory_used_bytes", "gauge", "Device memory in use by all processes.", GPU, when=_DEVICES)
 
 WORKER_METRICS = (JOINED, JOINS, FRAMES, PHASE_SECONDS, CPU_SECONDS, MEMORY, GPU_UTILIZATION, GPU_MEMORY)
