@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from cormorant_compat.buffer_room import room_of
+from cormorant_compat.arguments import room_of
+from cormorant_compat.tianshou.policies import batch_class
 from cormorant_worker.spaces import Array, put_nested
 
 if TYPE_CHECKING:
@@ -140,7 +141,9 @@ class TianshouStore:
             # The first row allocates; without the short way every row goes like this.
             until = 1 if self._is_plain else int(lengths.max())
             for row in range(until):
-                self._add_row(values, np.flatnonzero(lengths > row), row)
+                present = np.flatnonzero(lengths > row)
+                one = batch_class()(_pick(values, present, np.full(len(present), row)))
+                self._buffer.add(one, buffer_ids=present)
             rows[columns] = np.minimum(lengths[columns], until)
         before = [int(sub._insertion_idx) if self._is_plain else 0 for sub in self._subs]
         if self._is_plain and (rows < lengths).any():
@@ -151,14 +154,8 @@ class TianshouStore:
     def reset(self, *, keep_statistics: bool) -> None:
         self._buffer.reset(keep_statistics=keep_statistics)
 
-    def _add_row(self, values: dict[str, Any], columns: Array, row: int) -> None:
-        from cormorant_compat.tianshou.policies import batch_class
-
-        one = batch_class()(_pick(values, columns, np.full(len(columns), row)))
-        self._buffer.add(one, buffer_ids=columns)
-
     def _write(self, values: dict[str, Any], rows: Array, lengths: Array) -> None:
-        """Write frames `rows[b] .. lengths[b]` of every column."""
+        # Frames `rows[b] .. lengths[b]` of every column.
         buffer = self._buffer
         columns = np.repeat(np.arange(len(lengths)), lengths - rows)
         steps = np.concatenate([np.arange(start, stop) for start, stop in zip(rows, lengths, strict=True)])
@@ -181,7 +178,7 @@ class TianshouStore:
             buffer.init_weight(at)
 
     def _count(self, values: dict[str, Any], columns: Array, steps: Array, rows: Array, lengths: Array) -> None:
-        """Bring the counters of sub-buffers to where one add for each of these frames leaves them."""
+        # To where one `add` for each of these frames would leave the counters of sub-buffers.
         ends = values["done"][columns, steps]
         since = np.full(len(lengths), -1, dtype=np.int64)
         np.maximum.at(since, columns[ends], steps[ends] + 1)
@@ -209,7 +206,6 @@ class TianshouStore:
                 self._buffer._lengths[column] = sub._size
 
     def _write_extra(self, extra: dict[str, Array], lengths: Array, rows: Array, before: list[int]) -> None:
-        """Values that episode hooks returned: keys that `add` does not know."""
         if not self._is_plain:
             raise ValueError(
                 f"hooks gave {sorted(extra)}, and {type(self._buffer).__name__} cannot take keys of its own; use a "
@@ -226,38 +222,34 @@ class TianshouStore:
 
 
 def _as_theirs(batch: "TensorDict") -> tuple[dict[str, Any], dict[str, Array]]:
-    """A batch `[B, T]` by Tianshou's names, arrays `[B, T, ...]`; and what has no name there."""
+    # By Tianshou's names, arrays `[B, T, ...]`; and what has no name there.
     following = batch["next"]
     flags = {name: following[name].squeeze(-1).numpy() for name in ("terminated", "truncated", "done")}
     columns = np.arange(batch.shape[0])[:, None].repeat(batch.shape[1], axis=1)
-    policy = _arrays(batch["policy"]) if "policy" in batch else {}
+    policy = arrays(batch["policy"]) if "policy" in batch else {}
     if "hidden_state" in following:
-        policy["hidden_state"] = _arrays(following["hidden_state"])
+        policy["hidden_state"] = arrays(following["hidden_state"])
+    info: dict[str, Any] = {}
+    # Declared info; keys with dots are the nested dicts that they were.
+    for key, declared in arrays(following.get("info", {})).items():
+        put_nested(info, tuple(key.split(".")), declared)
     values = {
-        "obs": _arrays(batch["observation"]),
-        "act": _arrays(batch["action"]),
+        "obs": arrays(batch["observation"]),
+        "act": arrays(batch["action"]),
         "rew": following["reward"].squeeze(-1).numpy().astype(np.float64),
         **flags,
-        "obs_next": _arrays(following["observation"]),
-        "info": {"env_id": columns, **_info_of(following)},
+        "obs_next": arrays(following["observation"]),
+        "info": {"env_id": columns, **info},
         "policy": policy,
     }
     extra = batch.get("hooked", None)
     return values, {} if extra is None else {str(key): value.numpy() for key, value in extra.items()}
 
 
-def _info_of(following: Any) -> dict[str, Any]:
-    """Declared info; keys with dots as the nested dicts that they were."""
-    nested: dict[str, Any] = {}
-    for key, values in _arrays(following.get("info", {})).items():
-        put_nested(nested, tuple(key.split(".")), values)
-    return nested
-
-
-def _arrays(value: Any) -> Any:
+def arrays(value: Any) -> Any:
     """A tensor as an array, a TensorDict or a dict as nested dicts of them."""
     if hasattr(value, "items"):
-        return {str(key): _arrays(part) for key, part in value.items()}
+        return {str(key): arrays(part) for key, part in value.items()}
     return value.numpy()
 
 

@@ -57,6 +57,9 @@ class Collector(Generic[Stats]):
     stand at their first observation once the collector is made: `reset` is there, and need not be called first.
     """
 
+    _takes_stragglers = False
+    """Environments may come back as they are ready."""
+
     def __init__(
         self,
         policy: Any,
@@ -102,7 +105,9 @@ class Collector(Generic[Stats]):
             EnvError, PolicyError: the environments or the policy cannot be used; says why.
         """
         check_stats_class(collect_stats_class)
-        _be_tianshous()
+        # Where Tianshou 2 was imported, `isinstance(collector, BaseCollector)` is true.
+        if base := getattr(sys.modules.get("tianshou.data.collector"), "BaseCollector", None):
+            base.register(Collector)
         self.policy = policy.policy if is_tianshou_policy(getattr(policy, "policy", None)) else policy
         self.env = env
         self.exploration_noise = exploration_noise
@@ -117,7 +122,11 @@ class Collector(Generic[Stats]):
         self.buffer = usual_buffer(self._envs.num_envs) if buffer is None else buffer
         self._store = None if self.buffer is None else as_store(self.buffer)
         try:
-            self._refuse_kind()
+            if not (self._envs.lockstep or self._takes_stragglers):
+                raise EnvError(  # noqa: TRY301  # the environments are closed below
+                    f"the environments come back {self._envs.min_in_flight} at a time of {self._envs.num_envs}; use "
+                    "AsyncCollector"
+                )
             self._refuse_room()
             observation, action = self._envs.observation_space, self._envs.action_space
             random = RandomActor(action, self._seeds().seed("actions"), observation=observation)
@@ -296,11 +305,20 @@ class Collector(Generic[Stats]):
     # -- collecting --------------------------------------------------------------------------------------------
 
     def _steps(self, n_step: int) -> CollectStats:
+        most = _NEVER
+        if not getattr(self.buffer, "keeps_time", False):
+            # Long requests are collected and stored in several blocks.
+            one = self._engine.layout(1)
+            frame = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in (*one.observation, *one.states))
+            most = max(1, _BLOCK_BYTES // (max(frame, 64) * self.env_num)) * self.env_num
         made = _Made()
         left = n_step
         while left:
-            count = min(left, self._most_steps())
-            block = self._block(-(-count // self.env_num))
+            count = min(left, most)
+            if (rows := -(-count // self.env_num)) not in self._blocks:
+                # One block, of this size: what a batch holds is copied into the buffer before the next one.
+                self._blocks = {rows: Block(self._engine.layout(rows))}
+            block = self._blocks[rows]
             self._engine.fill(block, count)
             made.add(self._tally.take(block, self._engine.trajectories.lost), int(block.lengths.sum()))
             if self._wants_batches:
@@ -309,7 +327,12 @@ class Collector(Generic[Stats]):
         return made.stats()
 
     def _episodes(self, n_episode: int, max_frames: int) -> CollectStats:
-        is_open = self._begin_episodes()
+        is_open = ~self._tally.is_fresh
+        if self._envs.lockstep and is_open.any():
+            self._engine.restart()
+            self._tally.forget()
+            self._hooks.forget()
+            is_open[:] = False
         made = _Made()
         chunks: list[tuple[TensorDict, Array]] = []
         for block in self._engine.play_episodes(n_episode, is_open=is_open, max_frames=max_frames):
@@ -333,16 +356,6 @@ class Collector(Generic[Stats]):
             self._deliver(*_join(chunks), may_store=True)
         return made.stats()
 
-    def _begin_episodes(self) -> Array:
-        """Restart what has begun an episode. Returns [B] bool: episodes that cannot be restarted."""
-        is_open = ~self._tally.is_fresh
-        if self._envs.lockstep and is_open.any():
-            self._engine.restart()
-            self._tally.forget()
-            self._hooks.forget()
-            is_open[:] = False
-        return is_open
-
     @property
     def _wants_batches(self) -> bool:
         return self._store is not None or not self._hooks.are_none
@@ -359,27 +372,18 @@ class Collector(Generic[Stats]):
 
     def _deliver(self, batch: "TensorDict", lengths: Array, *, may_store: bool) -> None:
         if not self._hooks.are_none:
-            batch = self._hooks.see(batch, lengths, may_store=may_store)
+            self._hooks.see(batch, lengths, may_store=may_store)
         for transform in self._transforms:
             batch = transform(batch)
         if self._raises_on_nan:
-            _refuse_nan(batch)
+            for key, leaf in batch.items(True, True):
+                if leaf.is_floating_point() and key[0] != "hooked" and bool(leaf.isnan().any()):
+                    name = key if isinstance(key, str) else ".".join(key)
+                    raise EnvCrashed(
+                        f"{name} has {int(leaf.isnan().sum())} NaN in {leaf.numel()} values; nothing was stored"
+                    )
         if self._store is not None:
             self._store.take(batch, lengths)
-
-    def _block(self, rows: int) -> Block:
-        """One block a size: what a batch holds is copied into the buffer before the next one."""
-        if rows not in self._blocks:
-            self._blocks = {rows: Block(self._engine.layout(rows))}
-        return self._blocks[rows]
-
-    def _most_steps(self) -> int:
-        """Frames of one block: long requests are collected and stored in several."""
-        if getattr(self.buffer, "keeps_time", False):
-            return _NEVER
-        one = self._engine.layout(1)
-        frame = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in (*one.observation, *one.states))
-        return max(1, _BLOCK_BYTES // (max(frame, 64) * self.env_num)) * self.env_num
 
     @contextmanager
     def _rendering(self, seconds: float | None) -> Iterator[None]:
@@ -404,20 +408,6 @@ class Collector(Generic[Stats]):
         if self._store is not None and not self._is_usual_buffer:
             self._store.refuse(num_envs=self._envs.num_envs, num_steps=num_steps, num_episodes=num_episodes)
 
-    def _refuse_kind(self) -> None:
-        if not self._envs.lockstep:
-            raise EnvError(
-                f"the environments come back {self._envs.min_in_flight} at a time of {self._envs.num_envs}; use "
-                "AsyncCollector"
-            )
-
-
-def _be_tianshous() -> None:
-    """Let `isinstance(collector, BaseCollector)` be true where Tianshou 2 was imported."""
-    base = getattr(sys.modules.get("tianshou.data.collector"), "BaseCollector", None)
-    if base is not None:
-        base.register(Collector)
-
 
 class AsyncCollector(Collector[CollectStats]):
     """The same over environments that come back as they are ready: EnvPool with `batch_size < num_envs`.
@@ -425,8 +415,7 @@ class AsyncCollector(Collector[CollectStats]):
     Counts are exact here, too: what faster environments have beyond the request is the beginning of the next one.
     """
 
-    def _refuse_kind(self) -> None:
-        """Environments in lockstep are welcome, too."""
+    _takes_stragglers = True
 
 
 class _Made:
@@ -492,10 +481,3 @@ def _check_request(n_step: int | None, n_episode: int | None, *, render: float |
         raise ValueError(f"{name} {number!r} is not a number of them; give an integer of 1 or more")
     if render is not None and not (math.isfinite(render) and render >= 0):
         raise ValueError(f"render {render} is no time to sleep; give seconds, 0 or more, or None")
-
-
-def _refuse_nan(batch: "TensorDict") -> None:
-    for key, leaf in batch.items(True, True):
-        if leaf.is_floating_point() and key[0] != "hooked" and bool(leaf.isnan().any()):
-            name = key if isinstance(key, str) else ".".join(key)
-            raise EnvCrashed(f"{name} has {int(leaf.isnan().sum())} NaN in {leaf.numel()} values; nothing was stored")

@@ -8,7 +8,7 @@ our VectorEnvs                                       as they are
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -23,13 +23,6 @@ from cormorant_worker.envs.restarts import RestartLimits, Restarts
 from cormorant_worker.errors import EnvBuildError, EnvError
 from cormorant_worker.scripted import Scripted
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, flatten, leaves, unflattener
-
-
-class TakesResetKwargs(Protocol):
-    def seed(self, seeds: Sequence[int]) -> None:
-        """The next `start` resets with these seeds."""
-
-    def reset_with(self, kwargs: Mapping[str, Any]) -> None: ...
 
 
 def as_vector_env(
@@ -85,7 +78,7 @@ def resetting_with(env: VectorEnv, kwargs: Mapping[str, Any]) -> Iterator[None]:
     if not kwargs:
         yield
         return
-    takes = cast(TakesResetKwargs, env)
+    takes: Any = env  # checked by `refuse_reset_kwargs`
     takes.reset_with(kwargs)
     try:
         yield
@@ -135,7 +128,6 @@ class GivenEnvs(InlineVectorEnv):
         self._restarts = Restarts(seeds, RestartLimits(total=0))
 
     def _replace(self, row: int, error: BaseException) -> None:
-        """What an environment raises is the script's to see."""
         error.add_note(f"in environment {row}, after {self._envs[row].steps} completed steps")
         raise error
 
@@ -177,8 +169,11 @@ class TheirVectorEnv(NeverSaved):
         self._is_closed = False
         self.num_envs = len(env)
         self.min_in_flight = 1
-        self.observation_space: Space = _one_of(env.observation_space)
-        self.action_space: Space = _one_of(env.action_space)
+        # Tianshou's have a list of all environments' spaces, a pool has one.
+        self.observation_space, self.action_space = (
+            spaces[0] if isinstance(spaces, list | tuple) else spaces
+            for spaces in (env.observation_space, env.action_space)
+        )
         self._is_array = not isinstance(self.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
         self._unflatten = unflattener(self.action_space)
         self._kwargs: dict[str, Any] = {}
@@ -247,7 +242,11 @@ class TheirVectorEnv(NeverSaved):
     def _step(self, which: slice | Rows, rows: Rows, found: Any) -> Step:
         theirs, reward, terminated, truncated, infos = found
         if self._info:
-            self._take_info(infos, rows)
+            for i, row in enumerate(rows.tolist()):
+                try:
+                    self._write_info[row](_info_at(infos, i))
+                except InfoMisfit as error:
+                    raise EnvError(f"environment {row} returned {error}") from error
         obs = tuple(a.copy() for a in self._obs(theirs, len(rows)))
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         ended = np.flatnonzero(terminated | truncated)
@@ -257,13 +256,6 @@ class TheirVectorEnv(NeverSaved):
                 stored[ended] = first
         info = tuple([values[rows] for values in self._info])
         return Step(which, obs, np.asarray(reward, np.float32), terminated, truncated, ended, final, info=info)
-
-    def _take_info(self, infos: Any, rows: Rows) -> None:
-        for i, row in enumerate(rows.tolist()):
-            try:
-                self._write_info[row](_info_at(infos, i))
-            except InfoMisfit as error:
-                raise EnvError(f"environment {row} returned {error}") from error
 
     def _obs(self, theirs: Any, n: int) -> Arrays:
         space = self.observation_space
@@ -297,7 +289,7 @@ class _First:
 
 
 def _info_at(infos: Any, i: int) -> Mapping[str, Any]:
-    """The i-th environment's info, of a list of dicts, or of a dict of arrays as EnvPool gives it."""
+    # A list of dicts, or a dict of arrays as EnvPool gives it.
     if not isinstance(infos, Mapping):
         found: Mapping[str, Any] = infos[i]
         return found
@@ -306,12 +298,6 @@ def _info_at(infos: Any, i: int) -> Mapping[str, Any]:
         for key, value in infos.items()
         if isinstance(value, Mapping) or np.ndim(value)
     }
-
-
-def _one_of(spaces: Any) -> Space:
-    """One environment's, of Tianshou's list of all of them, or of the one that a pool has."""
-    found: Space = spaces[0] if isinstance(spaces, list | tuple) else spaces
-    return found
 
 
 class TheirAsyncVectorEnv(TheirVectorEnv):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from cormorant_compat.tianshou.buffers import arrays
 from cormorant_worker.spaces import Array
 
 if TYPE_CHECKING:
@@ -33,22 +34,18 @@ class Hooks:
 
     @property
     def are_none(self) -> bool:
-        """True when there is nothing to call."""
         return self.on_step is None and self.on_episode is None
 
     def forget(self) -> None:
         self._begun.clear()
 
-    def see(self, batch: "TensorDict", lengths: Array, *, may_store: bool) -> "TensorDict":
+    def see(self, batch: "TensorDict", lengths: Array, *, may_store: bool) -> None:
         """Call the hooks for a batch `[B, T]`, of which column b has `lengths[b]` frames.
 
         Args:
-            batch: changed in place by hooks that change what they get.
+            batch: changed in place by hooks that change what they get; what they add is under "hooked".
             lengths: frames of each column.
             may_store: episode hooks may return values; only where all episodes are whole.
-
-        Returns:
-            The batch, with what episode hooks returned under "hooked".
         """
         if self.on_step is not None:
             for row in range(int(lengths.max(initial=0))):
@@ -56,8 +53,7 @@ class Hooks:
                 self._see_step(batch, step, np.flatnonzero(lengths > row), row)
         if self.on_episode is not None:
             for column in np.flatnonzero(lengths).tolist():
-                batch = self._see_column(batch, column, int(lengths[column]), may_store=may_store)
-        return batch
+                self._see_column(batch, column, int(lengths[column]), may_store=may_store)
 
     def _see_step(self, batch: "TensorDict", step: "TensorDict", columns: Array, row: int) -> None:
         assert self.on_step is not None
@@ -71,7 +67,15 @@ class Hooks:
             raise ValueError(f"on_step_hook removed {', '.join(gone)}; every frame is stored whole: leave them")
         assigned = {name: value for name, value in after.items() if value is not before.get(name)}
         for name in [name for name in assigned if name in before]:
-            _reassign(step, name, assigned.pop(name), len(columns))
+            # To where the batch has the field.
+            place = (*_PLACES[name[0]], *name[1:])
+            old, values = step[place], _as_tensor(assigned.pop(name), len(columns), name)
+            if values.numel() != old.numel():
+                raise ValueError(
+                    f"on_step_hook assigned {'.'.join(name)} of shape {list(values.shape)}; a frame's has "
+                    f"{list(old.shape[1:])}, for {len(columns)} frames"
+                )
+            step[place] = values.reshape(old.shape).to(old.dtype)
         # An indexed step is a copy: what the hook changed in place goes back.
         at = torch.from_numpy(columns), row
         batch[at] = step
@@ -79,7 +83,7 @@ class Hooks:
             values = _as_tensor(value, len(columns), name)
             _room(batch, ".".join(name), values)[at] = values
 
-    def _see_column(self, batch: "TensorDict", column: int, length: int, *, may_store: bool) -> "TensorDict":
+    def _see_column(self, batch: "TensorDict", column: int, length: int, *, may_store: bool) -> None:
         assert self.on_episode is not None
         begin = 0
         done = batch["next", "done"][column, :length, 0]
@@ -94,11 +98,17 @@ class Hooks:
                         f"on_episode_done_hook returned {sorted(more)} with n_step: frames of the episode are stored "
                         "already; collect with n_episode, or return None"
                     )
-                batch = _with(batch, column, begin, end + 1, more)
+                for key, given in more.items():
+                    values = torch.as_tensor(np.asarray(given))
+                    if values.shape[:1] != (end + 1 - begin,):
+                        raise ValueError(
+                            f"on_episode_done_hook returned {key} of shape {list(values.shape)} for an episode of "
+                            f"{end + 1 - begin} frames; return one value a frame"
+                        )
+                    _room(batch, str(key), values)[column, begin : end + 1] = values
             begin = end + 1
         if begin < length:
             self._begun.setdefault(column, []).append(batch[column, begin:length].exclude("hooked").clone())
-        return batch
 
     def _named(self, frames: "TensorDict") -> dict[str, Any]:
         missing = {name for name in ("policy", "info") if frames.get(_PLACES[name], None) is None}
@@ -107,28 +117,10 @@ class Hooks:
 
     def _wrapped(self, named: dict[str, Any], n: int) -> Any:
         if self._batch_class is not None:
-            return self._batch_class(_as_arrays(named))
+            return self._batch_class(arrays(named))
         from tensordict import TensorDict
 
         return TensorDict(named, batch_size=[n])
-
-
-def _as_arrays(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.numpy()
-    return {str(key): _as_arrays(part) for key, part in value.items()}
-
-
-def _with(batch: "TensorDict", column: int, begin: int, end: int, more: Mapping[str, Any]) -> "TensorDict":
-    for key, given in more.items():
-        values = torch.as_tensor(np.asarray(given))
-        if values.shape[:1] != (end - begin,):
-            raise ValueError(
-                f"on_episode_done_hook returned {key} of shape {list(values.shape)} for an episode of {end - begin} "
-                "frames; return one value a frame"
-            )
-        _room(batch, str(key), values)[column, begin:end] = values
-    return batch
 
 
 def _room(batch: "TensorDict", key: str, values: torch.Tensor) -> torch.Tensor:
@@ -155,7 +147,6 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
 
 
 def _leaves_of(given: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """What lies in a Batch or a TensorDict, by path."""
     for name in given.get_keys() if hasattr(given, "get_keys") else given.keys():
         value = given[name]
         if hasattr(value, "get_keys") or hasattr(value, "batch_size"):
@@ -164,21 +155,7 @@ def _leaves_of(given: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple
             yield (*prefix, str(name)), value
 
 
-def _reassign(step: "TensorDict", name: tuple[str, ...], value: Any, n: int) -> None:
-    """Put what a hook assigned to a field where the batch has it."""
-    place = (*_PLACES[name[0]], *name[1:])
-    old = step[place]
-    values = _as_tensor(value, n, name)
-    if values.numel() != old.numel():
-        raise ValueError(
-            f"on_step_hook assigned {'.'.join(name)} of shape {list(values.shape)}; a frame's has "
-            f"{list(old.shape[1:])}, for {n} frames"
-        )
-    step[place] = values.reshape(old.shape).to(old.dtype)
-
-
 def _as_tensor(value: Any, n: int, name: tuple[str, ...]) -> torch.Tensor:
-    """A hook's value as a tensor [n, ...]."""
     try:
         values = torch.as_tensor(value if isinstance(value, torch.Tensor) else np.asarray(value)).detach()
     except (TypeError, ValueError) as error:

@@ -10,14 +10,14 @@ script imported.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
 
-from cormorant_compat.flags import as_flag
+from cormorant_compat.arguments import as_flag
 from cormorant_worker.errors import PolicyError, PolicyMismatch
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Acted, Actor, PolicyActor, cast_to, output_leaf, refuse_changed, samples
@@ -62,10 +62,7 @@ class FrontActor:
         self._nest = unflattener(observation)
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        if self.keeps_grad:
-            with torch.enable_grad():
-                acted = self._inner.act(obs, states, is_init)
-        else:
+        with torch.enable_grad() if self.keeps_grad else nullcontext():
             acted = self._inner.act(obs, states, is_init)
         if self._noise is None:
             return acted
@@ -175,13 +172,15 @@ class TianshouActor:
         return decided, sent if sent.dtype == self._action.dtype else cast_to(self._action, sent), result
 
     def _state_of(self, states: Arrays) -> Any:
-        """Rebuild the state as the policy gave it: one array, or a Batch of them."""
+        # As the policy gave it: one array, or a Batch of them.
         if not self.states:
             return None
-        if self._rebuild is None:
+        if self.states[0].key == (HIDDEN,):
             return self._wrap_state[0](states[0])
-        values = (wrap(array) for wrap, array in zip(self._wrap_state, states, strict=True))
-        return self._rebuild(dict(zip((leaf.key[1:] for leaf in self.states), values, strict=True)))
+        nested: dict[str, Any] = {}
+        for leaf, wrap, array in zip(self.states, self._wrap_state, states, strict=True):
+            put_nested(nested, leaf.key[1:], wrap(array))
+        return self._batch(nested)
 
     def _dry_run(self, observation: Space, n: int) -> None:
         obs = samples(observation, n)
@@ -204,14 +203,6 @@ class TianshouActor:
         # A state of None, which an episode begins with, stands for zeros: rows beside one that goes on cannot be None.
         self.initial_states = tuple(np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.states)
         self._wrap_state = [torch.from_numpy if isinstance(value, torch.Tensor) else np.asarray for _, value in state]
-        is_one = len(state) == 1 and state[0][0] == (HIDDEN,)
-        self._rebuild: Callable[[Mapping[Key, Any]], Any] | None = None if is_one else self._as_batch
-
-    def _as_batch(self, values: Mapping[Key, Any]) -> Any:
-        nested: dict[str, Any] = {}
-        for key, value in values.items():
-            put_nested(nested, key, value)
-        return self._batch(nested)
 
 
 @contextmanager
@@ -230,7 +221,6 @@ def evaluating(policy: Any) -> Iterator[None]:
 
 
 def _flat(value: Any, prefix: Key) -> list[tuple[Key, Any]]:
-    """Arrays of a tensor, an array, a mapping or a Batch, by their keys."""
     if value is None:
         return []
     if isinstance(value, torch.Tensor | np.ndarray):

@@ -50,7 +50,7 @@ def _read_part(space: Space, value: Any) -> Any:
 
 
 def _ends(following: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Terminated and truncated, whichever flags the environment has."""
+    # Some environments have one of the two flags, or `done` alone.
     done = following["done"].bool()
     truncated, terminated = (
         None if (flag := following.get(name, None)) is None else flag.bool() for name in ("truncated", "terminated")
@@ -94,20 +94,8 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         self._env.close(raise_if_closed=False)
 
 
-class BatchedEnv:
-    """A TorchRL environment with a batch size: several environments that are stepped together."""
-
-    def __init__(self, env: Any) -> None:
-        self._env = env
-        self.num_workers: int = env.batch_size.numel()
-
-    def vector_env(self, seeds: Sequence[int] | None) -> "BatchedVectorEnv":
-        """The environments; TorchRL derives their seeds from the first."""
-        return BatchedVectorEnv(self._env, 0 if not seeds else seeds[0])
-
-
-class BatchedVectorEnv(NeverSaved):
-    """Steps a TorchRL environment with a batch size, in lockstep."""
+class BatchedEnv(NeverSaved):
+    """A TorchRL environment with a batch size: several environments that are stepped in lockstep."""
 
     lockstep = True
     min_in_flight = 1
@@ -116,14 +104,20 @@ class BatchedVectorEnv(NeverSaved):
     info_leaves: tuple[Leaf, ...] = ()
     illegal: Array | None = None
 
-    def __init__(self, env: Any, seed: int) -> None:
+    def __init__(self, env: Any) -> None:
         self._env = env
-        self._seed = seed
+        self._seed = 0
         self.num_envs: int = env.batch_size.numel()
+        self.num_workers = self.num_envs
         self.observation_space, self.action_space = _spaces(env)
         self._observation = leaves(self.observation_space, ())
         self._now: Any = None
         self._action: Array = np.empty(0)
+
+    def vector_env(self, seeds: Sequence[int] | None) -> "BatchedEnv":
+        """Itself; TorchRL derives all environments' seeds from the first."""
+        self._seed = seeds[0] if seeds else 0
+        return self
 
     def start(self) -> Arrays:
         self._env.set_seed(self._seed)

@@ -1,51 +1,40 @@
-"""What TorchRL's batches have beside ours: flags of the frame itself, counts of steps, ids of padding.
+"""What TorchRL's batches have beside ours: flags of the frame itself, counts of steps, ids of padding, whole episodes.
 
 # R rows (environments), T steps
 """
 
+from collections import deque
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 
 import torch
 from tensordict import TensorDictBase
 
 from cormorant_compat.torchrl.settings import CollectorSettings, limit
 from cormorant_postproc import split_trajectories
-from cormorant_worker.collect.batch import frames_of, to_tensordict
+from cormorant_worker.collect.batch import frames_of, stack_workers, to_tensordict, with_mask
 from cormorant_worker.collect.block import Block
 
 _IDS = ("collector", "traj_ids")
 _VERSION = ("collector", "policy_version")
 _MASK = ("collector", "mask")
-_FLAGS = ("done", "terminated", "truncated")
 
 
-def as_torchrls(batch: TensorDictBase, counts: "StepCounts | None", envs: Sequence[Hashable]) -> None:
-    """Give a batch `[R, T]` what TorchRL's have beside ours; in place. `envs` as for `StepCounts.add`."""
-    add_root_flags(batch)
-    lift_info(batch)
+def add_torchrls(batch: TensorDictBase, counts: "StepCounts | None", envs: Sequence[Hashable]) -> None:
+    """Give a batch `[R, T]` what TorchRL's have beside ours: flags of the frames themselves, declared info at the root
+    of `next`, where TorchRL's info readers put it, and counts of steps. In place; `envs` as for `StepCounts.add`.
+    """
+    following = batch["next"]
+    for name in ("done", "terminated", "truncated"):
+        # Nothing is stepped from an end.
+        batch[name] = torch.zeros(following["done"].shape, dtype=torch.bool, device=batch.device)
+    if "info" in following.keys():  # noqa: SIM118  # a TensorDict, not a dict
+        for key, values in following.pop("info").items():
+            if key in following.keys():  # noqa: SIM118
+                raise ValueError(f"info has {key}, and next has a {key} of its own; rename it in a wrapper")
+            following[key] = values
     if counts is not None:
         counts.add(batch, envs)
-
-
-def add_root_flags(batch: TensorDictBase) -> None:
-    """`done`, `terminated` and `truncated` of the frames themselves `[*, T, 1]`: False, as nothing is stepped from an
-    end; in place.
-    """
-    shape = batch["next", "done"].shape
-    for name in _FLAGS:
-        batch[name] = torch.zeros(shape, dtype=torch.bool, device=batch.device)
-
-
-def lift_info(batch: TensorDictBase) -> None:
-    """Declared keys of info lie at the root of `next`, where TorchRL's info readers put them; in place."""
-    following = batch["next"]
-    if "info" not in following.keys():  # noqa: SIM118  # a TensorDict, not a dict
-        return
-    info = following.pop("info")
-    for key in info.keys():  # noqa: SIM118
-        if key in following.keys():  # noqa: SIM118
-            raise ValueError(f"info has {key}, and next has a {key} of its own; rename it in a wrapper")
-        following[key] = info[key]
 
 
 def mark_padding(batch: TensorDictBase) -> None:
@@ -54,15 +43,16 @@ def mark_padding(batch: TensorDictBase) -> None:
         batch[_IDS].masked_fill_(~batch[_MASK], -1)
 
 
-def add_versions(batch: TensorDictBase) -> None:
-    """The version that acted, where TorchRL has it: `policy_version` and `("next", "policy_version")`."""
-    batch["policy_version"] = batch["next", "policy_version"] = batch[_VERSION]
-
-
-def drop_ids(batch: TensorDictBase, *, keep_versions: bool) -> None:
-    """Leave out trajectory ids, and versions unless they are wanted; the mask of padding stays. In place."""
+def track(batch: TensorDictBase, *, ids: bool, versions: bool) -> None:
+    """Write the version that acted where TorchRL has it, `policy_version` and `("next", "policy_version")`, and leave
+    out trajectory ids (with them versions that are not wanted): the mask of padding stays. In place.
+    """
+    if versions:
+        batch["policy_version"] = batch["next", "policy_version"] = batch[_VERSION]
+    if ids:
+        return
     del batch[_IDS]
-    if not keep_versions:
+    if not versions:
         del batch[_VERSION]
     if not batch["collector"].keys():
         del batch["collector"]
@@ -101,9 +91,64 @@ class StepCounts:
         batch["next", "step_count"] = counts.unsqueeze(-1) + 1
 
 
-def split(batch: TensorDictBase) -> TensorDictBase:
-    found: TensorDictBase = split_trajectories(batch)
-    return found
+class EpisodePool:
+    """Keeps the open trajectory of each environment, and gives N ended ones at a time."""
+
+    def __init__(self, num_episodes: int) -> None:
+        self._num_episodes = num_episodes
+        self._open: dict[Hashable, tuple[int, list[TensorDictBase]]] = {}
+        """By environment: its trajectory's id, and the pieces so far."""
+        self._ended: deque[TensorDictBase] = deque()
+        self.complete: deque[TensorDictBase] = deque()
+        """Batches `[N, longest]`, padded with zeros and masked."""
+        self.given_up = 0
+        """Trajectories that begun and never ended: their collector died, or began its next batch with new episodes."""
+
+    def add(self, batch: TensorDictBase, envs: Sequence[Hashable]) -> None:
+        """Take a batch `[R, T]`.
+
+        Args:
+            batch: its rows go on where those of the same environments' last batch ended.
+            envs: by row: which environment it is.
+        """
+        has_mask = _MASK in batch.keys(True)
+        for env, row in zip(envs, batch.unbind(0), strict=True):
+            filled = row[row[_MASK]].exclude(_MASK) if has_mask else row
+            if not len(filled):
+                continue
+            ids = filled[_IDS]
+            cuts = [0, *(torch.nonzero(ids[1:] != ids[:-1]).flatten() + 1).tolist(), len(ids)]
+            for first, stop in pairwise(cuts):
+                number, piece = int(ids[first]), filled[first:stop]
+                known, pieces = self._open.pop(env, (number, []))
+                if known != number:
+                    self.given_up += 1
+                    pieces = []
+                pieces.append(piece)
+                if bool(piece["next", "done"][-1].any()):
+                    self._ended.append(torch.cat(pieces))
+                else:
+                    self._open[env] = number, pieces
+        while len(self._ended) >= self._num_episodes:
+            self.complete.append(self._padded(self._num_episodes))
+
+    def clear(self) -> None:
+        """Forget everything: what comes next goes on with nothing that is here."""
+        self.given_up += len(self._open)
+        self._open.clear()
+        self._ended.clear()
+        self.complete.clear()
+
+    def finish(self) -> bool:
+        """Complete a last batch of those that have ended, if there are any: fewer than N. Open ones are given up."""
+        self.given_up += len(self._open)
+        self._open.clear()
+        if self._ended:
+            self.complete.append(self._padded(len(self._ended)))
+        return bool(self.complete)
+
+    def _padded(self, count: int) -> TensorDictBase:
+        return stack_workers([with_mask(self._ended.popleft().unsqueeze(0)) for _ in range(count)])
 
 
 def truncate_last(batch: TensorDictBase) -> None:
@@ -111,8 +156,8 @@ def truncate_last(batch: TensorDictBase) -> None:
     following = batch["next"]
     rows, steps = batch.shape
     last = torch.full((rows,), steps - 1)
-    if ("collector", "mask") in batch.keys(True):
-        last = (batch["collector", "mask"].sum(-1) - 1).clamp_min(0)
+    if _MASK in batch.keys(True):
+        last = (batch[_MASK].sum(-1) - 1).clamp_min(0)
     at = torch.arange(rows), last
     following["truncated"][at] |= ~following["terminated"][at]
     following["done"][at] = True
@@ -130,9 +175,9 @@ class StoreInBuffer:
 
     def __call__(self, block: Block) -> None:
         batch: TensorDictBase = to_tensordict(block, copy=True)
-        as_torchrls(batch, self._counts, range(len(batch)))
+        add_torchrls(batch, self._counts, range(len(batch)))
         if self._truncates:
             truncate_last(batch)
         if self._splits:
-            batch = split(batch)
+            batch = split_trajectories(batch)
         self._buffer.extend(frames_of(batch if self._postproc is None else self._postproc(batch)))

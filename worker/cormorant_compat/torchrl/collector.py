@@ -14,23 +14,22 @@ import torch
 from tensordict import TensorDictBase
 
 from cormorant_compat.torchrl.batches import (
+    EpisodePool,
     StepCounts,
-    add_versions,
-    as_torchrls,
-    drop_ids,
+    StoreInBuffer,
+    add_torchrls,
     mark_padding,
-    split,
+    track,
     truncate_last,
 )
 from cormorant_compat.torchrl.devices import devices_of, storing_devices
-from cormorant_compat.torchrl.episodes import EpisodePool
 from cormorant_compat.torchrl.free_running import FreeRunning
 from cormorant_compat.torchrl.makers import Maker, policy_maker
-from cormorant_compat.torchrl.plan import CollectionPlan
+from cormorant_compat.torchrl.plan import CollectionPlan, next_seed
 from cormorant_compat.torchrl.policy import as_policy, check_has_weights, on_cpu, read_weights
-from cormorant_compat.torchrl.seeds import next_seed
 from cormorant_compat.torchrl.settings import broadcast, limit
 from cormorant_contract.job import CollectorJob
+from cormorant_postproc import split_trajectories
 from cormorant_worker.collect.batch import frames_of
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.errors import FleetClosed, StateError, WeightsError
@@ -58,6 +57,8 @@ class FleetCollector:
 
     weight_updater: Any = None
     """What takes the place of publishing; None: nothing does."""
+    _extends_in_workers = False
+    """Workers extend the replay buffer themselves."""
 
     def __init__(self, plan: CollectionPlan) -> None:
         """Start the collectors and wait until each of them stands at its first observation.
@@ -70,12 +71,19 @@ class FleetCollector:
         self._settings = plan.settings
         if plan.settings.update_at_each_batch:
             check_has_weights(plan.policy, "update_at_each_batch")
-        self._given_policy = plan.policy
+        self.policy = plan.policy
+        """The policy as it was given, whose weights are published where none are named."""
         self.pre_collect_hook = plan.settings.pre_collect_hook
         """Called without arguments before each batch is waited for; may be exchanged, and so may the other."""
         self.post_collect_hook = plan.settings.post_collect_hook
         self._policy = as_policy(plan.policy, is_trusted=bool(plan.settings.trust_policy))
-        self._storing = self._storing_devices(plan.num_collectors)
+        settings, count = plan.settings, plan.num_collectors
+        # Where workers fill the buffer themselves, no batch is handed out here.
+        self._storing = (
+            ("cpu",) * count
+            if self._extends_in_workers
+            else storing_devices(settings.storing_device, settings.device, count)
+        )
         if plan.mode == "sync" and len(set(self._storing)) > 1:
             raise ValueError(
                 f"storing_device {list(self._storing)} differs between collectors whose batches are stacked; give one"
@@ -86,7 +94,6 @@ class FleetCollector:
         """What a collector that joins later has."""
         self._devices = [parts.device for parts in made]
         """By collector: of its policy."""
-        self._parts = [self._sendable(parts) for parts in made]
         self.requested_frames_per_batch = plan.settings.frames_per_batch
         self.init_random_frames = limit(plan.settings.init_random_frames)
         self.replay_buffer = plan.settings.replay_buffer
@@ -100,21 +107,16 @@ class FleetCollector:
         self._running: FreeRunning | None = None
         self._pool = None if plan.settings.trajs_per_batch is None else EpisodePool(plan.settings.trajs_per_batch)
         self._counts = StepCounts() if limit(plan.settings.max_frames_per_traj) else None
-        self.fleet = self._open(plan.job(), self._options())
+        self.fleet = self._open(plan.job(), made)
         """The fleet itself: its state, statistics and events."""
 
     # -- what to run -------------------------------------------------------------------------------------------
 
-    def _open(self, job: CollectorJob, options: FleetOptions) -> Any:
+    def _open(self, job: CollectorJob, parts: Sequence[WorkerOverrides]) -> Any:
         from cormorant_worker.fleet.fleet import Fleet
 
-        return Fleet(job, options)
-
-    def _sendable(self, parts: WorkerOverrides) -> Any:
-        return parts.to_bytes()
-
-    def _options(self) -> FleetOptions:
-        return FleetOptions(
+        self._parts = [one.to_bytes() for one in parts]
+        options = FleetOptions(
             workers=self._plan.num_collectors,
             overrides=self._parts,
             whole_rows=True,
@@ -122,10 +124,10 @@ class FleetCollector:
             starts_paused=True,
             startup_timeout_s=self._settings.startup_timeout_s,
         )
+        return Fleet(job, options, engine=self._connect())
 
-    def _storing_devices(self, count: int) -> tuple[str, ...]:
-        settings = self._settings
-        return storing_devices(settings.storing_device, settings.device, count)
+    def _connect(self) -> Any:
+        return None  # workers run on this machine
 
     def _all_parts(self) -> list[WorkerOverrides]:
         settings, count = self._settings, self._plan.num_collectors
@@ -134,23 +136,20 @@ class FleetCollector:
         factories = broadcast(settings.policy_factory, "policy_factory", count)
         is_trusted = bool(settings.trust_policy)
         overrides = self._plan.overrides or ({},) * count
+        store = StoreInBuffer(settings) if self._extends_in_workers else None
         return [
             WorkerOverrides(
                 envs=self._plan.makers[i],
                 policy=None if factories[i] is not None else on_cpu(self._policy),
-                policy_factory=policy_maker(self._given_policy, factories[i], is_trusted=is_trusted),
+                policy_factory=policy_maker(self.policy, factories[i], is_trusted=is_trusted),
                 takes_spaces=True,
                 settings=overrides[i],
+                on_batch=store,
                 device=devices[i] or general[i] or "cpu",
                 raises=True,
             )
             for i in range(count)
         ]
-
-    @property
-    def policy(self) -> Any:
-        """The policy as it was given, whose weights are published where none are named."""
-        return self._given_policy
 
     # -- batches -----------------------------------------------------------------------------------------------
 
@@ -194,12 +193,10 @@ class FleetCollector:
         loan = self._begin()
         if loan is None:
             return None
-        batch = self._deliver(loan)
+        batch = None if self._extends_in_workers else self._deliver(loan)
         self._frames += loan.num_frames
         self._iterations += 1
-        if batch is None:
-            return (None,)
-        return self._hand_out(batch)
+        return (None,) if batch is None else self._hand_out(batch)
 
     def _collect_episodes(self, pool: EpisodePool) -> tuple[Batch] | None:
         while not pool.complete:
@@ -226,14 +223,26 @@ class FleetCollector:
         self._taken = self.fleet.borrow()
         return self._taken
 
-    def _deliver(self, loan: Loan) -> TensorDictBase | None:
-        return self._processed(self._place(self._shape(loan), loan))
+    def _deliver(self, loan: Loan) -> TensorDictBase:
+        batch = self._frames_of(loan)
+        if self._settings.set_truncated:
+            truncate_last(batch)
+        if self._settings.split_trajs:
+            return self._processed(self._place(split_trajectories(batch), loan))
+        mark_padding(batch)
+        rows, steps = batch.shape
+        workers, envs = len(loan.parts), rows // len(loan.parts)
+        is_stacked = self._plan.mode == "sync" and self._plan.num_collectors > 1
+        shape = [size for size, is_there in ((workers, is_stacked), (envs, envs > 1)) if is_there]
+        shaped = batch.reshape(*shape, steps)
+        shaped.names = [None] * len(shape) + ["time"]
+        cat = self._settings.cat_results
+        if isinstance(cat, int) and is_stacked:
+            shaped = torch.cat(list(shaped.unbind(0)), cat)
+        return self._processed(self._place(shaped, loan))
 
     def _processed(self, batch: TensorDictBase) -> TensorDictBase:
-        if self._settings.track_policy_version:
-            add_versions(batch)
-        if not self._settings.track_traj_ids:
-            drop_ids(batch, keep_versions=bool(self._settings.track_policy_version))
+        track(batch, ids=self._settings.track_traj_ids, versions=bool(self._settings.track_policy_version))
         return batch if self.postproc is None else self.postproc(batch)
 
     def _hand_out(self, batch: TensorDictBase) -> tuple[Batch]:
@@ -245,39 +254,17 @@ class FleetCollector:
         return (None,)
 
     def _update(self) -> None:
-        """Publish what has to be, before a batch is waited for."""
         if self._settings.update_at_each_batch:
             self.update_policy_weights_()
-
-    def _shape(self, loan: Loan) -> TensorDictBase:
-        batch = self._frames_of(loan)
-        if self._settings.set_truncated:
-            truncate_last(batch)
-        if self._settings.split_trajs:
-            return split(batch)
-        mark_padding(batch)
-        rows, steps = batch.shape
-        workers, envs = len(loan.parts), rows // len(loan.parts)
-        shape = [size for size, is_there in ((workers, self._is_stacked), (envs, envs > 1)) if is_there]
-        names = [None] * len(shape) + ["time"]
-        shaped = batch.reshape(*shape, steps)
-        shaped.names = names
-        cat = self._settings.cat_results
-        return torch.cat(list(shaped.unbind(0)), cat) if isinstance(cat, int) and self._is_stacked else shaped
 
     def _frames_of(self, loan: Loan) -> TensorDictBase:
         """`[R, T]`, in memory of its own, with TorchRL's root flags and counts of steps."""
         batch: TensorDictBase = loan.tensordict(copy=True)
         loan.copied()
-        as_torchrls(batch, self._counts, _envs_of(batch, loan))
+        add_torchrls(batch, self._counts, _envs_of(batch, loan))
         return batch
 
-    @property
-    def _is_stacked(self) -> bool:
-        return self._plan.mode == "sync" and self._plan.num_collectors > 1
-
     def _place(self, batch: TensorDictBase, loan: Loan) -> TensorDictBase:
-        """The batch where its collector's are stored."""
         device = self._storing[min(number_of(loan.parts[0].worker), len(self._storing) - 1)]
         if device != "cpu":
             return batch.to(device)
@@ -320,7 +307,7 @@ class FleetCollector:
                     "model_id and weights_dict go nowhere with a weight_updater: its push_weights takes "
                     "policy_or_weights and worker_ids; give one of policy_or_weights, weights, policy"
                 )
-            source = given[0] if given else self._given_policy
+            source = given[0] if given else self.policy
             self.weight_updater.push_weights(policy_or_weights=source, worker_ids=worker_ids)
             kept: Receipt = self.fleet.receipt(self.fleet.version)
             return kept
@@ -337,12 +324,12 @@ class FleetCollector:
                 receipt = self.update_policy_weights_(one, worker_ids=number, model_id=model_id)
             return receipt
         if weights_dict is None:
-            source = given[0] if given else self._given_policy
+            source = given[0] if given else self.policy
             if source is None:
                 raise WeightsError(
                     "there are no weights to publish: the collector was made without a policy; give some"
                 )
-            is_whole = source is self._given_policy and isinstance(source, Mapping)
+            is_whole = source is self.policy and isinstance(source, Mapping)
             weights_dict = source if is_whole else {model_id or MAIN_MODEL: source}
         found = {name: read_weights(value, policy=self._policy) for name, value in weights_dict.items()}
         return self._publish(found, worker_ids)
@@ -352,8 +339,7 @@ class FleetCollector:
         self.update_policy_weights_()
 
     def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> Receipt:
-        names = () if worker_ids is None else self._names_of(worker_ids)
-        receipt: Receipt = self.fleet.publish(weights, workers=names)
+        receipt: Receipt = self.fleet.publish(weights, workers=() if worker_ids is None else self._names_of(worker_ids))
         return receipt
 
     def _names_of(self, worker_ids: Any) -> tuple[str, ...]:
@@ -393,7 +379,6 @@ class FleetCollector:
         return self._seed_each(seed, static_seed)[-1]
 
     def _seed_each(self, seed: int, static_seed: bool) -> list[int]:
-        """TorchRL's chain of seeds after each collector."""
         self.fleet.seed(seed)
         self._forget_episodes()
         links = 0 if static_seed else self.fleet.layout.num_envs
@@ -422,8 +407,8 @@ class FleetCollector:
 
     def _entry(self, saved: FleetState) -> "OrderedDict[str, Any]":
         state: OrderedDict[str, Any] = OrderedDict()
-        if isinstance(self._given_policy, torch.nn.Module):
-            state["policy_state_dict"] = self._given_policy.state_dict()
+        if isinstance(self.policy, torch.nn.Module):
+            state["policy_state_dict"] = self.policy.state_dict()
         state["frames"], state["iter"] = self._frames, self._iterations
         state["fleet"] = torch.frombuffer(bytearray(saved.to_bytes()), dtype=torch.uint8)
         return state
@@ -444,15 +429,15 @@ class FleetCollector:
         if self._taken is not None:
             self._taken.release()
             self._taken = None
-        self.fleet.restore(bytes_of(state_dict["fleet"]))
+        self.fleet.restore(state_dict["fleet"].cpu().numpy().tobytes())
         self._frames = int(state_dict.get("frames", 0))
         self._iterations = int(state_dict.get("iter", 0))
-        if isinstance(self._given_policy, torch.nn.Module) and "policy_state_dict" in state_dict:
-            self._given_policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
+        if isinstance(self.policy, torch.nn.Module) and "policy_state_dict" in state_dict:
+            self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
         self._forget_episodes()
 
     def _forget_episodes(self) -> None:
-        """Give up the episodes that were not handed out: what follows continues none of them."""
+        # What follows continues none of the episodes that were not handed out.
         if self._pool is not None:
             self._pool.clear()
 
@@ -585,11 +570,6 @@ def place_envs(makers: Sequence[Sequence[Maker]], env_device: Any) -> None:
     for own, device in zip(makers, devices_of(env_device, "env_device", len(makers), is_remote=True), strict=True):
         for maker in own:
             maker.device = device
-
-
-def bytes_of(tensor: torch.Tensor) -> bytes:
-    data: bytes = tensor.cpu().numpy().tobytes()
-    return data
 
 
 def number_of(worker: str) -> int:

@@ -9,7 +9,7 @@
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +20,11 @@ from cormorant_compat.torchrl.batches import StepCounts
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.devices import devices_of
 from cormorant_compat.torchrl.in_process import InProcessFleet
-from cormorant_compat.torchrl.makers import is_env
+from cormorant_compat.torchrl.makers import is_env, share_out
 from cormorant_compat.torchrl.plan import CollectionPlan, Mode
-from cormorant_compat.torchrl.recipes import share_out
 from cormorant_compat.torchrl.settings import read_settings
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.overrides import WorkerOverrides
-from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.policy.staging import device_of
 
 _SCHEMES = ("MultiProcessWeightSyncScheme", "NoWeightSyncScheme", "SharedMemWeightSyncScheme")
@@ -87,9 +85,8 @@ class Collector(FleetCollector):
 
     def _all_parts(self) -> list[WorkerOverrides]:
         (parts,) = super()._all_parts()
-        settings = self._settings
-        (said,) = devices_of(settings.policy_device, "policy_device", 1, is_remote=False)
-        (general,) = devices_of(settings.device, "device", 1, is_remote=False)
+        (said,) = devices_of(self._settings.policy_device, "policy_device", 1, is_remote=False)
+        (general,) = devices_of(self._settings.device, "device", 1, is_remote=False)
         own = str(device_of(self._policy))
         device = said or general or own
         is_own = torch.device(device) == torch.device(own)
@@ -98,12 +95,8 @@ class Collector(FleetCollector):
         acting = self._policy if is_own else copy.deepcopy(self._policy)
         return [replace(parts, policy=acting, device=device, shares_policy=is_own)]
 
-    def _sendable(self, parts: WorkerOverrides) -> Any:
-        return parts  # nothing is sent
-
-    def _open(self, job: CollectorJob, options: FleetOptions) -> Any:
-        (parts,) = self._parts
-        return InProcessFleet(job, parts)
+    def _open(self, job: CollectorJob, parts: Sequence[WorkerOverrides]) -> Any:
+        return InProcessFleet(job, parts[0])
 
     @property
     def env(self) -> Any:
@@ -116,8 +109,7 @@ class Collector(FleetCollector):
         counts = self._counts
         self._counts = None if counts is None else StepCounts()
         try:
-            loan = self.fleet.blank()
-            return self._processed(self._place(self._shape(loan), loan))
+            return self._deliver(self.fleet.blank())
         finally:
             self._counts = counts
 
@@ -161,8 +153,14 @@ class _MultiCollector(FleetCollector):
                 f"create_env_fn has {len(create_env_fn)} entries and num_workers is {num_workers}; give one of them"
             )
         makers = share_out(create_env_fn, create_env_kwargs, 1, len(create_env_fn) if is_list else num_workers)
-        frames = _frames_of(frames_per_batch, len(makers), is_sync=self.mode == "sync")
-        given = {"frames_per_batch": frames, "total_frames": -1, **kwargs}
+        if isinstance(frames_per_batch, list | tuple):
+            if len(frames_per_batch) != len(makers) or (self.mode == "sync" and len(set(frames_per_batch)) != 1):
+                raise ValueError(
+                    f"frames_per_batch {list(frames_per_batch)} for {len(makers)} collectors: the batches of a fleet "
+                    "have one layout; give one number for all, or equal ones"
+                )
+            frames_per_batch = sum(frames_per_batch)
+        given = {"frames_per_batch": frames_per_batch, "total_frames": -1, **kwargs}
         settings = read_settings(_without_schemes(given), num_collectors=len(makers))
         super().__init__(
             CollectionPlan(mode=self.mode, makers=makers, policy=policy, settings=settings, seed=_drawn_seed())
@@ -196,19 +194,8 @@ aSyncDataCollector = AsyncCollector  # noqa: N816  # TorchRL's own name
 
 
 def _drawn_seed() -> int:
-    """Drawn from torch's generator, so that `torch.manual_seed` fixes it and two collectors differ."""
+    # From torch's generator, so that `torch.manual_seed` fixes it and two collectors differ.
     return int(torch.randint(_SEEDS, (1,)))
-
-
-def _frames_of(given: Any, count: int, *, is_sync: bool) -> Any:
-    if not isinstance(given, list | tuple):
-        return given
-    if len(given) != count or (is_sync and len(set(given)) != 1):
-        raise ValueError(
-            f"frames_per_batch {list(given)} for {count} collectors: the batches of a fleet have one layout; give one "
-            "number for all, or equal ones"
-        )
-    return sum(given)
 
 
 def _without_schemes(given: Mapping[str, Any]) -> dict[str, Any]:

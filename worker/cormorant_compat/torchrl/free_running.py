@@ -1,7 +1,6 @@
 """A collector that fills its replay buffer by itself: `start` and `pause`."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -60,8 +59,7 @@ class FreeRunning:
         with self._changed:
             self._is_wanted = False
             self._changed.notify_all()
-        deadline = time.monotonic() + timeout_s
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._thread.join(timeout_s)
         if self._error is not None:
             error, self._error = self._error, None
             raise error

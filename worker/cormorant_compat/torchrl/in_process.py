@@ -70,12 +70,10 @@ class InProcessFleet:
     def publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], *, workers: Sequence[str] = ()) -> Receipt:
         del workers  # there is one
         slot = self._collector.weights
-        slot.offer({model: dict(tensors) for model, tensors in weights.items()}, version=self._next_version())
+        version = PolicyVersion(slot.version + 1)
+        slot.offer({model: dict(tensors) for model, tensors in weights.items()}, version=version)
         slot.apply()
         return self.receipt(slot.version)
-
-    def _next_version(self) -> PolicyVersion:
-        return PolicyVersion(self._collector.weights.version + 1)
 
     def receipt(self, version: int) -> Receipt:
         return Receipt(version=PolicyVersion(version), applied=(_NAME,), waiting=())

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from cormorant_compat.torchrl.plan import next_seed
 from cormorant_compat.torchrl.pool import Build, Library, OfTask, Pool, builder_of_pool
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.spaces import Space
@@ -89,8 +90,6 @@ class MultiThreadedEnvWrapper:
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Rebuild the environments, each with a seed derived from this one. Returns the next seed."""
-        from cormorant_compat.torchrl.seeds import next_seed
-
         self.pool.reseed(seed)
         return seed if static_seed else next_seed(seed, 1)
 

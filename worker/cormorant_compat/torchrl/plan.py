@@ -1,8 +1,10 @@
-"""What a collector runs: its environments, policy and settings, and the job that a fleet makes of them."""
+"""What a collector runs: its environments, policy, settings and seed, and the job that a fleet makes of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
 
 from cormorant_compat.torchrl.makers import Maker
 from cormorant_compat.torchrl.settings import CollectorSettings, exploration_of, limit
@@ -66,3 +68,12 @@ class CollectionPlan:
                 "runPolicy": {"maxRestartsPerSlot": settings.max_restarts},
             }
         )
+
+
+def next_seed(seed: int, links: int) -> int:
+    """What TorchRL's `set_seed` returns after `links` environments: 0 gives 795726461, 2841183792, 2309840538. A script
+    that seeds several things in turn goes on as it did.
+    """
+    for _ in range(links):
+        seed = int.from_bytes(np.random.default_rng(seed).bytes(8), "big") % ((1 << 32) - 1)
+    return seed

@@ -69,8 +69,8 @@ class Pool:
         self._is_closed = False
         env = self.env = self.vector_env(seeds)
         self.num_envs = env.num_envs
-        self.is_dict = isinstance(env.observation_space, gymnasium.spaces.Dict)
-        self.observation = leaves(env.observation_space, () if self.is_dict else ("observation",))
+        is_dict = isinstance(env.observation_space, gymnasium.spaces.Dict)
+        self.observation = leaves(env.observation_space, () if is_dict else ("observation",))
         self.observation_spaces = leaf_spaces(env.observation_space)
         (self.action_space,) = leaf_spaces(env.action_space)
         is_number = isinstance(self.action_space, gymnasium.spaces.Discrete)

@@ -1,31 +1,29 @@
 """TorchRL's RayCollector over the Ray fleet: collectors as actors, replaced when they die, ahead of the learner."""
 
 import asyncio
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 
-from cormorant_compat.flags import as_flag
+from cormorant_compat.arguments import as_flag
 from cormorant_compat.torchrl import ray_arguments as arguments
-from cormorant_compat.torchrl.attributes import execute
-from cormorant_compat.torchrl.batches import StoreInBuffer
-from cormorant_compat.torchrl.collector import FleetCollector, bytes_of, number_of, place_envs
+from cormorant_compat.torchrl.collector import FleetCollector, number_of, place_envs
 from cormorant_compat.torchrl.devices import devices_of, storing_devices
 from cormorant_compat.torchrl.makers import Maker, policy_maker
 from cormorant_compat.torchrl.plan import CollectionPlan
 from cormorant_compat.torchrl.policy import as_policy, check_has_weights, on_cpu
 from cormorant_compat.torchrl.settings import broadcast, read_settings
-from cormorant_contract.job import CollectorJob
-from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet_state import FleetState
-from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import Receipt
+
+_STEP = re.compile(r"""\.?([A-Za-z_]\w*)|\[(?:'([^']*)'|"([^"]*)"|(-?\d+))\]""")
+"""One step of a path of attributes: `.stats`, `['policy']`, `[0]`."""
 
 
 class NotSet(AttributeError, RuntimeError):
@@ -148,24 +146,12 @@ class RayCollector(FleetCollector):
 
     # -- what to run -------------------------------------------------------------------------------------------
 
-    def _open(self, job: CollectorJob, options: FleetOptions) -> Any:
+    def _connect(self) -> Any:
         # Who has no Ray collector needs no Ray.
-        from cormorant_worker.fleet.fleet import Fleet
         from cormorant_worker.fleet.ray.engine import RayEngine
 
         self._engine = RayEngine(self._ray_options)
-        return Fleet(job, options, engine=self._engine)
-
-    def _all_parts(self) -> list[WorkerOverrides]:
-        if not self._extends_in_workers:
-            return super()._all_parts()
-        settings = self._settings
-        store = StoreInBuffer(settings)
-        return [replace(parts, on_batch=store) for parts in super()._all_parts()]
-
-    def _storing_devices(self, count: int) -> tuple[str, ...]:
-        # Where collectors fill the buffer themselves, no batch is handed out here.
-        return ("cpu",) * count if self._extends_in_workers else super()._storing_devices(count)
+        return self._engine
 
     @property
     def remote_collectors(self) -> list[Any]:
@@ -228,7 +214,14 @@ class RayCollector(FleetCollector):
             for name in ("policy_device", "device")
         )
         place_envs(makers, taken.get("env_device"))
-        stored = self._stored_of_added(taken, count)
+        stored = (self._storing[-1],) * count
+        if not self._extends_in_workers and (taken.get("storing_device") or taken.get("device")):
+            stored = storing_devices(taken.get("storing_device"), taken.get("device"), count)
+            if self._plan.mode == "sync" and {*stored, *self._storing} != {self._storing[0]}:
+                raise ValueError(
+                    f"storing_device {list(stored)} of the new collectors and {self._storing[0]} of the others differ, "
+                    "and their batches are stacked; leave it out"
+                )
         usual, before = self._usual, self.num_collectors
         added = [
             replace(
@@ -250,17 +243,6 @@ class RayCollector(FleetCollector):
         self._plan = replace(self._plan, makers=(*self._plan.makers, *makers), overrides=(*own, *overrides))
         self.fleet.resize(self.num_collectors)
 
-    def _stored_of_added(self, taken: Mapping[str, Any], count: int) -> tuple[str, ...]:
-        if self._extends_in_workers or not (taken.get("storing_device") or taken.get("device")):
-            return (self._storing[-1],) * count
-        stored = storing_devices(taken.get("storing_device"), taken.get("device"), count)
-        if self._plan.mode == "sync" and {*stored, *self._storing} != {self._storing[0]}:
-            raise ValueError(
-                f"storing_device {list(stored)} of the new collectors and {self._storing[0]} of the others differ, and "
-                "their batches are stacked; leave it out"
-            )
-        return stored
-
     # -- batches -----------------------------------------------------------------------------------------------
 
     def _begin(self) -> Loan | None:
@@ -270,22 +252,16 @@ class RayCollector(FleetCollector):
             self._batches_since.update(self._last)
         return loan
 
-    def _deliver(self, loan: Loan) -> TensorDictBase | None:
-        return None if self._extends_in_workers else super()._deliver(loan)
-
     # -- weights -----------------------------------------------------------------------------------------------
 
     def _update(self) -> None:
         super()._update()
-        if not self._last:
-            return
         last, self._last = self._last, ()
         due = set(last) if self._updates_each else set()
         if self._update_interval >= 0:
             due |= {name for name in last if self._batches_since[name] >= max(1, self._update_interval)}
         # Near the end of total_frames collectors end before their last batches are taken.
-        due &= {worker.name for worker in self.fleet.stats().workers}
-        if due:
+        if due and (due := due & {worker.name for worker in self.fleet.stats().workers}):
             everybody = self._plan.mode == "sync"
             self.update_policy_weights_(worker_ids=None if everybody else [number_of(name) for name in sorted(due)])
 
@@ -323,12 +299,16 @@ class RayCollector(FleetCollector):
         if not synchronize_weights:
             return
         version = self.fleet.version
-        connected = [_connect(scheme) for scheme in weight_recv_schemes.values()]
-        if any(connected):
-            if self.fleet.version == version:
-                self.update_policy_weights_()
-        else:
+        are_written = False
+        for scheme in weight_recv_schemes.values():
+            if hasattr(scheme, "connect") and not getattr(scheme, "synchronized_on_receiver", False):
+                scheme.connect()
+                # TorchRL's have written the first weights into the collector's policy by then.
+                are_written |= hasattr(scheme, "synchronized_on_receiver")
+        if not are_written:
             self.receive_weights()
+        elif self.fleet.version == version:
+            self.update_policy_weights_()
 
     def receive_weights(self, policy_or_weights: Any = None, *, weights: Any = None, policy: Any = None) -> None:
         """Take weights and publish them to the collectors: those given, those that registered schemes receive, or those
@@ -364,7 +344,32 @@ class RayCollector(FleetCollector):
             AttributeError: the path leads nowhere.
             ValueError: arguments for what cannot be called.
         """
-        return execute(self, attr_path, *args, **kwargs)
+        found: Any = self
+        at = 0
+        while at < len(attr_path):
+            step = _STEP.match(attr_path, at)
+            if step is None:
+                raise AttributeError(
+                    f'the path "{attr_path}" cannot be read at "{attr_path[at:]}"; write it as a.b["c"].d'
+                )
+            name, single, double, number = step.groups()
+            try:
+                if name is not None:
+                    found = getattr(found, name)
+                else:
+                    found = found[int(number) if number is not None else (single if single is not None else double)]
+            except (AttributeError, KeyError, IndexError, TypeError) as error:
+                raise AttributeError(
+                    f'"{attr_path}": {type(found).__name__} has no {step.group().lstrip(".")} ({type(error).__name__})'
+                ) from error
+            at = step.end()
+        if callable(found):
+            return found(*args, **kwargs)
+        if args or kwargs:
+            raise ValueError(
+                f'"{attr_path}" is a {type(found).__name__}, which takes no arguments; found {args} and {kwargs}'
+            )
+        return found
 
     # -- seeds, state ------------------------------------------------------------------------------------------
 
@@ -406,7 +411,7 @@ class RayCollector(FleetCollector):
             raise StateError(f"entries {missing} of the state have no fleet; give what state_dict() gave")
         if not entries:
             raise StateError("the state is an empty list; give what state_dict() gave")
-        first, *others = [FleetState.from_bytes(bytes_of(entry["fleet"])) for entry in entries]
+        first, *others = [FleetState.from_bytes(entry["fleet"].cpu().numpy().tobytes()) for entry in entries]
         workers = {name: data for one in (first, *others) for name, data in one.workers.items()}
         whole = replace(first, workers=workers).to_bytes()
         super().load_state_dict(
@@ -419,9 +424,11 @@ class RayCollector(FleetCollector):
         """Counts, and what each collector does, in one view: `workers` and `timeout` mean nothing."""
         del workers, timeout  # the fleet knows already, no worker is asked
         known = self.fleet.stats()
-        alive = sum(worker.pid != 0 for worker in known.workers)
-        own = {"workers": self.num_collectors, "workers_alive": alive, "worker_frames": known.frames}
-        return {**super().stats(), **own}
+        return super().stats() | {
+            "workers": self.num_collectors,
+            "workers_alive": sum(worker.pid != 0 for worker in known.workers),
+            "worker_frames": known.frames,
+        }
 
     def shutdown(  # type: ignore[override]  # positions as TorchRL's own RayCollector has them
         self,
@@ -467,13 +474,3 @@ def _makers(create_env_fn: Any, env_kwargs: Any, num_envs: int, count: int) -> t
     fns = broadcast(create_env_fn, "create_env_fn", count)
     kwargs = broadcast(env_kwargs, "create_env_kwargs", count)
     return tuple((Maker(fn, given),) * num_envs for fn, given in zip(fns, kwargs, strict=True))
-
-
-def _connect(scheme: Any) -> bool:
-    """Have a scheme meet its sender, if it wants to. True where it did: TorchRL's have written the first weights into
-    the collector's policy by then.
-    """
-    if not hasattr(scheme, "connect") or getattr(scheme, "synchronized_on_receiver", False):
-        return False
-    scheme.connect()
-    return hasattr(scheme, "synchronized_on_receiver")

@@ -1,11 +1,5 @@
 """TorchRL's collector helpers: `sync_sync_collector`, `sync_async_collector`, `make_collector_onpolicy`,
 `make_collector_offpolicy` and their configs.
-
-    list of n, only collectors given     each has ceil(n / collectors)
-    list of n, only per collector given  ceil(n / per collector) collectors
-    list, neither given                  one environment a collector
-    a callable, both given               collectors * per collector environments
-    a callable, one given                the other is 1
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cormorant_compat.torchrl.collector import FleetCollector
-from cormorant_compat.torchrl.makers import Maker
+from cormorant_compat.torchrl.makers import share_out
 from cormorant_compat.torchrl.plan import CollectionPlan, Mode
-from cormorant_compat.torchrl.settings import broadcast, read_settings
+from cormorant_compat.torchrl.settings import read_settings
 from cormorant_postproc import MultiStep
 
 
@@ -72,51 +66,6 @@ def _make(
     makers = share_out(env_fns, env_kwargs, per, count)
     settings = read_settings(kwargs, num_collectors=len(makers))
     return FleetCollector(CollectionPlan(mode=mode, makers=makers, policy=policy, settings=settings, seed=seed))
-
-
-def share_out(
-    env_fns: Any, env_kwargs: Any, num_env_per_collector: int | None, num_collectors: int | None
-) -> tuple[tuple[Maker, ...], ...]:
-    """The makers of each collector's environments; see the module for who gets how many.
-
-    Raises:
-        ValueError: numbers that do not fit together.
-        TypeError: something that makes no environment.
-    """
-    for name, value in (("num_env_per_collector", num_env_per_collector), ("num_collectors", num_collectors)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{name} {value!r} is not a number of them; give 1 or more")
-    per, count = num_env_per_collector, num_collectors
-    if isinstance(env_fns, list | tuple):
-        n = len(env_fns)
-        if not n:
-            raise ValueError("env_fns is an empty list; give at least one callable that makes an environment")
-        if per is None:
-            per = 1 if count is None else -(-n // count)
-        count = count or -(-n // per)
-        if per * count < n:
-            raise ValueError(
-                f"num_env_per_collector {per} * num_collectors {count} is {per * count}, fewer than the {n} "
-                "environments of env_fns; raise one of them"
-            )
-        if (needed := -(-n // per)) != count:
-            raise ValueError(
-                f"{n} environments at {per} a collector fill {needed} collectors, not num_collectors {count}: "
-                "some would have none; change one of the three"
-            )
-        if n % per:
-            raise ValueError(
-                f"{n} environments at {per} a collector leave {n % per} for the last one; the collectors of a "
-                f"fleet have as many environments each: give {n + per - n % per}, or another number a collector"
-            )
-        env_fns = list(env_fns)
-    else:
-        per, count = per or 1, count or 1
-        n = per * count
-        env_fns = [env_fns] * n
-    kwargs = broadcast(env_kwargs, "env_kwargs", n, of="environments")
-    made = [Maker(maker, given) for maker, given in zip(env_fns, kwargs, strict=True)]
-    return tuple(tuple(made[first : first + per]) for first in range(0, n, per))
 
 
 @dataclass

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from cormorant_compat.buffer_room import room_of
-from cormorant_compat.flags import as_flag, plain
+from cormorant_compat.arguments import as_flag, plain, room_of
 from cormorant_compat.torchrl.devices import devices_of
 from cormorant_contract.base import COUNT_MAX, INT32_MAX
 from cormorant_contract.sentences import did_you_mean
@@ -125,7 +124,7 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
     meant: dict[str, Any] = {
         name: as_flag(value, name) if name in _FLAGS and value is not None else plain(value)
         for name, value in given.items()
-        if name not in MEANINGLESS and not _is_neutral(name, value)
+        if name not in MEANINGLESS and not any(value is one or value == one for one in NEUTRAL.get(name, ()))
     }
     if refused := sorted(name for name in meant if name in NEUTRAL):
         name = refused[0]
@@ -149,10 +148,6 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
         if (hook := getattr(settings, name)) is not None and not callable(hook):
             raise ValueError(f"{name} is {hook!r}, which cannot be called")
     return settings
-
-
-def _is_neutral(name: str, value: object) -> bool:
-    return name in NEUTRAL and any(value is one or value == one for one in NEUTRAL[name])
 
 
 def _check_numbers(settings: CollectorSettings) -> None:

@@ -1,6 +1,6 @@
 """Gymnasium's spaces and TorchRL's specs, each as the other. Imported only where TorchRL is installed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -26,7 +26,7 @@ _WIDEST = 2**62 - 1
 
 def spec_of(space: Space, batch_size: torch.Size, *, device: torch.device | None) -> TensorSpec:
     """The spec of one leaf for a batch of environments."""
-    dtype = _torch_dtype(space.dtype)
+    dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
     shape = torch.Size([*batch_size, *(space.shape or ())])
     match space:
         case OneHot():
@@ -100,23 +100,12 @@ def random_policy(policy: Any, action: Space) -> Callable[[Any], torch.Tensor] |
     one = spec[(0,) * num_dims] if num_dims else spec
 
     def draw(observation: Any) -> torch.Tensor:
-        rows = len(next(iter(_tensors(observation))))
-        drawn: torch.Tensor = one.expand(rows, *one.shape).rand()
+        while not isinstance(observation, torch.Tensor):
+            observation = next(iter(observation.values()))
+        drawn: torch.Tensor = one.expand(len(observation), *one.shape).rand()
         return drawn
 
     return draw
-
-
-def _tensors(observation: Any) -> Iterator[torch.Tensor]:
-    if isinstance(observation, torch.Tensor):
-        yield observation
-    else:
-        for part in observation.values():
-            yield from _tensors(part)
-
-
-def _torch_dtype(dtype: Any) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _numpy_type(dtype: torch.dtype) -> Any:

@@ -21,7 +21,7 @@ from cormorant_compat.torchrl import (
     sync_async_collector,
     sync_sync_collector,
 )
-from cormorant_compat.torchrl.seeds import next_seed
+from cormorant_compat.torchrl.plan import next_seed
 from cormorant_testing.check import Checker
 from cormorant_testing.collecting import make_job
 from cormorant_testing.envs import IDENT_MODULUS, CountingEnv

@@ -17,10 +17,10 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from cormorant_compat.torchrl import OffPolicyCollectorConfig, OnPolicyCollectorConfig, sync_sync_collector
-from cormorant_compat.torchrl.plan import CollectionPlan
+from cormorant_compat.torchrl.makers import share_out
+from cormorant_compat.torchrl.plan import CollectionPlan, next_seed
 from cormorant_compat.torchrl.policy import OnTensorDicts, as_policy, read_weights
-from cormorant_compat.torchrl.recipes import make_collector_onpolicy, share_out
-from cormorant_compat.torchrl.seeds import next_seed
+from cormorant_compat.torchrl.recipes import make_collector_onpolicy
 from cormorant_compat.torchrl.settings import broadcast, exploration_of, limit, read_settings
 from cormorant_testing.envs import CountingEnv
 from cormorant_worker.collect.overrides import WorkerOverrides, read_overrides

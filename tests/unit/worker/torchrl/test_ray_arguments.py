@@ -7,9 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from cormorant_compat.torchrl import RayCollector
-from cormorant_compat.torchrl.attributes import execute
-from cormorant_compat.torchrl.batches import StoreInBuffer, mark_padding
-from cormorant_compat.torchrl.episodes import EpisodePool
+from cormorant_compat.torchrl.batches import EpisodePool, StoreInBuffer, mark_padding
 from cormorant_compat.torchrl.ray_arguments import (
     check_schemes,
     count_collectors,
@@ -161,6 +159,7 @@ def test_paths_of_attributes_are_followed_called_and_refused() -> None:
         def __init__(self) -> None:
             self.schemes = {"policy": Inner(), "x.y": [Inner()]}
 
+    execute: Any = RayCollector.cascade_execute
     outer = Outer()
     assert execute(outer, "schemes['policy'].add", 1, more=2) == 6
     assert execute(outer, 'schemes["x.y"][0].depth') == 3
