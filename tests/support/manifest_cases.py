@@ -1,6 +1,6 @@
 """Manifests and the verdict on each: one table for pydantic, for the CRD offline, and for a real API server."""
 
-from manifest_making import ABSENT, Case, Document, groups, gymnasium, manifest
+from manifest_making import ABSENT, Case, Document, groups, gymnasium, manifest, rule, schema, strict
 
 CPU, GPU = {"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}
 SERVERS = {**GPU, "role": "inference"}
@@ -99,9 +99,9 @@ VALID: dict[str, Document] = {
 INVALID: dict[str, Case] = {
     **{
         name: Case(
-            document=manifest(env__info=info, **({"collection__episodeMetrics": metrics} if metrics else {})),
-            path=f"spec.{'collection.episodeMetrics' if metrics else 'env.info'}{field}",
-            sentence=sentence,
+            f"spec.{'collection.episodeMetrics' if metrics else 'env.info'}{field}",
+            sentence,
+            manifest(env__info=info, **({"collection__episodeMetrics": metrics} if metrics else {})),
             by=by,
         )
         for name, info, metrics, field, sentence, by in (
@@ -121,9 +121,9 @@ INVALID: dict[str, Case] = {
     },
     **{
         name: Case(
-            document=manifest(collection__episodes=episodes, output=_RESULTS, **more),
-            path=f"spec.collection.episodes{field}",
-            sentence=sentence,
+            f"spec.collection.episodes{field}",
+            sentence,
+            manifest(collection__episodes=episodes, output=_RESULTS, **more),
             by="schema" if field else "rule",
         )
         for name, episodes, more, field, sentence in (
@@ -149,444 +149,339 @@ INVALID: dict[str, Case] = {
             ("sweep-of-random-actions", _SWEEP, {"policy": {"random": {}}}, "", _IN_PLACE),
         )
     },
-    "episodes-past-the-last-seed": Case(
-        document=manifest(collection__seed=2**31 - 9, collection__episodes={"count": 10}, output=_RESULTS),
-        path="spec.collection.seed",
-        sentence="seed 2147483639 leaves no room for the episodes' own seeds",
-        by="rule",
+    "episodes-past-the-last-seed": rule(
+        "spec.collection.seed",
+        "seed 2147483639 leaves no room for the episodes' own seeds",
+        manifest(collection__seed=2**31 - 9, collection__episodes={"count": 10}, output=_RESULTS),
     ),
-    "episodes-for-learners": Case(
-        document=manifest(collection__episodes={"count": 3}),
-        path="spec.output",
-        sentence="collection.episodes needs a folder for its results",
-        by="rule",
+    "episodes-for-learners": rule(
+        "spec.output", "collection.episodes needs a folder for its results", manifest(collection__episodes={"count": 3})
     ),
-    "name-with-capital": Case(document=manifest("Pong"), path="metadata.name", sentence='"Pong" is not valid'),
-    "name-begins-with-digit": Case(
-        document=manifest("1pong"), path="metadata.name", sentence="beginning with a letter"
+    "name-with-capital": schema("metadata.name", '"Pong" is not valid', manifest("Pong")),
+    "name-begins-with-digit": schema("metadata.name", "beginning with a letter", manifest("1pong")),
+    "name-too-long": schema("metadata.name", "has 41 characters; write at most 40", manifest("a" * 41)),
+    "no-spec": schema("spec", "is missing", {key: value for key, value in manifest().items() if key != "spec"}),
+    "spec-is-a-list": schema("spec", "[] is a list, not an object", manifest() | {"spec": []}),
+    "tls-of-nothing": schema(
+        "spec.head.tls",
+        "exactly one of secretName and certManager is required, found neither",
+        manifest(head={"tls": {}}),
     ),
-    "name-too-long": Case(
-        document=manifest("a" * 41), path="metadata.name", sentence="has 41 characters; write at most 40"
+    "tls-of-both": schema(
+        "spec.head.tls",
+        "exactly one of secretName and certManager is required, found both",
+        manifest(head={"tls": {"secretName": "a", "certManager": {"issuerRef": {"name": "ca"}}}}),
     ),
-    "no-spec": Case(
-        document={key: value for key, value in manifest().items() if key != "spec"}, path="spec", sentence="is missing"
+    "no-env": schema("spec.env", "is missing", manifest(env=ABSENT)),
+    "no-policy": schema("spec.policy", "is missing", manifest(policy=ABSENT)),
+    "null-policy": schema("spec.policy", "is missing", manifest(policy=None)),
+    "no-frames-per-batch": schema(
+        "spec.collection.framesPerBatch", "is missing", manifest(collection__framesPerBatch=ABSENT)
     ),
-    "spec-is-a-list": Case(document=manifest() | {"spec": []}, path="spec", sentence="[] is a list, not an object"),
-    "tls-of-nothing": Case(
-        document=manifest(head={"tls": {}}),
-        path="spec.head.tls",
-        sentence="exactly one of secretName and certManager is required, found neither",
+    "env-neither": rule("spec.env", "found neither", manifest(env={})),
+    "env-both": rule(
+        "spec.env",
+        "exactly one of envpool and gymnasium is required, found both",
+        manifest(env__gymnasium={"id": "CartPole-v1", "numEnvs": 8}),
     ),
-    "tls-of-both": Case(
-        document=manifest(head={"tls": {"secretName": "a", "certManager": {"issuerRef": {"name": "ca"}}}}),
-        path="spec.head.tls",
-        sentence="exactly one of secretName and certManager is required, found both",
+    "policy-neither": rule("spec.policy", "found neither", manifest(policy={})),
+    "policy-compiled-random": rule(
+        "spec.policy", "compile auto and dtype float32 need an entrypoint", manifest(policy__compile="auto")
     ),
-    "no-env": Case(document=manifest(env=ABSENT), path="spec.env", sentence="is missing"),
-    "no-policy": Case(document=manifest(policy=ABSENT), path="spec.policy", sentence="is missing"),
-    "null-policy": Case(document=manifest(policy=None), path="spec.policy", sentence="is missing"),
-    "no-frames-per-batch": Case(
-        document=manifest(collection__framesPerBatch=ABSENT),
-        path="spec.collection.framesPerBatch",
-        sentence="is missing",
+    "policy-both": rule("spec.policy", "found random and entrypoint a:b", manifest(policy__entrypoint="a:b")),
+    "gymnasium-neither": rule("spec.env.gymnasium", "found neither", gymnasium(id=None)),
+    "gymnasium-both": rule(
+        "spec.env.gymnasium", "found id CartPole-v1 and entrypoint a:b", gymnasium(entrypoint="a:b")
     ),
-    "env-neither": Case(document=manifest(env={}), path="spec.env", sentence="found neither", by="rule"),
-    "env-both": Case(
-        document=manifest(env__gymnasium={"id": "CartPole-v1", "numEnvs": 8}),
-        path="spec.env",
-        sentence="exactly one of envpool and gymnasium is required, found both",
-        by="rule",
+    "output-neither": rule("spec.output", "both missing", manifest(output={})),
+    "no-envs": schema(
+        "spec.env.envpool.numEnvs",
+        "0 is less than 1; write a number from 1 to 65536",
+        manifest(env__envpool__numEnvs=0),
     ),
-    "policy-neither": Case(document=manifest(policy={}), path="spec.policy", sentence="found neither", by="rule"),
-    "policy-compiled-random": Case(
-        document=manifest(policy__compile="auto"),
-        path="spec.policy",
-        sentence="compile auto and dtype float32 need an entrypoint",
-        by="rule",
+    "too-many-envs": schema(
+        "spec.env.envpool.numEnvs", "65537 is greater than 65536", manifest(env__envpool__numEnvs=65537)
     ),
-    "policy-both": Case(
-        document=manifest(policy__entrypoint="a:b"),
-        path="spec.policy",
-        sentence="found random and entrypoint a:b",
-        by="rule",
+    "empty-task": schema("spec.env.envpool.taskId", "is empty", manifest(env__envpool__taskId="")),
+    "batch-not-multiple": rule(
+        "spec.collection.framesPerBatch",
+        "framesPerBatch 100 is not a multiple of numEnvs 8; write a multiple of it, for example 104",
+        manifest(collection__framesPerBatch=100),
     ),
-    "gymnasium-neither": Case(
-        document=gymnasium(id=None), path="spec.env.gymnasium", sentence="found neither", by="rule"
+    "batch-below-envs": rule(
+        "spec.collection.framesPerBatch",
+        "framesPerBatch 4 is not a multiple of numEnvs 8; write a multiple of it, for example 8",
+        manifest(collection__framesPerBatch=4),
     ),
-    "gymnasium-both": Case(
-        document=gymnasium(entrypoint="a:b"),
-        path="spec.env.gymnasium",
-        sentence="found id CartPole-v1 and entrypoint a:b",
-        by="rule",
+    "batch-not-multiple-gymnasium": rule(
+        "spec.collection.framesPerBatch",
+        "framesPerBatch 64 is not a multiple of numEnvs 7",
+        manifest(env={"gymnasium": {"id": "CartPole-v1", "numEnvs": 7}}),
     ),
-    "output-neither": Case(document=manifest(output={}), path="spec.output", sentence="both missing", by="rule"),
-    "no-envs": Case(
-        document=manifest(env__envpool__numEnvs=0),
-        path="spec.env.envpool.numEnvs",
-        sentence="0 is less than 1; write a number from 1 to 65536",
+    "batch-size-above-envs": rule(
+        "spec.env.envpool.batchSize", "batchSize 16 does not divide numEnvs 8", manifest(env__envpool__batchSize=16)
     ),
-    "too-many-envs": Case(
-        document=manifest(env__envpool__numEnvs=65537),
-        path="spec.env.envpool.numEnvs",
-        sentence="65537 is greater than 65536",
+    "batch-size-no-divisor": rule(
+        "spec.env.envpool.batchSize", "batchSize 3 does not divide numEnvs 8", manifest(env__envpool__batchSize=3)
     ),
-    "empty-task": Case(document=manifest(env__envpool__taskId=""), path="spec.env.envpool.taskId", sentence="is empty"),
-    "batch-not-multiple": Case(
-        document=manifest(collection__framesPerBatch=100),
-        path="spec.collection.framesPerBatch",
-        sentence="framesPerBatch 100 is not a multiple of numEnvs 8; write a multiple of it, for example 104",
-        by="rule",
+    "variant-twice": schema(
+        "spec.env.variants",
+        "the name easy occurs twice in variants; give each variant a name of its own",
+        manifest(env__variants=[{"name": "easy"}, {"name": "hard"}, {"name": "easy"}]),
     ),
-    "batch-below-envs": Case(
-        document=manifest(collection__framesPerBatch=4),
-        path="spec.collection.framesPerBatch",
-        sentence="framesPerBatch 4 is not a multiple of numEnvs 8; write a multiple of it, for example 8",
-        by="rule",
+    "variant-without-weight": schema(
+        "spec.env.variants[0].weight", "0", manifest(env__variants=[{"name": "easy", "weight": 0}])
     ),
-    "batch-not-multiple-gymnasium": Case(
-        document=manifest(env={"gymnasium": {"id": "CartPole-v1", "numEnvs": 7}}),
-        path="spec.collection.framesPerBatch",
-        sentence="framesPerBatch 64 is not a multiple of numEnvs 7",
-        by="rule",
-    ),
-    "batch-size-above-envs": Case(
-        document=manifest(env__envpool__batchSize=16),
-        path="spec.env.envpool.batchSize",
-        sentence="batchSize 16 does not divide numEnvs 8",
-        by="rule",
-    ),
-    "batch-size-no-divisor": Case(
-        document=manifest(env__envpool__batchSize=3),
-        path="spec.env.envpool.batchSize",
-        sentence="batchSize 3 does not divide numEnvs 8",
-        by="rule",
-    ),
-    "variant-twice": Case(
-        document=manifest(env__variants=[{"name": "easy"}, {"name": "hard"}, {"name": "easy"}]),
-        path="spec.env.variants",
-        sentence="the name easy occurs twice in variants; give each variant a name of its own",
-    ),
-    "variant-without-weight": Case(
-        document=manifest(env__variants=[{"name": "easy", "weight": 0}]),
-        path="spec.env.variants[0].weight",
-        sentence="0",
-    ),
-    "variant-of-a-factory-with-a-task": Case(
-        document=manifest(
+    "variant-of-a-factory-with-a-task": rule(
+        "spec.env.variants",
+        "a variant has a taskId, but gymnasium.entrypoint names a factory; write kwargs, or use gymnasium.id",
+        manifest(
             env={
                 "gymnasium": {"entrypoint": "a:b", "numEnvs": 8},
                 "variants": [{"name": "easy"}, {"name": "hard", "taskId": "CartPole-v1"}],
             }
         ),
-        path="spec.env.variants",
-        sentence="a variant has a taskId, but gymnasium.entrypoint names a factory; write kwargs, or use gymnasium.id",
-        by="rule",
     ),
-    "variants-of-an-asynchronous-pool": Case(
-        document=manifest(env__envpool__batchSize=4, env__variants=[{"name": "easy"}]),
-        path="spec.env.variants",
-        sentence="variants step in lockstep, found batchSize 4; set batchSize: 0",
-        by="rule",
+    "variants-of-an-asynchronous-pool": rule(
+        "spec.env.variants",
+        "variants step in lockstep, found batchSize 4; set batchSize: 0",
+        manifest(env__envpool__batchSize=4, env__variants=[{"name": "easy"}]),
     ),
-    "multi-step-gamma": Case(
-        document=manifest(collection__multiStep={"steps": 3, "gamma": 0.0}),
-        path="spec.collection.multiStep.gamma",
-        sentence="gamma 0 would discard all future rewards",
-        by="rule",
+    "multi-step-gamma": rule(
+        "spec.collection.multiStep.gamma",
+        "gamma 0 would discard all future rewards",
+        manifest(collection__multiStep={"steps": 3, "gamma": 0.0}),
     ),
-    "multi-step-for-nobody": Case(
-        document=manifest(collection__multiStep={"steps": 3}, output={"dataset": {"uri": "file:///data/x"}}),
-        path="spec.collection",
-        sentence="multiStep and splitTrajectories need output.queue",
-        by="rule",
+    "multi-step-for-nobody": rule(
+        "spec.collection",
+        "multiStep and splitTrajectories need output.queue",
+        manifest(collection__multiStep={"steps": 3}, output={"dataset": {"uri": "file:///data/x"}}),
     ),
-    "normalize-nothing": Case(
-        document=manifest(collection__normalize={}),
-        path="spec.collection.normalize",
-        sentence="normalize is empty; write observation: {}, reward: {} or both",
-        by="rule",
+    "normalize-nothing": rule(
+        "spec.collection.normalize",
+        "normalize is empty; write observation: {}, reward: {} or both",
+        manifest(collection__normalize={}),
     ),
-    "normalize-key-twice": Case(
-        document=manifest(collection__normalize={"observation": {"keys": ["pos", "arm", "pos"]}}),
-        path="spec.collection.normalize.observation.keys",
-        sentence="keys contains a key twice",
-        by="rule",
+    "normalize-key-twice": rule(
+        "spec.collection.normalize.observation.keys",
+        "keys contains a key twice",
+        manifest(collection__normalize={"observation": {"keys": ["pos", "arm", "pos"]}}),
     ),
-    "normalize-gamma": Case(
-        document=manifest(collection__normalize={"reward": {"gamma": 1.01}}),
-        path="spec.collection.normalize.reward.gamma",
-        sentence="1.01 is greater than 1",
+    "normalize-gamma": schema(
+        "spec.collection.normalize.reward.gamma",
+        "1.01 is greater than 1",
+        manifest(collection__normalize={"reward": {"gamma": 1.01}}),
     ),
-    "normalize-clip": Case(
-        document=manifest(collection__normalize={"observation": {"clip": -1}}),
-        path="spec.collection.normalize.observation.clip",
-        sentence="-1 is less than 0",
+    "normalize-clip": schema(
+        "spec.collection.normalize.observation.clip",
+        "-1 is less than 0",
+        manifest(collection__normalize={"observation": {"clip": -1}}),
     ),
-    "preempt-async": Case(
-        document=manifest(collection__preemptiveThreshold=0.5),
-        path="spec.collection.preemptiveThreshold",
-        sentence="preemptiveThreshold below 1 needs mode sync",
-        by="rule",
+    "preempt-async": rule(
+        "spec.collection.preemptiveThreshold",
+        "preemptiveThreshold below 1 needs mode sync",
+        manifest(collection__preemptiveThreshold=0.5),
     ),
-    "preempt-nobody": Case(
-        document=manifest(collection__mode="sync", collection__preemptiveThreshold=0.0),
-        path="spec.collection.preemptiveThreshold",
-        sentence="preemptiveThreshold 0 would not wait for any worker",
-        by="rule",
+    "preempt-nobody": rule(
+        "spec.collection.preemptiveThreshold",
+        "preemptiveThreshold 0 would not wait for any worker",
+        manifest(collection__mode="sync", collection__preemptiveThreshold=0.0),
     ),
-    "preempt-too-many": Case(
-        document=manifest(collection__mode="sync", collection__preemptiveThreshold=1.5),
-        path="spec.collection.preemptiveThreshold",
-        sentence="1.5 is greater than 1",
+    "preempt-too-many": schema(
+        "spec.collection.preemptiveThreshold",
+        "1.5 is greater than 1",
+        manifest(collection__mode="sync", collection__preemptiveThreshold=1.5),
     ),
-    "bfloat16-for-nobody": Case(
-        document=manifest(collection__bfloat16=["logits"], output={"dataset": {"uri": "file:///data/x"}}),
-        path="spec.collection.bfloat16",
-        sentence="bfloat16 needs output.queue",
-        by="rule",
+    "bfloat16-for-nobody": rule(
+        "spec.collection.bfloat16",
+        "bfloat16 needs output.queue",
+        manifest(collection__bfloat16=["logits"], output={"dataset": {"uri": "file:///data/x"}}),
     ),
     **{
-        f"envpool-kwargs-{name}": Case(
-            document=manifest(env__envpool__kwargs={name: 100}),
-            path="spec.env.envpool.kwargs",
-            sentence="write envpool.numEnvs, batchSize and numThreads, env.maxEpisodeSteps and collection.seed instead",
-            by="rule",
+        f"envpool-kwargs-{name}": rule(
+            "spec.env.envpool.kwargs",
+            "write envpool.numEnvs, batchSize and numThreads, env.maxEpisodeSteps and collection.seed instead",
+            manifest(env__envpool__kwargs={name: 100}),
         )
         for name in ("num_envs", "batch_size", "num_threads", "max_episode_steps", "seed", "env_seed")
     },
-    "reset-with-steps-in-flight": Case(
-        document=manifest(env__envpool__batchSize=4, collection__resetAtEachBatch=True),
-        path="spec.collection.resetAtEachBatch",
-        sentence="resetAtEachBatch needs envpool.batchSize 0",
-        by="rule",
+    "reset-with-steps-in-flight": rule(
+        "spec.collection.resetAtEachBatch",
+        "resetAtEachBatch needs envpool.batchSize 0",
+        manifest(env__envpool__batchSize=4, collection__resetAtEachBatch=True),
     ),
-    "split-for-nobody": Case(
-        document=manifest(collection__splitTrajectories=True, output={"dataset": {"uri": "file:///data/x"}}),
-        path="spec.collection",
-        sentence="multiStep and splitTrajectories need output.queue",
-        by="rule",
+    "split-for-nobody": rule(
+        "spec.collection",
+        "multiStep and splitTrajectories need output.queue",
+        manifest(collection__splitTrajectories=True, output={"dataset": {"uri": "file:///data/x"}}),
     ),
-    "no-frames": Case(
-        document=manifest(collection__totalFrames=0), path="spec.collection.totalFrames", sentence="0 is less than 1"
+    "no-frames": schema("spec.collection.totalFrames", "0 is less than 1", manifest(collection__totalFrames=0)),
+    "frames-overflow": schema(
+        "spec.collection.totalFrames", "is greater than", manifest(collection__totalFrames=2**63)
     ),
-    "frames-overflow": Case(
-        document=manifest(collection__totalFrames=2**63), path="spec.collection.totalFrames", sentence="is greater than"
+    "frames-huge-float": schema(
+        "spec.collection.totalFrames", "1e+30 is greater than", manifest(collection__totalFrames=1e30)
     ),
-    "frames-huge-float": Case(
-        document=manifest(collection__totalFrames=1e30),
-        path="spec.collection.totalFrames",
-        sentence="1e+30 is greater than",
+    "batch-overflows-int32": schema(
+        "spec.collection.framesPerBatch",
+        "2147483648 is greater than 2147483647",
+        manifest(collection__framesPerBatch=2**31),
     ),
-    "batch-overflows-int32": Case(
-        document=manifest(collection__framesPerBatch=2**31),
-        path="spec.collection.framesPerBatch",
-        sentence="2147483648 is greater than 2147483647",
+    "fraction": schema(
+        "spec.collection.framesPerBatch", "64.5 is not an integer", manifest(collection__framesPerBatch=64.5)
     ),
-    "fraction": Case(
-        document=manifest(collection__framesPerBatch=64.5),
-        path="spec.collection.framesPerBatch",
-        sentence="64.5 is not an integer",
+    "quoted-number": schema(
+        "spec.collection.framesPerBatch",
+        '"64" is a string, not an integer; write it without quotes',
+        manifest(collection__framesPerBatch="64"),
     ),
-    "quoted-number": Case(
-        document=manifest(collection__framesPerBatch="64"),
-        path="spec.collection.framesPerBatch",
-        sentence='"64" is a string, not an integer; write it without quotes',
+    "boolean-for-number": schema("spec.replicas", "true is a boolean, not an integer", manifest(replicas=True)),
+    "boolean-for-string": schema("spec.image", "false is a boolean, not a string; quote it", manifest(image=False)),
+    "string-for-boolean": schema("spec.suspend", '"no" is a string, not true or false', manifest(suspend="no")),
+    "kwargs-is-a-list": schema(
+        "spec.env.envpool.kwargs", "[] is a list, not an object", manifest(env__envpool__kwargs=[])
     ),
-    "boolean-for-number": Case(
-        document=manifest(replicas=True), path="spec.replicas", sentence="true is a boolean, not an integer"
+    "unknown-mode": schema(
+        "spec.collection.mode",
+        '"asynch" is not one of sync, async; did you mean async?',
+        manifest(collection__mode="asynch"),
     ),
-    "boolean-for-string": Case(
-        document=manifest(image=False), path="spec.image", sentence="false is a boolean, not a string; quote it"
+    "unknown-device": schema(
+        "spec.workerGroups[0].device", "did you mean gpu?", groups({"name": "cpu", "device": "GPU"})
     ),
-    "string-for-boolean": Case(
-        document=manifest(suspend="no"), path="spec.suspend", sentence='"no" is a string, not true or false'
+    "entrypoint-without-colon": schema(
+        "spec.policy.entrypoint", "write package.module:attribute", manifest(policy={"entrypoint": "my_pkg.policies"})
     ),
-    "kwargs-is-a-list": Case(
-        document=manifest(env__envpool__kwargs=[]),
-        path="spec.env.envpool.kwargs",
-        sentence="[] is a list, not an object",
+    "empty-uri": schema("spec.output.dataset.uri", "is empty", manifest(output={"dataset": {"uri": ""}})),
+    "no-groups": schema("spec.workerGroups", "has 0 items; write at least 1", groups()),
+    "nine-groups": schema(
+        "spec.workerGroups",
+        "has 9 items; write at most 8",
+        groups({"name": "a"}, *({"name": f"g{index}", "replicas": 1} for index in range(8))),
     ),
-    "unknown-mode": Case(
-        document=manifest(collection__mode="asynch"),
-        path="spec.collection.mode",
-        sentence='"asynch" is not one of sync, async; did you mean async?',
+    "group-is-null": schema("spec.workerGroups[0]", "null is null, not an object", manifest(workerGroups=[None])),
+    "group-without-name": schema("spec.workerGroups[0].name", "is missing", groups({})),
+    "group-name-too-long": schema(
+        "spec.workerGroups[0].name", "has 11 characters; write at most 10", groups({"name": "a" * 11})
     ),
-    "unknown-device": Case(
-        document=groups({"name": "cpu", "device": "GPU"}),
-        path="spec.workerGroups[0].device",
-        sentence="did you mean gpu?",
+    "group-twice": schema("spec.workerGroups", 'the names ["cpu", "cpu"] are not unique', groups(CPU, {"name": "cpu"})),
+    "no-such-elastic-group": rule(
+        "spec.elasticGroup",
+        'elasticGroup gpu is not a worker group; use one of ["cpu"]',
+        groups(CPU, elasticGroup="gpu"),
     ),
-    "entrypoint-without-colon": Case(
-        document=manifest(policy={"entrypoint": "my_pkg.policies"}),
-        path="spec.policy.entrypoint",
-        sentence="write package.module:attribute",
+    "elastic-group-sized-twice": rule(
+        "spec.workerGroups",
+        "replicas of the elastic group cpu must not be set, because spec.replicas 2 sizes it",
+        groups({"name": "cpu", "replicas": 3}, replicas=2),
     ),
-    "empty-uri": Case(
-        document=manifest(output={"dataset": {"uri": ""}}), path="spec.output.dataset.uri", sentence="is empty"
+    "fixed-group-without-size": rule(
+        "spec.workerGroups", "replicas is missing in group gpu", groups(CPU, {"name": "gpu"})
     ),
-    "no-groups": Case(document=groups(), path="spec.workerGroups", sentence="has 0 items; write at least 1"),
-    "nine-groups": Case(
-        document=groups({"name": "a"}, *({"name": f"g{index}", "replicas": 1} for index in range(8))),
-        path="spec.workerGroups",
-        sentence="has 9 items; write at most 8",
+    "fixed-group-with-bounds": rule(
+        "spec.workerGroups",
+        "minReplicas and maxReplicas must not be set in group gpu, because cpu is the elastic group",
+        groups(CPU, GPU | {"maxReplicas": 2}),
     ),
-    "group-is-null": Case(
-        document=manifest(workerGroups=[None]), path="spec.workerGroups[0]", sentence="null is null, not an object"
+    "replicas-below-min": rule(
+        "spec.replicas",
+        "replicas 3 is less than minReplicas 4 of the elastic group cpu",
+        groups({"name": "cpu", "minReplicas": 4}, replicas=3),
     ),
-    "group-without-name": Case(document=groups({}), path="spec.workerGroups[0].name", sentence="is missing"),
-    "group-name-too-long": Case(
-        document=groups({"name": "a" * 11}),
-        path="spec.workerGroups[0].name",
-        sentence="has 11 characters; write at most 10",
+    "replicas-above-max": rule(
+        "spec.replicas",
+        "replicas 5 is greater than maxReplicas 4 of the elastic group cpu",
+        groups({"name": "cpu", "maxReplicas": 4}, replicas=5),
     ),
-    "group-twice": Case(
-        document=groups(CPU, {"name": "cpu"}),
-        path="spec.workerGroups",
-        sentence='the names ["cpu", "cpu"] are not unique',
+    "bounds-in-reverse": rule(
+        "spec.workerGroups[0].minReplicas",
+        "minReplicas 4 is greater than maxReplicas 2",
+        groups({"name": "cpu", "minReplicas": 4, "maxReplicas": 2}, replicas=4),
     ),
-    "no-such-elastic-group": Case(
-        document=groups(CPU, elasticGroup="gpu"),
-        path="spec.elasticGroup",
-        sentence='elasticGroup gpu is not a worker group; use one of ["cpu"]',
-        by="rule",
+    "only-servers": rule(
+        "spec.workerGroups",
+        'all groups ["act"] have role inference and no group collects; add a group with role collect',
+        groups({"name": "act", "role": "inference"}, policy=MLP),
     ),
-    "elastic-group-sized-twice": Case(
-        document=groups({"name": "cpu", "replicas": 3}, replicas=2),
-        path="spec.workerGroups",
-        sentence="replicas of the elastic group cpu must not be set, because spec.replicas 2 sizes it",
-        by="rule",
+    "servers-of-random-actions": rule(
+        "spec.workerGroups",
+        "random actions need no inference servers; remove the groups with role inference, or name a policy",
+        groups(CPU, SERVERS),
     ),
-    "fixed-group-without-size": Case(
-        document=groups(CPU, {"name": "gpu"}),
-        path="spec.workerGroups",
-        sentence="replicas is missing in group gpu",
-        by="rule",
+    "inference-without-servers": rule(
+        "spec.inference",
+        'inference is for groups with role inference, and no group of ["cpu"] has it',
+        groups(CPU, policy=MLP, inference={"maxBatch": 64}),
     ),
-    "fixed-group-with-bounds": Case(
-        document=groups(CPU, GPU | {"maxReplicas": 2}),
-        path="spec.workerGroups",
-        sentence="minReplicas and maxReplicas must not be set in group gpu, because cpu is the elastic group",
-        by="rule",
+    "elastic-servers": rule(
+        "spec.elasticGroup",
+        "spec.replicas sizes group act, which has role inference; name a group that collects in elasticGroup",
+        groups({"name": "act", "role": "inference"}, {"name": "cpu", "replicas": 1}, policy=MLP),
     ),
-    "replicas-below-min": Case(
-        document=groups({"name": "cpu", "minReplicas": 4}, replicas=3),
-        path="spec.replicas",
-        sentence="replicas 3 is less than minReplicas 4 of the elastic group cpu",
-        by="rule",
+    "no-servers": rule(
+        "spec.workerGroups",
+        "all groups with role inference have 0 replicas, and workers cannot act without servers",
+        groups(CPU, {**SERVERS, "replicas": 0}, policy=MLP),
     ),
-    "replicas-above-max": Case(
-        document=groups({"name": "cpu", "maxReplicas": 4}, replicas=5),
-        path="spec.replicas",
-        sentence="replicas 5 is greater than maxReplicas 4 of the elastic group cpu",
-        by="rule",
+    "autoscale-of-servers": rule(
+        "spec.workerGroups[1].autoscale",
+        "autoscale adds workers that step environments, and group gpu has role inference; remove autoscale",
+        groups(CPU, {**SERVERS, "autoscale": {"maxReplicas": 4}}, policy=MLP),
     ),
-    "bounds-in-reverse": Case(
-        document=groups({"name": "cpu", "minReplicas": 4, "maxReplicas": 2}, replicas=4),
-        path="spec.workerGroups[0].minReplicas",
-        sentence="minReplicas 4 is greater than maxReplicas 2",
-        by="rule",
-    ),
-    "only-servers": Case(
-        document=groups({"name": "act", "role": "inference"}, policy=MLP),
-        path="spec.workerGroups",
-        sentence='all groups ["act"] have role inference and no group collects; add a group with role collect',
-        by="rule",
-    ),
-    "servers-of-random-actions": Case(
-        document=groups(CPU, SERVERS),
-        path="spec.workerGroups",
-        sentence="random actions need no inference servers; remove the groups with role inference, or name a policy",
-        by="rule",
-    ),
-    "inference-without-servers": Case(
-        document=groups(CPU, policy=MLP, inference={"maxBatch": 64}),
-        path="spec.inference",
-        sentence='inference is for groups with role inference, and no group of ["cpu"] has it',
-        by="rule",
-    ),
-    "elastic-servers": Case(
-        document=groups({"name": "act", "role": "inference"}, {"name": "cpu", "replicas": 1}, policy=MLP),
-        path="spec.elasticGroup",
-        sentence="spec.replicas sizes group act, which has role inference; name a group that collects in elasticGroup",
-        by="rule",
-    ),
-    "no-servers": Case(
-        document=groups(CPU, {**SERVERS, "replicas": 0}, policy=MLP),
-        path="spec.workerGroups",
-        sentence="all groups with role inference have 0 replicas, and workers cannot act without servers",
-        by="rule",
-    ),
-    "autoscale-of-servers": Case(
-        document=groups(CPU, {**SERVERS, "autoscale": {"maxReplicas": 4}}, policy=MLP),
-        path="spec.workerGroups[1].autoscale",
-        sentence="autoscale adds workers that step environments, and group gpu has role inference; remove autoscale",
-        by="rule",
-    ),
-    "servers-of-an-evaluation": Case(
-        document=groups(
+    "servers-of-an-evaluation": rule(
+        "spec.workerGroups",
+        "an evaluation asks the policy for one row at a time, in the workers; remove the groups with role",
+        groups(
             CPU,
             SERVERS,
             policy=MLP,
             collection={"framesPerBatch": 64, "episodes": {"count": 4}},
             output={"dataset": {"uri": "data/x"}},
         ),
-        path="spec.workerGroups",
-        sentence="an evaluation asks the policy for one row at a time, in the workers; remove the groups with role",
-        by="rule",
     ),
-    "autoscale-bounds-in-reverse": Case(
-        document=groups({"name": "cpu", "autoscale": {"minReplicas": 4, "maxReplicas": 2}}),
-        path="spec.workerGroups[0].autoscale.minReplicas",
-        sentence="minReplicas 4 is greater than maxReplicas 2",
-        by="rule",
+    "autoscale-bounds-in-reverse": rule(
+        "spec.workerGroups[0].autoscale.minReplicas",
+        "minReplicas 4 is greater than maxReplicas 2",
+        groups({"name": "cpu", "autoscale": {"minReplicas": 4, "maxReplicas": 2}}),
     ),
-    "autoscale-without-a-queue": Case(
-        document=groups({"name": "cpu", "autoscale": {"maxReplicas": 2}}, output={"dataset": {"uri": "data/x"}}),
-        path="spec.workerGroups",
-        sentence="nothing says how many workers are needed; add output.queue: {} or remove autoscale",
-        by="rule",
+    "autoscale-without-a-queue": rule(
+        "spec.workerGroups",
+        "nothing says how many workers are needed; add output.queue: {} or remove autoscale",
+        groups({"name": "cpu", "autoscale": {"maxReplicas": 2}}, output={"dataset": {"uri": "data/x"}}),
     ),
-    "negative-replicas": Case(document=manifest(replicas=-1), path="spec.replicas", sentence="-1 is less than 0"),
-    "no-unavailable": Case(
-        document=manifest(runPolicy={"maxUnavailable": 0}),
-        path="spec.runPolicy.maxUnavailable",
-        sentence="0: write a whole number from 1, or a percentage from 1% to 100%",
+    "negative-replicas": schema("spec.replicas", "-1 is less than 0", manifest(replicas=-1)),
+    "no-unavailable": schema(
+        "spec.runPolicy.maxUnavailable",
+        "0: write a whole number from 1, or a percentage from 1% to 100%",
+        manifest(runPolicy={"maxUnavailable": 0}),
     ),
-    "unavailable-without-percent": Case(
-        document=manifest(runPolicy={"maxUnavailable": "5"}),
-        path="spec.runPolicy.maxUnavailable",
-        sentence='"5": write a whole number from 1, or a percentage from 1% to 100%',
+    "unavailable-without-percent": schema(
+        "spec.runPolicy.maxUnavailable",
+        '"5": write a whole number from 1, or a percentage from 1% to 100%',
+        manifest(runPolicy={"maxUnavailable": "5"}),
     ),
-    "unknown-field": Case(
-        document=manifest(env__envpool__num_envs=8),
-        path="spec.env.envpool.num_envs",
-        sentence="unknown field; did you mean numEnvs?",
-        by="strict",
+    "unknown-field": strict(
+        "spec.env.envpool.num_envs", "unknown field; did you mean numEnvs?", manifest(env__envpool__num_envs=8)
     ),
-    "unknown-field-without-neighbour": Case(
-        document=manifest(output={"queue": {"zzz": 1}}),
-        path="spec.output.queue.zzz",
-        sentence="unknown field; valid fields: capacityBatches, onFull",
-        by="strict",
+    "unknown-field-without-neighbour": strict(
+        "spec.output.queue.zzz",
+        "unknown field; valid fields: capacityBatches, onFull",
+        manifest(output={"queue": {"zzz": 1}}),
     ),
-    "random-has-no-options": Case(
-        document=manifest(policy={"random": {"seed": 1}}),
-        path="spec.policy.random.seed",
-        sentence="unknown field; no fields are allowed here, write {}",
-        by="strict",
+    "random-has-no-options": strict(
+        "spec.policy.random.seed",
+        "unknown field; no fields are allowed here, write {}",
+        manifest(policy={"random": {"seed": 1}}),
     ),
-    "managed-by-no-controller": Case(
-        document=manifest(managedBy="kueue"),
-        path="spec.managedBy",
-        sentence='"kueue" is not valid; write a domain, a slash and a name, such as example.com/controller',
+    "managed-by-no-controller": schema(
+        "spec.managedBy",
+        '"kueue" is not valid; write a domain, a slash and a name, such as example.com/controller',
+        manifest(managedBy="kueue"),
     ),
-    "unknown-metadata": Case(
-        document=manifest() | {"metadata": {"name": "pong", "lables": {}}},
-        path="metadata.lables",
-        sentence="unknown field; did you mean labels?",
-        by="strict",
+    "unknown-metadata": strict(
+        "metadata.lables",
+        "unknown field; did you mean labels?",
+        manifest() | {"metadata": {"name": "pong", "lables": {}}},
     ),
-    "unknown-at-the-top": Case(
-        document=manifest() | {"specs": {}}, path="specs", sentence="unknown field; did you mean spec?", by="strict"
-    ),
+    "unknown-at-the-top": strict("specs", "unknown field; did you mean spec?", manifest() | {"specs": {}}),
 }

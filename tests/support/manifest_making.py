@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 Document = dict[str, Any]
@@ -42,16 +43,17 @@ def groups(*worker_groups: Document, **changes: Any) -> Document:
     return manifest(workerGroups=list(worker_groups), **changes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """A manifest that must be refused."""
 
-    document: Document
     path: str
     """The field that every message names."""
-
     sentence: str
     """A part of what `cormorant validate` says of it."""
-
-    by: str = "schema"
+    document: Document
+    by: str
     """Who refuses it at the API server: schema, rule, or strict (unknown fields, refused with strict validation)."""
+
+
+schema, rule, strict = (partial(Case, by=by) for by in ("schema", "rule", "strict"))
