@@ -1,6 +1,7 @@
 """Checks TLS files before the head listens, so that an expired certificate is refused with a clear message."""
 
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -31,7 +32,13 @@ def check_tls(cert: Path, key: Path) -> None:
     # Trust the certificate itself: only its dates are checked, not its issuer.
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
-        _shake_hands(server, client)
+        # A handshake in memory, so that OpenSSL checks the certificate as a client would. Each side needs three turns.
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ours = server.wrap_bio(to_server, to_client, server_side=True)
+        theirs = client.wrap_bio(to_client, to_server, server_side=False)
+        for end in (theirs, ours) * 3:
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
     except ssl.SSLCertVerificationError as error:
         if error.verify_code == _EXPIRED:
             raise TlsError(f"the certificate in {cert} has expired; renew it") from error
@@ -72,23 +79,3 @@ def _stamp(cert: Path) -> int:
         return cert.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """Do a TLS handshake in memory, so that OpenSSL checks the certificate as a client would."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [
-        client.wrap_bio(to_client, to_server, server_side=False),
-        server.wrap_bio(to_server, to_client, server_side=True),
-    ]
-    waiting = list(ends)
-    for _ in range(10):
-        for end in tuple(waiting):
-            try:
-                end.do_handshake()
-                waiting.remove(end)
-            except ssl.SSLWantReadError:
-                continue
-        if not waiting:
-            return
-    raise ssl.SSLError("the handshake does not complete")

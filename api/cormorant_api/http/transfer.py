@@ -1,7 +1,7 @@
 """Bytes on their way out at the pace of the reader: pieces of memory in bounded chunks, and server-sent events."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 
 from starlette.responses import Response
@@ -19,14 +19,6 @@ _EVENT_STALL_S = 30.0
 
 class SlowReader(Exception):
     """The client took too long to read one chunk, so that the connection was aborted, or fell behind."""
-
-
-def chunks_of(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
-    """The bytes of consecutive buffers, in chunks, without a copy."""
-    for buffer in buffers:
-        flat = buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
-        for start in range(0, len(flat), CHUNK_BYTES):
-            yield flat[start : start + CHUNK_BYTES]
 
 
 async def send_within(send: Send, scope: Scope, body: bytes | memoryview, *, timeout_s: float) -> None:
@@ -98,10 +90,13 @@ class BufferResponse(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with Hangup(receive) as hangup:
                 if scope["method"] != "HEAD":
-                    for chunk in chunks_of(self._buffers):
-                        if hangup.happened.is_set():
-                            return
-                        await send_within(send, scope, chunk, timeout_s=self._stall_timeout_s)
+                    for buffer in self._buffers:
+                        flat = buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
+                        for start in range(0, len(flat), CHUNK_BYTES):
+                            if hangup.happened.is_set():
+                                return
+                            chunk = flat[start : start + CHUNK_BYTES]
+                            await send_within(send, scope, chunk, timeout_s=self._stall_timeout_s)
                     # Wait until the last chunk has left this process: after `on_end` its memory is overwritten.
                     await send_within(send, scope, b"", timeout_s=self._stall_timeout_s)
                 is_whole = True

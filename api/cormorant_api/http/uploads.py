@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import xxhash
 from fastapi import Request
@@ -26,9 +25,6 @@ from cormorant_contract.tensor_file import (
     parse_header,
 )
 from cormorant_worker.errors import MalformedWeights
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
 
 _ACCEPTED = (SAFETENSORS, "application/octet-stream")
 _HEAD_BYTES = 8
@@ -136,23 +132,40 @@ async def _receive(
 ) -> Received:
     """Stream a body into a buffer, which is allocated once the first bytes look like safetensors."""
     began = time.monotonic()
-    hasher = xxhash.xxh3_128()
-    sha = hashlib.sha256() if sha256 else None
-    first = b""
-    while len(first) < _HEAD_BYTES:
-        chunk = await _next_chunk(request, len(first), size, stall_timeout_s)
-        first += chunk
-    try:
-        header_size(first, file_size=size)
-    except MalformedTensorFile as error:
-        raise refusal_of(error, first) from error
-    buffer = make_buffer(size)
-    at = _store(buffer, 0, first, hasher, sha)
+    hasher, sha = xxhash.xxh3_128(), hashlib.sha256()
+    at, first, buffer = 0, b"", memoryview(b"")
     while at < size:
-        chunk = await _next_chunk(request, at, size, stall_timeout_s)
-        at = _store(buffer, at, chunk, hasher, sha)
+        try:
+            async with asyncio.timeout(stall_timeout_s):
+                message = await request.receive()
+        except TimeoutError:
+            raise ApiError(
+                ProblemType.UPLOAD_STALLED,
+                f"no data for {stall_timeout_s:.0f} s after {at:,} of {size:,} bytes; upload discarded",
+            ) from None
+        chunk: bytes = message.get("body", b"")
+        at += len(chunk)
+        if at < size and (message["type"] == "http.disconnect" or not message.get("more_body", False)):
+            raise ApiError(
+                ProblemType.MALFORMED_REQUEST, f"the body ended after {at:,} of {size:,} bytes; upload discarded"
+            )
+        if at > size:
+            raise ApiError(ProblemType.MALFORMED_REQUEST, f"the body is longer than its Content-Length {size:,}")
+        hasher.update(chunk)
+        if sha256:
+            sha.update(chunk)
+        if not buffer:
+            chunk = first = first + chunk
+            if at < _HEAD_BYTES:
+                continue
+            try:
+                header_size(first, file_size=size)
+            except MalformedTensorFile as error:
+                raise refusal_of(error, first) from error
+            buffer = make_buffer(size)
+        buffer[at - len(chunk) : at] = chunk
     finished = time.monotonic()
-    if sha is not None and sha.digest() != sha256:
+    if sha256 and sha.digest() != sha256:
         raise ApiError(
             ProblemType.DIGEST_MISMATCH,
             "the body does not match its Content-Digest, so it was corrupted in transit; send it again",
@@ -184,36 +197,6 @@ def refusal_of(error: MalformedTensorFile | MalformedWeights, head: bytes = b"")
             accepted=(SAFETENSORS,),
         )
     return ApiError(ProblemType.MALFORMED_SAFETENSORS, f"the body is not safetensors: {error}", offset=error.offset)
-
-
-async def _next_chunk(request: Request, at: int, size: int, stall_timeout_s: float) -> bytes:
-    try:
-        async with asyncio.timeout(stall_timeout_s):
-            message = await request.receive()
-    except TimeoutError:
-        raise ApiError(
-            ProblemType.UPLOAD_STALLED,
-            f"no data for {stall_timeout_s:.0f} s after {at:,} of {size:,} bytes; upload discarded",
-        ) from None
-    chunk: bytes = message.get("body", b"")
-    is_last = message["type"] == "http.disconnect" or not message.get("more_body", False)
-    if is_last and at + len(chunk) < size:
-        raise ApiError(
-            ProblemType.MALFORMED_REQUEST,
-            f"the body ended after {at + len(chunk):,} of {size:,} bytes; upload discarded",
-        )
-    if at + len(chunk) > size:
-        raise ApiError(ProblemType.MALFORMED_REQUEST, f"the body is longer than its Content-Length {size:,}")
-    return chunk
-
-
-def _store(buffer: memoryview, at: int, chunk: bytes, hasher: "xxhash.xxh3_128", sha: "_Hash | None") -> int:
-    end = at + len(chunk)
-    buffer[at:end] = chunk
-    hasher.update(chunk)
-    if sha is not None:
-        sha.update(chunk)
-    return end
 
 
 def _sha256_of(header: str) -> bytes:

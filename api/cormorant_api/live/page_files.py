@@ -1,7 +1,6 @@
 """Serves the live page: the files of `page/`, without a build step or external resources."""
 
 import hashlib
-from dataclasses import dataclass
 from importlib.resources import files
 
 from fastapi import APIRouter, Request
@@ -31,44 +30,26 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
-    body: bytes
-    media_type: str
-    etag: str
-
-
 def make_router() -> APIRouter:
     """Routes of the page. No token: all data comes from `/v1`."""
-    found = _read()
+    found = {
+        entry.name: (entry.read_bytes(), _TYPES[kind])
+        for entry in files("cormorant_api.live").joinpath("page").iterdir()
+        if (kind := entry.name.rpartition(".")[2]) in _TYPES
+    }
     router = APIRouter()
 
-    async def index(request: Request) -> Response:
-        return _answer(request, found["index.html"])
-
-    async def asset(request: Request, name: str) -> Response:
+    async def page_file(request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
         if name not in found:
             raise ApiError(ProblemType.NOT_FOUND, f"the live page has no file {name[:80]!r}; open /")
-        return _answer(request, found[name])
+        body, media_type = found[name]
+        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        headers = {**_HEADERS, "ETag": etag}
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type=media_type, headers=headers)
 
-    router.add_api_route("/", index, methods=["GET", "HEAD"], include_in_schema=False)
-    router.add_api_route("/page/{name}", asset, methods=["GET", "HEAD"], include_in_schema=False)
+    for path in ("/", "/page/{name}"):
+        router.add_api_route(path, page_file, methods=["GET", "HEAD"], include_in_schema=False)
     return router
-
-
-def _read() -> dict[str, _File]:
-    read: dict[str, _File] = {}
-    for entry in files("cormorant_api.live").joinpath("page").iterdir():
-        media_type = _TYPES.get(entry.name.rpartition(".")[2])
-        if media_type is not None:
-            body = entry.read_bytes()
-            digest = hashlib.sha256(body).hexdigest()[:32]
-            read[entry.name] = _File(body=body, media_type=media_type, etag=f'"{digest}"')
-    return read
-
-
-def _answer(request: Request, file: _File) -> Response:
-    headers = {**_HEADERS, "ETag": file.etag}
-    if request.headers.get("if-none-match") == file.etag:
-        return Response(status_code=304, headers=headers)
-    return Response(file.body, media_type=file.media_type, headers=headers)

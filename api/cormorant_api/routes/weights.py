@@ -8,17 +8,10 @@ from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
-from cormorant_api.http.conditions import demand_if_match, is_unchanged, preferred_wait_s
+from cormorant_api.http.conditions import matches, preferred_wait_s
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import BufferResponse
-from cormorant_api.routes.routing import (
-    BINARY,
-    Answers,
-    GuardedRoute,
-    author_of,
-    guarded,
-    head_of,
-)
+from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, author_of, guarded, head_of
 from cormorant_api.weights.publisher import ALL_MODELS, PublishRequest
 from cormorant_api.weights.specs import limit_bytes, shapes_of
 from cormorant_api.weights.updates import update_id, version_of
@@ -147,7 +140,11 @@ async def patch_weights(
     newest. The result is a full version: GET returns all tensors, and the digest covers all of them.
     """
     known = _known(head_of(request), model)
-    demand_if_match(request.headers)
+    if "if-match" not in request.headers:
+        raise ApiError(
+            ProblemType.PRECONDITION_REQUIRED,
+            "a partial publish needs a base version; send If-Match with the ETag of that version, or * for the newest",
+        )
     return await _publish(request, known, version, is_partial=True, allows_nonfinite=allow_nonfinite)
 
 
@@ -300,7 +297,7 @@ def _file(request: Request, model: str, version: int | None) -> Response:
     head = head_of(request)
     stored = head.running.publisher.find(_known(head, model), version)
     headers = {"ETag": stored.etag, POLICY_VERSION: str(stored.version)}
-    if is_unchanged(request.headers, stored.etag):
+    if matches(request.headers.get("if-none-match", ""), stored.etag, is_weak=True):
         return Response(status_code=304, headers=headers)
     return BufferResponse(
         stored.buffers,

@@ -20,7 +20,7 @@ import structlog
 
 from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError, StoreError
-from cormorant_api.http.conditions import check_preconditions, names_etag
+from cormorant_api.http.conditions import check_preconditions, matches
 from cormorant_api.http.uploads import Received, parse_body, refusal_of
 from cormorant_api.traces import Traces
 from cormorant_api.weights.patch import merge
@@ -132,7 +132,8 @@ class WeightPublisher:
                 current_version=acting,
             )
         history = self.store.history(wanted.model)
-        base = next((stored for stored in history if names_etag(wanted.headers, stored.etag)), None)
+        named = wanted.headers.get("if-match", "")
+        base = next((stored for stored in history if matches(named, stored.etag)), None)
         if base is None:
             check_preconditions(wanted.headers, self._current_etag(wanted.model))
             raise AssertionError("unreachable: a condition that no version fulfils does not hold")

@@ -4,7 +4,7 @@ import pytest
 
 from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError
-from cormorant_api.http.conditions import check_preconditions, is_unchanged, preferred_wait_s
+from cormorant_api.http.conditions import check_preconditions, preferred_wait_s
 
 ETAG = '"7:xxh3:ab"'
 
@@ -34,11 +34,6 @@ def test_preconditions(headers: dict[str, str], etag: str, holds: bool) -> None:
         check_preconditions(headers, etag)
     assert refused.value.status == 412
     assert refused.value.members.get("current_etag", "") == etag
-
-
-def test_an_unchanged_etag_is_seen() -> None:
-    assert is_unchanged({"if-none-match": ETAG}, ETAG)
-    assert not is_unchanged({}, ETAG)
 
 
 @pytest.mark.parametrize(
