@@ -339,7 +339,7 @@ class _Session:
         if not self._metrics_port:
             yield
             return
-        from cormorant_worker.metrics.server import MetricsServer
+        from cormorant_worker.metrics.fleet import MetricsServer
 
         try:
             server = MetricsServer(fleet, port=self._metrics_port)

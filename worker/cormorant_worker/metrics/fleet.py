@@ -1,20 +1,29 @@
-"""A fleet's metrics: what its events tell, batch by batch, and what its books say, a few times a second."""
+"""A fleet's metrics: what its events tell, batch by batch, and what its books say, a few times a second; and `/metrics`
+of a fleet that has no head.
+"""
 
 import platform
 import threading
 import time
+from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics import head as declared
+from cormorant_contract.metrics.head import FLEET_METRICS
 from cormorant_contract.metrics.labels import ACTIVITIES, BOUND, END, SIDE
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.stats import FleetStats, GroupStats
 from cormorant_worker.metrics.exposition import Exposition, observe_all
 from cormorant_worker.metrics.gpus import read_gpus
+from cormorant_worker.metrics.text_server import PLAIN, Answer, TextServer
 from cormorant_worker.weights.staged import INITIAL_VERSION
 from cormorant_worker.worker.messages import Sealed
+
+if TYPE_CHECKING:
+    from cormorant_worker.fleet.fleet import Fleet
 
 _SERVED = {
     "rows": declared.INFERENCE_ROWS,
@@ -38,7 +47,8 @@ class FleetMetrics:
             floor_frames: what earlier processes have exported of `frames_total`.
         """
         self._job, self._exposition = job, exposition
-        self._env = name_of_env(job)
+        pool, made = job.spec.env.envpool, job.spec.env.gymnasium
+        self._env = pool.task_id if pool else (made and (made.id or made.entrypoint)) or "unknown"
         self._groups = {
             group.name: _GroupMetrics(group.name, self._env, exposition) for group in job.spec.worker_groups
         }
@@ -51,13 +61,24 @@ class FleetMetrics:
         """Held while books are read and copied: two at a time would count a pause twice."""
         self._sampled_at = time.monotonic()
         self._was_paused = False
-        self._show_what_stays()
+        spec, show = job.spec, exposition.show
+        if spec.target is not None:
+            show(declared.TARGET_FRAMES, spec.target)
+        if spec.output.queue is not None:
+            show(declared.QUEUE_CAPACITY, spec.output.queue.capacity_batches)
+        versions = {"version": _version("cormorant"), "python": platform.python_version(), "torch": _version("torch")}
+        show(declared.BUILD_INFO, 1, **versions)
         self.sample(_before_the_start(job, floor_frames))
 
     def on_fleet_event(self, event: FleetEvent) -> None:
         if event.sealed is not None:
-            self._groups[event.worker.rpartition("-")[0]].seal(event.sealed)
-            self._note_episodes(event.sealed)
+            sealed = event.sealed
+            self._groups[event.worker.rpartition("-")[0]].seal(sealed)
+            if sealed.returns:
+                self._episodes["terminated"].inc(sealed.num_terminated)
+                self._episodes["truncated"].inc(len(sealed.returns) - sealed.num_terminated)
+                observe_all(self._returns, sealed.returns)
+                observe_all(self._lengths, sealed.lengths)
         elif event.kind == "lent":
             self._staleness.observe(event.staleness)
 
@@ -99,22 +120,34 @@ class FleetMetrics:
                 show(declared.GPU_UTILIZATION, gpu.utilization, gpu=gpu.index)
                 show(declared.GPU_MEMORY, gpu.used_bytes, gpu=gpu.index)
 
-    def _note_episodes(self, sealed: Sealed) -> None:
-        if not sealed.returns:
-            return
-        self._episodes["terminated"].inc(sealed.num_terminated)
-        self._episodes["truncated"].inc(len(sealed.returns) - sealed.num_terminated)
-        observe_all(self._returns, sealed.returns)
-        observe_all(self._lengths, sealed.lengths)
 
-    def _show_what_stays(self) -> None:
-        spec, show = self._job.spec, self._exposition.show
-        if spec.target is not None:
-            show(declared.TARGET_FRAMES, spec.target)
-        if spec.output.queue is not None:
-            show(declared.QUEUE_CAPACITY, spec.output.queue.capacity_batches)
-        versions = {"version": _version("cormorant"), "python": platform.python_version(), "torch": _version("torch")}
-        show(declared.BUILD_INFO, 1, **versions)
+class MetricsServer(TextServer):
+    """`/metrics` of a fleet that has no head, on loopback: `cormorant run --metrics-port`. Use as a context manager."""
+
+    def __init__(self, fleet: "Fleet", *, port: int) -> None:
+        """Listen; the fleet is read at each scrape, and its events are counted in between. See `TextServer`."""
+        exposition = Exposition(FLEET_METRICS, collectorjob=fleet.job.metadata.name)
+        metrics = FleetMetrics(fleet.job, exposition, floor_frames=fleet.stats().frames)
+
+        def answer(path: str, accept: str) -> Answer:
+            if path != "/metrics":
+                return HTTPStatus.NOT_FOUND, b"there is /metrics\n", PLAIN
+            metrics.sample(fleet.stats())
+            return HTTPStatus.OK, *exposition.text(accept)
+
+        super().__init__(answer, host="127.0.0.1", port=port)
+        self._unsubscribe = fleet.subscribe(metrics.on_fleet_event)
+
+    def close(self) -> None:
+        """Stop serving and unsubscribe from the fleet."""
+        self._unsubscribe()
+        super().close()
+
+    def __enter__(self) -> "MetricsServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class _GroupMetrics:
@@ -137,7 +170,15 @@ class _GroupMetrics:
     def sample(self, stats: GroupStats, *, is_paused: bool) -> None:
         show, name = self._exposition.show, self._name
         show(declared.STEPPED_FRAMES, stats.stepped_frames, group=name, env=self._env)
-        for activity, seconds in self._spent_s(stats, is_paused=is_paused).items():
+        # A worker between two batches does not know that it would not get another one: the fleet does.
+        passed = max(0.0, stats.spent_s["idle"] - self._idle_before)
+        self._idle_before += passed
+        if is_paused:
+            self._held_s += passed
+        else:
+            self._idle_s += passed
+        spent = {**stats.spent_s, "idle": self._idle_s, "paused": stats.spent_s["paused"] + self._held_s}
+        for activity, seconds in spent.items():
             show(declared.PHASE_SECONDS, seconds, group=name, phase=activity)
         show(declared.POLICY_VERSION, stats.min_version, group=name)
         workers = {"desired": stats.desired, "ready": stats.ready, "starting": stats.starting}
@@ -146,17 +187,6 @@ class _GroupMetrics:
         for reason, restarts in stats.restarts.items():
             show(declared.WORKER_RESTARTS, restarts, group=name, reason=reason)
         show(declared.ENV_RESTARTS, stats.env_restarts, group=name)
-
-    def _spent_s(self, stats: GroupStats, *, is_paused: bool) -> dict[str, float]:
-        spent = dict(stats.spent_s)
-        # A worker between two batches does not know that it would not get another one: the fleet does.
-        passed = max(0.0, spent["idle"] - self._idle_before)
-        self._idle_before += passed
-        if is_paused:
-            self._held_s += passed
-        else:
-            self._idle_s += passed
-        return spent | {"idle": self._idle_s, "paused": spent["paused"] + self._held_s}
 
 
 def _before_the_start(job: CollectorJob, frames: int) -> FleetStats:
@@ -181,15 +211,6 @@ def _before_the_start(job: CollectorJob, frames: int) -> FleetStats:
         groups={found.name: group for found in job.spec.worker_groups},
         queue_waits_s=dict.fromkeys(SIDE.values, 0.0),
     )
-
-
-def name_of_env(job: CollectorJob) -> str:
-    """The environment in one word: EnvPool's task, gymnasium's id, or the entrypoint."""
-    env = job.spec.env
-    if env.envpool is not None:
-        return env.envpool.task_id
-    assert env.gymnasium is not None
-    return env.gymnasium.id or env.gymnasium.entrypoint or "unknown"
 
 
 def _version(package: str) -> str:

@@ -16,8 +16,8 @@ class Gpu:
 
 def read_gpus() -> Iterator[Gpu]:
     """Every device that this process can see."""
-    for index, handle in enumerate(_devices()):
-        library = _library()
+    library, handles = _driver()
+    for index, handle in enumerate(handles):
         try:
             rates, memory = library.nvmlDeviceGetUtilizationRates(handle), library.nvmlDeviceGetMemoryInfo(handle)
         except library.NVMLError:
@@ -26,21 +26,14 @@ def read_gpus() -> Iterator[Gpu]:
 
 
 @cache
-def _library() -> Any:
-    import pynvml
-
-    return pynvml
-
-
-@cache
-def _devices() -> tuple[Any, ...]:
-    """Handles of the devices; none without a driver, or without the library."""
+def _driver() -> tuple[Any, tuple[Any, ...]]:
+    """The driver's library and its devices; none without a driver, or without the library."""
     try:
-        library = _library()
+        import pynvml
     except ImportError:
-        return ()
+        return None, ()
     try:
-        library.nvmlInit()
-        return tuple(library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount()))
-    except library.NVMLError:
-        return ()
+        pynvml.nvmlInit()
+        return pynvml, tuple(pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount()))
+    except pynvml.NVMLError:
+        return pynvml, ()
