@@ -256,24 +256,20 @@ def load_job(manifest: Manifest, *, name: str = "") -> CollectorJob:
     """
     try:
         if isinstance(manifest, CollectorJob):
-            return pick_job([manifest], name, source="the manifest")
+            return _pick([manifest], name, source="the manifest")
         if isinstance(manifest, Mapping):
-            return pick_job([parse_job(dict(manifest))], name, source="the manifest")
+            return _pick([parse_job(dict(manifest))], name, source="the manifest")
         path = os.fspath(manifest)
-        job = pick_job(load_jobs(path), name, source=path)
+        job = _pick(load_jobs(path), name, source=path)
     except contract.ManifestError as error:
         raise ManifestError(str(error)) from error
-    if path != STDIN:
-        add_import_folder(Path(path).resolve().parent)
+    # This process and the workers it starts import from the manifest's folder, as from the job's `code` in pods.
+    if path != STDIN and (folder := str(Path(path).resolve().parent)) not in sys.path:
+        sys.path.insert(0, folder)
     return job
 
 
-def pick_job(jobs: list[CollectorJob], name: str, *, source: str) -> CollectorJob:
-    """The job of that name; with one job in the file, the name may be left out.
-
-    Raises:
-        ManifestError: there are several, or none of that name.
-    """
+def _pick(jobs: list[CollectorJob], name: str, *, source: str) -> CollectorJob:
     names = [job.metadata.name for job in jobs]
     if not name and len(jobs) == 1:
         return jobs[0]
@@ -284,12 +280,6 @@ def pick_job(jobs: list[CollectorJob], name: str, *, source: str) -> CollectorJo
         many = "no CollectorJob" if not found else f"{len(found)} CollectorJobs"
         raise ManifestError(f'{source} holds {many} named "{name}"; it has {", ".join(names)}')
     return found[0]
-
-
-def add_import_folder(folder: Path) -> None:
-    """Let this process and the workers it starts import from a folder, as the job's `code` is in pods."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
 
 
 def refuse_unknown_names(job: CollectorJob, *, is_this_machine: bool = True) -> None:

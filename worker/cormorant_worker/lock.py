@@ -43,8 +43,9 @@ class FolderLock:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 self._take(folder)
-                if self._is_current():
-                    break
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(self._descriptor), self._path.stat()):
+                        break
             except BaseException:
                 os.close(self._descriptor)
                 raise
@@ -70,7 +71,11 @@ class FolderLock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LockHeld(f"{folder} is in use by {_holder(self._descriptor)}") from None
+            holder = "another process"
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                found = json.loads(os.pread(self._descriptor, _LONGEST_HOLDER, 0))
+                holder = f"process {int(found['pid'])} on {found['host']} since {found['since']}"
+            raise LockHeld(f"{folder} is in use by {holder}") from None
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
@@ -78,17 +83,3 @@ class FolderLock:
                 f"{folder} is on a file system without file locks (flock: {error.strerror}), where two writers would "
                 "mix their files; use a local disk, NFSv4 or CephFS; a dataset may also have an s3:// or gs:// URI"
             ) from error
-
-    def _is_current(self) -> bool:
-        try:
-            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
-        except FileNotFoundError:
-            return False
-
-
-def _holder(descriptor: int) -> str:
-    try:
-        found = json.loads(os.pread(descriptor, _LONGEST_HOLDER, 0))
-        return f"process {int(found['pid'])} on {found['host']} since {found['since']}"
-    except (ValueError, KeyError, TypeError):
-        return "another process"

@@ -74,15 +74,24 @@ class Scripted:
             ManifestError: what was given does not fit together; says every problem.
         """
         self._check()
-        env = self._env_block() | info_block(self.info)
+        if isinstance(self.env, Mapping):
+            env = dict(self.env)
+        else:
+            named = {"id": self.env} if isinstance(self.env, str) else {"entrypoint": "script:environment"}
+            vectorization = self.vectorization or self.usual_vectorization
+            env = {"gymnasium": {**named, "vectorization": vectorization, "numEnvs": self._num_envs}}
+        # The job's own check refuses a numEnvs that is no number.
+        block = env.get(_kind_of(env))
+        count = block.get("numEnvs", 1) if isinstance(block, Mapping) else 1
+        steps = _DEFAULT_STEPS * (count if isinstance(count, int) else 1)
         given = {key: value for name, key in _OF_COLLECTION.items() if (value := self._given(name)) is not None}
         if self.on_policy:
             given |= {"mode": "sync", "weights": {"maxStaleness": 0}}
         return script_job(
             {
-                "env": env,
+                "env": env | info_block(self.info),
                 "policy": {"entrypoint": self.policy} if isinstance(self.policy, str) else {"random": {}},
-                "collection": {"framesPerBatch": _DEFAULT_STEPS * _envs_of(env), **given, **self.collection},
+                "collection": {"framesPerBatch": steps, **given, **self.collection},
                 "output": {"queue": {"capacityBatches": 2}},
                 "replicas": self.workers,
             }
@@ -96,13 +105,6 @@ class Scripted:
             policy_factory=self.policy_factory,
             takes_spaces=self.policy_factory is not None,
         )
-
-    def _env_block(self) -> dict[str, Any]:
-        if isinstance(self.env, Mapping):
-            return dict(self.env)
-        named = {"id": self.env} if isinstance(self.env, str) else {"entrypoint": "script:environment"}
-        vectorization = self.vectorization or self.usual_vectorization
-        return {"gymnasium": {**named, "vectorization": vectorization, "numEnvs": self._num_envs}}
 
     @property
     def _num_envs(self) -> int:
@@ -173,13 +175,6 @@ class Scripted:
 
 def _kind_of(env: Mapping[str, Any]) -> str:
     return "envpool" if "envpool" in env else "gymnasium"
-
-
-def _envs_of(env: Mapping[str, Any]) -> int:
-    """`numEnvs` of `spec.env`; 1 where it is none, which the job's own check refuses."""
-    block = env.get(_kind_of(env))
-    count = block.get("numEnvs", 1) if isinstance(block, Mapping) else 1
-    return count if isinstance(count, int) else 1
 
 
 def script_job(spec: Mapping[str, Any]) -> CollectorJob:

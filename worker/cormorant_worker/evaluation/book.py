@@ -9,7 +9,7 @@ import fsspec
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import EvaluationError
-from cormorant_worker.evaluation.results import ResultFolder, ResultTable, missing, name_of, planned_episodes
+from cormorant_worker.evaluation.results import ResultFolder, ResultTable, name_of, planned_episodes
 
 _MOST_DEATHS = 3
 
@@ -30,7 +30,8 @@ class EpisodeBook:
         self._folder.open(self._subject)
         self._deaths: Counter[int] = Counter()
         """Workers that ended while they played an episode."""
-        self._pending = deque(missing(self.planned, self._folder.played()))
+        played = self._folder.played()
+        self._pending = deque(i for i, episode in enumerate(self.planned) if episode.key not in played)
         self.found = len(self.planned) - len(self._pending)
         """Episodes that earlier fleets played."""
 

@@ -145,8 +145,10 @@ class Player:
     def _play_task(self, task: str, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
         try:
             self.on_building(True)
+            block = self._job.spec.env
+            variant = next((variant for variant in block.variants or () if variant.name == task), None)
             env = build_envs(
-                _of_task(self._job.spec.env, task),
+                block if variant is None else block.of_variant(variant),
                 planned,
                 self._overrides,
                 max_threads=self._max_threads,
@@ -280,11 +282,6 @@ def alone(job: CollectorJob) -> CollectorJob:
     return job.model_copy(update={"spec": job.spec.model_copy(update={"env": env, "policy": policy})})
 
 
-def _of_task(env: Env, task: str) -> Env:
-    variant = next((variant for variant in env.variants or () if variant.name == task), None)
-    return env if variant is None else env.of_variant(variant)
-
-
 def build_envs(
     env: Env,
     planned: Sequence[PlannedEpisode],
@@ -309,9 +306,9 @@ def build_envs(
     if isinstance(source, EnvFactory) and film is not None:
         source = replace(source, kwargs={**source.kwargs, "render_mode": "rgb_array"})
     if any(episode.options for episode in planned):
-        source = _Wrapped(source, partial(_give_options, tuple(dict(episode.options) for episode in planned)))
+        source = _Wrapped(source, partial(_ResetOptions, options=tuple(dict(episode.options) for episode in planned)))
     if film is not None:
-        source = _Wrapped(source, lambda env, _: _Filming(env, film))
+        source = _Wrapped(source, partial(_Filming, film=film))
         block = block.model_copy(update={"vectorization": "inline"})
     return vectorize(source, block, seeds=seeds, limits=RestartLimits(total=0, raises=True), info=info)
 
@@ -334,16 +331,12 @@ class _Wrapped:
         return self._wrap(self._source.build(row), row)
 
 
-def _give_options(options: Sequence[dict[str, Any]], env: OneEnv, row: int) -> OneEnv:
-    return _ResetOptions(env, options[row])
-
-
 class _ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Every reset gets the options of one episode."""
+    """Every reset gets the options of the row's episode."""
 
-    def __init__(self, env: OneEnv, options: dict[str, Any]) -> None:
+    def __init__(self, env: OneEnv, row: int, *, options: Sequence[dict[str, Any]]) -> None:
         super().__init__(env)
-        self._given = options
+        self._given = options[row]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         return self.env.reset(seed=seed, options={**self._given, **(options or {})})
@@ -352,7 +345,7 @@ class _ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
 class _Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Shows a picture of each observation until the first episode has ended."""
 
-    def __init__(self, env: OneEnv, film: Film) -> None:
+    def __init__(self, env: OneEnv, row: int, *, film: Film) -> None:
         super().__init__(env)
         self._film, self._has_ended = film, False
 

@@ -11,20 +11,17 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Self
 
 import fsspec
-import structlog
 
 from cormorant_contract.episodes import PlannedEpisode
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.disk import write_durably
 from cormorant_worker.errors import EvaluationError
-
-log = structlog.get_logger()
 
 _Z = 1.959963984540054
 """Quantile of the normal distribution for a 95 % interval."""
@@ -299,7 +296,3 @@ def name_of(planned: PlannedEpisode) -> str:
     """An episode in messages: its task, seed and options."""
     task = f"task {planned.task}, " if planned.task else ""
     return f"{task}seed {planned.seed}" + (f" and options {dict(planned.options)}" if planned.options else "")
-
-
-def missing(planned: Iterable[PlannedEpisode], played: Mapping[str, PlayedEpisode]) -> list[int]:
-    return [i for i, episode in enumerate(planned) if episode.key not in played]

@@ -1,8 +1,8 @@
 """Videos of an evaluation's episodes. Recording plays an episode again: it is a pure function, so nothing changes."""
 
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,8 +36,10 @@ def record_videos(
     player, files = Player(job, collector, overrides=overrides), []
     for position, row in enumerate(table.episodes[:count]):
         path = folder / f"{row.task or 'episode'}-{position}-seed-{row.seed}.mp4"
-        with _Recording(path) as recording:
-            player.film = recording.add
+        folder.mkdir(parents=True, exist_ok=True)
+        with closing(_write(path)) as pictures:
+            next(pictures)
+            player.film = lambda picture, per_second, to=pictures: to.send((picture, per_second))
             (played,) = player.play([position])
         if (played.total, played.length) != (row.total, row.length):
             raise EvaluationError(
@@ -48,28 +50,14 @@ def record_videos(
     return files
 
 
-class _Recording:
-    """One MP4 file, begun with the first picture."""
+def _write(path: Path) -> Generator[None, tuple[Array, float], None]:
+    """Write an MP4 file of the pictures that are sent, each with pictures per second; begun with the first one."""
+    import imageio_ffmpeg
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._writer: Generator[None, Any, None] | None = None
-
-    def add(self, picture: Array, per_second: float) -> None:
-        import imageio_ffmpeg
-
-        if self._writer is None:
-            height, width, _ = picture.shape
-            self._writer = imageio_ffmpeg.write_frames(
-                str(self._path), (width, height), fps=per_second, macro_block_size=2
-            )
-            self._writer.send(None)
-        self._writer.send(np.ascontiguousarray(picture))
-
-    def __enter__(self) -> "_Recording":
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
+    picture, per_second = yield
+    height, width, _ = picture.shape
+    with closing(imageio_ffmpeg.write_frames(str(path), (width, height), fps=per_second, macro_block_size=2)) as writer:
+        writer.send(None)
+        while True:
+            writer.send(np.ascontiguousarray(picture))
+            picture, _ = yield
