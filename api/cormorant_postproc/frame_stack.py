@@ -64,12 +64,15 @@ class FrameStack:
             shaped.names = batch.names
             return shaped
         ids, done = flag(batch, TRAJ_IDS), flag(batch, ("next", "done"))
-        lengths = self._lengths(batch)
+        lengths = torch.full_like(ids[:, 0], ids.shape[1], dtype=torch.int64)
+        if ("collector", "mask") in batch.keys(True):
+            lengths = flag(batch, ("collector", "mask")).sum(-1)
         before, past = self._open, self.num_frames - 1
         at = known = torch.zeros_like(ids[:, 0])
         goes_on = torch.zeros_like(at, dtype=torch.bool)
         if before is not None:
-            at = before.find(ids[:, 0])
+            # Where these stand, or would.
+            at = torch.searchsorted(before.ids, ids[:, 0].contiguous()).clamp(max=len(before.ids) - 1)
             goes_on = (before.ids[at] == ids[:, 0]) & (lengths > 0)
             known = torch.where(goes_on, before.known[at], 0)
 
@@ -130,12 +133,6 @@ class FrameStack:
         index = lengths.unsqueeze(-1) + torch.arange(past, device=step.device)
         return at_steps(series, index)
 
-    def _lengths(self, batch: TensorDictBase) -> Tensor:
-        if ("collector", "mask") in batch.keys(True):
-            return flag(batch, ("collector", "mask")).sum(-1)
-        rows, steps = batch.batch_size
-        return torch.full((rows,), steps, device=flag(batch, TRAJ_IDS).device)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OpenRow:
@@ -149,10 +146,6 @@ class _OpenRow:
     """[K] int64: the batch that they were last in."""
     past: dict[Key, Tensor]
     """[K, n-1, ...] their last frames, by leaf."""
-
-    def find(self, ids: Tensor) -> Tensor:
-        """Where these stand, or would."""
-        return torch.searchsorted(self.ids, ids.contiguous()).clamp(max=len(self.ids) - 1)
 
     def take(self, which: Tensor) -> "_OpenRow":
         """Some of them, in rising order."""

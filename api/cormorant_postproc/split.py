@@ -72,19 +72,19 @@ def split_trajectories(
     # The one thing that the host must know: how many pieces there are, and how long the longest one is.
     lengths = torch.bincount(number)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    if layout == "padded" and not as_nested:
+        mask_key: Key = "mask" if isinstance(trajectory_key, str) else (*trajectory_key[:-1], "mask")
+        return _pad(given, shape, frames, offsets, lengths, mask_key=mask_key)
+    concatenated = _at(given, torch.unravel_index(frames, shape), len(frames))
     if as_nested:
-        return _nest_strided(
-            _at(given, torch.unravel_index(frames, shape), len(frames)),
-            lengths.tolist(),
-            torch.strided if as_nested is True else as_nested,
-        )
-    if layout == "padded":
-        longest = int(lengths.max())
-        return _pad(given, shape, frames, offsets, lengths, longest, mask_key=_beside(trajectory_key, "mask"))
-    rows = torch.unravel_index(frames, shape)
+        return _nest_strided(concatenated, lengths.tolist(), torch.strided if as_nested is True else as_nested)
     if layout == "concatenated":
-        return _at(given, rows, len(frames))
-    return _nest(given, rows, offsets, len(lengths))
+        return concatenated
+    # All leaves share the offsets: torch multiplies and adds jagged tensors of the same ones only.
+    nested: TensorDict = concatenated.apply(
+        lambda leaf: torch.nested.nested_tensor_from_jagged(leaf, offsets), batch_size=[len(lengths)]
+    )
+    return nested
 
 
 def _begins(batch: TensorDictBase, valid: Tensor | None, trajectory_key: Key, done_key: Key) -> Tensor:
@@ -109,11 +109,10 @@ def _pad(
     frames: Tensor,
     offsets: Tensor,
     lengths: Tensor,
-    longest: int,
     *,
     mask_key: Key,
 ) -> TensorDict:
-    count = len(lengths)
+    count, longest = len(lengths), int(lengths.max())
     position = torch.arange(longest, device=frames.device)
     mask = position < lengths.unsqueeze(-1)
     if longest == shape[-1] and len(frames) == count * longest == shape.numel():
@@ -124,7 +123,9 @@ def _pad(
         rows = torch.unravel_index(source.reshape(-1), shape)
         result = _at(batch, rows, count * longest).reshape(count, longest)
         padding = ~mask
-        result = result.apply(lambda leaf: leaf.masked_fill_(_widen(padding, leaf), 0))
+        result = result.apply(
+            lambda leaf: leaf.masked_fill_(padding.reshape(*padding.shape, *(1,) * (leaf.ndim - padding.ndim)), 0)
+        )
     result[mask_key] = mask
     result.names = [None, "time"]
     return result
@@ -136,15 +137,6 @@ def _at(batch: TensorDictBase, rows: tuple[Tensor, ...], count: int) -> TensorDi
     return found
 
 
-def _nest(batch: TensorDictBase, rows: tuple[Tensor, ...], offsets: Tensor, count: int) -> TensorDict:
-    # All leaves share the offsets: torch multiplies and adds jagged tensors of the same ones only.
-    def nested(leaf: Tensor) -> Tensor:
-        return torch.nested.nested_tensor_from_jagged(leaf[rows], offsets)
-
-    found: TensorDict = batch.apply(nested, batch_size=[count])
-    return found
-
-
 def _nest_strided(batch: TensorDictBase, lengths: list[int], layout: torch.layout) -> TensorDict:
     def nested(leaf: Tensor) -> Tensor:
         return torch.nested.nested_tensor(list(leaf.split(lengths)), layout=layout)
@@ -153,11 +145,3 @@ def _nest_strided(batch: TensorDictBase, lengths: list[int], layout: torch.layou
         warnings.simplefilter("ignore")  # torch warns of its prototype, which TorchRL's users ask for
         found: TensorDict = batch.apply(nested, batch_size=[len(lengths), -1])
     return found
-
-
-def _widen(flags: Tensor, leaf: Tensor) -> Tensor:
-    return flags.reshape(*flags.shape, *(1,) * (leaf.ndim - flags.ndim))
-
-
-def _beside(key: Key, name: str) -> Key:
-    return name if isinstance(key, str) else (*key[:-1], name)
