@@ -174,9 +174,6 @@ class InstantEngine:
 
     descriptors_each = 0
 
-    def check_devices(self, job: CollectorJob, device: str) -> None:
-        pass
-
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         return options
 

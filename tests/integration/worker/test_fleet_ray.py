@@ -24,9 +24,8 @@ from cormorant_worker.errors import ControlTimeout, FleetError, ManifestError, W
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.cluster import RayCluster
-from cormorant_worker.fleet.ray.demand import Demand, demand_of
 from cormorant_worker.fleet.ray.engine import RayEngine
-from cormorant_worker.fleet.ray.options import RayOptions
+from cormorant_worker.fleet.ray.options import Demand, RayOptions, demand_of
 from cormorant_worker.launch import open_fleet
 
 STORE_BYTES = 200 << 20

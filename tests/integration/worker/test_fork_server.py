@@ -15,7 +15,7 @@ from cormorant_testing.fleets import balance
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.fleet import Fleet
-from cormorant_worker.fleet.local.process import WorkerProcess
+from cormorant_worker.fleet.local.engine import WorkerProcess
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fork_server import ENVIRONMENTS, WORKERS, ForkServer, Imports, fork_server
 from cormorant_worker.launch import make_collector

@@ -10,7 +10,7 @@ from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.batch_queue import BatchQueue, Delivery, RoundShare
-from cormorant_worker.fleet.local.block_pool import SharedBlockPool
+from cormorant_worker.fleet.local.engine import SharedBlockPool
 from cormorant_worker.fleet.scheduler import Grant, Scheduler, SlotKey
 from cormorant_worker.spaces import Leaf
 from cormorant_worker.worker.messages import Sealed

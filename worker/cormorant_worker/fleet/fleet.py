@@ -93,7 +93,6 @@ class Fleet:
         self._is_closed = False
         try:
             self.options = self._engine.complete(job, options or FleetOptions())
-            self._engine.check_devices(job, self.options.device)
             self._core = core = FleetCore(job, self.options, self._engine)
         except BaseException:
             self._engine.close()

@@ -144,19 +144,13 @@ class Engine(Protocol):
     descriptors_each: int
     """File descriptors that a worker takes in this process."""
 
-    def check_devices(self, job: CollectorJob, device: str) -> None:
-        """Refuse devices that workers cannot have, as far as it is known before any starts.
-
-        Args:
-            job: whose groups say cpu or gpu.
-            device: the torch device that all workers use instead; empty: none.
+    def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
+        """Options with what this engine alone knows: how many workers there are unless told, and who brings slots.
 
         Raises:
-            DeviceUnavailable: there is none.
+            DeviceUnavailable: workers cannot have a device that the job or the options name, as far as it is known
+                before any starts.
         """
-
-    def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
-        """Options with what this engine alone knows: how many workers there are unless told, and who brings slots."""
 
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
         """Called once, before anything else. `wake`: to be called, from any thread, with a connection without `sources`

@@ -1,23 +1,245 @@
-"""The engine of one machine: worker processes, batches in shared memory."""
+"""The engine of one machine: worker processes behind two sockets each, batches in shared memory."""
 
+import os
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.collect.block import Layout
-from cormorant_worker.collect.place import find_device, spread
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.place import WorkerPlace, find_device, spread
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.fleet.local.block_pool import SharedBlockPool
-from cormorant_worker.fleet.local.process import SharedPayload, WorkerProcess
+from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.options import FleetOptions, default_workers
-from cormorant_worker.fleet.transport import WorkerConnection
-from cormorant_worker.fork_server import WORKERS, Imports, fork_server
+from cormorant_worker.fleet.transport import Payload, WorkerConnection
+from cormorant_worker.fork_server import WORKERS, ForkServer, Imports, fork_server, kill_alone
 from cormorant_worker.inference.handshake import listen
 from cormorant_worker.shared_memory import SharedMemory
-from cormorant_worker.worker.messages import Start
+from cormorant_worker.wire.messages import MessageSocket
+from cormorant_worker.worker.heartbeat import Heartbeat, Phase
+from cormorant_worker.worker.messages import Request, Start, Ticket
+
+_OBEYED_S = 5.0
+"""A fork server that is not importing kills at once."""
+_MOST_MESSAGES = 64
+"""Read at once: a worker that says much does not keep the fleet from the others."""
+
+
+class SharedPayload:
+    """Bytes in shared memory, of which workers get the descriptor."""
+
+    def __init__(self, memory: SharedMemory, *, is_borrowed: bool) -> None:
+        self.memory = memory
+        self.size_bytes = memory.size_bytes
+        self._is_borrowed = is_borrowed
+
+    def close(self) -> None:
+        if not self._is_borrowed:
+            self.memory.close()
+
+
+class WorkerProcess:
+    """A worker and the two sockets to it: the `WorkerConnection` of the local engine."""
+
+    def __init__(self, place: WorkerPlace, fork_server: ForkServer, imports: Imports) -> None:
+        """Have the process forked. It waits for `Start` on `data`."""
+        self.place = place
+        self.is_open = True
+        self.data, theirs_data = _pair()
+        self.control, theirs_control = _pair()
+        self.heartbeat = Heartbeat.create()
+        self._fork_server = fork_server
+        self._is_closed = False
+        handed = (theirs_data.fileno(), theirs_control.fileno(), self.heartbeat.memory.descriptor)
+        self._number = fork_server.fork(place.attempt_name, handed, imports=imports)
+        theirs_data.close()
+        theirs_control.close()
+
+    @property
+    def pid(self) -> int:
+        return self.heartbeat.pid
+
+    @property
+    def phase(self) -> Phase:
+        return self.heartbeat.phase
+
+    @property
+    def frames(self) -> int:
+        return int(self.heartbeat.frames[0])
+
+    @property
+    def spent_ns(self) -> tuple[int, ...]:
+        return self.heartbeat.spent_ns
+
+    def describe_doing(self) -> str:
+        return self.phase.name.lower()
+
+    def sources(self) -> Sequence[MessageSocket]:
+        return (self.control, self.data)
+
+    def receive(self, source: object) -> Sequence[object]:
+        # The end of the data socket is the worker's end.
+        if not self.is_open:
+            return ()
+        if source is self.control:
+            return _whole_messages(self.control)[0]
+        messages, is_at_end = _whole_messages(self.data)
+        if is_at_end:
+            messages += _whole_messages(self.control)[0]  # what it said before it ended
+            self.is_open = False
+        return messages
+
+    def flush(self) -> Sequence[MessageSocket]:
+        unsent = [channel for channel in (self.control, self.data) if channel.has_unsent] if self.is_open else []
+        for channel in unsent:
+            with suppress(OSError):  # that the worker is gone shows at its data socket
+                channel.flush()
+        return [channel for channel in unsent if channel.has_unsent]
+
+    def send(self, message: object, *descriptors: int) -> None:
+        with suppress(OSError):  # as in `flush`
+            self.data.send(message, *descriptors)
+
+    def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
+        self.send(ticket, *([] if memory is None else [memory.descriptor]))
+
+    def request(self, request: Request, payload: Payload | None) -> None:
+        assert payload is None or isinstance(payload, SharedPayload), payload
+        with suppress(OSError):  # as in `flush`
+            self.control.send(request, *([] if payload is None else [payload.memory.descriptor]))
+
+    def describe_end(self) -> str:
+        # Its sockets close a moment before it has ended.
+        code = self._return_code(timeout_s=0.5)
+        doing = f"while {self.phase.name.lower()}"
+        if code is None:
+            return self._fork_server.describe_end() or f"closed its connection {doing}"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name} {doing}"
+        return f"ended with exit code {code} {doing}"
+
+    def kill(self) -> None:
+        if self._is_closed:
+            return
+        self._fork_server.kill(self._number)
+        if not self.wait(_OBEYED_S):
+            kill_alone(self.pid, self.data)
+            self.wait(10)
+
+    def wait(self, timeout_s: float) -> bool:
+        if self._return_code(timeout_s) is not None or not self.pid:
+            return True
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    def _return_code(self, timeout_s: float) -> int | None:
+        return self._fork_server.wait(self._number, timeout_s) if self.pid else None  # it is not forked yet
+
+    def close(self) -> None:
+        self.is_open = False
+        self.kill()
+        self._is_closed = True
+        self._fork_server.forget(self._number)
+        self.data.close()
+        self.control.close()
+        self.heartbeat.close()
+
+
+def _pair() -> tuple[MessageSocket, socket.socket]:
+    """The fleet's end, which never waits for the worker, and the worker's."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    return MessageSocket(ours), theirs
+
+
+def _whole_messages(channel: MessageSocket) -> tuple[list[object], bool]:
+    """What has come whole, a bounded number of messages; and whether the other end is gone."""
+    messages: list[object] = []
+    try:
+        while len(messages) < _MOST_MESSAGES:
+            messages.append(channel.receive()[0])
+    except BlockingIOError:
+        return messages, False
+    except OSError:
+        return messages, True
+    return messages, False
+
+
+class SharedBlockPool:
+    """At most `limit` blocks, made when they are first needed, used again last in first out. Owned by one thread."""
+
+    def __init__(self, layout: Layout, limit: int) -> None:
+        self.layout = layout
+        self.limit = limit
+        self._memories: list[SharedMemory] = []
+        self._blocks: list[Block] = []
+        self._free: dict[int, None] = {}
+        """In the order in which they were given back."""
+        self._known: dict[int, set[int]] = {}
+        """Slots that each worker process has mapped, by its process id."""
+        self._borrower: dict[int, int] = {}
+        """The process that each block_index was lent to last: it is warm in its page tables."""
+        self._warm: dict[int, list[int]] = {}
+        """Slots that were given back, by that process; some of them are lent again."""
+
+    def resize(self, limit: int, *, at_least: int) -> None:
+        self.limit = limit  # memory is made when it is needed; the system refuses what it does not have
+
+    @property
+    def room(self) -> int:
+        return len(self._free) + max(0, self.limit - len(self._blocks))
+
+    @property
+    def num_made(self) -> int:
+        return len(self._blocks)
+
+    def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
+        warm = self._warm.get(pid, [])
+        while warm and warm[-1] not in self._free:
+            warm.pop()
+        if warm:
+            block_index = warm.pop()
+            del self._free[block_index]
+        elif self._free:
+            block_index, _ = self._free.popitem()
+        else:
+            if len(self._blocks) >= self.limit:
+                raise FleetError(f"all {self.limit} batch slots are in use")
+            block_index, memory = len(self._blocks), SharedMemory.create(self.layout.size_bytes)
+            self._memories.append(memory)
+            self._blocks.append(Block(self.layout, memory.buffer))
+        self._borrower[block_index] = pid
+        known = self._known.setdefault(pid, set())
+        if block_index in known:
+            return block_index, None
+        known.add(block_index)
+        return block_index, self._memories[block_index]
+
+    def give_back(self, block_index: int) -> None:
+        self._free[block_index] = None
+        if (pid := self._borrower[block_index]) in self._known:
+            self._warm.setdefault(pid, []).append(block_index)
+
+    def forget(self, pid: int) -> None:
+        self._known.pop(pid, None)
+        self._warm.pop(pid, None)
+
+    def block(self, block_index: int) -> Block:
+        return self._blocks[block_index]
+
+    def memory(self, block_index: int) -> SharedMemory:
+        return self._memories[block_index]
+
+    def close(self) -> None:
+        for memory in self._memories:
+            memory.close()
 
 
 class LocalEngine:
@@ -26,20 +248,24 @@ class LocalEngine:
     descriptors_each = 9
     """2 sockets, 2 for its heartbeat, 4 for two batches, 1 spare."""
 
-    def check_devices(self, job: CollectorJob, device: str) -> None:
-        if device:
-            find_device(device)
+    def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
+        if options.device:
+            find_device(options.device)
         elif any(group.device == "gpu" for group in job.spec.worker_groups):
             find_device("cuda")
-
-    def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         return replace(options, workers=options.workers or default_workers(job))
 
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
         fork_server(WORKERS)  # what workers import is imported from now on
 
     def start(self, start: Start, listener: socket.socket | None = None) -> WorkerProcess:
-        process = WorkerProcess(start.place, fork_server(WORKERS), _imports_of(start))
+        spec = start.job.spec
+        imports = Imports(
+            now=("envpool",) if spec.env.envpool is not None else (),
+            # Two seconds, and only policies that are TensorDictModules need it.
+            when_idle=("tensordict.nn",) if spec.policy.entrypoint or start.overrides else (),
+        )
+        process = WorkerProcess(start.place, fork_server(WORKERS), imports)
         process.send(start, *([] if listener is None else [listener.fileno()]))
         return process
 
@@ -64,12 +290,3 @@ class LocalEngine:
 
     def close(self) -> None:
         """Nothing is left: workers are closed one by one, and the fork server serves the next fleet."""
-
-
-def _imports_of(start: Start) -> Imports:
-    spec = start.job.spec
-    return Imports(
-        now=("envpool",) if spec.env.envpool is not None else (),
-        # Two seconds, and only policies that are TensorDictModules need it.
-        when_idle=("tensordict.nn",) if spec.policy.entrypoint or start.overrides else (),
-    )

@@ -123,20 +123,17 @@ class CallUplink:
     def deliver(self, turn: int, message: object) -> None:
         """A message for the runtime has come."""
         with self._changed:
-            self._put(turn, message)
-
-    def _put(self, turn: int, message: object) -> None:
-        self._inbox[turn] = message
-        if self._turn in self._inbox:
-            self._waker.wake()
-            self._changed.notify_all()
+            self._inbox[turn] = message
+            if self._turn in self._inbox:
+                self._waker.wake()
+                self._changed.notify_all()
 
     def collect(self, turn: int, ticket: Ticket) -> tuple[Sealed, dict[str, Array]]:
         """Have a ticket's batch collected, into the block of the calling thread."""
         result: Future[tuple[Sealed, dict[str, Array]]] = Future()
         with self._changed:
             self._collecting[ticket.number] = threading.get_ident(), result
-            self._put(turn, ticket)
+            self.deliver(turn, ticket)  # the condition's lock is reentrant
         return result.result()  # bounded by the fleet: it kills a worker that makes no progress
 
     def news(self, timeout_s: float) -> tuple[object, ...]:

@@ -14,16 +14,13 @@ import ray
 import structlog
 
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.ray.demand import describe_resources
-from cormorant_worker.fleet.ray.options import RayOptions
+from cormorant_worker.fleet.ray.options import RayOptions, describe_resources
 
 log = structlog.get_logger()
 
 _CONNECT_S = 10.0
 _LOOK_AGAIN_S = 5.0
 _LOOK_S = 0.1
-_PREEMPTION = 2
-"""Ray's DRAIN_NODE_REASON_PREEMPTION: a busy node is drained, too."""
 
 
 class _Connection:
@@ -69,7 +66,12 @@ class RayCluster:
         """The node on which this process runs."""
 
     def _connect(self, options: RayOptions) -> None:
-        _quieten()
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # The coming behavior, without the warning that announces it.
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # Ray prints reports of lost workers to this process's stdout, whatever `log_to_driver` says; the fleet logs
+        # them itself.
+        ray._private.worker._worker_logs_enabled = False
         # Folders are sent along with the connection alone, not with an actor.
         runtime_env = dict(options.runtime_env) or None
         try:
@@ -164,19 +166,6 @@ def disconnect() -> None:
     ray.shutdown()
 
 
-def drain_node(node_id: str) -> None:
-    """Have Ray place nothing more on a node; what runs there goes on.
-
-    Raises:
-        RayError: Ray's head does not answer, or refuses.
-    """
-    is_accepted, why_not = ray._private.worker.global_worker.gcs_client.drain_node(
-        node_id, _PREEMPTION, "its pod is about to end", 0
-    )
-    if not is_accepted:
-        raise ray.exceptions.RayError(f"Ray does not drain the node {node_id}: {why_not}")
-
-
 def _refuse_unreachable(address: str) -> None:
     """Ray itself tries for minutes."""
     host, _, port = address.rpartition(":")
@@ -238,13 +227,3 @@ def _signals_kept() -> Iterator[Callable[[], None]]:
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)
         calm()
-
-
-def _quieten() -> None:
-    """Ray prints reports of lost workers to this process's stdout, whatever `log_to_driver` says; the fleet logs them
-    itself.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The coming behavior, without the warning that announces it.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray._private.worker._worker_logs_enabled = False

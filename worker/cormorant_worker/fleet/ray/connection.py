@@ -21,7 +21,6 @@ from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.ray.actor import News
 from cormorant_worker.fleet.ray.block_pool import RayBlockPool
-from cormorant_worker.fleet.ray.cluster import drain_node
 from cormorant_worker.fleet.transport import Payload, Source, WorkerConnection
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
@@ -29,6 +28,8 @@ from cormorant_worker.worker.messages import Failed, Finished, Leaving, Request,
 
 log = structlog.get_logger()
 
+_PREEMPTION = 2
+"""Ray's DRAIN_NODE_REASON_PREEMPTION: a busy node is drained, too."""
 _SILENT_S = 10.0
 """Without a heartbeat, after which a worker cannot be taken to be waiting."""
 
@@ -213,13 +214,17 @@ class RayConnection:
                 os.kill(self.pid, signal.SIGKILL)
 
     def _keep_workers_off(self) -> None:
-        """Have Ray place no worker on the node: the replacement is for the pod that comes, not the one that
-        goes. Without it the replacement is lost with the node, and replaced in turn.
-        """
+        # The replacement is for the pod that comes: on the node that goes it would be lost, and replaced in turn. What
+        # runs there goes on.
         try:
-            drain_node(self._node_id)
+            is_accepted, why_not = ray._private.worker.global_worker.gcs_client.drain_node(
+                self._node_id, _PREEMPTION, "its pod is about to end", 0
+            )
+            reason = "" if is_accepted else f"RayError: Ray does not drain the node {self._node_id}: {why_not}"
         except ray.exceptions.RayError as error:
-            log.warning("node_not_drained", node=self._node_id, reason=_cause(error))
+            reason = _cause(error)
+        if reason:
+            log.warning("node_not_drained", node=self._node_id, reason=reason)
 
     def wait(self, timeout_s: float) -> bool:
         """Nothing to wait for: Ray has said how it ended, or never will."""

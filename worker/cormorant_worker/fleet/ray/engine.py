@@ -17,8 +17,7 @@ from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
 from cormorant_worker.fleet.ray.block_pool import RayBlockPool, StoreShares
 from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.ray.connection import ObjectPayload, RayConnection
-from cormorant_worker.fleet.ray.demand import demand_of
-from cormorant_worker.fleet.ray.options import RayOptions
+from cormorant_worker.fleet.ray.options import RayOptions, demand_of
 from cormorant_worker.fleet.transport import WorkerConnection
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.messages import Start
@@ -44,12 +43,10 @@ class RayEngine:
         """The newest of each slot."""
         self._wake: Callable[[WorkerConnection], None] = lambda _: None  # until `open`
 
-    def check_devices(self, job: CollectorJob, device: str) -> None:
-        """Nothing is known of other machines: a worker that finds no device says so; one without GPUs is not placed."""
-
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         """As many workers as the manifest says unless told otherwise; in a cluster of the fleet's own, at most one a
-        processor. With `slot_resources`, pods bring the slots.
+        processor. With `slot_resources`, pods bring the slots. Nothing is known of devices of other machines: a worker
+        that finds none says so, and one without GPUs is not placed.
         """
         workers = options.workers or default_workers(job, is_this_machine=self.cluster.is_own)
         waits_for_places = options.waits_for_places or self._options.slot_resources

@@ -4,6 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.errors import ManifestError
+
+_GPU = "nvidia.com/gpu"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
@@ -36,3 +41,68 @@ class RayOptions:
     object_store_bytes: int = 0
     """Memory for batches in a cluster of the fleet's own, at least 78,643,200; 0: Ray's default, 30 % of the machine's
     memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    num_cpus: float
+    num_gpus: float
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        return describe_resources({"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources})
+
+
+def demand_of(
+    job: CollectorJob, group: str, index: int, options: RayOptions, *, is_own: bool, device: str = ""
+) -> Demand:
+    """What the worker `<group>-<index>` asks for.
+
+    Args:
+        job: whose manifest may say requests and limits of the group.
+        group: the worker's group.
+        is_own: the cluster is this fleet's alone: CPUs need no accounting.
+        device: torch device of the policy, where it is not the group's.
+
+    Raises:
+        ManifestError: a quantity cannot be read.
+    """
+    found = next(known for known in job.spec.worker_groups if known.name == group)
+    cpus = _quantity(found.resources, "cpu", group)
+    gpus = _quantity(found.resources, _GPU, group)
+    if gpus is None:
+        gpus = 1.0 if (device or found.device).startswith(("gpu", "cuda")) else 0.0
+    if is_own:
+        cpus = 0.0
+    elif options.slot_resources:
+        # The slot is a whole pod: Kubernetes has counted its CPUs and devices, and all of them are this worker's.
+        cpus = gpus = 0.0
+    elif cpus is None:
+        cpus = 1.0
+    slot = {f"slot:{group}-{index}": 1.0} if options.slot_resources else {}
+    return Demand(
+        num_cpus=cpus if options.num_cpus is None else options.num_cpus,
+        num_gpus=gpus if options.num_gpus is None else options.num_gpus,
+        resources={**options.resources, **slot},
+    )
+
+
+def describe_resources(resources: Mapping[str, float]) -> str:
+    """Amounts as text: "CPU: 4, GPU: 1"; those that are 0 are left out."""
+    return ", ".join(f"{name}: {amount:g}" for name, amount in sorted(resources.items()) if amount) or "nothing"
+
+
+def _quantity(resources: Mapping[str, Any], name: str, group: str) -> float | None:
+    """A Kubernetes quantity of whole or milli units, from the requests or else the limits."""
+    for kind in ("requests", "limits"):
+        value = (resources.get(kind) or {}).get(name)
+        if value is None:
+            continue
+        text = str(value)
+        try:
+            return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+        except ValueError as error:
+            raise ManifestError(
+                f'workerGroups "{group}": resources.{kind}["{name}"] is {value!r}; write a number as 2, "0.5" or "500m"'
+            ) from error
+    return None
