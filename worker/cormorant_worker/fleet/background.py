@@ -32,11 +32,6 @@ class BackgroundTasks:
         self._threads: list[threading.Thread] = []
         self._num_under_way = 0
 
-    @property
-    def is_idle(self) -> bool:
-        """True when nothing is under way, and everything that was done is settled."""
-        return self._num_under_way == 0
-
     def submit(self, job: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
         """Run a function in a thread, without the condition. `then`: called by `settle`, with what the job returned or
         raised.
@@ -48,27 +43,22 @@ class BackgroundTasks:
             self._threads.append(thread)
             thread.start()
 
-    def settle(self) -> int:
-        """Go on with everything that is done. Returns how many functions that were."""
-        settled = 0
+    def settle(self) -> None:
+        """Go on with everything that is done."""
         while self._done:
             then, result = self._done.popleft()
             self._num_under_way -= 1
-            settled += 1
             then(result)
-        return settled
 
     def finish(self, condition: threading.Condition, *, timeout_s: float) -> None:
-        """Settle all jobs, at most for `timeout_s`, and end the threads."""
+        """Settle all jobs, at most for `timeout_s`, and end the threads. No more jobs come; a thread that never ends
+        dies with the process.
+        """
         deadline = time.monotonic() + timeout_s
-        while not self.is_idle and time.monotonic() < deadline:
+        while self._num_under_way and time.monotonic() < deadline:
             with condition:
                 self.settle()
             time.sleep(_POLL_S)
-        self.close()
-
-    def close(self) -> None:
-        """No more jobs come. Threads end with what they are at; one that never ends dies with the process."""
         for _ in self._threads:
             self._jobs.put(None)
         # What they did last holds descriptors of workers until they have ended.

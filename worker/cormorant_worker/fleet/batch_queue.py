@@ -7,10 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import reduce
 from heapq import heappop, heappush
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cormorant_worker.collect.block import Block
@@ -57,41 +56,30 @@ class LoanPart:
     """Seconds in which it stepped."""
 
 
+@dataclass(eq=False)
 class Loan:
     """One round out of the queue. Use as a context manager, or call `release`; views are worthless afterwards."""
 
-    def __init__(
-        self,
-        parts: tuple[LoanPart, ...],
-        *,
-        mode: Mode = "async",
-        num_frames: int,
-        min_version: int,
-        max_version: int,
-        storing_device: str = "cpu",
-        on_copied: Callable[[], None] = lambda: None,
-        on_release: Callable[[], None] = lambda: None,
-        post_processing: Mapping[str, Any] = MappingProxyType({}),
-        accepted_at: float = 0.0,
-        moments: Statistics | None = None,
-        book: StatisticsBook | None = None,
-    ) -> None:
-        self.parts = parts
-        """In the order of the workers' slots; exactly one in async mode."""
-        self.mode = mode
-        self.num_frames = num_frames
-        self.min_version = min_version
-        """The oldest policy version that acted; -1 where only random actions did."""
-        self.max_version = max_version
-        self.accepted_at = accepted_at
-        """When it entered the queue, in monotonic seconds of the fleet's process."""
-        self.post_processing = dict(post_processing)
-        """What `tensordict` makes of the frames; `parts` has them as they were collected."""
-        self._storing_device = storing_device
-        self._on_copied = on_copied
-        self._on_release = on_release
-        self._has_memory = True
-        self._moments, self._book = moments, book
+    parts: tuple[LoanPart, ...]
+    """In the order of the workers' slots; exactly one in async mode."""
+    _: KW_ONLY
+    mode: Mode = "async"
+    num_frames: int
+    min_version: int
+    """The oldest policy version that acted; -1 where only random actions did."""
+    max_version: int
+    storing_device: str = "cpu"
+    """Torch device of the tensors that `tensordict` gives."""
+    on_copied: Callable[[], None] = lambda: None
+    on_release: Callable[[], None] = lambda: None
+    post_processing: Mapping[str, Any] = field(default_factory=dict)
+    """What `tensordict` makes of the frames; `parts` has them as they were collected."""
+    accepted_at: float = 0.0
+    """When it entered the queue, in monotonic seconds of the fleet's process."""
+    moments: Statistics | None = None
+    """What it adds to the book's statistics; None once they have it."""
+    book: StatisticsBook | None = None
+    _has_memory: bool = field(default=True, init=False)
 
     def tensordict(self, *, copy: bool = False) -> "TensorDict":
         """The batch, `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`. With `multiStep` and
@@ -109,7 +97,7 @@ class Loan:
         is_stacked = self.mode == "sync"
         parts = [to_tensordict(part.block, copy=copy and not is_stacked) for part in self.parts]
         whole = stack_workers(parts) if is_stacked else parts[0]
-        placed = whole if self._storing_device == "cpu" else whole.to(self._storing_device)
+        placed = whole if self.storing_device == "cpu" else whole.to(self.storing_device)
         if not self.post_processing:
             return placed
         from cormorant_postproc.pipeline import of_collection
@@ -131,25 +119,25 @@ class Loan:
     @property
     def statistics(self) -> dict[int, Document]:
         """What each policy version in it acted with, as far as the fleet still knows; empty without `normalize`."""
-        return {} if self._book is None else self._book.between(self.min_version, self.max_version)
+        return {} if self.book is None else self.book.between(self.min_version, self.max_version)
 
     def acknowledge(self) -> None:
         """The batch counts for the job's statistics. May be called twice; one thread at a time."""
-        moments, self._moments = self._moments, None
-        if self._book is not None and moments is not None:
-            self._book.merge(moments)
+        moments, self.moments = self.moments, None
+        if self.book is not None and moments is not None:
+            self.book.merge(moments)
 
     def copied(self) -> None:
         """Give the memory back early. Until `release` the fleet takes it that weights may still be made of this batch,
         which counts for `maxStaleness`.
         """
         self._has_memory = False
-        self._on_copied()
+        self.on_copied()
 
     def release(self) -> None:
         """Give the batch back. May be called twice, and from any thread."""
         self._has_memory = False
-        self._on_release()
+        self.on_release()
 
     def __enter__(self) -> "Loan":
         return self
@@ -221,7 +209,7 @@ class BatchQueue:
         statistics: gets the moments of batches that were acknowledged; without a queue, of those that were accepted.
         """
         self.blocks: BlockPool | None = None
-        """The memory of batches, once the first worker has told their layout."""
+        """The memory of batches; set once, when the first worker has told their layout."""
         self.is_on_demand = False
         """A round begins as soon as a consumer waits for it, also while others work on theirs."""
         self.num_asking = 0
@@ -245,15 +233,6 @@ class BatchQueue:
         self._events = events or Events()
         self._statistics = statistics
 
-    def use(self, blocks: BlockPool) -> None:
-        """Batches lie in these blocks. Called once, before the first ticket."""
-        self.blocks = blocks
-
-    def close(self) -> None:
-        """Let go of all memory. Views of blocks stay valid."""
-        if self.blocks is not None:
-            self.blocks.close()
-
     # -- in ----------------------------------------------------------------------------------------------------
 
     def land(self, landed: Round, worker: SlotKey, part: RoundShare) -> list[SlotKey]:
@@ -274,7 +253,9 @@ class BatchQueue:
     def accept(self) -> None:
         """Move complete rounds into the queue as far as it has room; their frames count from now on."""
         while self._backlog and not self._scheduler.waits_for_earlier(self._backlog[0][1].round):
-            if self._capacity and not self._has_room and not self._make_room():
+            # A consumer at work does not make workers wait where the oldest may be dropped.
+            held = len(self._queue) + (0 if self._drops_oldest else len(self._lent))
+            if self._capacity and held >= self._capacity and not self._make_room():
                 return
             _, delivery = heappop(self._backlog)
             delivery.accepted_at = time.monotonic()
@@ -419,12 +400,6 @@ class BatchQueue:
     def is_full(self) -> bool:
         """True while workers wait for a block."""
         return self.blocks is not None and not self.room
-
-    @property
-    def _has_room(self) -> bool:
-        # A consumer at work does not make workers wait where the oldest may be dropped.
-        lent = 0 if self._drops_oldest else len(self._lent)
-        return len(self._queue) + lent < self._capacity
 
     def free_a_block(self) -> None:
         """Drop rounds, if need be, until a block can be lent."""

@@ -1,7 +1,7 @@
 """What a fleet knows, put together. Each class alone writes its own state; the fleet's condition guards all of it.
 
-What acts on it is in `fleet/turn/`: the fleet's thread (`loop.py`), what workers say (`inbox.py`) and are given
-(`tickets.py`), how slots are filled and emptied (`life.py`), and a fleet between two batches (`quiesce.py`).
+What acts on it is in `fleet/turn/`: the fleet's thread and what workers say (`loop.py`), how slots are filled, given
+tickets and emptied (`life.py`), and a fleet between two batches (`quiesce.py`).
 """
 
 from typing import TYPE_CHECKING
@@ -172,7 +172,7 @@ class FleetCore:
         return FleetStats(
             frames=accepted,
             settled_frames=max(0, accepted - self.queue.unsettled_frames),
-            stepped_frames=counters.stepped_frames,
+            stepped_frames=sum(books.frames for books in counters.groups.values()),
             total_frames=self.scheduler.total_frames,
             episodes=counters.episodes,
             recent_returns=tuple(counters.returns),
@@ -182,7 +182,7 @@ class FleetCore:
             task_episodes=dict(counters.task_episodes),
             version=self.offers.published.version,
             dropped=dict(self.queue.dropped),
-            restarts=counters.num_restarts,
+            restarts=sum(books.restarts.total() for books in counters.groups.values()),
             env_failures=self.env_failures.sentence,
             queued_batches=self.queue.num_waiting,
             paused=self.lifecycle.is_paused,
@@ -191,7 +191,7 @@ class FleetCore:
                 group.name: counters.group(group.name, desired=self.slots.sizes.get(group.name, 0))
                 for group in self.job.spec.worker_groups
             },
-            queue_waits_s=counters.waits_s,
+            queue_waits_s=dict(counters.waits_s),
             undurable_frames=counters.undurable_frames if self.dataset else 0,
             statistics={} if self.statistics is None else self.statistics.glance(),
             inference={group: dict(books) for group, books in self.servers.served.items()},

@@ -25,7 +25,7 @@ _MOST_CHARACTERS = 4000
 class FleetCounters:
     """Numbers that only grow, and the last episodes. Guarded by the fleet's condition."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.episodes = 0
         self.undurable_frames = 0
         """Landed frames of living workers that their datasets do not have yet."""
@@ -35,31 +35,31 @@ class FleetCounters:
         self.task_metrics: dict[tuple[str, str], deque[float]] = {}
         """By metric (return and length, too) and variant."""
         self.task_episodes: Counter[str] = Counter()
-        self._clock = clock
-        self._groups: dict[str, _Group] = {}
-        self._producer_s = self._consumer_s = 0.0
-        self._ticked = clock()
+        self.groups: defaultdict[str, _Group] = defaultdict(_Group)
+        self.waits_s = {"producer": 0.0, "consumer": 0.0}
+        """Seconds in which workers waited for room, and consumers for batches."""
+        self._ticked = time.monotonic()
         self._was_full = False
         self._waiting = 0
 
     def joined(self, group: str) -> None:
-        self._group(group).alive += 1
+        self.groups[group].alive += 1
 
     def put_to_work(self, handle: WorkerHandle) -> None:
         """It may collect."""
-        books = self._group(handle.slot.group)
+        books = self.groups[handle.slot.group]
         books.versions[handle.version] += 1
         books.policy_call = handle.policy_call
 
     def applied(self, handle: WorkerHandle, version: PolicyVersion) -> None:
         """A worker will act with another version. Called before the handle takes note of it."""
         if handle.has_worked:
-            books = self._group(handle.slot.group)
+            books = self.groups[handle.slot.group]
             books.leave(handle.version)
             books.versions[version] += 1
 
     def parted(self, handle: WorkerHandle) -> None:
-        books = self._group(handle.slot.group)
+        books = self.groups[handle.slot.group]
         books.alive -= 1
         if handle.has_worked:
             books.leave(handle.version)
@@ -76,13 +76,13 @@ class FleetCounters:
         for name, values in (("return", sealed.returns), ("length", sealed.lengths), *sealed.metrics.items()):
             for task, value in zip(sealed.tasks, values, strict=False):  # no tasks without variants
                 self.task_metrics.setdefault((name, task), deque(maxlen=_RECENT)).append(value)
-        self._group(handle.slot.group).env_restarts += sealed.env_restarts - handle.env_restarts
+        self.groups[handle.slot.group].env_restarts += sealed.env_restarts - handle.env_restarts
         self.undurable_frames += sealed.landed_frames - (sealed.durable_frames - handle.durable_frames)
         self.follow(handle)
 
     def follow(self, handle: WorkerHandle) -> None:
         """Take over what a worker's heartbeat says. What a worker did stays counted when it is gone."""
-        books = self._group(handle.slot.group)
+        books = self.groups[handle.slot.group]
         frames, spent = handle.take_progress()
         books.frames += frames
         if spent:
@@ -90,30 +90,15 @@ class FleetCounters:
 
     def replaced(self, group: str, reason: RestartReason) -> None:
         """A worker that is gone is replaced."""
-        self._group(group).restarts[reason] += 1
-
-    @property
-    def num_restarts(self) -> int:
-        """Workers that were replaced."""
-        return sum(books.restarts.total() for books in self._groups.values())
-
-    @property
-    def stepped_frames(self) -> int:
-        """Frames that workers have stepped, as far as their heartbeats were looked at."""
-        return sum(books.frames for books in self._groups.values())
-
-    def _group(self, name: str) -> "_Group":
-        if name not in self._groups:
-            self._groups[name] = _Group()
-        return self._groups[name]
+        self.groups[group].restarts[reason] += 1
 
     def tick(self, *, is_full: bool) -> None:
         """Add up who has waited since the last call; `is_full`: workers wait for room from now on."""
-        now = self._clock()
+        now = time.monotonic()
         if self._was_full:
-            self._producer_s += now - self._ticked
+            self.waits_s["producer"] += now - self._ticked
         if self._waiting:
-            self._consumer_s += now - self._ticked
+            self.waits_s["consumer"] += now - self._ticked
         self._ticked, self._was_full = now, is_full
 
     @contextmanager
@@ -127,13 +112,8 @@ class FleetCounters:
             self.tick(is_full=self._was_full)
             self._waiting -= 1
 
-    @property
-    def waits_s(self) -> Mapping[str, float]:
-        """Seconds in which workers waited for room, and consumers for batches."""
-        return {"producer": self._producer_s, "consumer": self._consumer_s}
-
     def group(self, name: str, *, desired: int) -> GroupStats:
-        books = self._group(name)
+        books = self.groups[name]
         ready = books.versions.total()
         return GroupStats(
             desired=desired,

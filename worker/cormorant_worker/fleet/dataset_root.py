@@ -35,7 +35,6 @@ class DatasetRoot:
             DatasetError: it cannot be read or written, or another process writes to it.
         """
         self.uri = uri
-        _refuse_unwritable(uri)
         self._lock = _lock(uri)
         try:
             self._dataset = find_dataset(uri)
@@ -95,22 +94,9 @@ class DatasetRoot:
 
 
 def _lock(uri: str) -> FolderLock | None:
-    """None for object stores, which have no locks: see `Dataset.begin_run`."""
     path = local_path(uri)
     if path is None:
-        return None
-    try:
-        return FolderLock(path)
-    except LockHeld as error:
-        raise DatasetError(f"the dataset {error}; stop that run first, or give this job another URI") from None
-    except OSError as error:
-        raise DatasetError(f"{uri} cannot be written: {error.strerror or error}; choose another URI") from error
-
-
-def _refuse_unwritable(uri: str) -> None:
-    path = local_path(uri)
-    if path is None:
-        return
+        return None  # object stores have no locks: see `Dataset.begin_run`
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir():
         raise DatasetError(f"{uri} cannot be a folder: {existing} is a file; choose another URI")
@@ -118,3 +104,9 @@ def _refuse_unwritable(uri: str) -> None:
         raise DatasetError(
             f"{uri} cannot be written: no permission to write in {Path(existing)}; choose another URI"
         ) from PermissionError(str(existing))
+    try:
+        return FolderLock(path)
+    except LockHeld as error:
+        raise DatasetError(f"the dataset {error}; stop that run first, or give this job another URI") from None
+    except OSError as error:
+        raise DatasetError(f"{uri} cannot be written: {error.strerror or error}; choose another URI") from error

@@ -32,11 +32,9 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.slot import SlotState, WorkerHandle
 from cormorant_worker.fleet.stats import FleetStats, Receipt, WorkerStats
 from cormorant_worker.fleet.transport import Engine, Payload
-from cormorant_worker.fleet.turn.inbox import Inbox
 from cormorant_worker.fleet.turn.life import SlotLife
-from cormorant_worker.fleet.turn.loop import ConnectionSelector, FleetLoop
+from cormorant_worker.fleet.turn.loop import ConnectionSelector, FleetLoop, Inbox
 from cormorant_worker.fleet.turn.quiesce import Quiesce
-from cormorant_worker.fleet.turn.tickets import Tickets
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob
@@ -98,11 +96,10 @@ class Fleet:
             self._engine.close()
             raise
         self.episodes = core.episodes
-        self._tickets = Tickets(core)
-        self._life = SlotLife(core, self._tickets)
-        self._quiesce = Quiesce(core, self._changed, self._tickets, self._life)
-        self._selector = ConnectionSelector(core, Inbox(core, self._tickets, self._life))
-        self._loop = self.loop(core, self._changed, self._selector, self._life, self._tickets, self._quiesce)
+        self._life = SlotLife(core)
+        self._quiesce = Quiesce(core, self._changed, self._life)
+        self._selector = ConnectionSelector(core, Inbox(core, self._life))
+        self._loop = self.loop(core, self._changed, self._selector, self._life, self._quiesce)
         try:
             self._engine.open(self._selector.note_news)
             self._life.resize(self.options.workers)
@@ -127,9 +124,11 @@ class Fleet:
             core.lifecycle.is_closing = True
             began = time.monotonic()
             core.slots.tell_all(ResumeStepping())
-            self._life.kill_starting()
+            for handle in tuple(core.slots.workers):
+                if not handle.is_ready:  # it has nothing to lose yet
+                    self._life.lose(handle, is_killed=True)
             core.waker.wake()
-            if not self._quiesce.wait_until(lambda: self._tickets.is_idle, began + self.options.drain_timeout_s * 0.5):
+            if not self._quiesce.wait_until(lambda: self._life.is_idle, began + self.options.drain_timeout_s * 0.5):
                 core.slots.tell_all(Stop(), only_ready=False)
             self._quiesce.wait_until(lambda: core.slots.is_empty, began + self.options.drain_timeout_s * 0.9)
             self._is_closed = True
@@ -148,14 +147,16 @@ class Fleet:
         core.offers.published.clear()
         if core.dataset is not None:
             core.dataset.close()
-        core.queue.close()
+        if core.queue.blocks is not None:
+            core.queue.blocks.close()  # views stay valid
         core.servers.close()
         self._engine.close()
 
     def kill(self) -> None:
         """End all workers at once, whatever they are doing. May be called twice, and while another thread closes."""
-        for handle in self._core.slots.all_handles():
-            handle.connection.kill()
+        for slot in tuple(self._core.slots.known):  # without the condition
+            if (worker := slot.worker) is not None:
+                worker.connection.kill()
 
     def __enter__(self) -> Self:
         return self

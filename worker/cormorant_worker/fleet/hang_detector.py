@@ -8,7 +8,10 @@ from cormorant_worker.fleet.counters import FleetCounters
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.slot import WorkerHandle
 from cormorant_worker.worker.heartbeat import Phase
+from cormorant_worker.worker.messages import ReadCached, Restore, Save
 
+_HANG_FLOOR_S = 120.0
+_HANG_MARGIN_S = 30.0
 _SWEEP_S = 1.0
 """In which each heartbeat is read once: a turn reads a few."""
 _MOST_READ = 1000
@@ -28,7 +31,9 @@ class HangDetector:
         self.lived_s = 0.0
         """The fleet's time: that in which its thread turned. What happened while it did not is no worker's fault."""
         self._options, self._counters = options, counters
-        self._hang_limit_s = options.hang_limit_s(job)
+        gym = job.spec.env.gymnasium
+        limit_s = gym.step_timeout_seconds + gym.reset_timeout_seconds + _HANG_MARGIN_S if gym else 0.0
+        self._hang_limit_s = options.hang_timeout_s or max(_HANG_FLOOR_S, limit_s)
         self._store_limit_s = max(self._hang_limit_s, options.store_timeout_s)
         self._round: deque[WorkerHandle] = deque()
         """The worker whose heartbeat was not read for longest comes first. Those that are gone are dropped then."""
@@ -73,4 +78,8 @@ class HangDetector:
         if handle.slot.is_server and handle.signs >= _MANY_SIGNS:
             # A server turns several times a second, but for its acts, of which the longest has been seen.
             return min(self._hang_limit_s, max(_SOONEST_S, _TIMES_LONGER * handle.longest_silence_s))
-        return self._store_limit_s if handle.is_storing else self._hang_limit_s
+        # It writes or reads what may be on another machine, or is asked for all that it holds.
+        asked = (question.command for question in handle.unanswered.values())
+        is_storing = any(isinstance(command, Save | Restore | ReadCached) for command in asked)
+        is_storing = is_storing or handle.connection.phase is Phase.STORING
+        return self._store_limit_s if is_storing else self._hang_limit_s

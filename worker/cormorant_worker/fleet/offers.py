@@ -128,7 +128,7 @@ class Offers:
         """Offer nothing yet.
 
         Args:
-            events: hears of versions that were published, applied and refused.
+            events: hears of versions that were published and refused.
             statistics: of which each version that is published gets the present ones, or its own.
         """
         self.published = PublishedWeights()
@@ -136,10 +136,6 @@ class Offers:
         self._statistics = statistics
         self._due: dict[WorkerHandle, None] = {}
         """Workers that may not have been offered the newest."""
-
-    @property
-    def has_due(self) -> bool:
-        return bool(self._due)
 
     def publish(
         self,
@@ -162,14 +158,14 @@ class Offers:
         workers = self._slots.workers if slots is None else (slot.worker for slot in slots)
         self._due |= {worker: None for worker in workers if worker is not None}
 
-    def send_due(self, most: int) -> int:
-        """Offer workers what they do not have, so many at once. Returns how many of them."""
+    def send_due(self, most: int) -> bool:
+        """Offer workers what they do not have, so many at once. Returns whether there are more."""
         sent = 0
         while self._due and sent < most:
             handle = next(iter(self._due))
             del self._due[handle]
             sent += self.offer_next(handle)
-        return sent
+        return bool(self._due)
 
     def offer_next(self, handle: WorkerHandle) -> bool:
         """Offer a worker the oldest of what it should have and was not offered, of each model the newest. Does nothing
@@ -200,11 +196,6 @@ class Offers:
             handle.refusal = (handle.offered, reply.error)
             self._events.note("refused", worker=handle.name, version=handle.offered, reason=reply.error)
         return not self.offer_next(handle)
-
-    def note_applied(self, handle: WorkerHandle, version: PolicyVersion) -> None:
-        """A worker acts with a version from now on."""
-        handle.version = version
-        self._events.note("applied", worker=handle.name, version=version)
 
     def is_decided(self, version: PolicyVersion, behind: list[WorkerHandle]) -> bool:
         """True when every worker has taken or refused a version. `behind`: empty at first, and the same list in each

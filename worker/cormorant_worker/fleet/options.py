@@ -7,9 +7,6 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.normalize.moments import Statistics
 
-_HANG_FLOOR_S = 120.0
-_HANG_MARGIN_S = 30.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions:
@@ -59,18 +56,6 @@ class FleetOptions:
     store_timeout_s: float = 600.0
     """For a worker to write a batch to its dataset, to close it, and to save or restore its state; then it is taken to
     hang. Never less than the hang limit."""
-
-    def overrides_of(self, index: int) -> bytes:
-        """What the script made for a worker; empty: nothing."""
-        return self.overrides[min(index, len(self.overrides) - 1)] if self.overrides else b""
-
-    def hang_limit_s(self, job: CollectorJob) -> float:
-        """The hang limit in force for a job."""
-        if self.hang_timeout_s:
-            return self.hang_timeout_s
-        gym = job.spec.env.gymnasium
-        limit = gym.step_timeout_seconds + gym.reset_timeout_seconds + _HANG_MARGIN_S if gym else 0.0
-        return max(_HANG_FLOOR_S, limit)
 
 
 def default_workers(job: CollectorJob, *, is_this_machine: bool = True) -> int:

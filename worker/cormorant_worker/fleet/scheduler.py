@@ -69,7 +69,8 @@ class Scheduler:
         self.total_frames = total_frames
         self.max_staleness = max_staleness
         self.preemptive_threshold = preemptive_threshold
-        self._accepted_frames = 0
+        self.accepted_frames = 0
+        """Frames that the output has taken; what `totalFrames` counts."""
         self.is_draining = False
         """No ticket goes out any more."""
         self.outstanding_frames = 0
@@ -90,11 +91,6 @@ class Scheduler:
         """
 
     # -- what there is left ------------------------------------------------------------------------------------
-
-    @property
-    def accepted_frames(self) -> int:
-        """Frames that the output has taken; what `totalFrames` counts."""
-        return self._accepted_frames
 
     @property
     def landed_frames(self) -> int:
@@ -283,7 +279,7 @@ class Scheduler:
         """Frames of a lost member are in the dataset though they never landed: they count, and its tickets ask for so
         many less. Returns the rounds that are complete now, without it.
         """
-        self._accepted_frames += num_frames
+        self.accepted_frames += num_frames
         completed: list[Round] = []
         for round_ in sorted(self._pending.values(), key=lambda round_: round_.number):
             if slot not in round_.pending:
@@ -331,7 +327,7 @@ class Scheduler:
 
     def accepted(self, round_number: int) -> None:
         """A round entered the queue: its frames count."""
-        self._accepted_frames += self._close_round(round_number)
+        self.accepted_frames += self._close_round(round_number)
 
     def forget_open(self) -> None:
         """No round that is not accepted will ever be: what is missing is collected again. No ticket may be out."""
@@ -341,8 +337,8 @@ class Scheduler:
 
     def count_from(self, num_frames: int) -> None:
         """So many frames are accepted: what earlier fleets collected, or a restored state has."""
-        self._accepted_frames = num_frames
+        self.accepted_frames = num_frames
 
     def take_back(self, num_frames: int) -> None:
         """Accepted frames turned out to be lost or too stale: they are collected again."""
-        self._accepted_frames -= num_frames
+        self.accepted_frames -= num_frames

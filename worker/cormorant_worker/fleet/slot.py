@@ -26,20 +26,9 @@ from cormorant_worker.inference.address import Address, NodeAddress
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.heartbeat import Phase
-from cormorant_worker.worker.messages import (
-    Command,
-    ReadCached,
-    Reply,
-    Request,
-    Reseed,
-    Restore,
-    Save,
-    Ticket,
-)
+from cormorant_worker.worker.messages import Command, Reply, Request, Reseed, Ticket
 
 log = structlog.get_logger()
-
-_LONG_COMMANDS = (Save, Restore, ReadCached)
 
 
 class SlotState(Enum):
@@ -323,12 +312,6 @@ class WorkerHandle:
         if heartbeat != self._last_heartbeat or (rests and self.is_ready and not self.unanswered):
             self._last_heartbeat, self.last_progress = heartbeat, now
         return now - self.last_progress
-
-    @property
-    def is_storing(self) -> bool:
-        """True while it writes or reads what may be on another machine, or is asked for all that it holds."""
-        is_asked = any(isinstance(question.command, _LONG_COMMANDS) for question in self.unanswered.values())
-        return is_asked or self.connection.phase is Phase.STORING
 
     def stats(self, *, is_paused: bool) -> WorkerStats:
         phase = self.connection.phase

@@ -1,7 +1,7 @@
 """All slots of a fleet: which are wanted, and which are in which state."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain, count, islice
 
 from cormorant_contract.job import CollectorJob
@@ -112,10 +112,6 @@ class Slots:
         if unknown := [name for name in names if name not in known]:
             raise NoSuchWorker(f"there is no worker {', '.join(unknown)}; there are {', '.join(known)}")
         return frozenset(known[name] for name in names)
-
-    def all_handles(self) -> Iterable[WorkerHandle]:
-        """Also of workers that are being ended. Callable without the condition."""
-        return [worker for slot in tuple(self._known.values()) if (worker := slot.worker) is not None]
 
     def describe(self) -> str:
         """What workers do, for messages: a few of them."""

@@ -64,28 +64,19 @@ class SocketUplink:
         return self._slots[ticket.block_index]
 
 
-class Control(threading.Thread):
-    """Answers the fleet's requests while the main thread steps."""
-
-    def __init__(self, connection: MessageSocket, uplink: SocketUplink, runtime: WorkerRuntime | ServerRuntime) -> None:
-        super().__init__(name="control", daemon=True)
-        self._connection = connection
-        self._uplink = uplink
-        self._runtime = runtime
-
-    def run(self) -> None:
-        """Serve requests until the fleet is gone; then end the process at once, whatever it is doing."""
-        try:
-            while True:
-                request, descriptors = self._connection.receive()
-                if request.size_bytes:
-                    memory = SharedMemory(descriptors[0], request.size_bytes)
-                    self._uplink.send(self._runtime.answer(request, memory.buffer))
-                    memory.close()
-                else:
-                    self._uplink.send(self._runtime.answer(request, memoryview(b"")))
-        except OSError:
-            os._exit(1)
+def _answer_requests(control: MessageSocket, uplink: SocketUplink, runtime: WorkerRuntime | ServerRuntime) -> None:
+    """Answer until the fleet is gone; then end the process at once, whatever it is doing."""
+    try:
+        while True:
+            request, descriptors = control.receive()
+            if request.size_bytes:
+                memory = SharedMemory(descriptors[0], request.size_bytes)
+                uplink.send(runtime.answer(request, memory.buffer))
+                memory.close()
+            else:
+                uplink.send(runtime.answer(request, memoryview(b"")))
+    except OSError:
+        os._exit(1)
 
 
 def run_worker(data_socket: int, control_socket: int, heartbeat_memory: int) -> int:
@@ -113,7 +104,10 @@ def run_worker(data_socket: int, control_socket: int, heartbeat_memory: int) -> 
         if start.place.is_server:
             runtime = ServerRuntime(uplink, heartbeat, Listeners(socket.socket(fileno=uplink.descriptors[0])))
         # From here on: it ends this process when the fleet is gone, even in an environment's constructor.
-        Control(control, uplink, runtime).start()
+        answering = threading.Thread(
+            target=_answer_requests, args=(control, uplink, runtime), name="control", daemon=True
+        )
+        answering.start()
         runtime.run(start)
     except Stopped:
         return 0

@@ -6,7 +6,6 @@ GONE -> (background) the worker has ended, and its dataset was asked -> every fr
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice, takewhile
 
@@ -18,9 +17,8 @@ from cormorant_worker.errors import CormorantError, DeviceUnavailable, WorkerFai
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.counters import RestartReason
 from cormorant_worker.fleet.file_limit import raise_file_limit
-from cormorant_worker.fleet.slot import Slot, SlotState, WorkerHandle
+from cormorant_worker.fleet.slot import Slot, SlotState, TicketOut, WorkerHandle
 from cormorant_worker.fleet.transport import WorkerConnection
-from cormorant_worker.fleet.turn.tickets import Tickets
 from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import (
     Begin,
@@ -33,12 +31,13 @@ from cormorant_worker.worker.messages import (
     ResumeStepping,
     ServerReady,
     Start,
+    Ticket,
 )
 
 log = structlog.get_logger()
 
-_MOST_STARTS = _MOST_FINISHES = 24
-"""In one turn."""
+_MOST_STARTS = _MOST_GRANTS = _MOST_FINISHES = 24
+"""In one turn; the others in the next, which follows at once: callers get the condition in between."""
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 30.0
 _ENDING_S = 1.0
@@ -47,18 +46,12 @@ _POD_ENDS_S = 10.0
 """A misplaced worker's pod has ended by then: the next worker is not placed there, too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SeenOff:
-    how: str
-    """Empty where that was told already."""
-    durable_frames: int | None = None
-    """Frames in its part of the dataset; None without one."""
-
-
 def _see_off(
-    connection: WorkerConnection, *, is_killed: bool, is_told: bool, durable_frames: Callable[[], int] | None = None
-) -> _SeenOff:
-    """See to the end of a worker, and ask the dataset what it has of it: the fleet does not know."""
+    connection: WorkerConnection, *, is_killed: bool, is_told: bool, durable_frames: Callable[[], int] | None
+) -> tuple[str, int | None]:
+    """See to the end of a worker. Returns how it ended (empty where that was told already), and the frames in its part
+    of the dataset, which alone knows (None without one).
+    """
     if is_killed:
         connection.kill()
     else:
@@ -66,7 +59,7 @@ def _see_off(
     how = "" if is_told else connection.describe_end()
     connection.close()
     if durable_frames is None:
-        return _SeenOff(how=how)
+        return how, None
     durable = durable_frames()
     while is_killed:
         # On another machine it may have been in the middle of its manifest.
@@ -74,16 +67,23 @@ def _see_off(
         before, durable = durable, durable_frames()
         if durable == before:
             break
-    return _SeenOff(how=how, durable_frames=durable)
+    return how, durable
 
 
 class SlotLife:
     """Guarded by the fleet's condition."""
 
-    def __init__(self, core: FleetCore, tickets: Tickets) -> None:
+    def __init__(self, core: FleetCore) -> None:
         self.seed = core.job.spec.collection.seed
         """Workers that start from now on derive their streams from it."""
-        self._core, self._tickets = core, tickets
+        self.num_tickets = 0
+        """Those that workers hold, or held when they ended and are not accounted for."""
+        self._core = core
+
+    @property
+    def is_idle(self) -> bool:
+        """True when no worker holds a ticket, and all that held one are accounted for."""
+        return self.num_tickets == 0 and not self._core.slots.count(SlotState.GONE)
 
     def resize(self, workers: int | Mapping[str, int | Collection[int]]) -> None:
         """Say how many slots are wanted: see `Slots.resize`. Workers finish what they hold before they leave."""
@@ -119,7 +119,7 @@ class SlotLife:
         core = self._core
         core.slots.move(slot, SlotState.STARTING)
         slot.not_before, slot.final_state = 0.0, None
-        group, index = slot.key
+        (group, index), made = slot.key, core.options.overrides
         # Groups of servers come last and do not count: with them and without, environments have the same seeds.
         groups = [known.name for known in sorted(core.job.spec.worker_groups, key=lambda known: known.serves)]
         place = WorkerPlace(
@@ -141,7 +141,7 @@ class SlotLife:
             job=core.job,
             place=core.lineage.begin(slot, place, first_free=first_free, batch_ids=core.batch_ids),
             frames_per_batch=core.scheduler.frames_per_batch,
-            overrides=core.options.overrides_of(index),
+            overrides=made[min(index, len(made) - 1)] if made else b"",
         )
         listener = core.servers.listener(slot) if slot.is_server else None
         core.background.submit(lambda: core.engine.start(start, listener), partial(self._started, slot))
@@ -218,6 +218,41 @@ class SlotLife:
         if reply.error:
             core.lifecycle.fail(WorkerFailed(f"worker {handle.name} refused the current weights: {reply.error}"))
 
+    def hand_out_tickets(self) -> bool:
+        """Hand out what the scheduler allows. Returns whether there may be more."""
+        core = self._core
+        grants = core.scheduler.grants(
+            num_workers=core.num_slots,
+            ahead_of_consumer=core.queue.ahead_of_consumer,
+            room=core.queue.room,
+            most=_MOST_GRANTS,
+        )
+        for grant in grants:
+            core.queue.free_a_block()
+            slot = core.slots[grant.slot]
+            assert core.queue.blocks is not None
+            assert slot.worker is not None, grant
+            block_index, memory = core.queue.blocks.lend(slot.worker.connection.pid)
+            ticket = Ticket(
+                number=slot.worker.next_number(),
+                block_index=block_index,
+                block_is_new=memory is not None,
+                num_frames=grant.num_frames,
+                version=core.offers.published.version_of(slot),
+                episodes=core.episodes.take(grant.num_frames) if core.episodes is not None else (),
+            )
+            self.num_tickets += 1
+            slot.worker.send_ticket(ticket, grant.round, memory)
+        return len(grants) >= _MOST_GRANTS
+
+    def end_ticket(self, handle: WorkerHandle, number: int) -> TicketOut:
+        """A worker does not hold a ticket any more."""
+        self.num_tickets -= 1
+        out = handle.tickets.pop(number)
+        if handle.slot.state is SlotState.WORKING:
+            self._core.scheduler.may_collect(handle.slot.key, holds=len(handle.tickets))
+        return out
+
     # -- LEAVING, FINISHING ------------------------------------------------------------------------------------
 
     def let_go(self, handle: WorkerHandle) -> None:
@@ -249,12 +284,6 @@ class SlotLife:
         return len(idle) == _MOST_FINISHES
 
     # -- GONE --------------------------------------------------------------------------------------------------
-
-    def kill_starting(self) -> None:
-        """End workers that have nothing to lose yet."""
-        for handle in tuple(self._core.slots.workers):
-            if not handle.is_ready:
-                self.lose(handle, is_killed=True)
 
     def end_hung(self, now: float) -> None:
         core = self._core
@@ -291,14 +320,9 @@ class SlotLife:
         is_told = bool(reason) or slot.final_state is not None
         part = handle.connection.place.attempt_name
         ask = partial(core.dataset.durable_frames, part) if core.dataset is not None else None
-
-        def be_seen_off() -> None:
-            core.background.submit(
-                lambda: _see_off(handle.connection, is_killed=is_killed, is_told=is_told, durable_frames=ask),
-                lambda seen: self._bury(handle, seen, reason=reason, kind=kind, is_misplaced=is_misplaced),
-            )
-
-        core.slots.lose(slot, be_seen_off)
+        see_off = partial(_see_off, handle.connection, is_killed=is_killed, is_told=is_told, durable_frames=ask)
+        bury = partial(self._bury, handle, reason=reason, kind=kind, is_misplaced=is_misplaced)
+        core.slots.lose(slot, lambda: core.background.submit(see_off, bury))
         core.scheduler.may_not_collect(slot.key)
         core.servers.gone(slot)
         core.counters.parted(handle)
@@ -306,15 +330,22 @@ class SlotLife:
     # -- VACANT, RETIRED ---------------------------------------------------------------------------------------
 
     def _bury(
-        self, handle: WorkerHandle, seen: _SeenOff | Exception, *, reason: str, kind: RestartReason, is_misplaced: bool
+        self,
+        handle: WorkerHandle,
+        seen: tuple[str, int | None] | Exception,
+        *,
+        reason: str,
+        kind: RestartReason,
+        is_misplaced: bool,
     ) -> None:
         """A worker has ended: keep what it finished, take back what it did not, and have it replaced."""
         core, slot = self._core, handle.slot
         core.slots.vacate(slot)
         if isinstance(seen, Exception):
             core.lifecycle.fail(seen, what="see a worker off")
-            seen = _SeenOff(how=str(seen), durable_frames=handle.durable_frames if core.dataset is not None else None)
-        reason = reason or seen.how
+            seen = str(seen), handle.durable_frames if core.dataset is not None else None
+        how, durable_frames = seen
+        reason = reason or how
         is_first, has_finished = core.ready is None, slot.final_state is not None
         if is_first and not has_finished and kind == "crash":
             reason += f" {_describe_env(core.job)}: check its arguments"
@@ -322,7 +353,7 @@ class SlotLife:
         is_closing = core.lifecycle.is_closing
         # Asynchronous environments may have stepped past the last ticket of a worker that was told to end.
         dropped = "drain" if is_closing or has_finished else "crash"
-        again, hopeless = self._settle(handle, durable_frames=seen.durable_frames, reason=dropped)
+        again, hopeless = self._settle(handle, durable_frames=durable_frames, reason=dropped)
         if hopeless and not is_closing:
             core.lifecycle.fail(WorkerFailed(f"worker {handle.name} {reason}; {hopeless}"))
         if not slot.is_wanted:
@@ -348,7 +379,7 @@ class SlotLife:
         core, slot, again, hopeless = self._core, handle.slot, 0, ""
         blocks = core.queue.blocks
         for number in tuple(handle.tickets):
-            out = self._tickets.end(handle, number)
+            out = self.end_ticket(handle, number)
             again += core.scheduler.lost(out.round.number, slot.key)
             if core.episodes is not None:
                 hopeless = core.episodes.give_back(out.ticket.episodes)
@@ -391,6 +422,15 @@ class SlotLife:
             )
         elif slot.failures > 1:
             slot.not_before = now + min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (slot.failures - 1))
+
+    def validate(self) -> None:
+        """Check what always holds between two turns: for tests."""
+        core = self._core
+        core.slots.validate()
+        held = {slot.key: len(slot.worker.tickets) for slot in core.slots.known if slot.worker is not None}
+        assert sum(held.values()) == self.num_tickets, (held, self.num_tickets)
+        working = {slot.key for slot in core.slots.in_state(SlotState.WORKING) if not slot.is_server}
+        assert core.scheduler.held == {key: held[key] for key in working}, (core.scheduler.held, held, working)
 
 
 def _describe_env(job: CollectorJob) -> str:

@@ -13,18 +13,34 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import ClassVar
 
 import structlog
 
-from cormorant_worker.errors import FleetError
+from cormorant_worker.envs.restarts import ENV_RESTARTED
+from cormorant_worker.errors import FleetError, WorkerFailed
+from cormorant_worker.fleet.batch_queue import RoundShare
 from cormorant_worker.fleet.core import FleetCore
-from cormorant_worker.fleet.slot import WorkerHandle
-from cormorant_worker.fleet.transport import Source, WorkerConnection
-from cormorant_worker.fleet.turn.inbox import Inbox
+from cormorant_worker.fleet.slot import LIVING, SlotState, WorkerHandle
+from cormorant_worker.fleet.transport import BlockPool, Source, WorkerConnection
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.fleet.turn.quiesce import Quiesce
-from cormorant_worker.fleet.turn.tickets import Tickets
+from cormorant_worker.weights.staged import PolicyVersion
+from cormorant_worker.worker.messages import (
+    Applied,
+    Failed,
+    Finished,
+    Leaving,
+    Listening,
+    Logged,
+    Ready,
+    Reply,
+    Seal,
+    Sealed,
+    Served,
+    ServerReady,
+)
 
 log = structlog.get_logger()
 
@@ -42,8 +58,153 @@ _CLOCK_EVERY = 16
 Event = tuple[selectors.SelectorKey, int]
 
 
+class Inbox:
+    """What workers say, and whose business each message is. What the first worker tells decides how memory and dataset
+    are laid out; all others must agree. Guarded by the fleet's condition.
+    """
+
+    def __init__(self, core: FleetCore, life: SlotLife) -> None:
+        self._core, self._life = core, life
+        self._early: list[tuple[WorkerHandle, Ready]] = []
+        """Workers that were ready before memory and dataset were laid out."""
+
+    def receive(self, handle: WorkerHandle, source: Source | None) -> None:
+        """Read what has come from a worker, and have it seen off if it has ended."""
+        if handle.is_gone:
+            return
+        for message in handle.connection.receive(source):
+            self._handle(handle, message)
+            if handle.is_gone:
+                return
+        if not handle.connection.is_open:
+            self._life.lose(handle)
+
+    def _handle(self, handle: WorkerHandle, message: object) -> None:
+        core, slot = self._core, handle.slot
+        match message:
+            case Sealed():
+                self._seal(handle, message)
+            case Ready():
+                self._meet(handle, message)
+            case Listening():
+                core.servers.listens(slot, message.address)
+            case ServerReady():
+                self._life.welcome(handle, message)
+            case Served():
+                core.servers.note(handle, message)
+            case Reply():
+                self._note_reply(handle, message)
+            case Applied():
+                version = PolicyVersion(message.version)
+                core.counters.applied(handle, version)
+                handle.version = version
+                core.events.note("applied", worker=handle.name, version=version)
+            case Logged():
+                if message.event == ENV_RESTARTED:
+                    core.env_failures.note(slot.key, handle.name, message.fields)
+                with suppress(OSError, ValueError):  # a script's standard output is closed
+                    getattr(log, message.level, log.info)(message.event, **{**message.fields, "worker": handle.name})
+            case Leaving():
+                log.info("worker_leaving", worker=handle.name)
+                self._life.let_go(handle)
+            case Finished():
+                slot.final_state = message.state
+            case Failed():
+                self._life.fail(handle, message)
+
+    def _seal(self, handle: WorkerHandle, sealed: Sealed) -> None:
+        core, slot = self._core, handle.slot
+        out = self._life.end_ticket(handle, sealed.number)
+        core.lineage.landed(slot, sealed)
+        core.counters.sealed(handle, sealed)
+        handle.landed_frames += sealed.landed_frames
+        handle.durable_frames, handle.env_restarts = sealed.durable_frames, sealed.env_restarts
+        core.events.note(
+            "sealed", worker=handle.name, frames=sealed.num_frames, version=sealed.min_version, sealed=sealed
+        )
+        share = RoundShare(sealed, out.ticket.block_index, handle.connection.place.attempt, out.handed_at)
+        for key in core.queue.land(out.round, slot.key, share):
+            late = core.slots[key]
+            if late.worker is None or late.state not in LIVING:
+                continue
+            for number, theirs in late.worker.tickets.items():
+                if theirs.round is out.round:
+                    late.worker.tell(Seal(ticket=number))
+
+    def _note_reply(self, handle: WorkerHandle, reply: Reply) -> None:
+        question = handle.note_reply(reply)
+        if question is handle.offer:
+            has_all = self._core.offers.note_reply(handle, reply)
+        elif question is handle.sync:
+            # What was published while it opened its dataset comes first.
+            has_all = not self._core.offers.offer_next(handle)
+        else:
+            return
+        if has_all and handle.slot.state is SlotState.READY:
+            self._life.put_to_work(handle, reply)
+
+    # -- the first worker --------------------------------------------------------------------------------------
+
+    def _meet(self, handle: WorkerHandle, ready: Ready) -> None:
+        """A worker stands at its first observation."""
+        core = self._core
+        if core.ready is not None:
+            self._compare(handle, ready, core.ready)
+            return
+        self._early.append((handle, ready))
+        if len(self._early) > 1:
+            return
+        if core.options.whole_rows:
+            core.scheduler.round_up(ready.layout.num_envs, num_workers=core.num_slots)
+        limit, fewest = core.blocks_needed
+        core.background.submit(lambda: self._lay_out(ready, limit, fewest), partial(self._laid_out, ready))
+
+    def _lay_out(self, ready: Ready, limit: int, fewest: int) -> BlockPool:
+        """Without the condition: an object store is asked what it has, a dataset may be far away."""
+        blocks = self._core.engine.make_blocks(ready.layout, limit)
+        blocks.resize(limit, at_least=fewest)
+        if self._core.dataset is not None:
+            self._core.dataset.open(self._core.job, ready)
+        return blocks
+
+    def _laid_out(self, ready: Ready, blocks: BlockPool | Exception) -> None:
+        core = self._core
+        if isinstance(blocks, Exception):
+            core.lifecycle.fail(blocks, what="lay out memory for batches")
+            return
+        core.ready = ready
+        for handle in core.slots.workers:
+            self._life.tell_spaces(handle)
+        if core.statistics is not None and ready.statistics is not None:
+            core.statistics.begin(ready.statistics)
+        core.queue.blocks = blocks
+        core.size_blocks()
+        queue, scheduler = core.job.spec.output.queue, core.scheduler
+        waits_for_learner = queue is not None and queue.on_full == "wait"
+        if scheduler.mode == "sync" and scheduler.max_staleness is None and waits_for_learner and ready.specs:
+            # A learner that takes a round, publishes, and takes the next one is on-policy.
+            scheduler.max_staleness = 0
+            core.queue.is_on_demand = True
+        core.scheduler.count_from(core.found_frames)
+        for handle, theirs in self._early:
+            if not handle.is_gone:
+                self._compare(handle, theirs, ready)
+        self._early.clear()
+
+    def _compare(self, handle: WorkerHandle, ready: Ready, first: Ready) -> None:
+        if ready.layout == first.layout:
+            self._life.welcome(handle, ready)
+            return
+        self._core.lifecycle.fail(
+            WorkerFailed(
+                f"worker {handle.name} makes batches of another layout than the first one: {ready.layout} instead of "
+                f"{first.layout}; environments and policies must not differ between workers"
+            )
+        )
+
+
 class ConnectionSelector:
-    """Owned by the fleet's thread, except `note_news`."""
+    """What the thread waits on. Owned by the fleet's thread, except `note_news`."""
 
     def __init__(self, core: FleetCore, inbox: Inbox) -> None:
         self._core, self._inbox = core, inbox
@@ -128,13 +289,12 @@ class FleetLoop:
         changed: threading.Condition,
         selector: ConnectionSelector,
         life: SlotLife,
-        tickets: Tickets,
         quiesce: Quiesce,
     ) -> None:
         self.is_done = False
         """All frames that will be are accepted, and durable with a dataset."""
         self._core, self._changed, self._selector = core, changed, selector
-        self._life, self._tickets, self._quiesce = life, tickets, quiesce
+        self._life, self._quiesce = life, quiesce
         self._is_stopped = False
         self._turned_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
@@ -189,15 +349,14 @@ class FleetLoop:
         self._life.end_hung(now)
         core.queue.accept()
         core.counters.tick(is_full=core.queue.is_full)
-        core.offers.send_due(_MOST_OFFERS)
-        has_more |= core.offers.has_due
+        has_more |= core.offers.send_due(_MOST_OFFERS)
         if core.lifecycle.can_collect and not self._quiesce.is_wanted:
-            has_more |= self._tickets.hand_out()
+            has_more |= self._life.hand_out_tickets()
         has_more |= self._life.finish_idle()
         if core.scheduler.is_done and core.queue.is_drained:
             self.is_done = core.dataset is None or core.slots.is_empty
         self._selector.follow_slots()
         if self.validates:
-            self._tickets.validate()
+            self._life.validate()
         self._changed.notify_all()
         return has_more

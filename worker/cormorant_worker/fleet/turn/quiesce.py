@@ -27,7 +27,6 @@ from cormorant_worker.fleet.fleet_state import CURRENT, FleetState
 from cormorant_worker.fleet.slot import Question, Slot, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.turn.life import SlotLife
-from cormorant_worker.fleet.turn.tickets import Tickets
 from cormorant_worker.weights.staged import INITIAL_VERSION
 from cormorant_worker.worker.messages import Look, PauseStepping, ReadCached, Reply, Restore, ResumeStepping, Save
 
@@ -45,14 +44,8 @@ _FETCH_S = 60.0
 class Quiesce:
     """Brings a fleet to a batch boundary, and saves, restores or reseeds it there."""
 
-    def __init__(
-        self,
-        core: FleetCore,
-        changed: threading.Condition,
-        tickets: Tickets,
-        life: SlotLife,
-    ) -> None:
-        self._core, self._changed, self._tickets, self._life = core, changed, tickets, life
+    def __init__(self, core: FleetCore, changed: threading.Condition, life: SlotLife) -> None:
+        self._core, self._changed, self._life = core, changed, life
         self._holders = 0
 
     @property
@@ -84,7 +77,7 @@ class Quiesce:
             is_still = self.wait_until(
                 lambda: (
                     lifecycle.error is not None
-                    or (self._tickets.is_idle and (slots.is_complete or core.scheduler.is_done))
+                    or (self._life.is_idle and (slots.is_complete or core.scheduler.is_done))
                 ),
                 time.monotonic() + timeout_s,
             )
