@@ -1,6 +1,6 @@
 """Transports of rows between nodes: one request and its answer over 127.0.0.1, server in a process of its own.
 
-    frames      the one in use: FrameWriter and FrameReader over TCP
+    frames      the one in use: `send_frame` and `FrameReader` over TCP
     zeromq      DEALER and ROUTER; once more with CURVE
     grpc        one stream of bytes in both directions
     ray-call    an actor's method
@@ -22,8 +22,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from cormorant_worker.inference.frames import FrameReader, FrameWriter, use_for_rows
+from cormorant_worker.inference.connections import FrameReader, send_frame
 from cormorant_worker.inference.mailbox import Header
+from cormorant_worker.wire.messages import MessageSocket
 
 PIXELS, FLOATS = np.ones((64, 4, 84, 84), np.uint8), np.ones((1, 4), np.float32)
 ACTIONS = np.zeros(64, np.int64)
@@ -42,24 +43,24 @@ def one_server(rows: np.ndarray, pipe) -> None:
 
 
 class Exchange:
-    """One end of a connection, as `NodeConnection` and `NodeClient` use theirs."""
+    """One end of a connection, as `ServerConnection` and `ConnectedWorker` use theirs."""
 
     def __init__(self, peer: socket.socket, arrays: Callable) -> None:
-        use_for_rows(peer)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer.setblocking(False)
-        self._peer, self._writer, self._reader = peer, FrameWriter(), FrameReader(arrays)
+        self._messages, self._reader = MessageSocket(peer), FrameReader()
+        self._arrays = arrays
 
     def send(self, header: Header, arrays: list) -> None:
-        self._writer.put(header, arrays)
-        self._writer.flush(self._peer)
+        send_frame(self._messages, header, arrays)
 
     def receive(self) -> None:
         while True:
             poll = select.poll()
-            poll.register(self._peer, select.POLLIN | (select.POLLOUT if self._writer.has_unsent else 0))
+            poll.register(self._messages, select.POLLIN | (select.POLLOUT if self._messages.has_unsent else 0))
             poll.poll()
-            self._writer.flush(self._peer)
-            if list(self._reader.read(self._peer)):
+            self._messages.flush()
+            if list(self._reader.read(self._messages.socket, self._arrays)):
                 return
 
 

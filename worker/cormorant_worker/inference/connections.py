@@ -1,39 +1,80 @@
-"""A worker's way to its inference server: shared memory on one machine, frames over TCP between nodes."""
+"""Both ends of a worker's connection to an inference server: shared memory on one machine, TCP between nodes.
+
+    server -> worker   nonce         } between nodes: both prove with both nonces that they know the server's key
+    worker -> server   nonce, proof  }
+    server -> worker   proof         }
+    worker -> server   Greeting      } pickled; between nodes with an authentication code that is checked before
+    server -> worker   Welcome       } they are unpickled, on one machine with the descriptor of the mailbox
+    both               frames: header, arrays, header, arrays, ...
+
+On one machine the arrays lie in the mailbox that both ends map, and a frame is its header. Between nodes a frame is
+read into the arrays of its slot and sent from them: nothing is pickled, and no byte is copied twice.
+"""
 
 import hmac
+import secrets
 import select
 import socket
-from collections.abc import Sequence
-from typing import Protocol
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
 from cormorant_worker.inference.address import Address, NodeAddress
-from cormorant_worker.inference.frames import (
-    NONCE_BYTES,
-    PROOF_BYTES,
-    FrameReader,
-    Introduction,
-    put_frame,
-    use_for_rows,
-)
 from cormorant_worker.inference.handshake import Greeting, Welcome
-from cormorant_worker.inference.mailbox import HEADER, Header, Mailbox
+from cormorant_worker.inference.mailbox import HEADER, Header, MailboxSlot
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array
-from cormorant_worker.wire.messages import MessageSocket, Outbox
+from cormorant_worker.wire.arrays import ArrayCursor
+from cormorant_worker.wire.messages import MOST_VIEWS, MessageSocket, advance
 
 LOOK_S = 0.5
 """While it waits for a server, a worker looks this often whether it was told to pause or to stop."""
 _CONNECT_S = 3.0
-_CHUNK_BYTES = 4096
+_NONCE_BYTES = 32
+_PROOF_BYTES = 32
+_LARGE, _MOST_AT_ONCE = 1 << 16, 1 << 20
+"""Bytes: of the rest of a frame for which the kernel is to wait, and how many it waits for."""
+_DEAD_AFTER_S = 20
+"""A node that acknowledges nothing for so long is taken to be lost: the connection ends, and rows are asked again."""
 
 
-class ServerConnection(Protocol):
-    """Used by one thread. Every method raises OSError when the server is gone."""
+class ServerConnection:
+    """A worker's end. Used by one thread. Every method raises OSError when the server is gone."""
 
-    mailbox: Mailbox
+    slots: tuple[MailboxSlot, ...]
     """After the Welcome."""
+
+    def __init__(self, address: Address, greeting: Greeting) -> None:
+        """Begin to meet a server.
+
+        Raises:
+            OSError: it cannot be reached.
+        """
+        self._greeting = greeting
+        self._key = b""
+        """What both ends prove that they know; empty: the server is on this machine."""
+        self._nonce, self._server_nonce = secrets.token_bytes(_NONCE_BYTES), b""
+        self._reader = FrameReader()
+        self._poll = select.poll()
+        if isinstance(address, NodeAddress) and not address.is_on_this_machine:
+            self._key = address.key
+            peer = socket.create_connection((address.host, address.port), timeout=_CONNECT_S)
+        else:
+            peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.messages = MessageSocket(peer)
+        try:
+            peer.settimeout(LOOK_S)
+            if self._key:
+                _use_for_rows(peer)
+            else:
+                peer.connect(address.local if isinstance(address, NodeAddress) else address)
+                self.messages.send(greeting)
+        except BaseException:
+            self.close()
+            raise
 
     def read_welcome(self) -> Welcome:
         """Wait for the server's Welcome.
@@ -41,136 +82,181 @@ class ServerConnection(Protocol):
         Raises:
             TimeoutError: it did not come in `LOOK_S`; call again.
         """
+        messages = self.messages
+        if self._key and not messages.key:
+            if not self._server_nonce:
+                self._server_nonce = messages.receive_bytes(_NONCE_BYTES)
+                messages.socket.sendall(self._nonce + self._proof(b"worker"))
+            if not hmac.compare_digest(messages.receive_bytes(_PROOF_BYTES), self._proof(b"server")):
+                raise ConnectionRefusedError("the process that listens there does not know the inference server's key")
+            messages.key = self._proof(b"session")
+            messages.send(self._greeting)
+        welcome: Welcome
+        welcome, descriptors = messages.receive()
+        if (layout := welcome.layout) is not None:
+            size_bytes = layout.size_bytes
+            memory = SharedMemory.create(size_bytes) if self._key else SharedMemory(descriptors[0], size_bytes)
+            self.slots = layout.slots(ArrayCursor(memory.buffer))
+            memory.close()
+            messages.socket.setblocking(False)
+        return welcome
 
     def hand_in(self, header: Header, arrays: Sequence[Array]) -> None:
         """Ask for actions. The arrays must not change before the answer is here. Does not wait for the server."""
+        stored = self.slots[header.slot].request
+        rows: Sequence[Array] = ()
+        if self._key:
+            rows = [np.ascontiguousarray(a, dtype=known.dtype) for a, known in zip(arrays, stored, strict=True)]
+        else:
+            for target, value in zip(stored, arrays, strict=True):
+                target[: header.n] = value
+        send_frame(self.messages, header, rows)
 
-    def receive(self) -> Sequence[Header]:
-        """Wait for answers; their arrays are in the mailbox's slots.
+    def receive(self) -> Iterable[Header]:
+        """Wait for answers; their arrays are in the slots.
 
         Raises:
             TimeoutError: nothing came in `LOOK_S`.
         """
-
-    def close(self) -> None: ...
-
-
-class SharedMemoryConnection:
-    def __init__(self, address: bytes | str, greeting: Greeting) -> None:
-        """Connect to a server of this machine.
-
-        Raises:
-            OSError: it cannot be reached.
-        """
-        self.mailbox: Mailbox
-        self._incoming = bytearray()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.settimeout(LOOK_S)
-            self._socket.connect(address)
-            self._messages = MessageSocket(self._socket)
-            self._messages.send(greeting)
-        except BaseException:
-            self._socket.close()
-            raise
-
-    def read_welcome(self) -> Welcome:
-        welcome: Welcome
-        welcome, descriptors = self._messages.receive()
-        if welcome.layout is not None:
-            self.mailbox = Mailbox(welcome.layout, SharedMemory(descriptors[0], welcome.layout.size_bytes))
-        return welcome
-
-    def hand_in(self, header: Header, arrays: Sequence[Array]) -> None:
-        for stored, value in zip(self.mailbox.slots[header.slot].request, arrays, strict=True):
-            stored[: header.n] = value
-        self._socket.sendall(HEADER.pack(*header))
-
-    def receive(self) -> Sequence[Header]:
-        return read_headers(self._socket, self._incoming)
+        peer = self.messages.socket
+        self._poll.register(peer, select.POLLIN | (select.POLLOUT if self.messages.has_unsent else 0))
+        if not self._poll.poll(LOOK_S * 1000):
+            raise TimeoutError
+        self.messages.flush()
+        return self._reader.read(peer, self._answer_arrays)
 
     def close(self) -> None:
-        self._messages.close()
-
-
-class NodeConnection:
-    def __init__(self, address: NodeAddress, greeting: Greeting) -> None:
-        """Connect to a server of another node.
-
-        Raises:
-            OSError: it cannot be reached.
-        """
-        self.mailbox: Mailbox
-        self._greeting = greeting
-        self._introduction = Introduction(address.key)
-        self._server_nonce = b""
-        self._reader = FrameReader(lambda header: [a[: header.n] for a in self.mailbox.slots[header.slot].answer])
-        self._outbox = Outbox()
-        self._socket = socket.create_connection((address.host, address.port), timeout=_CONNECT_S)
-        self._socket.settimeout(LOOK_S)
-        use_for_rows(self._socket)
-        self._messages = MessageSocket(self._socket)
-
-    def read_welcome(self) -> Welcome:
-        if not self._server_nonce:
-            self._server_nonce = self._messages.receive_bytes(NONCE_BYTES)
-            self._socket.sendall(self._introduction.nonce + self._proof(b"worker"))
-        if not self._messages.key:
-            if not hmac.compare_digest(self._messages.receive_bytes(PROOF_BYTES), self._proof(b"server")):
-                raise ConnectionRefusedError("the process that listens there does not know the inference server's key")
-            self._messages.key = self._proof(b"session")
-            self._messages.send(self._greeting)
-        welcome: Welcome = self._messages.receive()[0]
-        if welcome.layout is not None:
-            self.mailbox = Mailbox.create(welcome.layout)
-            self.mailbox.close()
-            self._socket.setblocking(False)
-        return welcome
+        self.messages.close()
 
     def _proof(self, who: bytes) -> bytes:
-        return self._introduction.proof(who, server=self._server_nonce, worker=self._introduction.nonce)
+        return _proof(self._key, who, server=self._server_nonce, worker=self._nonce)
 
-    def hand_in(self, header: Header, arrays: Sequence[Array]) -> None:
-        stored = self.mailbox.slots[header.slot].request
-        rows = [np.ascontiguousarray(a, dtype=known.dtype) for a, known in zip(arrays, stored, strict=True)]
-        put_frame(self._outbox, header, rows)
-        self._outbox.flush(self._socket)
-
-    def receive(self) -> Sequence[Header]:
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._outbox else 0))
-        if not poll.poll(LOOK_S * 1000):
-            raise TimeoutError
-        self._outbox.flush(self._socket)
-        return list(self._reader.read(self._socket))
-
-    def close(self) -> None:
-        self._socket.close()
+    def _answer_arrays(self, header: Header) -> Sequence[Array]:
+        return [a[: header.n] for a in self.slots[header.slot].answer] if self._key else ()
 
 
-def connect(address: Address, greeting: Greeting) -> ServerConnection:
-    """Begin to meet a server.
+class ConnectedWorker:
+    """A server's end of a worker's connection. Every method raises OSError when the worker is gone."""
 
-    Raises:
-        OSError: it cannot be reached.
-    """
-    if not isinstance(address, NodeAddress):
-        return SharedMemoryConnection(address, greeting)
-    if address.is_on_this_machine:
-        return SharedMemoryConnection(address.local, greeting)
-    return NodeConnection(address, greeting)
+    def __init__(self, peer: socket.socket, key: bytes = b"") -> None:
+        """`key`: what a worker of another node has to know before anything of it is read; empty: it is on this machine,
+        and both ends map its mailbox.
+        """
+        peer.setblocking(False)
+        self.key = key
+        self.messages = MessageSocket(peer)
+        self.slots: tuple[MailboxSlot, ...] = ()
+        """After its greeting."""
+        self.since_s = time.monotonic()
+        self._reader = FrameReader()
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        if key:
+            _use_for_rows(peer)
+            peer.send(self._nonce)
+
+    @property
+    def is_known(self) -> bool:
+        """It is on this machine, or has proved that it knows the key."""
+        return not self.key or bool(self.messages.key)
+
+    def read_greeting(self) -> Greeting:
+        """Raises BlockingIOError when it has not come whole."""
+        messages = self.messages
+        if not self.is_known:
+            said = messages.receive_bytes(_NONCE_BYTES + _PROOF_BYTES)
+            worker, proof = said[:_NONCE_BYTES], said[_NONCE_BYTES:]
+            if not hmac.compare_digest(proof, _proof(self.key, b"worker", server=self._nonce, worker=worker)):
+                raise ConnectionRefusedError("it does not know the inference server's key")
+            messages.socket.send(_proof(self.key, b"server", server=self._nonce, worker=worker))
+            messages.key = _proof(self.key, b"session", server=self._nonce, worker=worker)
+        greeting: Greeting = messages.receive()[0]
+        return greeting
+
+    def read_requests(self) -> Iterable[Header]:
+        """What the worker asks for; the rows are in its slots."""
+        return self._reader.read(self.messages.socket, self._request_arrays)
+
+    def answer(self, header: Header) -> None:
+        """Tell the worker that its actions are in the slot. They must not change until it asks again."""
+        answer = self.slots[header.slot].answer
+        send_frame(self.messages, header, [a[: header.n] for a in answer] if self.key else ())
+
+    def _request_arrays(self, header: Header) -> Sequence[Array]:
+        rows = len(self.slots[0].is_init)
+        if header.slot >= len(self.slots) or header.n > rows:
+            raise ConnectionAbortedError(
+                f"it sent {header.n} rows for slot {header.slot}; it has {len(self.slots)} slots of {rows} rows"
+            )
+        return [a[: header.n] for a in self.slots[header.slot].request] if self.key else ()
 
 
-def read_headers(peer: socket.socket, incoming: bytearray) -> list[Header]:
-    """The headers that have come whole. `incoming` keeps the beginning of the next one.
+class FrameReader:
+    """Reads frames from a socket that does not block, each into the arrays of its slot."""
 
-    Raises:
-        OSError: the other end is gone.
-    """
-    if not (data := peer.recv(_CHUNK_BYTES)):
-        raise ConnectionResetError("the other end closed the connection")
-    incoming += data
-    whole = len(incoming) // HEADER.size * HEADER.size
-    found = [Header(*values) for values in HEADER.iter_unpack(incoming[:whole])]
-    del incoming[:whole]
-    return found
+    def __init__(self) -> None:
+        self._start = bytearray(HEADER.size)
+        self._header: Header | None = None
+        self._views = deque([memoryview(self._start)])
+        """What is missing of the frame's header, or then of its arrays."""
+        self._at_once = 1
+
+    def read(self, peer: socket.socket, arrays: Callable[[Header], Sequence[Array]]) -> Iterator[Header]:
+        """The frames that are complete now.
+
+        Args:
+            arrays: where a frame goes; it raises ConnectionError for a header that the other end may not send.
+
+        Raises:
+            OSError: the other end is gone, or sent what it may not send.
+        """
+        while True:
+            try:
+                count = peer.recvmsg_into(list(islice(self._views, MOST_VIEWS)))[0]
+            except BlockingIOError:
+                return
+            if not count:
+                raise ConnectionResetError("the other end closed the connection")
+            advance(self._views, count)
+            whole: Header | None = None
+            if not self._views and self._header is None:
+                self._header = Header(*HEADER.unpack(self._start))
+                self._views.extend(_bytes_of(arrays(self._header)))
+            if not self._views:
+                whole, self._header = self._header, None
+                self._views.append(memoryview(self._start))
+            # The kernel reports the socket when it has much of a large frame, and not for each packet.
+            missing = sum(map(len, self._views))
+            at_once = min(missing, _MOST_AT_ONCE) if missing > _LARGE else 1
+            if at_once != self._at_once:
+                self._at_once = at_once
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, at_once)
+            if whole is not None:
+                yield whole
+
+
+def send_frame(messages: MessageSocket, header: Header, arrays: Sequence[Array]) -> None:
+    """Send a frame as far as the socket takes it. At most one a slot waits; its arrays must not change until then."""
+    messages.send_bytes([HEADER.pack(*header), *_bytes_of(arrays)])
+
+
+def _bytes_of(arrays: Sequence[Array]) -> Iterator[memoryview]:
+    return (a.reshape(-1).view(np.uint8).data for a in arrays if a.nbytes)
+
+
+def _proof(key: bytes, who: bytes, *, server: bytes, worker: bytes) -> bytes:
+    """The proof of an end ("server" or "worker") that it knows the key, from the nonces of both."""
+    return hmac.digest(key, b"cormorant " + who + server + worker, "sha256")
+
+
+def _use_for_rows(peer: socket.socket) -> None:
+    """Send small frames at once, and notice when the other node is lost."""
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", _DEAD_AFTER_S // 4),
+        ("TCP_KEEPINTVL", _DEAD_AFTER_S // 4),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", _DEAD_AFTER_S * 1000),
+    ):
+        if hasattr(socket, option):  # Linux has all of them
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -5,6 +5,7 @@ no server runs waits in the queue of that socket, and the next server accepts it
 """
 
 import os
+import secrets
 import socket
 import struct
 import sys
@@ -12,12 +13,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from cormorant_worker.inference.address import NodeAddress
+from cormorant_worker.inference.address import NodeAddress, this_machine
 from cormorant_worker.inference.mailbox import MailboxLayout
-from cormorant_worker.spaces import Arrays, Leaf, Space
+from cormorant_worker.spaces import Arrays, Space
 from cormorant_worker.weights.staged import WeightSpecs
 
-QUEUE = 1024
+_QUEUE = 1024
 """Workers that wait to be accepted."""
 _PEER = struct.Struct("=iII")
 
@@ -41,13 +42,8 @@ class Welcome:
     layout: MailboxLayout | None = None
     initial_states: Arrays = ()
     specs: WeightSpecs | None = None
-    version: int = 0
     refusal: str = ""
     """Why this worker's rows do not fit; empty: they do."""
-
-    @property
-    def outputs(self) -> tuple[Leaf, ...]:
-        return self.layout.outputs if self.layout is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +73,27 @@ def listen() -> socket.socket:
         listener.bind("")  # the kernel chooses a free abstract address
     else:
         listener.bind(str(Path(tempfile.mkdtemp(prefix="cormorant-")) / "server"))
-    listener.listen(QUEUE)
+    listener.listen(_QUEUE)
     return listener
+
+
+def listen_on(host: str) -> Listeners:
+    """Listening sockets for workers on all nodes. `host`: address of this node's interface in the cluster.
+
+    Raises:
+        OSError: this node does not have that address.
+    """
+    local = listen()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    nodes = socket.create_server((host, 0), backlog=_QUEUE, family=family)
+    address = NodeAddress(
+        host=host,
+        port=nodes.getsockname()[1],
+        key=secrets.token_bytes(32),
+        machine=this_machine(),
+        local=local.getsockname(),
+    )
+    return Listeners(local, nodes, address)
 
 
 def is_of_this_user(peer: socket.socket) -> bool:

@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array, Arrays, Leaf
-from cormorant_worker.wire.arrays import ArrayCursor, Field, size_of
+from cormorant_worker.wire.arrays import ArrayCursor
 
 HEADER = struct.Struct("=qqII")
 """A `Header` as bytes."""
@@ -33,34 +32,6 @@ class Header(NamedTuple):
     """In a request, the lowest version that may act; in an answer, the one that acted."""
     slot: int
     n: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MailboxLayout:
-    """What both ends must agree on."""
-
-    rows: int
-    num_slots: int
-    observation: tuple[Leaf, ...]
-    action: tuple[Leaf, ...]
-    outputs: tuple[Leaf, ...]
-    states: tuple[Leaf, ...]
-
-    @property
-    def arrays(self) -> tuple[Field, ...]:
-        """(shape, dtype) of the arrays of a slot, in their order in memory."""
-        asked = [*self.observation, *self.states]
-        answered = [*self.action, *self.outputs, *self.states]
-        parts = [[((self.rows, *leaf.shape), np.dtype(leaf.dtype)) for leaf in part] for part in (asked, answered)]
-        return (*parts[0], ((self.rows,), np.dtype(np.bool_)), *parts[1])
-
-    @property
-    def slot_bytes(self) -> int:
-        return size_of(self.arrays)
-
-    @property
-    def size_bytes(self) -> int:
-        return max(1, self.slot_bytes * self.num_slots)
 
 
 class MailboxSlot(NamedTuple):
@@ -84,35 +55,38 @@ class MailboxSlot(NamedTuple):
         return (*self.action, *self.outputs, *self.next_states)
 
 
-class Mailbox:
-    """One end of a worker's shared memory with its server."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MailboxLayout:
+    """What both ends must agree on."""
 
-    def __init__(self, layout: MailboxLayout, memory: SharedMemory) -> None:
-        self.layout = layout
-        self.memory = memory
-        self.slots = tuple(self._slot(number) for number in range(layout.num_slots))
+    rows: int
+    num_slots: int
+    observation: tuple[Leaf, ...]
+    action: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    states: tuple[Leaf, ...]
 
-    @classmethod
-    def create(cls, layout: MailboxLayout) -> "Mailbox":
-        return cls(layout, SharedMemory.create(layout.size_bytes))
+    @property
+    def size_bytes(self) -> int:
+        self.slots(cursor := ArrayCursor())
+        return cursor.size_bytes
 
-    def _slot(self, number: int) -> MailboxSlot:
-        layout = self.layout
-        cursor = ArrayCursor(self.memory.buffer, offset=number * layout.slot_bytes)
-        parts = iter([cursor.take(shape, dtype) for shape, dtype in layout.arrays])
+    def slots(self, cursor: ArrayCursor) -> tuple[MailboxSlot, ...]:
+        """The slots over the memory of a cursor, one after another. It lives as long as they do."""
 
         def take(leaves: tuple[Leaf, ...]) -> Arrays:
-            return tuple(next(parts) for _ in leaves)
+            return tuple([cursor.take((self.rows, *leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves])
 
-        return MailboxSlot(
-            observation=take(layout.observation),
-            states=take(layout.states),
-            is_init=next(parts),
-            action=take(layout.action),
-            outputs=take(layout.outputs),
-            next_states=take(layout.states),
+        return tuple(
+            [
+                MailboxSlot(
+                    observation=take(self.observation),
+                    states=take(self.states),
+                    is_init=cursor.take((self.rows,), np.dtype(np.bool_)),
+                    action=take(self.action),
+                    outputs=take(self.outputs),
+                    next_states=take(self.states),
+                )
+                for _ in range(self.num_slots)
+            ]
         )
-
-    def close(self) -> None:
-        """Let go of the descriptor; the mapping lives as long as its views."""
-        self.memory.close()

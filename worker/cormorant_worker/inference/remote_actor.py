@@ -8,12 +8,13 @@ When the server is gone, the worker meets the next one and hands the rows in aga
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 from cormorant_worker.errors import InferenceUnavailable, PolicyMismatch
 from cormorant_worker.inference.address import Address, AssignedServers
-from cormorant_worker.inference.connections import ServerConnection, connect
+from cormorant_worker.inference.connections import ServerConnection
 from cormorant_worker.inference.handshake import Greeting, Welcome
 from cormorant_worker.inference.mailbox import Header
 from cormorant_worker.policy.actor import Acted
@@ -35,13 +36,12 @@ _TIMES_LONGER = 20
 class ServerPatience:
     """How long a server may take, by what its answers took so far."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.now = clock
+    def __init__(self) -> None:
         self._answers, self._longest_s = 0, 0.0
 
-    def answered(self, began: float) -> None:
+    def answered(self, seconds: float) -> None:
         self._answers += 1
-        self._longest_s = max(self._longest_s, self.now() - began)
+        self._longest_s = max(self._longest_s, seconds)
 
     def limit_s(self) -> float:
         if self._answers < _MANY_ANSWERS:
@@ -70,17 +70,15 @@ class ServedWeights(StagedWeights):
             self.on_applied(version)
 
 
+@dataclass(slots=True, eq=False)
 class Asked:
     """Rows at the server. Their arrays must not change before they are answered."""
 
-    __slots__ = ("_actor", "arrays", "n", "number", "slot")
-
-    def __init__(self, actor: "RemoteActor", slot: int, number: int, arrays: Sequence[Array], n: int) -> None:
-        self._actor = actor
-        self.slot = slot
-        self.number = number
-        self.arrays = arrays
-        self.n = n
+    _actor: "RemoteActor"
+    slot: int
+    number: int
+    arrays: Sequence[Array]
+    n: int
 
     def answer(self) -> tuple[Acted, PolicyVersion]:
         """Wait for the actions, and the version that acted. The arrays are valid until this slot's next `ask`.
@@ -153,15 +151,11 @@ class RemoteActor:
         self._free.append(asked.slot)
         self.weights.acted(version)
         assert self._connection is not None
-        slot, n = self._connection.mailbox.slots[asked.slot], asked.n
-        return (
-            Acted(
-                tuple([a[:n] for a in slot.action]),
-                tuple([a[:n] for a in slot.outputs]),
-                tuple([a[:n] for a in slot.next_states]),
-            ),
-            version,
+        slot, n = self._connection.slots[asked.slot], asked.n
+        action, outputs, states = (
+            tuple([a[:n] for a in part]) for part in (slot.action, slot.outputs, slot.next_states)
         )
+        return Acted(action, outputs, states), version
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         """`ask` and `answer` at once."""
@@ -180,17 +174,22 @@ class RemoteActor:
         self._connection.hand_in(header, asked.arrays)
 
     def _await(self, asked: Asked) -> None:
-        """Wait for an answer. Whoever is silent for too long, dies, or is replaced, is not waited for."""
-        began = self._patience.now()
+        """Wait for an answer. A server that is silent for too long, dies, or is replaced, is not waited for."""
+        began = time.monotonic()
         deadline, silent_s = began + _LONGEST_WAIT_S, self._patience.limit_s()
         silent_until = began + silent_s
         with self._waiting() as wait:
             while asked.slot not in self._answered:
+                assert self._connection is not None
                 try:
-                    self._receive()
+                    for header in self._connection.receive():
+                        found = self._asked.get(header.slot)
+                        if found is not None and found.number == header.number:
+                            del self._asked[header.slot]
+                            self._answered[header.slot] = PolicyVersion(header.version)
                 except TimeoutError:
                     wait()
-                    now = self._patience.now()
+                    now = time.monotonic()
                     if now > deadline:
                         raise _unavailable(f"{asked.n} rows of {self._greeting.name} were not answered") from None
                     if now > silent_until and self._servers.has_others:
@@ -201,11 +200,11 @@ class RemoteActor:
                         self._meet()
                 except OSError:
                     self._meet()
-        self._patience.answered(began)
+        self._patience.answered(time.monotonic() - began)
 
     @contextmanager
     def _waiting(self) -> Iterator[Callable[[], None]]:
-        """Inside, call what it gives each time that the wait goes on."""
+        # Inside, what it gives is called each time that the wait goes on.
         was_long = self._is_long
 
         def wait() -> None:
@@ -220,14 +219,6 @@ class RemoteActor:
             if self._is_long and not was_long:
                 self._is_long = False
                 self.on_waiting(False)
-
-    def _receive(self) -> None:
-        assert self._connection is not None
-        for header in self._connection.receive():
-            asked = self._asked.get(header.slot)
-            if asked is not None and asked.number == header.number:
-                del self._asked[header.slot]
-                self._answered[header.slot] = PolicyVersion(header.version)
 
     def _meet(self) -> Welcome:
         """Connect to the server that is assigned now, and hand in what is not answered."""
@@ -248,7 +239,7 @@ class RemoteActor:
     def _try_to_meet(self, address: Address, wait: Callable[[], None], deadline: float) -> Welcome:
         # What was answered and not taken lies in the old mailbox: its views stay valid as long as they are held.
         old = self._connection
-        found = connect(address, self._greeting)
+        found = ServerConnection(address, self._greeting)
         try:
             while True:
                 try:
@@ -266,7 +257,7 @@ class RemoteActor:
             raise PolicyMismatch(welcome.refusal)
         if old is not None:
             for slot in self._answered:
-                for new, kept in zip(found.mailbox.slots[slot].answer, old.mailbox.slots[slot].answer, strict=True):
+                for new, kept in zip(found.slots[slot].answer, old.slots[slot].answer, strict=True):
                     new[:] = kept
             old.close()
         self._connection, self._address = found, address

@@ -19,12 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from cormorant_worker.inference.clients import LocalClient, NodeClient
+from cormorant_worker.inference.connections import ConnectedWorker
 from cormorant_worker.inference.handshake import Greeting, Listeners, Welcome, is_of_this_user
-from cormorant_worker.inference.mailbox import Header, Mailbox, MailboxLayout, MailboxSlot
-from cormorant_worker.policy.actor import Acted, Actor
+from cormorant_worker.inference.mailbox import Header, MailboxLayout, MailboxSlot
+from cormorant_worker.policy.actor import Actor
+from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array, Arrays, Space, describe, leaves
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights
+from cormorant_worker.wire.arrays import ArrayCursor
 
 log = structlog.get_logger()
 
@@ -73,14 +75,10 @@ class ServedCounts:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    client: LocalClient
+    client: ConnectedWorker
     slot: MailboxSlot
     header: Header
     since_ns: int
-
-    @property
-    def n(self) -> int:
-        return self.header.n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +115,7 @@ class InferenceServer:
         for listener in listeners.sockets:
             listener.setblocking(False)
             self._selector.register(listener, _READ, listener)
-        self._clients: set[LocalClient] = set()
+        self._clients: set[ConnectedWorker] = set()
         self._waiting: deque[_Waiting] = deque()
         self._num_slots = 0
         """Requests that can wait at once."""
@@ -140,8 +138,8 @@ class InferenceServer:
             Whether a watched source can be read.
         """
         is_told = False
-        for key, events in self._selector.select(self._patience_s()):
-            if isinstance(key.data, LocalClient):
+        for key, events in self._selector.select(min(_TURN_S, max(0.0, self._due_s()))):
+            if isinstance(key.data, ConnectedWorker):
                 self._serve(key.data, events)
             elif key.data is self._listeners.local:
                 self._accept()
@@ -149,7 +147,7 @@ class InferenceServer:
                 self._accept_from_node()
             else:
                 is_told = True
-        if self._waiting and self._is_time():
+        if self._waiting and self._due_s() <= 0:
             with acting():
                 self._act()
         return is_told
@@ -172,57 +170,53 @@ class InferenceServer:
             log.warning("stranger_refused", reason="a process of another user connected; it was not answered")
             peer.close()
             return
-        self._admit(LocalClient(peer))
+        self._admit(ConnectedWorker(peer))
 
     def _accept_from_node(self) -> None:
         now_s = time.monotonic()
         for known in tuple(self._clients):
-            if isinstance(known, NodeClient) and not known.is_known and now_s > known.since_s + _STRANGER_S:
+            if not known.is_known and now_s > known.since_s + _STRANGER_S:
                 self._drop(known, f"it did not prove within {_STRANGER_S:.0f} s that it knows the key")
         listeners = self._listeners
         assert listeners.nodes is not None
         assert listeners.address is not None
         with suppress(OSError):  # it has gone again
-            self._admit(NodeClient(listeners.nodes.accept()[0], listeners.address.key))
+            self._admit(ConnectedWorker(listeners.nodes.accept()[0], listeners.address.key))
 
-    def _admit(self, client: LocalClient) -> None:
+    def _admit(self, client: ConnectedWorker) -> None:
         self._clients.add(client)
-        self._selector.register(client.socket, _READ, client)
+        self._selector.register(client.messages, _READ, client)
 
-    def _serve(self, client: LocalClient, events: int) -> None:
-        greeting = None
+    def _serve(self, client: ConnectedWorker, events: int) -> None:
         try:
             if events & selectors.EVENT_WRITE:
-                client.flush()
+                client.messages.flush()
                 self._watch_unsent(client)
-            if events & _READ:
-                greeting = self._hear(client)
+            if not events & _READ:
+                return
+            if client.slots:
+                now_ns = self._clock_ns()
+                for header in client.read_requests():
+                    self._waiting.append(_Waiting(client, client.slots[header.slot], header, now_ns))
+                return
+            greeting = client.read_greeting()
         except BlockingIOError:
             return
         except OSError as error:
             self._drop(client, str(error))
-        if greeting is not None:
-            self._meet(client, greeting)
+            return
+        self._meet(client, greeting)
 
-    def _hear(self, client: LocalClient) -> Greeting | None:
-        if client.mailbox is None:
-            return client.read_greeting()
-        now_ns = self._clock_ns()
-        for header in client.read_requests():
-            self._waiting.append(_Waiting(client, client.mailbox.slots[header.slot], header, now_ns))
-        return None
+    def _watch_unsent(self, client: ConnectedWorker) -> None:
+        # What a worker does not read at once is sent when it reads more.
+        events = _READ | selectors.EVENT_WRITE if client.messages.has_unsent else _READ
+        if self._selector.get_key(client.messages).events != events:
+            self._selector.modify(client.messages, events, client)
 
-    def _watch_unsent(self, client: LocalClient) -> None:
-        """Go on sending when the worker's node takes more."""
-        events = _READ | selectors.EVENT_WRITE if client.has_unsent else _READ
-        if self._selector.get_key(client.socket).events != events:
-            self._selector.modify(client.socket, events, client)
-
-    def _meet(self, client: LocalClient, greeting: Greeting) -> None:
+    def _meet(self, client: ConnectedWorker, greeting: Greeting) -> None:
         if self.policy is None:
             self.policy = self._build(greeting.observation_space, greeting.action_space, greeting.rows)
         policy = self.policy
-        client.name = greeting.name
         for ours, theirs in (
             (policy.observation_space, greeting.observation_space),
             (policy.action_space, greeting.action_space),
@@ -233,7 +227,7 @@ class InferenceServer:
                     "environments must not differ between workers"
                 )
                 with suppress(OSError):  # it is gone, too
-                    client.welcome(Welcome(refusal=refusal))
+                    client.messages.send(Welcome(refusal=refusal))
                 self._drop(client)
                 return
         actor = policy.actor
@@ -245,133 +239,103 @@ class InferenceServer:
             outputs=actor.outputs,
             states=actor.states,
         )
-        client.mailbox = Mailbox.create(layout)
-        self._num_slots += greeting.num_slots
-        welcome = Welcome(
-            layout=layout,
-            initial_states=actor.initial_states,
-            specs=policy.weights.specs,
-            version=policy.weights.version,
-        )
+        memory = SharedMemory.create(layout.size_bytes)
+        client.slots = layout.slots(ArrayCursor(memory.buffer))
+        self._num_slots += len(client.slots)
+        welcome = Welcome(layout=layout, initial_states=actor.initial_states, specs=policy.weights.specs)
         with suppress(OSError):  # its end shows at the next turn
-            client.welcome(welcome)
-        client.mailbox.close()
+            # Each node has a mailbox of its own.
+            client.messages.send(welcome, *([] if client.key else [memory.descriptor]))
+            self._watch_unsent(client)
+        memory.close()
 
-    def _drop(self, client: LocalClient, reason: str = "") -> None:
-        """A worker is gone: its rows are dropped."""
+    def _drop(self, client: ConnectedWorker, reason: str = "") -> None:
         if client not in self._clients:
             return
-        if isinstance(client, NodeClient) and not client.is_known:
+        if not client.is_known:
             log.warning("stranger_refused", reason=reason)
         self._clients.discard(client)
-        self._selector.unregister(client.socket)
+        self._selector.unregister(client.messages)
         client.messages.close()
-        if client.mailbox is not None:
-            self._num_slots -= client.mailbox.layout.num_slots
+        self._num_slots -= len(client.slots)
         self._waiting = deque(waiting for waiting in self._waiting if waiting.client is not client)
 
     # -- acting --------------------------------------------------------------------------------------------------
 
-    @property
-    def _wait_s(self) -> float:
-        how = self._how.max_wait_s
-        return how if how >= 0 else min(_LONGEST_S, self._act_s * _SHARE_OF_ACT)
-
-    def _patience_s(self) -> float:
+    def _due_s(self) -> float:
+        """Seconds until the rows that wait are acted on, as far as is known now."""
         if not self._waiting:
             return _TURN_S
-        if self._lacks_weights():
-            return 0.001
-        waited_s = (self._clock_ns() - self._waiting[0].since_ns) / 1e9
-        return 0.0 if self._is_complete() else min(_TURN_S, max(0.0, self._wait_s - waited_s))
-
-    def _is_complete(self) -> bool:
-        """Nothing more can come, or nothing more has room."""
-        if len(self._waiting) >= self._num_slots:
-            return True
-        return bool(self._how.max_rows) and sum(waiting.n for waiting in self._waiting) >= self._how.max_rows
-
-    def _is_time(self) -> bool:
-        waited_s = (self._clock_ns() - self._waiting[0].since_ns) / 1e9
-        if self._lacks_weights():
-            self._say_missing(waited_s)
-            return False
-        return self._is_complete() or waited_s >= self._wait_s
-
-    def _lacks_weights(self) -> bool:
         assert self.policy is not None
         weights, needed = self.policy.weights, max(waiting.header.version for waiting in self._waiting)
-        return weights.version < needed and not weights.wait_until_offered(PolicyVersion(needed), 0.0)
-
-    def _say_missing(self, waited_s: float) -> None:
-        """No older weights act. The rows' workers bound the wait, and ask other servers meanwhile."""
-        assert self.policy is not None
-        needed = max(waiting.header.version for waiting in self._waiting)
-        if waited_s > _WEIGHTS_LATE_S and needed != self._missing:
-            self._missing = needed
-            version = self.policy.weights.version
-            log.warning("weights_missing", needed_version=needed, policy_version=version, seconds=round(waited_s, 1))
-
-    def _take(self) -> list[_Waiting]:
-        """The oldest requests that fit into one act, and at least one."""
-        taken, rows = [self._waiting.popleft()], 0
-        rows += taken[0].n
-        while self._waiting and not (self._how.max_rows and rows + self._waiting[0].n > self._how.max_rows):
-            rows += self._waiting[0].n
-            taken.append(self._waiting.popleft())
-        return taken
+        waited_s = (self._clock_ns() - self._waiting[0].since_ns) / 1e9
+        if weights.version < needed and not weights.wait_until_offered(PolicyVersion(needed), 0.0):
+            # No older weights act. The rows' workers bound the wait, and ask other servers meanwhile.
+            if waited_s > _WEIGHTS_LATE_S and needed != self._missing:
+                self._missing = needed
+                log.warning(
+                    "weights_missing",
+                    needed_version=needed,
+                    policy_version=weights.version,
+                    seconds=round(waited_s, 1),
+                )
+            return 0.001
+        max_rows, max_wait_s = self._how.max_rows, self._how.max_wait_s
+        # Nothing more can come, or nothing more has room.
+        if len(self._waiting) >= self._num_slots or (
+            max_rows and sum(waiting.header.n for waiting in self._waiting) >= max_rows
+        ):
+            return 0.0
+        return (max_wait_s if max_wait_s >= 0 else min(_LONGEST_S, self._act_s * _SHARE_OF_ACT)) - waited_s
 
     def _act(self) -> None:
         assert self.policy is not None
-        actor, weights = self.policy.actor, self.policy.weights
-        taken = self._take()
+        # The oldest requests that fit into one act, and at least one.
+        taken = [self._waiting.popleft()]
+        rows = taken[0].header.n
+        while self._waiting and not (self._how.max_rows and rows + self._waiting[0].header.n > self._how.max_rows):
+            rows += self._waiting[0].header.n
+            taken.append(self._waiting.popleft())
         began_ns = self._clock_ns()
-        version = weights.apply()
-        rows = sum(waiting.n for waiting in taken)
+        version = self.policy.weights.apply()
         padded = self._how.padded(rows)
-        acted = actor.act(*self._gather(taken, padded, len(taken[0].slot.observation)))
-        self._scatter(taken, acted, version)
-        ended_ns = self._clock_ns()
-        self._act_s += (
-            _NEWEST * ((ended_ns - began_ns) / 1e9 - self._act_s) if self._act_s else (ended_ns - began_ns) / 1e9
-        )
+        acted = self.policy.actor.act(*self._gather(taken, padded, len(taken[0].slot.observation)))
+        values = (*acted.actions, *acted.outputs, *acted.states)
+        at = 0
+        for waiting in taken:
+            client, n = waiting.client, waiting.header.n
+            for stored, value in zip(waiting.slot.answer, values, strict=True):
+                stored[:n] = value[at : at + n]
+            at += n
+            with suppress(OSError):  # that the worker is gone shows at the next turn
+                client.answer(waiting.header._replace(version=version))
+                self._watch_unsent(client)
+        act_ns = self._clock_ns() - began_ns
+        self._act_s += _NEWEST * (act_ns / 1e9 - self._act_s) if self._act_s else act_ns / 1e9
         served = self.served
         served.rows += rows
         served.padded_rows += padded - rows
         served.acts += 1
         served.requests += len(taken)
         served.wait_ns += sum(began_ns - waiting.since_ns for waiting in taken)
-        served.act_ns += ended_ns - began_ns
+        served.act_ns += act_ns
 
     def _gather(self, taken: Sequence[_Waiting], padded: int, num_obs: int) -> tuple[Arrays, Arrays, Array]:
-        if len(taken) == 1 and taken[0].n == padded:
-            slot, n = taken[0].slot, padded  # acted on where it lies
-            arrays = [a[:n] for a in slot.request]
+        if len(taken) == 1 and taken[0].header.n == padded:
+            arrays = [a[:padded] for a in taken[0].slot.request]  # acted on where it lies
         else:
             if not self._buffers or len(self._buffers[0]) < padded:
                 self._buffers = [np.zeros((padded, *a.shape[1:]), a.dtype) for a in taken[0].slot.request]
             arrays = [a[:padded] for a in self._buffers]
             at = 0
             for waiting in taken:
+                n = waiting.header.n
                 for buffer, rows in zip(arrays, waiting.slot.request, strict=True):
-                    buffer[at : at + waiting.n] = rows[: waiting.n]
-                at += waiting.n
+                    buffer[at : at + n] = rows[:n]
+                at += n
             for buffer in arrays:
                 buffer[at:] = buffer[:1]  # rows that the policy can act on; its answers are not read
         return tuple(arrays[:num_obs]), tuple(arrays[num_obs:-1]), arrays[-1]
-
-    def _scatter(self, taken: Sequence[_Waiting], acted: Acted, version: int) -> None:
-        values = (*acted.actions, *acted.outputs, *acted.states)
-        at = 0
-        for waiting in taken:
-            n = waiting.n
-            for stored, value in zip(waiting.slot.answer, values, strict=True):
-                stored[:n] = value[at : at + n]
-            at += n
-            client = waiting.client
-            with suppress(OSError):  # that the worker is gone shows at the next turn
-                client.answer(waiting.header._replace(version=version), [a[:n] for a in waiting.slot.answer])
-                self._watch_unsent(client)
 
 
 def make_shapes(max_rows: int) -> tuple[int, ...]:

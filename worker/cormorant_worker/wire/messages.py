@@ -13,8 +13,8 @@ import socket
 import struct
 from array import array
 from collections import deque
-from collections.abc import Sequence
-from itertools import islice, takewhile
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 _HEADER = struct.Struct("!QI")
@@ -23,64 +23,13 @@ _CHUNK_BYTES = 256 * 1024
 _MOST_DESCRIPTORS = 16
 _DESCRIPTOR_ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-_MOST_VIEWS = 512
+MOST_VIEWS = 512
 """In one call: the kernel takes 1024."""
 _CODE_BYTES = 32
 
 
 class PeerGone(ConnectionResetError):
     """The other end was closed, or its process has ended."""
-
-
-class Outbox:
-    """What a socket has not taken yet. It costs memory, and never time where the socket does not block."""
-
-    def __init__(self) -> None:
-        self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._unsent)
-
-    def put(self, data: bytes | memoryview, descriptors: Sequence[int] = ()) -> None:
-        """Queue bytes, which must not change until they are sent, and duplicates of descriptors that go with them."""
-        self._unsent.append((memoryview(data), tuple([os.dup(one) for one in descriptors])))
-
-    def flush(self, peer: socket.socket) -> None:
-        """Send what the socket takes.
-
-        Raises:
-            OSError: the other end is gone.
-        """
-        while self._unsent:
-            data, descriptors = self._unsent[0]
-            try:
-                if descriptors:
-                    sent = peer.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))])
-                else:
-                    plain = takewhile(lambda item: not item[1], islice(self._unsent, _MOST_VIEWS))
-                    sent = peer.sendmsg([view for view, _ in plain])
-            except BlockingIOError:
-                return
-            for one in descriptors:
-                os.close(one)
-            _advance(self._unsent, sent)
-
-    def clear(self) -> None:
-        for _, descriptors in self._unsent:
-            for one in descriptors:
-                os.close(one)
-        self._unsent.clear()
-
-
-def _advance(unsent: "deque[tuple[memoryview, tuple[int, ...]]]", count: int) -> None:
-    """Take `count` bytes off, and the descriptors that went with them."""
-    while count:
-        data = unsent[0][0]
-        if count < len(data):
-            unsent[0] = data[count:], ()
-            return
-        count -= len(data)
-        unsent.popleft()
 
 
 class MessageSocket:
@@ -93,7 +42,8 @@ class MessageSocket:
         """Take a socket, which blocks, does not block, or has a timeout; `key`: what both ends sign messages with."""
         self.socket = peer
         self.key = key
-        self._outbox = Outbox()
+        self._unsent: deque[tuple[deque[memoryview], list[int]]] = deque()
+        """What the socket has not taken yet, and duplicates of the descriptors that go with its first byte."""
         self._incoming = bytearray()
         self._descriptors: deque[int] = deque()
         """Descriptors of the message that is not whole yet."""
@@ -104,18 +54,22 @@ class MessageSocket:
     @property
     def has_unsent(self) -> bool:
         """The other end has not read enough for everything to be sent: `flush` when the socket can be written."""
-        return bool(self._outbox)
+        return bool(self._unsent)
 
     def send(self, message: object, *descriptors: int) -> None:
         """Send a message, and descriptors with it, of which it keeps duplicates until they are sent. A socket that does
-        not block takes what it can; the rest is kept for `flush`.
+        not block takes what it can; the rest is kept for `flush`: it costs memory, and never time.
 
         Raises what `flush` does.
         """
         body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         if self.key:
             body += hmac.digest(self.key, body, "sha256")
-        self._outbox.put(_HEADER.pack(len(body), len(descriptors)) + body, descriptors)
+        self.send_bytes([_HEADER.pack(len(body), len(descriptors)) + body], descriptors)
+
+    def send_bytes(self, parts: Iterable[bytes | memoryview], descriptors: Sequence[int] = ()) -> None:
+        """Send bytes as they are, one part or more, none of them empty. They must not change until they are sent."""
+        self._unsent.append((deque([memoryview(part) for part in parts]), [os.dup(one) for one in descriptors]))
         self.flush()
 
     def flush(self) -> None:
@@ -125,10 +79,20 @@ class MessageSocket:
             PeerGone: the other end is gone.
             OSError: another reason why nothing can be sent, such as a timeout.
         """
-        try:
-            self._outbox.flush(self.socket)
-        except ConnectionError as error:
-            raise PeerGone(str(error)) from error
+        while self._unsent:
+            views, descriptors = self._unsent[0]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+            try:
+                sent = self.socket.sendmsg(list(islice(views, MOST_VIEWS)), rights)
+            except BlockingIOError:
+                return
+            except ConnectionError as error:
+                raise PeerGone(str(error)) from error
+            while descriptors:
+                os.close(descriptors.pop())
+            advance(views, sent)
+            if not views:
+                self._unsent.popleft()
 
     def receive(self) -> tuple[Any, tuple[int, ...]]:
         """The next message, and its descriptors, which are the caller's.
@@ -182,7 +146,18 @@ class MessageSocket:
 
     def close(self) -> None:
         """Close the socket, and the descriptors that were not sent or not received whole. May be called twice."""
-        self._outbox.clear()
+        for _, descriptors in self._unsent:
+            self._descriptors.extend(descriptors)
+        self._unsent.clear()
         while self._descriptors:
             os.close(self._descriptors.popleft())
         self.socket.close()
+
+
+def advance(views: deque[memoryview], count: int) -> None:
+    """Take `count` bytes off the front."""
+    while count:
+        if count < len(views[0]):
+            views[0] = views[0][count:]
+            return
+        count -= len(views.popleft())

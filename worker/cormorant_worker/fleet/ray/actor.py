@@ -30,7 +30,7 @@ from cormorant_worker.errors import DeviceUnavailable
 from cormorant_worker.fleet.ray.block_pool import writable
 from cormorant_worker.fleet.ray.pod_files import HEARTBEAT_FILE, KEPT_FOLDER, is_told_to_leave, report_blocked
 from cormorant_worker.fleet.waker import Waker
-from cormorant_worker.inference.frames import listen_on
+from cormorant_worker.inference.handshake import listen_on
 from cormorant_worker.spaces import Array
 from cormorant_worker.weights.cached import CachedWeights
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
