@@ -28,7 +28,7 @@ from cormorant_operator.decide.plan import (
     PatchWorkload,
     ReadQueueObject,
     SetDesired,
-    owner_of,
+    refusal_of,
 )
 from cormorant_operator.errors import (
     HeadSilent,
@@ -84,7 +84,7 @@ class Executor:
         if isinstance(action, CheckNode):
             await self._check_node(action.name, state)
             return
-        owner = owner_of(action)
+        owner, prefix = refusal_of(action)
         if _is_refused_since(state, owner, decided_at):
             return
         try:
@@ -92,7 +92,7 @@ class Executor:
         except (KubeRefused, KubeNotFound, ServerFault) as error:
             kind = _kind_of(error, is_creation=isinstance(action, (CheckTemplate, CreatePod, ApplyChild, CreateTokens)))
             words = error.message or f"the API server answered {error.code} {error.reason}".rstrip()
-            self._refuse(job, state, owner, kind, _prefix(action) + words)
+            self._refuse(job, state, owner, kind, prefix + words)
         except NameTaken as taken:
             kind = RefusalKind.LEAVING if taken.is_leaving else RefusalKind.CONFLICT
             self._refuse(job, state, owner, kind, str(taken))
@@ -404,29 +404,6 @@ def _is_leaving(found: Raw, job: Job) -> bool:
     owners = found["metadata"].get("ownerReferences") or ()
     is_child = any(owner.get("kind") == KIND and owner.get("name") == job.name for owner in owners)
     return is_child or found["metadata"].get("deletionTimestamp") is not None
-
-
-def _prefix(action: Action) -> str:
-    """Prefix of a refusal's message. A pod's creation needs none: its group is named already."""
-    match action:
-        case ApplyChild():
-            return f"{action.manifest['kind']} {action.manifest['metadata']['name']}: "
-        case CreateTokens():
-            return "token Secret: "
-        case DeletePod():
-            return f"cannot delete pod {action.pod.name}: "
-        case MarkPod():
-            return f"cannot annotate pod {action.pod.name}: "
-        case DeleteChild():
-            return f"cannot delete {action.kind} {action.name}: "
-        case PatchWorkload():
-            return f"cannot write to Workload {action.workload.name}: "
-        case ReadQueueObject():
-            return f"cannot read {action.kind} {action.name}: "
-        case DeleteJob():
-            return "cannot delete the job: "
-        case _:
-            return ""
 
 
 def _kind_of(error: KubeError, *, is_creation: bool = True) -> RefusalKind:

@@ -49,7 +49,7 @@ MUTANTS = [
     ),
     Mutant(f"{OPERATOR}/work_queue.py", "2.0 ** min(count - 1, 20)", "1.0", f"{UNIT}/test_work_queue.py"),
     Mutant(f"{OPERATOR}/kube/leader.py", "if holder == self._identity or is_free", "if True", f"{UNIT}/test_leader.py"),
-    Mutant(f"{OPERATOR}/decide/backoff.py", "if pod.is_rejected:", "if False:", UNIT),
+    Mutant(f"{OPERATOR}/decide/slots.py", "if pod.is_rejected:", "if False:", UNIT),
     Mutant("api/cormorant_client/address.py", "parts.username or ", "", "tests/unit/client/test_head.py"),
     Mutant("api/cormorant_client/address.py", "parts.password or ", "", "tests/unit/client/test_head.py"),
 ]

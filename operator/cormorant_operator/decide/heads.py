@@ -1,75 +1,77 @@
-"""Decides about the head: one per epoch, and its replacement.
+"""Decides about the head: one per epoch, its replacement, and its drain when the job is suspended.
 
 epoch 1 runs -> fails                      -> backoff, epoch 2; counted
              -> is deleted, evicted, lost  -> epoch 2; not counted
              -> is outdated                -> new image verified, then replaced by epoch 2; not counted
              -> exits with 0               -> the job is complete
+
+Before a working head is replaced by one with another image, a canary, a small pod, shows that the image can be pulled:
+
+    new image -> canary created -> its container ran: the image is verified -> the head is replaced
+                                -> refused or not started: a condition says so; nothing is replaced
+
+A job is suspended by its spec or because Kueue evicted it. A drain is never cancelled: a job that is resumed meanwhile
+continues with a new head.
+
+    running -> draining (workers finish, learners take the rest, at most drainSeconds) -> deleting -> Suspended
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from cormorant_contract.children import HEAD
-from cormorant_operator.decide.backoff import RESET_AFTER_S, next_attempt_at
-from cormorant_operator.decide.canary import tidy_canaries, try_image
-from cormorant_operator.decide.plan import Action, CheckNode, CreatePod, DeletePod
+from cormorant_operator import names
+from cormorant_operator.decide.plan import CheckNode, CreatePod, DeletePod, Draft, DrainHead, MarkPod
 from cormorant_operator.decide.progress import frames_settled
+from cormorant_operator.decide.slots import RESET_AFTER_S, next_attempt_at
 from cormorant_operator.decide.view import View
 from cormorant_operator.names import Manifest
 from cormorant_operator.observed import Pod
 from cormorant_operator.render.children import config_map
 from cormorant_operator.render.pods import PodOrigin, head_pod
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadPlan:
-    actions: tuple[Action, ...] = ()
-    epoch: int = 0
-    """Epoch that the Services select."""
-    is_coming: bool = False
-    """A head is live, is created now, or will be after a backoff."""
-    is_replacing: bool = False
-    """A healthy head is replaced, because its template changed."""
-    is_trying: bool = False
-    """The head keeps running until the next image is verified."""
-    due: datetime | None = None
+_CANARY_RESOURCES = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "1", "memory": "128Mi"}}
+_AGAIN_S = 30.0
+"""Delay before another canary, after a kubelet rejected or evicted one."""
+_PLACED = ("nodeSelector", "affinity", "tolerations", "imagePullSecrets", "securityContext", "schedulerName")
+"""Fields that decide where a head runs, and with which permissions."""
 
 
-def plan_head(view: View) -> HeadPlan:
+def plan_head(view: View, draft: Draft) -> None:
     """Keep one live head with the current template."""
     live, newest = view.live_head, view.newest_head
-    tidy, tidy_at = _tidy(view)
-    tidy = (*tidy, *tidy_canaries(view))
+    tidy_at = _tidy(view, draft)
     if live is not None:
+        draft.epoch, draft.is_head_coming = live.epoch, True
         if live.template != view.templates.head and _may_replace(view):
-            trial = try_image(view, render_head(view, epoch=view.epoch + 1))
-            if not trial.is_over:
-                actions = (*tidy, *trial.actions)
-                due = min((at for at in (tidy_at, trial.due) if at is not None), default=None)
-                return HeadPlan(actions=actions, epoch=live.epoch, is_coming=True, is_trying=True, due=due)
-            replace = DeletePod(pod=live, why="its template changed")
-            return HeadPlan(actions=(*tidy, replace), epoch=live.epoch, is_coming=True, is_replacing=True)
-        return HeadPlan(actions=tidy, epoch=live.epoch, is_coming=True, due=tidy_at)
+            if _is_image_verified(view, draft, live):
+                draft.updating = "ReplacingHead"
+                draft.actions.append(DeletePod(pod=live, why="its template changed"))
+                return
+            draft.updating = "TryingImage"
+        draft.dues += [tidy_at] if tidy_at is not None else []
+        return
     if not view.is_proven(view.templates.head) or not view.may_create:
-        return HeadPlan(actions=tidy, epoch=view.epoch)
+        return
     if (until := view.refused_until(HEAD)) is not None:
-        return HeadPlan(actions=tidy, epoch=view.epoch, due=until)
+        draft.dues.append(until)
+        return
+    draft.is_head_coming = True
     not_before = _blocked_until(view, newest) if newest is not None else None
     if newest is not None and not_before is not None and not_before > view.now:
         nodes, look_at = view.nodes_to_check([newest])
-        looks = tuple(CheckNode(name=name) for name in nodes)
-        due = min(not_before, look_at or not_before)
-        return HeadPlan(actions=(*tidy, *looks), epoch=view.epoch, is_coming=True, due=due)
-    epoch = view.epoch + 1
-    create = CreatePod(owner=HEAD, manifest=render_head(view, epoch=epoch))
-    return HeadPlan(actions=(*tidy, create), epoch=epoch, is_coming=True)
+        draft.actions += [CheckNode(name=name) for name in nodes]
+        draft.dues += [not_before, look_at or not_before]
+        return
+    draft.epoch += 1
+    draft.actions.append(CreatePod(owner=HEAD, manifest=render_head(view, epoch=draft.epoch)))
 
 
 def render_head(view: View, *, epoch: int) -> Manifest:
-    image = view.job.spec.image or view.defaults.image
     origin = PodOrigin(
         template=view.templates.head,
-        base_image=image,
+        base_image=view.job.spec.image or view.defaults.image,
         cuda_image=view.next_cuda_image,
         failures=view.head_failures,
         placement=view.placement(HEAD),
@@ -93,26 +95,129 @@ def _blocked_until(view: View, pod: Pod) -> datetime | None:
 def _may_replace(view: View) -> bool:
     """Whether all new templates are verified: a running job is not torn down for an invalid manifest."""
     # Unknown fields may be part of what the running pods were created from.
-    return (
-        not view.job.unknown
-        and view.may_create
-        and view.is_proven(view.templates.head)
-        and all(view.is_proven(view.templates.worker(group)) for group in view.groups)
-    )
+    return not view.job.unknown and view.may_create and all(map(view.is_proven, view.all_templates))
 
 
-def _tidy(view: View) -> tuple[tuple[Action, ...], datetime | None]:
-    """Delete earlier heads; the last one that ended is kept for its log until its successor has run for a while."""
+def _tidy(view: View, draft: Draft) -> datetime | None:
+    """Delete earlier heads and unused canaries. The last head that ended is kept for its log until its successor has
+    run for a while: returns when that will be.
+    """
     live, earlier = view.live_head, view.heads[:-1]
-    orders = [DeletePod(pod=pod, why="a newer head took over") for pod in earlier if pod.is_live]
     ended = [pod for pod in earlier if pod.is_terminal and not pod.is_terminating]
-    orders += [DeletePod(pod=pod, why="a newer head took over") for pod in ended[:-1]]
+    over = [pod for pod in earlier if pod.is_live] + ended[:-1]
+    draft.actions += [DeletePod(pod=pod, why="a newer head took over") for pod in over]
+    until = None
     if ended and ended[-1].has_sidecar:
         # Its failure count is in the annotations of its successor.
-        return (*orders, DeletePod(pod=ended[-1], why="it ended but its sidecar is still running")), None
-    if not ended or live is None or live.ready_since is None:
-        return tuple(orders), None
-    until = view.after(live.ready_since, RESET_AFTER_S)
-    if view.now >= until:
-        return (*orders, DeletePod(pod=ended[-1], why="its successor is healthy")), None
-    return tuple(orders), until
+        draft.actions.append(DeletePod(pod=ended[-1], why="it ended but its sidecar is still running"))
+    elif ended and live is not None and live.ready_since is not None:
+        until = view.after(live.ready_since, RESET_AFTER_S)
+        if view.now >= until:
+            until = None
+            draft.actions.append(DeletePod(pod=ended[-1], why="its successor is healthy"))
+    wanted = _canary_of(view) if live is not None and live.template != view.templates.head else None
+    draft.actions += [
+        DeletePod(pod=pod, why="its image was verified")
+        for pod in view.canaries
+        if pod is not wanted and not pod.is_terminating
+    ]
+    return until
+
+
+# -- the canary ------------------------------------------------------------------------------------------------
+
+
+def _is_image_verified(view: View, draft: Draft, live: Pod) -> bool:
+    """Whether the image of the next head can be pulled, or need not be verified; if not, a canary finds out."""
+    head = render_head(view, epoch=view.epoch + 1)
+    if not live.is_ready or live.image == _container(head)["image"]:
+        return True
+    canary = _canary_of(view)
+    if canary is None:
+        if view.refused_until(names.CANARY) is None:
+            draft.actions.append(CreatePod(owner=names.CANARY, manifest=_canary(view, head)))
+    elif canary.phase == "Running" or canary.exit_code is not None:
+        return True
+    elif canary.is_terminal and not canary.is_terminating:
+        again = view.after(canary.created, _AGAIN_S)
+        if again > view.now:
+            draft.dues.append(again)
+        else:
+            draft.actions.append(DeletePod(pod=canary, why="it never started"))
+    return False
+
+
+def _canary_of(view: View) -> Pod | None:
+    return next((pod for pod in view.canaries if pod.template == view.templates.head), None)
+
+
+def _canary(view: View, head: Manifest) -> Manifest:
+    job, metadata, spec = view.job, head["metadata"], head["spec"]
+    ours = _container(head)
+    container = {key: ours[key] for key in ("image", "imagePullPolicy", "securityContext") if key in ours}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": names.canary_pod(job.name, job.uid, view.templates.head),
+            "namespace": metadata["namespace"],
+            "labels": {
+                **names.child_labels(job.name, job.uid, role=names.CANARY),
+                names.TEMPLATE: view.templates.head,
+            },
+            "ownerReferences": metadata["ownerReferences"],
+        },
+        "spec": {
+            **{key: spec[key] for key in _PLACED if key in spec},
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "containers": [
+                {**container, "name": names.CANARY, "command": ["python", "-c", ""], "resources": _CANARY_RESOURCES}
+            ],
+        },
+    }
+
+
+def _container(pod: Manifest) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next(item for item in pod["spec"]["containers"] if item["name"] == HEAD)
+    return found
+
+
+# -- suspension ------------------------------------------------------------------------------------------------
+
+
+def plan_suspension(view: View, draft: Draft) -> None:
+    """Drain the head, then delete all pods. Leaves `draft.suspension` at "no" if the job is not to be suspended."""
+    head, is_wanted = view.live_head, view.is_stopping
+    if head is None:
+        if is_wanted:
+            draft.suspension = "deleting" if view.has_pods else "suspended"
+            _delete_all(view, draft, (*_workers(view), *view.canaries, *view.heads))
+            nodes, due = view.nodes_to_check(view.pods)
+            draft.actions += [CheckNode(name=name) for name in nodes]
+            draft.dues += [due] if due is not None else []
+    elif head.draining_since is None and is_wanted and head.is_ready:
+        draft.suspension = "draining"
+        draft.actions += [MarkPod(pod=head, annotation=names.DRAINING, at=view.now), DrainHead(pod=head)]
+    elif head.draining_since is not None or is_wanted:
+        # A head that is not ready holds nothing to drain. One that is draining keeps its time, whatever its probe says.
+        until = view.after(head.draining_since, view.policy.drain_seconds) if head.draining_since else view.now
+        if view.now >= until:
+            draft.suspension = "deleting"
+            _delete_all(view, draft, (*view.heads, *(_workers(view) if is_wanted else ())))
+            return
+        draft.suspension = "draining"
+        draft.dues.append(until)
+        if view.answer is not None and view.answer.phase not in ("Draining", "Completed"):
+            draft.actions.append(DrainHead(pod=head))
+
+
+def _workers(view: View) -> list[Pod]:
+    return [pod for pod in view.pods if pod.role == "worker"]
+
+
+def _delete_all(view: View, draft: Draft, pods: tuple[Pod, ...]) -> None:
+    why = "the job is suspended" if view.job.spec.suspend else "Kueue evicted the job"
+    draft.actions += [DeletePod(pod=pod, why=why) for pod in pods if not pod.is_terminating]

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator.job import Fact
 from cormorant_operator.names import Manifest
 from cormorant_operator.observed import POD_OWNER, Pod
 from cormorant_operator.workload import Workload
@@ -132,32 +133,34 @@ Action: TypeAlias = (
 )
 
 
-def owner_of(action: Action) -> str:
-    """Key under which a refusal of this action is kept; empty for commands to heads and node checks.
-
-    After a refusal, actions with the same key wait.
+def refusal_of(action: Action) -> tuple[str, str]:
+    """Key under which a refusal of this action is kept, and the beginning of its message. After a refusal, actions with
+    the same key wait. Both are empty for commands to heads and node checks.
     """
     match action:
-        case CreatePod():
-            return action.owner
         case CheckTemplate():
-            return "Pod"
+            return "Pod", ""
+        case CreatePod():
+            return action.owner, ""  # the group is named already
         case ApplyChild():
-            return str(action.manifest["kind"])
+            kind = str(action.manifest["kind"])
+            return kind, f"{kind} {action.manifest['metadata']['name']}: "
         case CreateTokens():
-            return "Secret"
-        case DeletePod() | MarkPod():
-            return f"{POD_OWNER}{action.pod.name}"
+            return "Secret", "token Secret: "
+        case DeletePod():
+            return f"{POD_OWNER}{action.pod.name}", f"cannot delete pod {action.pod.name}: "
+        case MarkPod():
+            return f"{POD_OWNER}{action.pod.name}", f"cannot annotate pod {action.pod.name}: "
         case DeleteChild():
-            return f"{action.kind}/{action.name}"
+            return f"{action.kind}/{action.name}", f"cannot delete {action.kind} {action.name}: "
         case ReadQueueObject():
-            return action.kind
+            return action.kind, f"cannot read {action.kind} {action.name}: "
         case PatchWorkload():
-            return "Workload"
+            return "Workload", f"cannot write to Workload {action.workload.name}: "
         case DeleteJob():
-            return "CollectorJob"
+            return "CollectorJob", "cannot delete the job: "
         case SetDesired() | DrainHead() | CheckNode():
-            return ""
+            return "", ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,3 +191,24 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         return not self.actions and self.status is None
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """What a reconcile has decided so far. The parts of `decide` fill it; its plan and the status are made from it."""
+
+    epoch: int
+    """Of the live head, or of the one created now."""
+    head_restarts: int
+    actions: list[Action] = field(default_factory=list)
+    dues: list[datetime] = field(default_factory=list)
+    is_head_coming: bool = False
+    """A head is live, is created now, or will be after a backoff."""
+    is_urgent: bool = False
+    """A decision waits for the head's answer."""
+    suspension: Literal["no", "draining", "deleting", "suspended"] = "no"
+    updating: Literal["UpToDate", "ReplacingHead", "TryingImage", "RollingUpdate"] = "UpToDate"
+    """Reason of the condition Updating."""
+    is_stalled: bool = False
+    outcome: Fact | None = None
+    """Completed or Failed."""

@@ -1,16 +1,29 @@
-"""Progress, pauses and deadlines of a job. Frame counts never decrease within an epoch."""
+"""Progress, deadlines and the end of a job. Frame counts never decrease within an epoch, and every waiting state has a
+deadline.
+"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from cormorant_contract.status import ConditionType, FramesStatus, WeightsStatus
-from cormorant_operator.decide.obstacles import is_waiting_for_room
+from cormorant_operator.decide.obstacles import (
+    acceptance_trouble,
+    is_late,
+    is_waiting_for_room,
+    late_at,
+    scheduling_trouble,
+)
+from cormorant_operator.decide.slots import failures_after
 from cormorant_operator.decide.view import View
-from cormorant_operator.job import find, is_true, since
+from cormorant_operator.job import Fact, find, is_true, since
+from cormorant_operator.observed import EXIT_REFUSED, Pod
 
 _MOMENT_POLLS = 4
 """Polls without new frames before a job counts as not progressing: a large batch takes a while."""
+_COMPLETED = partial(Fact, type="Completed", status="True")
+_FAILED = partial(Fact, type="Failed", status="True")
 
 
 def frames_settled(view: View) -> int:
@@ -213,3 +226,90 @@ def drain_deadline(view: View) -> Deadline | None:
     if is_true(view.job.status, "Suspended"):
         return None
     return _deadline((last, heard), limit_s=view.policy.drain_seconds, known_until=until)
+
+
+# -- the end ---------------------------------------------------------------------------------------------------
+
+
+def find_outcome(view: View) -> Fact | None:
+    """Completed or Failed, if the job ends now."""
+    policy, frames, head = view.policy, frames_collected(view), view.newest_head
+    if any(pod.phase == "Succeeded" for pod in view.heads):
+        return _COMPLETED(reason="AllFramesDelivered", message=f"{frames} frames were collected and delivered")
+    drained = drain_deadline(view)
+    if drained is not None and drained.is_over:
+        return _COMPLETED(
+            reason="DrainTimedOut",
+            message=f"{frames} frames were collected; learners did not acknowledge all of them within drainSeconds "
+            f"({policy.drain_seconds})",
+        )
+    if head is not None and head.is_failure:
+        if head.exit_code == EXIT_REFUSED:
+            words = head.message or "it left no termination message; see its log"
+            return _FAILED(reason="HeadRefused", message=f"{head.name} rejected its configuration: {words}"[-1024:])
+        failures, limit = failures_after(head), policy.max_head_restarts
+        if failures > limit:
+            return _FAILED(
+                reason="HeadRestartsExceeded",
+                message=f"the head failed {failures} times in a row (maxHeadRestarts {limit}); {how_it_ended(head)}",
+            )
+    limit = policy.max_restarts_per_slot
+    for group in view.groups:
+        for slot in view.slots[group.name]:
+            newest, failures = slot.newest, slot.failures(view.templates.worker(group))
+            if slot.index >= view.sizes[group.name] or newest is None or not newest.is_failure:
+                continue
+            if failures > limit:
+                return _FAILED(
+                    reason="SlotRestartsExceeded",
+                    message=f"worker {group.name}-{slot.index} failed {failures} times in a row "
+                    f"(maxRestartsPerSlot {limit}); {how_it_ended(newest)}",
+                )
+    # A suspended or suspending job has no deadlines.
+    return None if view.is_stopping else _missed_deadline(view)
+
+
+def _missed_deadline(view: View) -> Fact | None:
+    policy = view.policy
+    started, stalled = startup_deadline(view), stall_deadline(view)
+    if started is not None and started.is_over:
+        trouble = acceptance_trouble(view) or scheduling_trouble(view)
+        words = f": {trouble.message}" if trouble is not None else "; see the events of its pods"
+        what = "the job did not become ready again" if has_collected(view) else "no frames were collected"
+        return _FAILED(
+            reason="StartupDeadlineExceeded",
+            message=f"{what} within startupDeadlineSeconds ({policy.startup_deadline_seconds}){words}",
+        )
+    late = next((pod for pod in view.examined if is_late(view, pod)), None)
+    if policy.on_unschedulable == "Fail" and late is not None:
+        return _FAILED(
+            reason="Unschedulable",
+            message=f"{late.name} was not scheduled within unschedulableAfterSeconds "
+            f"({policy.unschedulable_after_seconds}): {late.obstacle_message}",
+        )
+    if policy.on_stall == "Fail" and stalled is not None and stalled.is_over:
+        return _FAILED(
+            reason="Stalled",
+            message=f"no frames were collected within progressDeadlineSeconds ({policy.progress_deadline_seconds})",
+        )
+    return None
+
+
+def outcome_dues(view: View) -> Iterator[datetime]:
+    """When a deadline may end the job or find it stalled."""
+    for deadline in (stall_deadline(view), startup_deadline(view), drain_deadline(view)):
+        if deadline is not None:
+            # A passed deadline that is not confirmed yet waits for the head's next answer.
+            yield deadline.at if deadline.at > view.now else view.after(view.now, view.defaults.poll_s)
+    if view.policy.on_unschedulable != "Wait":
+        for pod in view.examined:
+            if (at := late_at(view, pod)) is not None and at > view.now:
+                yield at
+
+
+def how_it_ended(pod: Pod) -> str:
+    """One sentence on how a pod ended, with its termination message."""
+    ended = f"exited with code {pod.exit_code}" if pod.exit_code is not None else "ended"
+    said = " ".join(pod.message.split())
+    words = f": {said[-300:]}" if said else ""
+    return f"{pod.name} {ended} ({pod.reason or pod.phase}){words}"

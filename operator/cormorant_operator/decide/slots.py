@@ -3,24 +3,53 @@
     empty -> filled by attempt 0 -> its pod ends, is deleted or lost -> empty -> filled by attempt 1 ...
 
 A live pod is neither terminating nor ended nor on a lost node; a slot has at most one. The last failed pod is kept
-until its successor has been ready for a while, as the record of the failure and its backoff.
+until its successor has been ready for a while, as the record of the failure and its backoff. The backoff is computed
+from that pod alone, so that it survives a restart of the operator.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cormorant_operator.decide.backoff import RESET_AFTER_S, failures_after, next_attempt_at, restarts_after
 from cormorant_operator.observed import Pod
 
+RESET_AFTER_S = 600.0
+"""A pod that ran this long was healthy: its failure counts as the first."""
+_BASE_S = 10.0
+_MAX_S = 360.0
+_BLOCKED_S = 120.0
+"""After a blocked pod (EXIT_BLOCKED), which is not counted as a failure."""
+_REJECTED_S = 30.0
+"""After a kubelet rejected a pod. It is not counted, so it does not grow."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vacancy:
-    attempt: int
-    failures: int
-    restarts: int
-    not_before: datetime | None
-    """None: now."""
+
+def failures_after(pod: Pod) -> int:
+    if not pod.is_failure:
+        return pod.failures
+    is_first = pod.ran_s >= RESET_AFTER_S and pod.stalled_since is None
+    return 1 if is_first else pod.failures + 1
+
+
+def delay_s(failures: int) -> float:
+    """Seconds before the next attempt: none after the first failure, then 10, 20, 40 ... 360."""
+    if failures <= 1:
+        return 0.0
+    # Bound the exponent: 2.0 ** 5000 overflows.
+    return min(_MAX_S, _BASE_S * 2.0 ** min(failures - 2, 16))
+
+
+def next_attempt_at(pod: Pod) -> datetime:
+    """When the slot of a failed pod may be refilled."""
+    if pod.is_blocked:
+        return (pod.ended or pod.created) + timedelta(seconds=_BLOCKED_S)
+    if pod.is_rejected:
+        return pod.created + timedelta(seconds=_REJECTED_S)
+    return (pod.ended or pod.created) + timedelta(seconds=delay_s(failures_after(pod)))
+
+
+def refusal_delay_s(count: int) -> float:
+    """Seconds before a request is repeated that the API server refused n times: 5, 10, 20, 40, 60, 60 ..."""
+    return min(60.0, 5.0 * 2.0 ** min(count - 1, 16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,45 +74,27 @@ class Slot:
         return next((pod for pod in reversed(self.pods) if pod.is_live), None)
 
     @property
-    def superseded(self) -> tuple[Pod, ...]:
-        """Live pods of earlier attempts, which returned with a node that was given up."""
-        return tuple(pod for pod in self.pods if pod.is_live and pod is not self.live)
-
-    @property
     def restarts(self) -> int:
-        return max((restarts_after(pod) for pod in self.pods), default=0)
-
-    def vacancy(self, template: str) -> Vacancy:
-        """How to fill the slot. Failures of another template do not count: the user has changed what failed."""
-        newest = self.newest
-        if newest is None:
-            return Vacancy(attempt=self.last_attempt + 1, failures=0, restarts=0, not_before=None)
-        is_same = newest.template == template
-        return Vacancy(
-            attempt=max(newest.attempt, self.last_attempt) + 1,
-            failures=failures_after(newest) if is_same else 0,
-            restarts=self.restarts,
-            not_before=next_attempt_at(newest) if is_same and newest.must_wait else None,
-        )
+        return max((pod.restarts + pod.is_failure for pod in self.pods), default=0)
 
     def failures(self, template: str) -> int:
+        """Failures of another template do not count: the user has changed what failed."""
         newest = self.newest
         return failures_after(newest) if newest is not None and newest.template == template else 0
 
-    def leftovers(self, now: datetime) -> tuple[tuple[Pod, ...], datetime | None]:
+    def leftovers(self, now: datetime) -> tuple[list[Pod], datetime | None]:
         """Ended pods that can be deleted, and when the next one can."""
         ended = [pod for pod in self.pods if pod.is_terminal and not pod.is_terminating]
         record = [pod for pod in ended if pod.is_failure][-1:]
         over = [pod for pod in ended if pod is not self.newest and pod not in record]
         live = self.live
         if not record or record[0] is self.newest or live is None:
-            return tuple(over), None
-        if record[0].has_sidecar:
-            return (*over, *record), None  # its failure count is in the annotations of its successor
-        if live.ready_since is None:
-            return tuple(over), None
-        until = live.ready_since + timedelta(seconds=RESET_AFTER_S)
-        return ((*over, *record), None) if now >= until else (tuple(over), until)
+            return over, None
+        until = live.ready_since + timedelta(seconds=RESET_AFTER_S) if live.ready_since is not None else None
+        # One with a sidecar occupies its node; its failure count is in the annotations of its successor.
+        if record[0].has_sidecar or (until is not None and now >= until):
+            return over + record, None
+        return over, until
 
 
 def slots_of(pods: Sequence[Pod], places: Iterable[int], *, attempts: Mapping[int, int]) -> tuple[Slot, ...]:

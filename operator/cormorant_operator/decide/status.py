@@ -1,37 +1,89 @@
-"""The status after a reconcile, and whether it is worth a write."""
+"""The status after a reconcile: conditions, counters, phase; and whether it is worth a write.
 
-from collections.abc import Iterable
+`status.conditions` say what state a job is in, and why. Reasons are part of the API.
+
+    Accepted     True: Accepted UnknownFields UnplayedVariants
+                 False: InvalidPodTemplate NameConflict Forbidden InvalidSpec
+    Scheduled    True: AllPodsScheduled
+                 False: Unschedulable QuotaExceeded NamespaceTerminating ImagePull ContainerConfig PodsPending NotWanted
+                 ApiServerError VolumeOnLostNode NameNotFreeYet WaitingForQuota
+    Ready        True: EnoughWorkers
+                 False: HeadNotReady HeadFailed HeadBlocked TooFewWorkers WorkerFailed NotWanted
+    Updating     True: TryingImage ReplacingHead RollingUpdate    False: UpToDate
+    Progressing  True: FramesCollected EnvironmentsFailing WaitingForConsumer
+                 Unknown: ControlPlaneUnreachable TokenRefused CertificateRefused
+                 False: NoFrames NotReady Paused Draining NotWanted
+    Stalled      True: NoProgress    False: NotStalled
+    Paused       True: Spec API NoWorkers    False: NotPaused
+    Suspended    True: Suspended    False: Suspending Evicted NotSuspended
+    Completed    True: AllFramesDelivered DrainTimedOut
+    Failed       True: HeadRefused HeadRestartsExceeded SlotRestartsExceeded StartupDeadlineExceeded Unschedulable
+                 Stalled
+
+Completed and Failed exist only when true, and are final.
+"""
+
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from cormorant_contract.status import CollectorJobStatus, Condition, ElasticStatus, Failure, GroupStatus, Phase
+from cormorant_contract.children import tokens_secret
+from cormorant_contract.spec import unplayed
+from cormorant_contract.status import (
+    CollectorJobStatus,
+    Condition,
+    ConditionType,
+    ElasticStatus,
+    Failure,
+    GroupStatus,
+    Phase,
+)
 from cormorant_operator import names
 from cormorant_operator.decide import progress
-from cormorant_operator.decide.conditions import Decision, blocking_reason, facts, merge
+from cormorant_operator.decide.obstacles import acceptance_trouble, scheduling_trouble
+from cormorant_operator.decide.plan import Draft
+from cormorant_operator.decide.progress import how_it_ended
 from cormorant_operator.decide.view import View
-from cormorant_operator.job import Unreadable, find
+from cormorant_operator.job import Fact, Unreadable, find
 from cormorant_operator.observed import Pod
 
 _COUNTERS = ("frames", "weights")
+_MAX_FAILURES = 10
+_MAX_REASON = 128
+_MAX_FAILURE_MESSAGE = 512
+_MAX_MESSAGE = 1024
+_MAX_UNKNOWN = 5
+_TERMINAL = ("Completed", "Failed")
+_PAUSES = {
+    "Spec": "paused by spec.paused",
+    "API": "paused by a client's pause lease; GET /v1/pauses lists the holders",
+    "NoWorkers": "no frames are collected: every worker group has 0 replicas",
+}
 
 
-def make_status(view: View, decision: Decision, *, epoch: int, head_restarts: int) -> CollectorJobStatus:
-    """The whole status. `epoch` is that of the live head, or of the one created now."""
-    before, spec = view.job.status, view.job.spec
-    groups = tuple(_group(view, group.name) for group in view.groups)
-    elastic = spec.elastic.name
+def make_status(view: View, draft: Draft) -> CollectorJobStatus:
+    before, elastic = view.job.status, view.job.spec.elastic.name
+    restarts = {group.name: group.restarts for group in before.groups}
+    groups = tuple(
+        GroupStatus(
+            name=group.name,
+            desired=view.sizes[group.name],
+            ready=view.ready(group.name),
+            restarts=max(restarts.get(group.name, 0), view.restarts(group.name)),
+        )
+        for group in view.groups
+    )
     generation = view.job.identity.generation
-    is_ended = decision.outcome is not None
-    found = facts(view, decision)
+    found = _facts(view, draft)
     return CollectorJobStatus(
         observed_generation=generation,
-        phase=_phase(view, decision),
-        reason=blocking_reason(found),
-        epoch=max(before.epoch, epoch),
-        head_restarts=head_restarts,
-        start_time=_start_time(view, decision),
-        completion_time=(before.completion_time or view.now) if is_ended else None,
+        phase=_phase(view, draft),
+        reason=_blocking_reason(found),
+        epoch=max(before.epoch, draft.epoch),
+        head_restarts=draft.head_restarts,
+        start_time=None if draft.suspension == "suspended" else before.start_time or view.now,
+        completion_time=None if draft.outcome is None else before.completion_time or view.now,
         workers=f"{sum(group.ready for group in groups)}/{sum(group.desired for group in groups)}",
-        frames=progress.frames_status(view, epoch=epoch),
+        frames=progress.frames_status(view, epoch=draft.epoch),
         weights=progress.weights_status(view),
         groups=groups,
         elastic=ElasticStatus(
@@ -39,7 +91,7 @@ def make_status(view: View, decision: Decision, *, epoch: int, head_restarts: in
             selector=names.worker_selector(view.job.uid, group=elastic),
         ),
         conditions=merge(before, found, generation=generation, now=view.now),
-        recent_failures=recent_failures(before, view.examined),
+        recent_failures=_recent_failures(before, view.examined),
     )
 
 
@@ -66,32 +118,27 @@ def refused_status(job: Unreadable, now: datetime) -> CollectorJobStatus | None:
     """The status of a job that cannot be parsed: only the condition Accepted changes. None: unchanged."""
     if job.status is None:
         return None
-    before = find(job.status, "Accepted")
-    is_same = before is not None and before.status == "False"
-    accepted = Condition(
-        type="Accepted",
-        status="False",
-        observed_generation=job.identity.generation,
-        last_transition_time=before.last_transition_time if before is not None and is_same else now,
-        reason="InvalidSpec",
-        message=job.message[:1024],
-    )
+    refused = Fact(type="Accepted", status="False", reason="InvalidSpec", message=job.message)
+    accepted = _dated(job.status, refused, generation=job.identity.generation, now=now)
     others = tuple(condition for condition in job.status.conditions if condition.type != "Accepted")
     after = job.status.model_copy(update={"conditions": (accepted, *others)})
     return None if after == job.status else after
 
 
-def _phase(view: View, decision: Decision) -> Phase:
-    """A one-word summary for people. No decision uses it."""
-    if decision.outcome is not None:
-        return "Completed" if decision.outcome.type == "Completed" else "Failed"
-    if decision.suspension != "no":
-        return "Suspended" if decision.suspension == "suspended" else "Suspending"
+def _phase(view: View, draft: Draft) -> Phase:
+    """A one-word summary for people. No draft uses it."""
+    if draft.outcome is not None:
+        return "Completed" if draft.outcome.type == "Completed" else "Failed"
+    if draft.suspension != "no":
+        return "Suspended" if draft.suspension == "suspended" else "Suspending"
     head = view.live_head
     if progress.is_all_collected(view) and head is not None:
         return "Completing"
     if head is None or not head.is_ready:
-        return _beginning(view)
+        is_placed = any(pod.is_live and pod.is_scheduled for pod in view.pods)
+        if not view.may_create and not view.has_pods:
+            return "Pending"
+        return "Restarting" if view.epoch > 1 else "Starting" if is_placed else "Pending"
     if progress.pause_reason(view):
         return "Paused"
     if not view.has_enough:
@@ -100,34 +147,7 @@ def _phase(view: View, decision: Decision) -> Phase:
     return "Running" if is_whole else "Degraded"
 
 
-def _beginning(view: View) -> Phase:
-    if not view.may_create and not view.has_pods:
-        return "Pending"
-    if view.epoch > 1:
-        return "Restarting"
-    is_placed = any(pod.is_live and pod.is_scheduled for pod in view.pods)
-    return "Starting" if is_placed else "Pending"
-
-
-def _group(view: View, name: str) -> GroupStatus:
-    before = next((group.restarts for group in view.job.status.groups if group.name == name), 0)
-    restarts = max(before, view.restarts(name))
-    return GroupStatus(name=name, desired=view.sizes[name], ready=view.ready(name), restarts=restarts)
-
-
-def _start_time(view: View, decision: Decision) -> datetime | None:
-    before = view.job.status.start_time
-    if decision.suspension == "suspended":
-        return None
-    return before if before is not None else view.now
-
-
-_MAX_FAILURES = 10
-_MAX_REASON = 128
-_MAX_MESSAGE = 512
-
-
-def recent_failures(status: CollectorJobStatus, pods: Iterable[Pod]) -> tuple[Failure, ...]:
+def _recent_failures(status: CollectorJobStatus, pods: Iterable[Pod]) -> tuple[Failure, ...]:
     """`status.recentFailures`: those in the status and the current ones, each once, the newest last."""
     found = {failure.pod: failure for failure in status.recent_failures}
     for pod in pods:
@@ -138,7 +158,199 @@ def recent_failures(status: CollectorJobStatus, pods: Iterable[Pod]) -> tuple[Fa
                 reason=(pod.reason or "Error")[:_MAX_REASON],
                 exit_code=pod.exit_code,
                 time=pod.ended or pod.created,
-                message=" ".join(pod.message.split())[-_MAX_MESSAGE:],
+                message=" ".join(pod.message.split())[-_MAX_FAILURE_MESSAGE:],
             )
     ordered = sorted(found.values(), key=lambda failure: (failure.time, failure.pod))
     return tuple(ordered[-_MAX_FAILURES:])
+
+
+# -- conditions ------------------------------------------------------------------------------------------------
+
+
+def _facts(view: View, draft: Draft) -> tuple[Fact, ...]:
+    """All conditions, in the order of the table above."""
+    accepted = acceptance_trouble(view) or _accepted(view)
+    if draft.suspension in ("no", "draining") and draft.outcome is None:
+        scheduled = scheduling_trouble(view) or _scheduled(view)
+        ready, progressing = _ready(view), _progressing(view, draft)
+    else:
+        scheduled = Fact(type="Scheduled", status="False", reason="NotWanted")
+        ready = Fact(type="Ready", status="False", reason="NotWanted")
+        progressing = Fact(type="Progressing", status="False", reason="NotWanted")
+    updating = Fact(
+        type="Updating",
+        status="False" if draft.updating == "UpToDate" else "True",
+        reason=draft.updating,
+        message="the head and its workers keep running until the new image has been pulled"
+        if draft.updating == "TryingImage"
+        else "",
+    )
+    stalled = Fact(type="Stalled", status="False", reason="NotStalled")
+    if draft.is_stalled:
+        message = f"no frames were collected within progressDeadlineSeconds ({view.policy.progress_deadline_seconds})"
+        stalled = Fact(type="Stalled", status="True", reason="NoProgress", message=message)
+    suspended = Fact(type="Suspended", status="False", reason="Suspending")
+    if draft.suspension == "suspended":
+        suspended = Fact(type="Suspended", status="True", reason="Suspended")
+    elif draft.suspension == "no":
+        suspended = Fact(type="Suspended", status="False", reason="NotSuspended")
+    elif view.eviction and not view.job.spec.suspend:
+        suspended = Fact(type="Suspended", status="False", reason="Evicted", message=f"Kueue: {view.eviction}")
+    found = (accepted, scheduled, ready, updating, progressing, stalled, _paused(view), suspended)
+    return (*found, draft.outcome) if draft.outcome is not None else found
+
+
+_BLOCKING: tuple[tuple[ConditionType, str], ...] = (
+    ("Failed", "True"),
+    ("Accepted", "False"),
+    ("Scheduled", "False"),
+    ("Stalled", "True"),
+    ("Ready", "False"),
+)
+_TRANSIENT = ("PodsPending", "NotWanted", "HeadNotReady", "TooFewWorkers")
+
+
+def _blocking_reason(found: Sequence[Fact]) -> str:
+    """Reason of the first condition that keeps the job from collecting well; empty if none does."""
+    by_type: dict[ConditionType, Fact] = {fact.type: fact for fact in found}
+    for kind, status in _BLOCKING:
+        fact = by_type.get(kind)
+        if fact is not None and fact.status == status and fact.reason not in _TRANSIENT:
+            return fact.reason
+    progressing = by_type["Progressing"]
+    is_unclear = progressing.status == "Unknown" or progressing.reason in ("WaitingForConsumer", "EnvironmentsFailing")
+    return progressing.reason if is_unclear else ""
+
+
+def merge(status: CollectorJobStatus, news: Sequence[Fact], *, generation: int, now: datetime) -> tuple[Condition, ...]:
+    """Conditions with times. Only a change of status is a transition. Completed and Failed are kept."""
+    dated = tuple(_dated(status, fact, generation=generation, now=now) for fact in news)
+    known = {fact.type for fact in news}
+    return (*dated, *(old for old in status.conditions if old.type in _TERMINAL and old.type not in known))
+
+
+def _dated(status: CollectorJobStatus, fact: Fact, *, generation: int, now: datetime) -> Condition:
+    before = find(status, fact.type)
+    is_same = before is not None and before.status == fact.status
+    return Condition(
+        type=fact.type,
+        status=fact.status,
+        observed_generation=generation,
+        last_transition_time=before.last_transition_time if before is not None and is_same else now,
+        reason=fact.reason,
+        message=fact.message[:_MAX_MESSAGE],
+    )
+
+
+def _accepted(view: View) -> Fact:
+    if view.job.unknown:
+        shown = ", ".join(view.job.unknown[:_MAX_UNKNOWN])
+        message = (
+            f"this operator does not know {shown}; it ignores these fields and replaces no running pods on template "
+            "changes; upgrade the operator"
+        )
+        return Fact(type="Accepted", status="True", reason="UnknownFields", message=message)
+    if sentence := unplayed(view.job.spec):
+        return Fact(type="Accepted", status="True", reason="UnplayedVariants", message=sentence)
+    return Fact(type="Accepted", status="True", reason="Accepted")
+
+
+def _scheduled(view: View) -> Fact:
+    placed = sum(pod.is_live and pod.is_scheduled for pod in view.examined if pod.role == "worker")
+    placed += sum(view.num_counted(group.name) for group in view.groups)
+    wanted = sum(view.sizes.values())
+    head = view.live_head
+    if head is None or not head.is_scheduled or placed < wanted:
+        is_head = "is" if head is not None and head.is_scheduled else "is not"
+        message = f"{placed} of {wanted} workers are scheduled; the head {is_head} scheduled"
+        return Fact(type="Scheduled", status="False", reason="PodsPending", message=message)
+    less = [
+        f"{view.sizes[group.name]} of {wanted} workers of group {group.name}"
+        for group in view.groups
+        if view.job.queue is not None and view.sizes[group.name] < (wanted := view.wanted_size_of(group))
+    ]
+    words = f"Kueue admitted {', '.join(less)}; suspend and resume the job to ask again" if less else ""
+    return Fact(type="Scheduled", status="True", reason="AllPodsScheduled", message=words)
+
+
+def _ready(view: View) -> Fact:
+    if view.live_head is None or not view.live_head.is_ready:
+        # With the end of the last head.
+        head = next((pod for pod in reversed(view.heads) if pod.is_blocked or pod.is_failure), None)
+        if head is None:
+            return Fact(type="Ready", status="False", reason="HeadNotReady", message="the head is not ready yet")
+        reason = "HeadBlocked" if head.is_blocked else "HeadFailed"
+        return Fact(type="Ready", status="False", reason=reason, message=how_it_ended(head))
+    ready, wanted = sum(view.ready(group.name) for group in view.groups), sum(view.sizes.values())
+    newest = [slot.newest for group in view.groups for slot in view.slots[group.name]]
+    failed = [pod for pod in newest if pod is not None and (pod.is_failure or pod.is_blocked or pod.failures)]
+    ended = next((pod for pod in failed if pod.is_terminal), None)
+    message = f"{ready} of {wanted} workers are ready" + (f"; {how_it_ended(ended)}" if ended is not None else "")
+    if view.has_enough:
+        return Fact(type="Ready", status="True", reason="EnoughWorkers", message=message)
+    # Waiting for the next attempt, or in it and not ready: the failed predecessor is the reason.
+    reason = "WorkerFailed" if any(not pod.is_ready for pod in failed) else "TooFewWorkers"
+    return Fact(type="Ready", status="False", reason=reason, message=message)
+
+
+def _progressing(view: View, draft: Draft) -> Fact:
+    head = view.live_head
+    if draft.suspension == "draining":
+        return Fact(type="Progressing", status="False", reason="Draining")
+    if head is None or not head.is_ready:
+        return Fact(type="Progressing", status="False", reason="NotReady", message="the head is not ready yet")
+    if view.state.is_silent:
+        return _head_silent(view, head)
+    if progress.pause_reason(view):
+        return Fact(type="Progressing", status="False", reason="Paused")
+    if progress.is_all_collected(view):
+        message = "all frames are collected; waiting for learners to acknowledge the rest"
+        return Fact(type="Progressing", status="False", reason="Draining", message=message)
+    if progress.is_waiting_for_consumer(view):
+        message = "the queue is full; workers wait for a learner to take a batch"
+        return Fact(type="Progressing", status="True", reason="WaitingForConsumer", message=message)
+    return _moving(view)
+
+
+def _head_silent(view: View, head: Pod) -> Fact:
+    if view.state.is_token_refused:
+        secret = tokens_secret(view.job.name)
+        message = (
+            f"{head.name} rejects the operator's token: Secret {secret} or the operator's key was changed. The "
+            "operator replaces the Secret within five minutes, and the head picks it up without a restart. If this "
+            f"lasts, run kubectl delete secret {secret} -n {view.job.namespace}"
+        )
+        return Fact(type="Progressing", status="Unknown", reason="TokenRefused", message=message)
+    if view.state.distrust:
+        return Fact(type="Progressing", status="Unknown", reason="CertificateRefused", message=view.state.distrust)
+    message = f"{head.name} is ready but does not answer GET /v1/status; the operator leaves the job alone"
+    if view.state.is_cut_off:
+        message += "; most heads do not answer this operator, so check its network first (egress policy, mTLS, CNI)"
+    return Fact(type="Progressing", status="Unknown", reason="ControlPlaneUnreachable", message=message)
+
+
+def _moving(view: View) -> Fact:
+    answer = view.answer
+    if answer is None:
+        # Not polled yet: keep the previous condition.
+        before = find(view.job.status, "Progressing")
+        if before is not None:
+            return Fact(type="Progressing", status=before.status, reason=before.reason, message=before.message)
+    if progress.is_moving(view) and answer is not None and answer.env_failures:
+        return Fact(type="Progressing", status="True", reason="EnvironmentsFailing", message=answer.env_failures)
+    if progress.is_moving(view):
+        return Fact(type="Progressing", status="True", reason="FramesCollected")
+    message = answer.failure if answer is not None else ""
+    return Fact(type="Progressing", status="False", reason="NoFrames", message=message)
+
+
+def _paused(view: View) -> Fact:
+    reason = progress.pause_reason(view)
+    if not reason and view.answer is None and not view.job.spec.paused:
+        # A silent head may still be paused by a lease: keep the previous condition.
+        before = find(view.job.status, "Paused")
+        if before is not None and before.reason == "API" and view.live_head is not None:
+            return Fact(type="Paused", status=before.status, reason=before.reason, message=before.message)
+    if reason:
+        return Fact(type="Paused", status="True", reason=reason, message=_PAUSES[reason])
+    return Fact(type="Paused", status="False", reason="NotPaused")

@@ -9,8 +9,7 @@ from cormorant_contract.run_policy import RunPolicy
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator.cache import JobRecord
 from cormorant_operator.decide.autoscale import autoscaled
-from cormorant_operator.decide.backoff import failures_after, refusal_delay_s
-from cormorant_operator.decide.slots import Slot, slots_of
+from cormorant_operator.decide.slots import Slot, failures_after, refusal_delay_s, slots_of
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import JobState

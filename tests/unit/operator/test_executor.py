@@ -10,7 +10,6 @@ import pytest
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.status import CollectorJobStatus, Condition
 from cormorant_operator.cache import Cache
-from cormorant_operator.decide.conditions import Fact, merge
 from cormorant_operator.decide.plan import (
     Action,
     ApplyChild,
@@ -21,9 +20,10 @@ from cormorant_operator.decide.plan import (
     PatchWorkload,
     ReadQueueObject,
 )
+from cormorant_operator.decide.status import merge
 from cormorant_operator.errors import KubeConflict
 from cormorant_operator.executor import Executor
-from cormorant_operator.job import Identity, Queue
+from cormorant_operator.job import Fact, Identity, Queue
 from cormorant_operator.job_state import JobState
 from cormorant_operator.observed import Refusal, RefusalKind
 from cormorant_operator.render.children import certificates, config_map, digest_of, services
