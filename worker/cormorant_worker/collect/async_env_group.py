@@ -60,24 +60,15 @@ class AsyncEnvGroup(EnvGroup):
             self._grow(longest * 2 + 2)
 
     @property
-    def is_done(self) -> bool:
-        return bool((self._landed - self._handed >= self.quota).all())
-
-    def cut(self) -> None:
-        landed = self._landed - self._handed
-        if landed.any():
-            np.minimum(self.quota, landed, out=self.quota)
-
-    def stop(self, columns: Array) -> None:
-        landed = self._landed[columns] - self._handed[columns]
-        self.quota[columns] = np.minimum(self.quota[columns], landed)
+    def landed(self) -> Array:
+        return self._landed - self._handed
 
     def ends_ahead(self) -> list[tuple[int, int]]:
         return [(column, position - int(self._handed[column]) + 1) for column, position, *_ in self._ends]
 
     def act(self, actor: Actor, version: int) -> None:
         """Act for all rows that are back. Rows that are far ahead wait, as long as enough go on."""
-        room = self._size - 2 - (self._landed[self._idle] - self._handed[self._idle])
+        room = self._size - 2 - self.landed[self._idle]
         under_way = self.env.num_envs - len(self._idle)
         if not (room > 0).all() and under_way + int((room > 0).sum()) < self.env.min_in_flight:
             self._grow(self._size * 2)
@@ -106,7 +97,14 @@ class AsyncEnvGroup(EnvGroup):
         at = (self._handed[None, :] + np.arange(rows + 1)[:, None]) % self._size
         for (stored, carries), (ring, _) in zip(_series(self._block), _series(self._ring), strict=True):
             stored[: rows + carries, self.columns] = ring[at[: rows + carries], columns]
-        self._hand_over_ends()
+        later = []
+        for column, position, final, final_states in self._ends:
+            row = position - int(self._handed[column])
+            if row < self.quota[column]:
+                self._block.end(row, np.array([column + self.columns.start]), final, final_states)
+            else:
+                later.append((column, position, final, final_states))
+        self._ends = later
         self._handed += self.quota
 
     def look(self, column: int, leaf: int) -> Array:
@@ -120,16 +118,6 @@ class AsyncEnvGroup(EnvGroup):
     def restore(self, state: dict[str, Array]) -> None:
         """Never called: there is no state."""
         raise EnvCrashed("environments with steps in flight cannot be restored")
-
-    def _hand_over_ends(self) -> None:
-        later = []
-        for column, position, final, final_states in self._ends:
-            row = position - int(self._handed[column])
-            if row >= self.quota[column]:
-                later.append((column, position, final, final_states))
-                continue
-            self._block.end(row, np.array([column + self.columns.start]), final, final_states)
-        self._ends = later
 
     def _end(self, columns: Array, following: Array, final: Arrays) -> None:
         for i, column in enumerate(columns.tolist()):

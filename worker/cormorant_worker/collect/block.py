@@ -62,32 +62,25 @@ class Layout:
     def fields(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
         """Name, shape and dtype of every array, in the order in which they lie in memory."""
         rows, envs, ends = self.num_rows, self.num_envs, self.num_frames
-        for i, leaf in enumerate(self.observation):
-            yield f"observation.{i}", (rows + 1, envs, *leaf.shape), leaf.dtype
-        for i, leaf in enumerate(self.action):
-            yield f"action.{i}", (rows, envs, *leaf.shape), leaf.dtype
-        for i, leaf in enumerate(self.outputs):
-            yield f"output.{i}", (rows, envs, *leaf.shape), leaf.dtype
-        for i, leaf in enumerate(self.states):
-            yield f"state.{i}", (rows + 1, envs, *leaf.shape), leaf.dtype
-        for i, leaf in enumerate(self.info):
-            yield f"info.{i}", (rows, envs, *leaf.shape), leaf.dtype
-        for i, leaf in enumerate(self.tasks):
-            yield f"task.{i}", (rows, envs), leaf.dtype
+        whole, flag = np.dtype(np.int64), np.dtype(np.bool_)
+
+        def series(name: str, first: tuple[int, ...], leaves: tuple[Leaf, ...]) -> Iterator[Any]:
+            return ((f"{name}.{i}", (*first, *leaf.shape), leaf.dtype) for i, leaf in enumerate(leaves))
+
+        yield from series("observation", (rows + 1, envs), self.observation)
+        yield from series("action", (rows, envs), self.action)
+        yield from series("output", (rows, envs), self.outputs)
+        yield from series("state", (rows + 1, envs), self.states)
+        yield from series("info", (rows, envs), self.info)
+        yield from series("task", (rows, envs), self.tasks)
         yield "reward", (rows, envs), np.dtype(np.float32)
-        yield "terminated", (rows, envs), np.dtype(np.bool_)
-        yield "truncated", (rows, envs), np.dtype(np.bool_)
-        yield "is_init", (rows, envs), np.dtype(np.bool_)
-        yield "traj_ids", (rows, envs), np.dtype(np.int64)
-        yield "policy_version", (rows, envs), np.dtype(np.int64)
-        yield "lengths", (envs,), np.dtype(np.int64)
+        yield from ((name, (rows, envs), flag) for name in ("terminated", "truncated", "is_init"))
+        yield from ((name, (rows, envs), whole) for name in ("traj_ids", "policy_version"))
+        yield "lengths", (envs,), whole
         # Room for an end at every frame. Pages that are never written take no memory.
-        yield "end_rows", (ends,), np.dtype(np.int64)
-        yield "end_columns", (ends,), np.dtype(np.int64)
-        for i, leaf in enumerate(self.observation):
-            yield f"final.{i}", (ends, *leaf.shape), leaf.dtype
-        for i, leaf in enumerate(self.states):
-            yield f"final_state.{i}", (ends, *leaf.shape), leaf.dtype
+        yield from ((name, (ends,), whole) for name in ("end_rows", "end_columns"))
+        yield from series("final", (ends,), self.observation)
+        yield from series("final_state", (ends,), self.states)
 
     @property
     def size_bytes(self) -> int:

@@ -8,7 +8,6 @@ Used in this process by scripts (`collect`), and by worker processes that bring 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -120,14 +119,15 @@ class Collector:
         """Called after each vector step, with the group that made it."""
         self.cpu = OneCpu()
         """Where the environments have one thread, entered around a batch."""
-        self._actor = actor
+        self.actor = actor
+        """What decides once the random frames are over."""
         self.warmup = warmup
         self._first = FirstFrames(warmup, actor, weights, config.init_random_frames, random_outputs)
         self._config = config
         self._envs = tuple(envs)
         self._gone_restarts = 0
         """Restarts of environments that others took the place of."""
-        self._observation, self._action = _same_spaces(self._envs)
+        self.spaces = _same_spaces(self._envs)
         self.num_envs = sum(env.num_envs for env in envs)
         self.rng = TorchStream(config.seeds.seed("policy"), actor.device)
         first = trajectory_base(config.seeds, after=config.first_trajectory)
@@ -143,7 +143,7 @@ class Collector:
         self._start_env_groups()
 
     def _start_env_groups(self) -> None:
-        check = ActionCheck(self._action)
+        check = ActionCheck(self.spaces[1])
         self.env_groups = []
         first = 0
         for env in self._envs:
@@ -162,7 +162,7 @@ class Collector:
             )
             first = columns.stop
         for env_group in self.env_groups:
-            env_group.start(self._actor.initial_states, self.layout(1))
+            env_group.start(self.actor.initial_states, self.layout(1))
         self.is_first_batch = True
 
     def begin_anew(self, envs: Sequence[VectorEnv], *, seeds: SeedPath, first_trajectory: int = 0) -> None:
@@ -186,7 +186,7 @@ class Collector:
             )
         self._gone_restarts = self.env_restarts
         self._envs = tuple(envs)
-        self.rng = TorchStream(seeds.seed("policy"), self._actor.device)
+        self.rng = TorchStream(seeds.seed("policy"), self.actor.device)
         self.warmup.reseed(seeds.seed("actions"))
         self.trajectories.skip_to(first_trajectory)
         self.trajectories.open(slice(None))
@@ -202,15 +202,6 @@ class Collector:
         self._first.left = frames
 
     @property
-    def actor(self) -> Actor:
-        """What decides once the random frames are over."""
-        return self._actor
-
-    @property
-    def spaces(self) -> tuple[Space, Space]:
-        return self._observation, self._action
-
-    @property
     def env_restarts(self) -> int:
         """Environments that were restarted after a crash or a hang, so far."""
         return self._gone_restarts + sum(env.restarts for env in self._envs)
@@ -220,10 +211,10 @@ class Collector:
         return Layout(
             num_rows=num_rows,
             num_envs=self.num_envs,
-            observation=leaves(self._observation, ("observation",)),
-            action=leaves(self._action, ("action",)),
-            outputs=self._actor.outputs,
-            states=self._actor.states,
+            observation=leaves(self.spaces[0], ("observation",)),
+            action=leaves(self.spaces[1], ("action",)),
+            outputs=self.actor.outputs,
+            states=self.actor.states,
             info=self._envs[0].info_leaves,
             task_names=self._config.variants.names if self._config.variants is not None else (),
         )
@@ -308,8 +299,10 @@ class Collector:
         block.lengths[:] = quota
         self.is_first_batch = False
         left = self.warmup_left
-        with self.cpu, self._acting() as version:
-            self._run_env_groups(block, quota, version)
+        with self.cpu:
+            version = self.weights.apply() if self.actor is not self.warmup else RANDOM_VERSION
+            with self.rng, torch.no_grad(), exploring(self._config.exploration_type):
+                self._run_env_groups(block, quota, version)
         # A sealed batch has fewer rows than it was to have, and not as many in every column.
         block.lengths[:] = np.concatenate([env_group.quota for env_group in self.env_groups])
         block.num_rows = int(block.lengths.max())
@@ -417,8 +410,8 @@ class Collector:
                 if gate.is_closed:
                     laps = env_group.laps = None
                     self._hold()
-                    if gate.is_sealed:
-                        env_group.cut()
+                    if gate.is_sealed and env_group.landed.any():
+                        env_group.stop(slice(None))
                 if env_group.is_done:
                     env_group.finish()
                     busy.remove(env_group)
@@ -448,13 +441,7 @@ class Collector:
         if self._first.left > 0:
             env_group.act(self._first, RANDOM_VERSION)
         else:
-            env_group.act(self._actor, version)
-
-    @contextmanager
-    def _acting(self) -> Iterator[PolicyVersion]:
-        version = self.weights.apply() if self._actor is not self.warmup else RANDOM_VERSION
-        with self.rng, torch.no_grad(), exploring(self._config.exploration_type):
-            yield version
+            env_group.act(self.actor, version)
 
     def look(self, column: int, leaf: int) -> Array:
         """A copy of one leaf of what an environment shows. May be called from any thread; see `EnvGroup.look`.

@@ -83,8 +83,13 @@ class EnvGroup(ABC):
 
     @property
     @abstractmethod
+    def landed(self) -> Array:
+        """[n] frames of each column that have landed in this batch, those beyond its quota among them."""
+
+    @property
     def is_done(self) -> bool:
         """True when every column has its quota."""
+        return bool((self.landed >= self.quota).all())
 
     @abstractmethod
     def act(self, actor: Actor, version: int) -> None:
@@ -94,13 +99,9 @@ class EnvGroup(ABC):
     def land(self) -> int:
         """Wait for what was sent and write it. Returns the number of frames."""
 
-    @abstractmethod
-    def cut(self) -> None:
-        """Accept a short batch: what has landed so far. Does nothing before the first frame."""
-
-    @abstractmethod
-    def stop(self, columns: Array) -> None:
+    def stop(self, columns: Array | slice) -> None:
         """End the batch of these columns with the frames that have landed."""
+        self.quota[columns] = np.minimum(self.quota[columns], self.landed[columns])
 
     def ends_ahead(self) -> list[tuple[int, int]]:
         """(column, frames up to and with it) of ends that have landed and are not handed over, oldest first."""
@@ -255,20 +256,16 @@ class LockstepEnvGroup(EnvGroup):
         self._is_filling = True
 
     @property
+    def landed(self) -> Array:
+        return np.full_like(self._cursor, self._row) if self._is_dense else self._cursor
+
+    @property
     def is_done(self) -> bool:
-        if self._is_dense:
-            return self._row == self._dense_rows and bool((self.quota == self._dense_rows).all())
-        return bool((self._cursor >= self.quota).all())
+        # Nearly every step ends here, without a look at the columns.
+        return not (self._is_dense and self._row < self._dense_rows) and super().is_done
 
-    def cut(self) -> None:
-        landed = np.full_like(self._cursor, self._row) if self._is_dense else self._cursor
-        if landed.any():
-            np.minimum(self.quota, landed, out=self.quota)
-            self._dense_rows = int(self.quota.min())
-
-    def stop(self, columns: Array) -> None:
-        landed = self._row if self._is_dense else self._cursor[columns]
-        self.quota[columns] = np.minimum(self.quota[columns], landed)
+    def stop(self, columns: Array | slice) -> None:
+        super().stop(columns)
         self._dense_rows = int(self.quota.min())
 
     def finish(self) -> None:

@@ -33,16 +33,14 @@ class BatchTiming:
     """One policy call, averaged in the same way."""
 
 
+@dataclass(slots=True)
 class Laps:
     """What an EnvGroup adds to while one vector step is measured."""
 
-    __slots__ = ("env_ns", "inference_ns")
-
-    def __init__(self) -> None:
-        self.env_ns = 0
-        """In `recv`."""
-        self.inference_ns = 0
-        """In `act` of the actor."""
+    env_ns: int = 0
+    """In `recv`."""
+    inference_ns: int = 0
+    """In `act` of the actor."""
 
 
 class Timing:
@@ -51,20 +49,28 @@ class Timing:
     def __init__(self, numbers: Array | None = None) -> None:
         """Begin, with building. `numbers`: [NUM_TIMING] int64, zeroed memory to keep the times in."""
         self._numbers = np.zeros(NUM_TIMING, dtype=np.int64) if numbers is None else numbers
-        self._laps = Laps()
         self._left = 1
         self._env_share = self._inference_share = 0.0
         self._env_ns = self._inference_ns = self._measured = self._stepped_ns = 0
         """Since the last `take`."""
         self._activity = BUILD
         self._since = monotonic_ns()
-        self._note()
+        self.rest(BUILD)
 
     def rest(self, activity: int) -> None:
         """From now on the worker does something else than stepping."""
-        self._close()
+        now = monotonic_ns()
+        elapsed, self._since = now - self._since, now
+        if self._activity == STEPPING:
+            env, inference = int(elapsed * self._env_share), int(elapsed * self._inference_share)
+            self._numbers[ENV] += env
+            self._numbers[INFERENCE] += inference
+            self._numbers[TRANSFER] += elapsed - env - inference
+            self._stepped_ns += elapsed
+        else:
+            self._numbers[self._activity] += elapsed
         self._activity = activity
-        self._note()
+        self._numbers[ACTIVITY], self._numbers[SINCE] = activity, now
 
     @property
     def now_s(self) -> float:
@@ -81,10 +87,8 @@ class Timing:
         if self._left:
             return None
         self._left = _EVERY
-        self._close()
-        self._note()
-        self._laps.env_ns = self._laps.inference_ns = 0
-        return self._laps
+        self.begin()
+        return Laps()
 
     def measured(self, laps: Laps) -> None:
         """The vector step is over that was measured with this."""
@@ -106,21 +110,6 @@ class Timing:
         )
         self._env_ns = self._inference_ns = self._measured = self._stepped_ns = 0
         return found
-
-    def _close(self) -> None:
-        now = monotonic_ns()
-        elapsed, self._since = now - self._since, now
-        if self._activity != STEPPING:
-            self._numbers[self._activity] += elapsed
-            return
-        env, inference = int(elapsed * self._env_share), int(elapsed * self._inference_share)
-        self._numbers[ENV] += env
-        self._numbers[INFERENCE] += inference
-        self._numbers[TRANSFER] += elapsed - env - inference
-        self._stepped_ns += elapsed
-
-    def _note(self) -> None:
-        self._numbers[ACTIVITY], self._numbers[SINCE] = self._activity, self._since
 
 
 def spent_ns(numbers: Array) -> tuple[int, ...]:
