@@ -1,8 +1,8 @@
 """From a CollectorJob to a Collector: the one place where classes of environments and actors are chosen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gymnasium
 import numpy as np
@@ -10,7 +10,6 @@ import structlog
 import torch
 
 from cormorant_contract.collection import Normalize
-from cormorant_contract.env import Env as EnvBlock
 from cormorant_contract.env import EnvPoolEnv as EnvPoolBlock
 from cormorant_contract.env import GymnasiumEnv as GymnasiumBlock
 from cormorant_contract.job import CollectorJob
@@ -21,7 +20,6 @@ from cormorant_worker.collect.env_sources import (
     assign,
     check_tasks,
     env_factory,
-    envpool_task,
     envpool_tasks,
     info_fields,
     vectorize,
@@ -48,7 +46,7 @@ from cormorant_worker.policy.exploration import ExplorationType
 from cormorant_worker.policy.loading import PolicyModels, load_policy, wrap_policy
 from cormorant_worker.policy.normalizer import Normalizer, NormalizingActor
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.spaces import Array, Space
+from cormorant_worker.spaces import Space
 from cormorant_worker.weights.file import read as read_weights
 from cormorant_worker.weights.file import read_statistics
 from cormorant_worker.weights.staged import StagedWeights
@@ -190,44 +188,32 @@ def build_policy(
     is_server: bool = False,
 ) -> ServedPolicy | None:
     """Build what acts, and its weights as the manifest says; None: actions are random."""
-    seen = observation if normalizer is None else normalizer.space
+    policy, seen = job.spec.policy, observation if normalizer is None else normalizer.space
     # Built under the job's own seed: the policy's first weights are the same in every worker.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.spec.collection.seed)
-        models = _find_policy(job, overrides, seen, action)
+        models: PolicyModels | None = None
+        if overrides.policy is not None or overrides.policy_factory is not None:
+            if (made := overrides.make_policy(seen, action)) is not None:
+                models = wrap_policy(made, "the script")
+        elif policy.entrypoint is not None:
+            models = load_policy(policy.entrypoint, policy.kwargs, seen, action)
         if models is None:
             return None
-        acting = PolicyActor(
-            in_dtype(models, job.spec.policy.dtype, device),
-            seen,
-            action,
-            device=device,
-            num_rows=num_rows,
-        )
-        call, mode = "", job.spec.policy.compile
+        models = in_dtype(models, policy.dtype, device)
+        acting = PolicyActor(models, seen, action, device=device, num_rows=num_rows)
+        call, mode = "", policy.compile
         if is_server and mode == "on":
             mode = "auto"  # torch.compile is for one number of rows
         if mode != "off" and not overrides.shares_policy:
-            exploration = ExplorationType(job.spec.policy.exploration_type)
+            exploration = ExplorationType(policy.exploration_type)
             call = str(compile_actor(acting, seen, mode=mode, num_rows=num_rows, exploration=exploration))
     actor: Actor = acting if normalizer is None else NormalizingActor(acting, normalizer)
     weights = StagedWeights(models.modules, normalizer)
-    if uri := job.spec.policy.initial_weights:
+    if uri := policy.initial_weights:
         statistics = None if normalizer is None else normalizer.statistics
-        weights.load(read_weights(uri, allow_nonfinite=job.spec.policy.allow_nonfinite), statistics)
+        weights.load(read_weights(uri, allow_nonfinite=policy.allow_nonfinite), statistics)
     return ServedPolicy(actor=actor, weights=weights, observation_space=observation, action_space=action, call=call)
-
-
-def _find_policy(
-    job: CollectorJob, overrides: WorkerOverrides, observation: Space, action: Space
-) -> PolicyModels | None:
-    policy = job.spec.policy
-    if overrides.has_policy:
-        made = overrides.make_policy(observation, action)
-        return None if made is None else wrap_policy(made, "the script")
-    if policy.entrypoint is None:
-        return None
-    return load_policy(policy.entrypoint, policy.kwargs, observation, action)
 
 
 def rebuild(
@@ -274,98 +260,93 @@ def build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides
             raise ManifestError(
                 "spec.env.variants cannot be combined with environments of a script; remove one of them"
             )
-        made = _build_made(overrides.envs, env.gymnasium, place, info_fields(env), raises=overrides.raises)
-        return BuiltEnvs((made,), 0, None)
+        return BuiltEnvs((_build_made(overrides, env.gymnasium, place, info_fields(env)),), 0, None)
     seeds = place.seeds.env_seeds(env.num_envs)
     assignment = assign(env, place)
     if env.envpool is not None:
         one_cpu = _fits_one_cpu(place, overrides)
         with started_threads() as pool_threads:
-            if assignment is not None:
-                pools, num_threads = _build_pools(env, env.envpool, place, seeds, assignment, one_cpu=one_cpu)
-            else:
-                pools, num_threads = _build_envpool(job, env.envpool, place, seeds, one_cpu=one_cpu)
+            pools, num_threads = _build_pools(job, env.envpool, place, seeds, assignment, one_cpu=one_cpu)
         has_one_thread = num_threads == len(pools) == 1 and pools[0].lockstep
         return BuiltEnvs(pools, num_threads, assignment, frozenset(pool_threads if has_one_thread else ()))
-    if env.gymnasium is not None:
-        parts = np.array_split(np.arange(len(seeds)), _num_served_groups(place, len(seeds)))
-        limits = RestartLimits(total=env.gymnasium.max_restarts, inherited=place.env_restarts)
-        groups = tuple(_build_gymnasium(env, env.gymnasium, columns, seeds, assignment, limits) for columns in parts)
-        return BuiltEnvs(groups, 0, assignment)
-    raise ManifestError("spec.env has neither envpool nor gymnasium; write one of them")
-
-
-def _build_envpool(
-    job: CollectorJob, block: EnvPoolBlock, place: WorkerPlace, seeds: list[int], *, one_cpu: bool
-) -> tuple[Sequence[VectorEnv], int]:
-    collection = job.spec.collection
-    task = envpool_task(job.spec.env)
-    task.check()
-    is_async = 0 < block.batch_size < block.num_envs
-    if is_async:
-        task = _limit_async(task, collection.max_frames_per_trajectory)
-    info = info_fields(job.spec.env)
-    max_threads = place.max_threads or available_cpus()
-    env_groups = 1 if is_async else _num_env_groups(task.spaces()[0], block.num_envs, max_threads)
-    if place.servers and not is_async:
-        env_groups = _num_served_groups(place, block.num_envs)
-    one_cpu = one_cpu and env_groups == 1 and not is_async
-    threads = block.num_threads or place.num_threads or _calibrated(task, block, place, env_groups, one_cpu=one_cpu)
-    if is_async:
-        pool = AsyncEnvPoolVectorEnv(task, batch_size=block.batch_size, num_threads=threads, seeds=seeds, info=info)
-        return (pool,), threads
-    shares = np.array_split(np.asarray(seeds), env_groups)
-    pools = (EnvPoolVectorEnv(task, num_threads=threads, seeds=share.tolist(), info=info) for share in shares)
-    return tuple(pools), threads
+    assert env.gymnasium is not None  # the contract has one of both
+    limits = RestartLimits(total=env.gymnasium.max_restarts, inherited=place.env_restarts)
+    groups: list[VectorEnv] = []
+    for columns in np.array_split(np.arange(len(seeds)), _num_served_groups(place, len(seeds))):
+        source: EnvSource
+        if assignment is None:
+            source = env_factory(env)
+        else:
+            factories = tuple(env_factory(env.of_variant(variant)) for variant in assignment.variants)
+            source = VariantEnvs(factories, assignment.names, assignment.task_ids[columns].tolist())
+        own = [seeds[column] for column in columns]
+        groups.append(vectorize(source, env.gymnasium, seeds=own, limits=limits, info=info_fields(env)))
+    return BuiltEnvs(groups, 0, assignment)
 
 
 def _build_pools(
-    env: EnvBlock,
+    job: CollectorJob,
     block: EnvPoolBlock,
     place: WorkerPlace,
     seeds: list[int],
-    assignment: Assignment,
+    assignment: Assignment | None,
     *,
     one_cpu: bool,
 ) -> tuple[Sequence[VectorEnv], int]:
-    """One pool for each variant that this worker plays; their threads are those of one pool, shared by size."""
-    tasks = envpool_tasks(env)
+    """One pool for each EnvGroup, or for each variant that this worker plays, and how many threads each group has.
+    Those of variants share the threads of one pool by size.
+    """
+    tasks = envpool_tasks(job.spec.env)
     check_tasks(tasks)
-    check_spaces({name: task.spaces() for name, task in tasks.items()})
-    shares = assignment.shares()
-    largest = tasks[max(shares, key=lambda share: share[1].stop - share[1].start)[0].name]
-    one_cpu = one_cpu and len(shares) == 1
-    threads = block.num_threads or place.num_threads or _calibrated(largest, block, place, 1, one_cpu=one_cpu)
+    max_threads = place.max_threads or available_cpus()
+    is_async = 0 < block.batch_size < block.num_envs
+    env_groups = 1
+    if assignment is not None:
+        check_spaces({name: task.spaces() for name, task in tasks.items()})
+        shares = [(variant.name, seeds[columns]) for variant, columns in assignment.shares()]
+    else:
+        if is_async:
+            tasks[""] = _limit_async(tasks[""], job.spec.collection.max_frames_per_trajectory)
+        elif place.servers:
+            env_groups = _num_served_groups(place, block.num_envs)
+        else:
+            env_groups = _num_env_groups(tasks[""].spaces()[0], block.num_envs, max_threads)
+        shares = [("", part.tolist()) for part in np.array_split(np.asarray(seeds), env_groups)]
+    threads = block.num_threads or place.num_threads
+    if not threads:
+        task = tasks[max(shares, key=lambda share: len(share[1]))[0]]
+        one_cpu = one_cpu and len(shares) == 1 and not is_async
+        found = calibrate(task, num_envs=block.num_envs, max_threads=max_threads, one_cpu=one_cpu)
+        # With two groups, the policy needs a CPU while one of them steps.
+        threads = max(1, found.num_threads - (env_groups - 1))
+        if found.step_seconds:
+            log.info(
+                "threads_calibrated",
+                task_id=task.task_id,
+                num_envs=block.num_envs,
+                num_threads=threads,
+                env_groups=env_groups,
+                step_seconds={threads: round(seconds, 6) for threads, seconds in found.step_seconds.items()},
+            )
+    info = info_fields(job.spec.env)
     pools: list[VectorEnv] = []
     try:
-        for variant, columns in shares:
-            own = seeds[columns]
-            num_threads = max(1, round(threads * len(own) / len(seeds)))
-            with naming(variant.name):
-                task, info = tasks[variant.name], info_fields(env)
-                pools.append(EnvPoolVectorEnv(task, num_threads=num_threads, seeds=own, info=info))
+        for name, own in shares:
+            with naming(name):
+                if is_async:
+                    pools.append(
+                        AsyncEnvPoolVectorEnv(
+                            tasks[name], batch_size=block.batch_size, num_threads=threads, seeds=own, info=info
+                        )
+                    )
+                else:
+                    share = threads if assignment is None else max(1, round(threads * len(own) / len(seeds)))
+                    pools.append(EnvPoolVectorEnv(tasks[name], num_threads=share, seeds=own, info=info))
     except BaseException:
         for pool in pools:
             pool.close()
         raise
-    return tuple(pools), threads
-
-
-def _calibrated(task: EnvPoolTask, block: EnvPoolBlock, place: WorkerPlace, env_groups: int, *, one_cpu: bool) -> int:
-    """Threads of each EnvGroup. With two groups, the policy needs a CPU while one of them steps."""
-    max_threads = place.max_threads or available_cpus()
-    found = calibrate(task, num_envs=block.num_envs, max_threads=max_threads, one_cpu=one_cpu)
-    threads = max(1, found.num_threads - (env_groups - 1))
-    if found.step_seconds:
-        log.info(
-            "threads_calibrated",
-            task_id=task.task_id,
-            num_envs=block.num_envs,
-            num_threads=threads,
-            env_groups=env_groups,
-            step_seconds={threads: round(seconds, 6) for threads, seconds in found.step_seconds.items()},
-        )
-    return threads
+    return pools, threads
 
 
 def _limit_async(task: EnvPoolTask, max_frames: int) -> EnvPoolTask:
@@ -376,8 +357,7 @@ def _limit_async(task: EnvPoolTask, max_frames: int) -> EnvPoolTask:
         raise ManifestError(
             "spec.collection.maxFramesPerTrajectory with episodic_life needs batchSize = numEnvs; set batchSize: 0"
         )
-    limit = min(task.max_episode_steps or max_frames, max_frames)
-    return EnvPoolTask(task_id=task.task_id, kwargs=task.kwargs, max_episode_steps=limit)
+    return replace(task, max_episode_steps=min(task.max_episode_steps or max_frames, max_frames))
 
 
 def _num_env_groups(observation: Space, num_envs: int, max_threads: int) -> int:
@@ -386,10 +366,8 @@ def _num_env_groups(observation: Space, num_envs: int, max_threads: int) -> int:
     Decided by the manifest and the worker's CPU limit and not by timing, so that a fixed seed reproduces a run. With
     one CPU nothing can step in the meantime.
     """
-    if max_threads == 1:
-        return 1
     is_image = len(observation.shape or ()) == _PIXEL_RANK and observation.dtype == np.uint8
-    return 2 if is_image and num_envs >= _MIN_ENVS_OF_TWO_GROUPS else 1
+    return 2 if is_image and num_envs >= _MIN_ENVS_OF_TWO_GROUPS and max_threads > 1 else 1
 
 
 def _num_served_groups(place: WorkerPlace, num_envs: int) -> int:
@@ -397,39 +375,11 @@ def _num_served_groups(place: WorkerPlace, num_envs: int) -> int:
     return 2 if place.servers and num_envs > 1 else 1
 
 
-def _build_gymnasium(
-    env: EnvBlock,
-    block: GymnasiumBlock,
-    columns: Array,
-    seeds: list[int],
-    assignment: Assignment | None,
-    limits: RestartLimits,
-) -> VectorEnv:
-    source: EnvSource
-    if assignment is None:
-        source = env_factory(env)
-    else:
-        factories = tuple(env_factory(env.of_variant(variant)) for variant in assignment.variants)
-        source = VariantEnvs(factories, assignment.names, assignment.task_ids[columns].tolist())
-    return vectorize(
-        source,
-        block,
-        seeds=[seeds[column] for column in columns],
-        limits=limits,
-        info=info_fields(env),
-    )
-
-
 def _build_made(
-    makers: tuple[Callable[[], Any], ...],
-    block: GymnasiumBlock,
-    place: WorkerPlace,
-    info: tuple[InfoField, ...],
-    *,
-    raises: bool,
+    overrides: WorkerOverrides, block: GymnasiumBlock, place: WorkerPlace, info: tuple[InfoField, ...]
 ) -> VectorEnv:
-    made = MadeEnvs(makers)
-    if len(makers) == 1:
+    made = MadeEnvs(overrides.envs)
+    if len(overrides.envs) == 1:
         # A worker is a process already: its only environment needs no other.
         only = made.make(0)
         if hasattr(type(only), "vector_env"):
@@ -443,5 +393,5 @@ def _build_made(
         if isinstance(only, gymnasium.Env):
             made.keep(0, only)
         block = block.model_copy(update={"vectorization": "inline"})
-    limits = RestartLimits(total=block.max_restarts, inherited=place.env_restarts, raises=raises)
-    return vectorize(made, block, seeds=place.seeds.env_seeds(len(makers)), limits=limits, info=info)
+    limits = RestartLimits(total=block.max_restarts, inherited=place.env_restarts, raises=overrides.raises)
+    return vectorize(made, block, seeds=place.seeds.env_seeds(len(overrides.envs)), limits=limits, info=info)

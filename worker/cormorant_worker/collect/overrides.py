@@ -38,10 +38,6 @@ class WorkerOverrides:
     shares_policy: bool = False
     """The policy is the learner's own, in the learner's process: it is called as it is, not compiled."""
 
-    @property
-    def has_policy(self) -> bool:
-        return self.policy is not None or self.policy_factory is not None
-
     def make_policy(self, observation: Any, action: Any) -> Any:
         if self.policy_factory is None:
             return self.policy
