@@ -33,11 +33,11 @@ from cormorant_worker.errors import (
 )
 from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.inference.address import AssignedServers
+from cormorant_worker.weights.blob import read_weights
 from cormorant_worker.weights.cached import CachedWeights
-from cormorant_worker.weights.staged import INITIAL_VERSION, RANDOM_VERSION, PolicyVersion
+from cormorant_worker.weights.staged import INITIAL_VERSION, RANDOM_VERSION, PolicyVersion, StagedWeights
 from cormorant_worker.worker import messages
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
-from cormorant_worker.worker.offer import take_offer
 
 if TYPE_CHECKING:
     from cormorant_worker.sinks.shards import ShardWriter
@@ -46,6 +46,7 @@ log = structlog.get_logger()
 
 _OFFER_TIMEOUT_S = 30.0
 """For weights that were offered before a ticket was handed out: they come on the other channel, within milliseconds."""
+_MOMENT_S = 0.01
 _IDLE_S = 5.0
 """Without a ticket, after which the open shard is sealed."""
 _HELD_TIMEOUT_S = 600.0
@@ -142,18 +143,14 @@ class WorkerRuntime:
         try:
             self._serve()
         except Exception:
-            self._seal_dataset()
+            if self._sink is not None:
+                # This process is about to fail: the batches that landed outlive it.
+                self._heartbeat.enter(Phase.STORING)
+                try:
+                    self._sink.close()
+                except CormorantError as error:
+                    log.warning("dataset_not_sealed", reason=str(error))
             raise
-
-    def _seal_dataset(self) -> None:
-        """This process is about to fail: the batches that landed outlive it."""
-        if self._sink is None:
-            return
-        self._heartbeat.enter(Phase.STORING)
-        try:
-            self._sink.close()
-        except CormorantError as error:
-            log.warning("dataset_not_sealed", reason=str(error))
 
     def _ready(self, built: BuiltCollector) -> messages.Ready:
         observation, action = self.collector.spaces
@@ -193,7 +190,6 @@ class WorkerRuntime:
                 self.collector.weights.apply()
 
     def _fill(self, ticket: messages.Ticket) -> None:
-        """Collect one ticket's batch."""
         self._timing.rest(WEIGHTS)
         block = self._uplink.block(ticket, self._layout)
         version = PolicyVersion(ticket.version)
@@ -212,16 +208,17 @@ class WorkerRuntime:
                 self._timing.rest(STORE)
                 self._overrides.on_batch(block)
         timing = self._timing.take()
-        oldest, newest, random_frames = _versions(block)
+        versions = block.versions
+        acted = versions[versions != RANDOM_VERSION]
         self._uplink.send(
             messages.Sealed(
                 number=ticket.number,
                 num_frames=filled.num_frames,
                 num_rows=block.num_rows,
                 num_ends=block.num_ends,
-                min_version=oldest,
-                max_version=newest,
-                random_frames=random_frames,
+                min_version=int(acted.min()) if acted.size else RANDOM_VERSION,
+                max_version=int(acted.max()) if acted.size else RANDOM_VERSION,
+                random_frames=versions.size - acted.size,
                 returns=tuple(filled.episodes.returns),
                 lengths=tuple(filled.episodes.lengths),
                 num_terminated=filled.episodes.num_terminated,
@@ -301,17 +298,15 @@ class WorkerRuntime:
         self._timing.rest(STORE)
         if self._sink is not None:
             self._sink.close()
-        state = self._last_state() if saves else b""
+        state = b""
+        if saves:
+            try:
+                with self._boundary:
+                    state = self.collector.state()
+            except Exception as error:  # noqa: BLE001  # an environment's own get_state may raise anything
+                log.warning("state_not_saved", reason=f"{type(error).__name__}: {error}")
         self.collector.close()
         self._uplink.send(messages.Finished(state=state))
-
-    def _last_state(self) -> bytes:
-        try:
-            with self._boundary:
-                return self.collector.state()
-        except Exception as error:  # noqa: BLE001  # an environment's own get_state may raise anything
-            log.warning("state_not_saved", reason=f"{type(error).__name__}: {error}")
-            return b""
 
     # -- other threads -----------------------------------------------------------------------------------------
 
@@ -335,7 +330,10 @@ class WorkerRuntime:
             case messages.Offer():
                 take_offer(self.collector.weights, command, payload, boundary=self._boundary, kept=self._kept)
             case messages.PauseStepping():
-                self._pause()
+                gate = self.collector.gate
+                gate.pause()
+                while self._boundary.locked() and not gate.wait_until_paused(0.005):
+                    pass  # bounded by the environments' time limits; the fleet's own limit names this worker sooner
             case messages.ResumeStepping():
                 self.collector.gate.resume()
             case messages.Seal():
@@ -351,39 +349,53 @@ class WorkerRuntime:
             case messages.ReadCached():
                 return self._kept.read()
             case messages.Save():
-                return self._between_batches(lambda collector: collector.state())
+                with self._between_batches() as collector:
+                    return collector.state()
             case messages.Restore():
-                self._between_batches(lambda collector: self._restore(collector, bytes(payload), command))
+                with self._between_batches() as collector:
+                    collector.restore(
+                        bytes(payload), first_trajectory=command.first_trajectory, rewinds=command.rewinds
+                    )
+                    if self._sink is not None:
+                        self._sink.go_on(collector.trajectories.ids, collector.trajectories.lengths)
         return b""
 
-    def _restore(self, collector: Collector, state: bytes, command: messages.Restore) -> None:
-        collector.restore(state, first_trajectory=command.first_trajectory, rewinds=command.rewinds)
-        if self._sink is not None:
-            self._sink.go_on(collector.trajectories.ids, collector.trajectories.lengths)
-
-    def _pause(self) -> None:
-        gate = self.collector.gate
-        gate.pause()
-        while self._boundary.locked() and not gate.wait_until_paused(0.005):
-            pass  # bounded by the environments' time limits; the fleet's own limit names this worker sooner
-
-    def _between_batches(self, action: Any) -> bytes:
+    @contextmanager
+    def _between_batches(self) -> Iterator[Collector]:
         if not self._boundary.acquire(timeout=_HELD_TIMEOUT_S):
             raise StateError(f"the batch under way did not end within {_HELD_TIMEOUT_S:.0f} s")
         try:
-            result = action(self.collector)
+            yield self.collector
         finally:
             self._boundary.release()
-        return result or b""
 
 
-def _versions(block: Block) -> tuple[int, int, int]:
-    """The oldest and the newest that acted, and the number of random frames."""
-    versions = block.versions
-    acted = versions[versions != RANDOM_VERSION]
-    if not acted.size:
-        return RANDOM_VERSION, RANDOM_VERSION, versions.size
-    return int(acted.min()), int(acted.max()), versions.size - acted.size
+def take_offer(
+    weights: StagedWeights, offer: messages.Offer, payload: memoryview, *, boundary: threading.Lock, kept: CachedWeights
+) -> None:
+    """Stage a publish, let it act if that can be now, and keep it for a new head. `boundary`: held by the thread that
+    acts, within a batch or while it acts for rows.
+    """
+    version = PolicyVersion(offer.version)
+    try:
+        offered = read_weights(payload, default_model=offer.default_model, models=offer.models)
+        weights.offer(offered, version=version, statistics=offer.statistics)
+    finally:
+        weights.note_seen(version)  # refused or not: a ticket that came with it goes on
+    # Who waits for a ticket, or for rows, need not get one to let new weights act. Otherwise the thread that acts will
+    # see them when it is done; outside it holds the lock for a moment only.
+    if boundary.acquire(timeout=_MOMENT_S):
+        try:
+            weights.apply()
+        finally:
+            boundary.release()
+    kept.keep(
+        payload,
+        version=version,
+        default_model=offer.default_model,
+        models=tuple(offered),
+        statistics=offer.statistics,
+    )
 
 
 def _open_sink(begin: messages.Begin, start: messages.Start, collector: Collector, layout: Layout) -> "ShardWriter":
@@ -402,7 +414,12 @@ def forward_logs(uplink: Uplink) -> None:
     """Log events travel to the fleet, which knows where the user reads them: as plain data, whatever was logged."""
 
     def forward(_: object, level: str, event: MutableMapping[str, Any]) -> str:
-        fields = {_plain_name(key): _plain(value) for key, value in event.items() if key != "event"}
+        fields = {}
+        for key, value in event.items():
+            if key != "event":
+                # A user's field never takes the place of one that the fleet fills.
+                name = str(_plain(key))
+                fields[f"env_{name}" if name in _OUR_FIELDS else name] = _plain(value)
         known = level if level in _LEVELS else "error" if level == "exception" else "info"
         uplink.send(messages.Logged(level=known, event=str(_plain(event.get("event", ""))), fields=fields))
         raise structlog.DropEvent
@@ -412,13 +429,6 @@ def forward_logs(uplink: Uplink) -> None:
 
 _LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
 _OUR_FIELDS = frozenset({"worker", "event", "level", "timestamp"})
-"""Fields of a log line that the fleet fills."""
-
-
-def _plain_name(key: object) -> str:
-    """A user's field never takes the place of one of ours."""
-    name = str(_plain(key))
-    return f"env_{name}" if name in _OUR_FIELDS else name
 
 
 def _plain(value: object) -> str | int | float | bool | None:

@@ -27,8 +27,7 @@ from cormorant_worker.weights.cached import CachedWeights
 from cormorant_worker.weights.staged import INITIAL_VERSION
 from cormorant_worker.worker import messages
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
-from cormorant_worker.worker.offer import take_offer
-from cormorant_worker.worker.runtime import Uplink
+from cormorant_worker.worker.runtime import Uplink, take_offer
 
 log = structlog.get_logger()
 
@@ -72,14 +71,33 @@ class ServerRuntime:
         device = self._device = find_device(start.place.device)
         spec = start.job.spec
         self._exploration = ExplorationType(spec.policy.exploration_type)
-        server = InferenceServer(self._listeners, self._build, gathering(spec.inference or Inference(), device))
+        # As the manifest says, or as it suits the device.
+        inference = spec.inference or Inference()
+        shapes = tuple(sorted(inference.batch_shapes))
+        if not shapes and device.type == "cuda":
+            shapes = make_shapes(inference.max_batch or _MOST_ROWS)
+        max_wait_s = -1.0 if inference.max_wait_ms is None else inference.max_wait_ms / 1000
+        gathering = Gathering(max_rows=inference.max_batch, max_wait_s=max_wait_s, shapes=shapes)
+        server = InferenceServer(self._listeners, self._build, gathering)
         server.watch(self._uplink)
         if self._listeners.address is not None:
             self._uplink.send(messages.Listening(address=self._listeners.address))
         stream = TorchStream(start.place.seeds.seed("server"), device)
         told_s = 0.0
         with stream:
-            while not self._is_told_to_finish(server):
+            while True:
+                self._heartbeat.frames[0] += 1  # each turn is a sign of life
+                if server.turn(self._acting):
+                    message = self._uplink.recv()
+                    if isinstance(message, messages.BuildPolicy) and self._policy is None:
+                        server.use(self._build(message.observation_space, message.action_space, _DRY_ROWS))
+                    if isinstance(message, messages.Finish):
+                        break
+                elif self._policy is not None and self._boundary.acquire(blocking=False):
+                    try:
+                        self._policy.weights.apply()
+                    finally:
+                        self._boundary.release()
                 timing.rest(IDLE if self._is_ready.is_set() else BUILD)
                 now_s = timing.now_s
                 if now_s > told_s + _TELL_S and server.served.acts:
@@ -89,20 +107,6 @@ class ServerRuntime:
             self._tell(server)
         server.close()
         self._uplink.send(messages.Finished())
-
-    def _is_told_to_finish(self, server: InferenceServer) -> bool:
-        self._heartbeat.frames[0] += 1  # each turn is a sign of life
-        if not server.turn(self._acting):
-            if self._policy is not None and self._boundary.acquire(blocking=False):
-                try:
-                    self._policy.weights.apply()
-                finally:
-                    self._boundary.release()
-            return False
-        message = self._uplink.recv()
-        if isinstance(message, messages.BuildPolicy) and self._policy is None:
-            server.use(self._build(message.observation_space, message.action_space, _DRY_ROWS))
-        return isinstance(message, messages.Finish)
 
     @contextmanager
     def _acting(self) -> Iterator[None]:
@@ -155,15 +159,3 @@ class ServerRuntime:
         except Exception as error:  # noqa: BLE001  # a policy's own copy_ may raise anything
             return messages.Reply(number=request.number, error=f"{type(error).__name__}: {error}")
         return messages.Reply(number=request.number)
-
-
-def gathering(inference: Inference, device: torch.device) -> Gathering:
-    """How a manifest's server gathers rows: its own words, or what suits the device."""
-    shapes = tuple(sorted(inference.batch_shapes))
-    if not shapes and device.type == "cuda":
-        shapes = make_shapes(inference.max_batch or _MOST_ROWS)
-    return Gathering(
-        max_rows=inference.max_batch,
-        max_wait_s=-1.0 if inference.max_wait_ms is None else inference.max_wait_ms / 1000,
-        shapes=shapes,
-    )
