@@ -40,7 +40,7 @@ def test_a_torch_module_acts_on_what_is_stored() -> None:
     collector, checker = make_collector(policy="linear", lengths=9), make_checker(lengths=9)
     batch = collector.collect(num_steps=21)
     checker.take(batch)
-    layer = collector._actor.models.acting.layer
+    layer = collector.actor.models.acting.layer
     assert torch.equal(layer(batch["observation"]).argmax(-1), batch["action"])
 
 
@@ -236,7 +236,7 @@ def test_shipped_policies_fit_every_action_space(action: str, factory: str) -> N
     checker.take(batch)
     if factory == "lstm":
         return
-    policy = collector._actor.models.acting
+    policy = collector.actor.models.acting
     flat = batch.flatten()
     stored = flat["action"] if not hasattr(flat["action"], "keys") else flat["action"].to_dict()
     logp, _ = policy.evaluate(flat["observation"], stored)
@@ -399,7 +399,7 @@ STATES = ("recurrent_state_h", "recurrent_state_c")
 def test_lstm_states_are_carried_reset_and_replayed_bit_by_bit() -> None:
     options = {"lengths": (3, 1, 5), "policy": "cormorant_worker.policies:lstm", "policy_kwargs": {"hidden": 8}}
     collector = make_collector(**options)
-    policy = collector._actor.models.acting
+    policy = collector.actor.models.acting
     carried: dict[str, torch.Tensor] = {}
     for _ in range(3):
         batch = collector.collect(num_steps=21)

@@ -12,7 +12,7 @@ from cormorant_contract.tensor_file import make_header
 from cormorant_worker.errors import MalformedWeights, WeightsError, WeightsMismatch
 from cormorant_worker.weights.blob import WeightsBlob, read_weights
 from cormorant_worker.weights.file import to_bytes
-from cormorant_worker.weights.staged import PolicyVersion, StagedWeights, specs_of, specs_of_tensors, verify
+from cormorant_worker.weights.staged import PolicyVersion, StagedWeights, specs_of_tensors, verify
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -100,7 +100,7 @@ def test_a_fault_in_the_header_says_where_it_lies() -> None:
 
 
 def test_the_header_alone_tells_what_does_not_fit() -> None:
-    specs = specs_of({"policy": torch.nn.Linear(2, 3)})
+    specs = StagedWeights({"policy": torch.nn.Linear(2, 3)}).specs
     fits = {"weight": torch.ones(3, 2), "bias": torch.ones(3)}
     verify(WeightsBlob.of({"policy": fits}).specs, specs)
     wrong = {"weight": torch.ones(2, 3), "extra": torch.ones(1), "bias": torch.ones(3, dtype=torch.float64)}

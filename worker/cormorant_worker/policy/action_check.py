@@ -39,8 +39,15 @@ class ActionCheck:
         A Box action outside its bounds is left to the environment (most clip), but it must be finite.
         """
         for i, check in enumerate(self._checks):
-            if not check(actions[i]):
-                raise InvalidAction(_describe_bad(actions[i], self.leaves[i], self._parts[i], check))
+            if not check(action := actions[i]):
+                bad = [row for row in range(len(action)) if not check(action[row : row + 1])]
+                is_nan = action.dtype.kind == "f" and bool(np.isnan(action[bad[0]]).any())
+                why = "NaN: look for NaN in its weights and in what it saw" if is_nan else f"outside {self._parts[i]}"
+                raise InvalidAction(
+                    f"the policy's {'.'.join(self.leaves[i].key)} for environment {bad[0]} is "
+                    f"{action[bad[0]].tolist()} ({len(bad)} of {len(action)} environments), {why}; no environment was "
+                    "stepped"
+                )
 
 
 def _fit_leaf(leaf: Leaf, action: Array, num_envs: int) -> None:
@@ -79,13 +86,3 @@ def _value_check(space: Space) -> _Check:
             # A sum is finite unless a term is not, or it overflows: only then look at each value.
             return lambda a: bool(np.isfinite(a.sum())) or bool(np.isfinite(a).all())
     return lambda a: True
-
-
-def _describe_bad(action: Array, leaf: Leaf, space: Space, check: _Check) -> str:
-    bad = [row for row in range(len(action)) if not check(action[row : row + 1])]
-    is_nan = action.dtype.kind == "f" and bool(np.isnan(action[bad[0]]).any())
-    why = "NaN: look for NaN in its weights and in what it saw" if is_nan else f"outside {space}"
-    return (
-        f"the policy's {'.'.join(leaf.key)} for environment {bad[0]} is {action[bad[0]].tolist()} "
-        f"({len(bad)} of {len(action)} environments), {why}; no environment was stepped"
-    )

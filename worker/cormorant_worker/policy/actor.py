@@ -8,7 +8,7 @@ computes beside the action is found by one dry run at the start, so that the hot
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -19,17 +19,7 @@ from cormorant_worker.errors import PolicyError, PolicyMismatch
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.loading import PolicyModels
 from cormorant_worker.policy.staging import Staging, as_numpy
-from cormorant_worker.spaces import (
-    Array,
-    Arrays,
-    Key,
-    Leaf,
-    Space,
-    flatten,
-    leaves,
-    put_nested,
-    unflattener,
-)
+from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, flatten, leaves, put_nested, unflattener
 
 
 class Acted(NamedTuple):
@@ -90,7 +80,8 @@ class PolicyActor:
         self._observation = leaves(observation, ("observation",))
         self._action = leaves(action, ("action",))
         self._check = ActionCheck(action)
-        self._nest = _nester(observation)
+        is_nested = isinstance(observation, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
+        self._nest = unflattener(observation) if is_nested else (lambda tensors: tensors[0])
         self.outputs: tuple[Leaf, ...] = ()
         self.states: tuple[Leaf, ...] = ()
         self.initial_states: Arrays = ()
@@ -218,24 +209,19 @@ class PolicyActor:
                     "each"
                 )
         else:
-            given = {key: torch.zeros_like(value[:1]) for key, value in self._try_without_states(obs, first, carried)}
+            try:
+                written = self._try(obs, (), first)
+            except PolicyError as error:
+                names = ", ".join(".".join(key) for key in carried)
+                raise PolicyError(
+                    f"the policy carries {names} from step to step and cannot act without an initial value: {error}; "
+                    "give it a method initial_state(batch_size) that returns the state at the start of an episode, a "
+                    "tensor [batch_size, ...] for each of those keys"
+                ) from error
+            given = {key: torch.zeros_like(written["next", *key][:1]) for key in carried}
         self.states = tuple(output_leaf(key, given[key], 1) for key in carried)
         self._state_dtypes = {key: given[key].dtype for key in carried if given[key].dtype == torch.bfloat16}
         self.initial_states = tuple(as_numpy(given[key]) for key in carried)
-
-    def _try_without_states(
-        self, obs: Arrays, first: Array, carried: Sequence[Key]
-    ) -> Iterable[tuple[Key, torch.Tensor]]:
-        try:
-            written = self._try(obs, (), first)
-        except PolicyError as error:
-            names = ", ".join(".".join(key) for key in carried)
-            raise PolicyError(
-                f"the policy carries {names} from step to step and cannot act without an initial value: {error}; give "
-                "it a method initial_state(batch_size) that returns the state at the start of an episode, a tensor "
-                "[batch_size, ...] for each of those keys"
-            ) from error
-        return [(key, written["next", *key]) for key in carried]
 
     def _try(self, obs: Arrays, states: Arrays, first: Array) -> Mapping[Key, torch.Tensor]:
         try:
@@ -331,13 +317,6 @@ def _flat(value: Any, prefix: Key = ()) -> Iterable[tuple[Key, torch.Tensor]]:
             yield from _flat(part, (*prefix, str(name)))
         else:
             yield (*prefix, str(name)), part
-
-
-def _nester(space: Space) -> Callable[[Sequence[torch.Tensor]], Any]:
-    """Nest tensors as the space is nested; a plain Box passes through."""
-    if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
-        return unflattener(space)
-    return lambda tensors: tensors[0]
 
 
 def samples(space: Space, n: int) -> Arrays:

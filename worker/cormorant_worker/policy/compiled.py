@@ -42,10 +42,6 @@ _ROUND_S = 0.02
 """Time of each candidate in a round; rounds are interleaved, and the fastest counts."""
 
 
-class _Refused(Exception):
-    """Why a candidate does not act."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileTrial:
     """What was tried."""
@@ -112,9 +108,12 @@ def compile_actor(
         expected = _outcomes(actor, obs)
         for name, make in _candidates(actor, mode, num_rows):
             try:
-                right[name] = _checked(actor, make, obs, expected)
-            except _Refused as reason:
-                refused[name] = str(reason)
+                acting = make()
+                actor.models = replace(actor.models, acting=acting)
+                if reason := _difference(expected, _outcomes(actor, obs)):
+                    refused[name] = reason
+                else:
+                    right[name] = acting
             except Exception as error:  # noqa: BLE001  # a compiler's or the user's own: the policy acts as it is
                 refused[name] = f"it raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             finally:
@@ -149,19 +148,13 @@ def _candidates(actor: PolicyActor, mode: Mode, num_rows: int) -> Iterator[tuple
         options: dict[str, Any] = {"fallback_random": True}
         if actor.device.type == "cuda":
             options["triton.cudagraphs"] = True
-        yield (
-            "torch.compile",
-            lambda: _for_rows(num_rows, torch.compile(acting, dynamic=False, options=options), acting),
-        )
 
+        def compiled() -> Acting:
+            call: Acting = torch.compile(acting, dynamic=False, options=options)
+            # Other numbers of rows, as after an environment's restart, would be compiled in the middle of a batch.
+            return lambda observation: (call if _rows(observation) == num_rows else acting)(observation)
 
-def _for_rows(num_rows: int, compiled: Acting, eager: Acting) -> Acting:
-    """Other numbers of rows, as after an environment's restart, would be compiled in the middle of a batch."""
-
-    def call(observation: Any) -> Any:
-        return (compiled if _rows(observation) == num_rows else eager)(observation)
-
-    return call
+        yield "torch.compile", compiled
 
 
 def _rows(observation: Any) -> int:
@@ -170,28 +163,24 @@ def _rows(observation: Any) -> int:
     return int(observation.shape[0])
 
 
-def _checked(
-    actor: PolicyActor, make: Callable[[], Acting], obs: Sequence[Arrays], expected: list[tuple[list[Array], Any]]
-) -> Acting:
-    acting = make()
-    actor.models = replace(actor.models, acting=acting)
-    for (theirs, their_state), (ours, our_state) in zip(expected, _outcomes(actor, obs), strict=True):
+_Outcome = tuple[list[Array], torch.Tensor]
+
+
+def _difference(expected: Sequence[_Outcome], found: Sequence[_Outcome]) -> str:
+    """Why a candidate is not right; empty: it is."""
+    for (theirs, their_state), (ours, our_state) in zip(expected, found, strict=True):
         if not torch.equal(their_state, our_state):
-            raise _Refused("it draws other random numbers than the policy")
+            return "it draws other random numbers than the policy"
         for a, b in zip(theirs, ours, strict=True):
-            _compare(a, b)
-    return acting
+            if a.dtype.kind in "iub":
+                if differ := int((a != b).sum()):
+                    return f"{differ} of {a.size} whole numbers differ from the policy's"
+            elif not np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+                return f"it differs from the policy by up to {np.abs(a - b).max():.2g}, over {TOLERANCE:g}"
+    return ""
 
 
-def _compare(expected: Array, found: Array) -> None:
-    if expected.dtype.kind in "iub":
-        if differ := int((expected != found).sum()):
-            raise _Refused(f"{differ} of {expected.size} whole numbers differ from the policy's")
-    elif not np.allclose(expected, found, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
-        raise _Refused(f"it differs from the policy by up to {np.abs(expected - found).max():.2g}, over {TOLERANCE:g}")
-
-
-def _outcomes(actor: PolicyActor, obs: Sequence[Arrays]) -> list[tuple[list[Array], torch.Tensor]]:
+def _outcomes(actor: PolicyActor, obs: Sequence[Arrays]) -> list[_Outcome]:
     """What the actor does with observations, each from a random state of its own, and the state after it."""
     found = []
     for seed, given in enumerate(obs):

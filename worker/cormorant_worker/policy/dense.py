@@ -57,7 +57,8 @@ class DenseStack:
 
     def takes(self, x: Tensor) -> bool:
         """False where the layers have to be asked."""
-        return x.dtype == torch.float32 and x.dim() == 2 and _is_plain()
+        is_changed = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
+        return x.dtype == torch.float32 and x.dim() == 2 and not is_changed
 
     def overwrite(self, x: Tensor) -> Array:
         """What the layers give, `[n, width]` in memory that the next call overwrites. `x`: one that `takes` allows."""
@@ -79,10 +80,6 @@ def _buffer(*shape: int) -> tuple[Tensor, Array]:
     """A tensor and its memory as an array."""
     tensor = torch.empty(shape, dtype=torch.float32, device="cpu")
     return tensor, tensor.numpy()
-
-
-def _is_plain() -> bool:
-    return not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
 
 
 def _linear(x: Tensor, bias: Tensor | None, weight: Tensor, out: Tensor | None) -> Tensor:

@@ -85,9 +85,17 @@ class CachedWeights:
         }  # fmt: skip
         if statistics is not None:
             header["statistics"] = statistics.document()
+        encoded = json.dumps(header).encode()
+        part = self._folder / f"{version}{_PART}"
         try:
-            self._write(self._folder, int(version), json.dumps(header).encode(), data)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with part.open("wb", buffering=0) as file:
+                write_all(file.fileno(), memoryview(len(encoded).to_bytes(_LENGTH, "little") + encoded))
+                write_all(file.fileno(), data)
+            part.replace(self._folder / f"{version}{_SUFFIX}")
         except OSError as error:
+            with suppress(OSError):
+                part.unlink()
             log.warning(
                 "weights_not_kept",
                 policy_version=int(version),
@@ -95,7 +103,13 @@ class CachedWeights:
             )
             return
         self._models[version] = tuple(models)
-        self._prune(self._folder)
+        newer: set[str] = set()
+        for kept in sorted(self._models, reverse=True):
+            if newer.issuperset(self._models[kept]):
+                (self._folder / f"{kept}{_SUFFIX}").unlink(missing_ok=True)
+                del self._models[kept]
+            else:
+                newer.update(self._models[kept])
 
     def read(self) -> bytes:
         """Everything that is kept, oldest first, for `read_cached`.
@@ -106,27 +120,6 @@ class CachedWeights:
         if self._folder is None:
             return b""
         return b"".join((self._folder / f"{version}{_SUFFIX}").read_bytes() for version in sorted(self._models))
-
-    def _write(self, folder: Path, version: int, header: bytes, data: memoryview) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f"{version}{_PART}"
-        try:
-            with part.open("wb", buffering=0) as file:
-                write_all(file.fileno(), memoryview(len(header).to_bytes(_LENGTH, "little") + header))
-                write_all(file.fileno(), data)
-            part.replace(folder / f"{version}{_SUFFIX}")
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
-
-    def _prune(self, folder: Path) -> None:
-        newer: set[str] = set()
-        for version in sorted(self._models, reverse=True):
-            models = self._models[version]
-            if newer.issuperset(models):
-                (folder / f"{version}{_SUFFIX}").unlink(missing_ok=True)
-                del self._models[version]
-            newer.update(models)
 
 
 def read_cached(data: bytes) -> tuple[CachedPublish, ...]:

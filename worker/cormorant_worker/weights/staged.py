@@ -54,14 +54,12 @@ def is_extra_state(name: str) -> bool:
     return name.rpartition(".")[2] == "_extra_state"
 
 
-def specs_of(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str, TensorSpec]]:
-    """What weights for these modules must look like."""
-    return specs_of_tensors({model: tensors_of(module) for model, module in modules.items()})
-
-
 def specs_of_tensors(weights: Weights) -> dict[str, dict[str, TensorSpec]]:
     return {
-        model: {name: TensorSpec(shape=tuple(tensor.shape), dtype=_dtype(tensor)) for name, tensor in tensors.items()}
+        model: {
+            name: TensorSpec(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in tensors.items()
+        }
         for model, tensors in weights.items()
     }
 
@@ -79,7 +77,15 @@ def verify(found: WeightSpecs, specs: WeightSpecs) -> None:
     for model, tensors in found.items():
         if model not in specs:
             raise WeightsMismatch(f'model "{model}" is not one of {sorted(specs)}; nothing was applied')
-        problems += _differences(model, tensors, specs[model])
+        problems += [f"{model}/{name} is missing" for name in specs[model] if name not in tensors]
+        for name, tensor in tensors.items():
+            spec = specs[model].get(name)
+            if spec is None:
+                problems.append(f"{model}/{name} is unknown")
+            elif tensor.shape != spec.shape:
+                problems.append(f"{model}/{name} has shape {list(tensor.shape)}, not {list(spec.shape)}")
+            elif tensor.dtype != spec.dtype:
+                problems.append(f"{model}/{name} is {tensor.dtype}, not {spec.dtype}")
     if problems:
         more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise WeightsMismatch(
@@ -112,23 +118,6 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return math.isfinite(least) and math.isfinite(most)
 
 
-def _differences(model: str, tensors: Mapping[str, TensorSpec], specs: Mapping[str, TensorSpec]) -> list[str]:
-    found = [f"{model}/{name} is missing" for name in specs if name not in tensors]
-    for name, tensor in tensors.items():
-        spec = specs.get(name)
-        if spec is None:
-            found.append(f"{model}/{name} is unknown")
-        elif tensor.shape != spec.shape:
-            found.append(f"{model}/{name} has shape {list(tensor.shape)}, not {list(spec.shape)}")
-        elif tensor.dtype != spec.dtype:
-            found.append(f"{model}/{name} is {tensor.dtype}, not {spec.dtype}")
-    return found
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 class StagedWeights:
     """Holds the newest offer until the collector reaches a batch boundary."""
 
@@ -138,7 +127,7 @@ class StagedWeights:
         self.normalizer = normalizer
         self.stamp: Callable[[PolicyVersion], Statistics] | None = None
         """Gives the statistics of versions that are offered without any, where no fleet does."""
-        self.specs = specs_of(modules)
+        self.specs = specs_of_tensors({model: tensors_of(module) for model, module in modules.items()})
         self.version = INITIAL_VERSION
         self.on_applied: Callable[[PolicyVersion], None] = lambda version: None
         """Told each version as it begins to act, by the thread that applies it."""
@@ -160,20 +149,17 @@ class StagedWeights:
         """
         try:
             verify(specs_of_tensors(weights), self.specs)
-            self._stage(weights, version, statistics)
+            with self._lock:
+                newest = max(self.version, self._offered_version)
+                if version <= newest:
+                    raise StaleWeights(
+                        f"weights version {version} is not newer than {newest}; publish a higher version"
+                    )
+                # A publish may name some models only: what an unapplied older offer holds of others still counts.
+                self._offered, self._offered_version = {**(self._offered or {}), **weights}, version
+                self._statistics = statistics or (self.stamp(version) if self.stamp is not None else None)
         finally:
             self.note_seen(version)
-
-    def _stage(self, weights: Weights, version: PolicyVersion, statistics: "Statistics | None") -> None:
-        with self._lock:
-            newest = max(self.version, self._offered_version)
-            if version <= newest:
-                raise StaleWeights(f"weights version {version} is not newer than {newest}; publish a higher version")
-            merged = dict(self._offered or {})
-            # An atomic publish may name some models only: what an unapplied older offer holds of others still counts.
-            merged.update(weights)
-            self._offered, self._offered_version = merged, version
-            self._statistics = statistics or (self.stamp(version) if self.stamp is not None else None)
 
     def note_seen(self, version: PolicyVersion) -> None:
         """Weights of this version arrived, and were staged or refused: waiters for them return."""
