@@ -10,9 +10,8 @@ its own, and a publish for a limited time.
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -23,7 +22,7 @@ from cormorant_api.errors import ApiError, StoreError
 from cormorant_api.http.conditions import check_preconditions, matches
 from cormorant_api.http.uploads import Received, parse_body, refusal_of
 from cormorant_api.traces import Traces
-from cormorant_api.weights.patch import merge
+from cormorant_api.weights.files import cut, joined, merge
 from cormorant_api.weights.specs import check_specs
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, digest_of
 from cormorant_api.weights.updates import UpdateTracker, update_id
@@ -31,7 +30,6 @@ from cormorant_contract.rest.base import VERSION_MAX
 from cormorant_contract.rest.headers import make_etag
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateState, UpdateTimings, WorkerCounts
-from cormorant_contract.tensor_file import TensorEntry, make_header, parse_header
 from cormorant_worker.errors import CormorantError, MalformedWeights
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.weights.blob import WeightsBlob
@@ -91,7 +89,7 @@ class WeightPublisher:
         if (tracked := self.tracker.find(version)) is not None:
             return tracked
         stored = self.store.version(version)
-        return None if stored is None else _describe(stored, size_bytes=_size_of(stored), state="superseded")
+        return None if stored is None else _describe(stored, size_bytes=stored.size_bytes, state="superseded")
 
     # -- publishing --------------------------------------------------------------------------------------------
 
@@ -107,13 +105,43 @@ class WeightPublisher:
         if not (wanted.allows_nonfinite or self._fleet.job.spec.policy.allow_nonfinite):
             blob.check_finite()
         verify_ms = (time.monotonic() - began) * 1000
-        with self._turn(blob.size_bytes):
+        limit_s = self._limit_s(blob.size_bytes)
+        if not self._publishing.acquire(timeout=limit_s):
+            raise ApiError(
+                ProblemType.STORE_FAILED,
+                f"an earlier publish has not ended after {limit_s:.0f} s; nothing was published; retry",
+                retry_after_s=5,
+            )
+        try:
             current = self.version
-            if (update := self._earlier(received.digest, wanted)) is not None:
-                return update, False
+            known = None if wanted.version is None else self.update(wanted.version)
+            if known is not None and known.digest == received.digest and wanted.model in (ALL_MODELS, *known.models):
+                return known, False  # a retry changes nothing, even if its bytes expired
             check_preconditions(wanted.headers, self._current_etag(wanted.model))
             number = self._number(wanted.version, current)
-            update = self._hand_over(blob, received, number, wanted, verify_ms)
+            if self._fleet.statistics is not None and blob.statistics is None:
+                blob.statistics = self._fleet.statistics.current
+            try:
+                stored = self._put(_stored(blob, received.digest, number, wanted.author))
+            except StoreError as error:
+                log.exception("weights_not_kept", version=number)
+                raise ApiError(ProblemType.STORE_FAILED, f"{error}; nothing was published", retry_after_s=5) from error
+            self._traces.staged(number, wanted.headers, began=received.finished - received.receive_ms / 1000)
+            try:
+                update = self._distribute(blob, stored, received, verify_ms)
+            except BaseException:
+                self._forget(number)
+                raise
+            log.info(
+                "weights_published",
+                version=number,
+                models=sorted(stored.models),
+                digest=received.digest,
+                bytes=blob.size_bytes,
+                who=wanted.author,
+            )
+        finally:
+            self._publishing.release()
         return (self.update(number) or update) if not self._kept(number) else update, True
 
     def patch(self, blob: WeightsBlob, received: Received, wanted: PublishRequest) -> tuple[Update, bool]:
@@ -211,7 +239,7 @@ class WeightPublisher:
             ((model, newest),) = current.items()
             blob = WeightsBlob.joined(newest.buffers)
         else:
-            model, blob = ALL_MODELS, _joined(current)
+            model, blob = ALL_MODELS, joined(current)
         self._verify(blob, model)
         blob.statistics = stored.statistics
         if stored.statistics is not None and self._fleet.statistics is not None:
@@ -264,38 +292,13 @@ class WeightPublisher:
             raise refusal_of(error) from error
         check_specs(blob.tensors, specs, only=model, is_partial=is_partial)
 
-    def _earlier(self, digest: str, wanted: PublishRequest) -> Update | None:
-        """The update of an identical earlier request, so that a retry changes nothing even if its bytes expired."""
-        known = None if wanted.version is None else self.update(wanted.version)
-        is_same = known is not None and known.digest == digest and wanted.model in (ALL_MODELS, *known.models)
-        return known if is_same else None
-
-    @contextmanager
-    def _turn(self, size_bytes: int) -> Iterator[None]:
-        """Hold `_publishing`.
-
-        Raises:
-            ApiError: 503, an earlier publish has it for too long.
-        """
-        limit_s = self._limit_s(size_bytes)
-        if not self._publishing.acquire(timeout=limit_s):
-            raise ApiError(
-                ProblemType.STORE_FAILED,
-                f"an earlier publish has not ended after {limit_s:.0f} s; nothing was published; retry",
-                retry_after_s=5,
-            )
-        try:
-            yield
-        finally:
-            self._publishing.release()
-
     def _put(self, stored: StoredVersion) -> StoredVersion:
         """Store a version, unless the disk answers too late.
 
         Raises:
             StoreError: it is not stored.
         """
-        limit_s = self._limit_s(_size_of(stored))
+        limit_s = self._limit_s(stored.size_bytes)
         writing = self._writer.submit(self.store.write, stored)
         try:
             written = writing.result(limit_s)
@@ -322,18 +325,16 @@ class WeightPublisher:
         update: the version is valid.
         """
         stored = self.store.version(number)
-        limit_s = self._limit_s(0 if stored is None else _size_of(stored))
-        keep = self._flusher.submit(self.store.keep, number)
+        limit_s = self._limit_s(0 if stored is None else stored.size_bytes)
         try:
-            try:
-                keep.result(limit_s)
-            except TimeoutError:
-                raise StoreError(
-                    f"could not keep weights version {number}: the disk did not answer within {limit_s:.0f} s"
-                ) from None
-        except StoreError as error:
+            self._flusher.submit(self.store.keep, number).result(limit_s)
+        except (StoreError, TimeoutError) as error:
             log.exception("weights_not_durable", version=number)
-            warning = f"{error}; the weights are in use, but the next head may not have them"
+            if isinstance(error, TimeoutError):
+                reason = f"could not keep weights version {number}: the disk did not answer within {limit_s:.0f} s"
+            else:
+                reason = str(error)
+            warning = f"{reason}; the weights are in use, but the next head may not have them"
             self.tracker.warn(number, warning)
             self._events.add("weights_not_durable", version=number, reason=warning)
             return False
@@ -363,32 +364,6 @@ class WeightPublisher:
             )
         return number
 
-    def _hand_over(
-        self, blob: WeightsBlob, received: Received, number: int, wanted: PublishRequest, verify_ms: float
-    ) -> Update:
-        if self._fleet.statistics is not None and blob.statistics is None:
-            blob.statistics = self._fleet.statistics.current
-        try:
-            stored = self._put(_stored(blob, received.digest, number, wanted.author))
-        except StoreError as error:
-            log.exception("weights_not_kept", version=number)
-            raise ApiError(ProblemType.STORE_FAILED, f"{error}; nothing was published", retry_after_s=5) from error
-        self._traces.staged(number, wanted.headers, began=received.finished - received.receive_ms / 1000)
-        try:
-            update = self._distribute(blob, stored, received, verify_ms)
-        except BaseException:
-            self._forget(number)
-            raise
-        log.info(
-            "weights_published",
-            version=number,
-            models=sorted(stored.models),
-            digest=received.digest,
-            bytes=blob.size_bytes,
-            who=wanted.author,
-        )
-        return update
-
     def _distribute(
         self, blob: WeightsBlob, stored: StoredVersion, received: Received, verify_ms: float = 0.0
     ) -> Update:
@@ -415,7 +390,7 @@ def _stored(blob: WeightsBlob, digest: str, number: int, author: str) -> StoredV
     for name, tensors in blob.tensors.items():
         # A single model is stored as received, so its digest is the body's.
         is_body = len(blob.tensors) == 1
-        buffers = (blob.buffer,) if is_body else _file_of(blob, tensors)
+        buffers = (blob.buffer,) if is_body else cut(blob, tensors)
         models[name] = StoredModel(
             version=number,
             name=name,
@@ -433,36 +408,6 @@ def _stored(blob: WeightsBlob, digest: str, number: int, author: str) -> StoredV
         models=models,
         statistics=blob.statistics,
     )
-
-
-def _size_of(stored: StoredVersion) -> int:
-    return sum(model.size_bytes for model in stored.models.values())
-
-
-def _file_of(blob: WeightsBlob, tensors: Mapping[str, TensorEntry]) -> tuple[memoryview, ...]:
-    """One model's tensors as a separate file with unprefixed names and the metadata of the whole."""
-    parsed = parse_header(blob.buffer)
-    ordered = sorted(tensors.items(), key=lambda item: item[1].begin)
-    header, _ = make_header([(name, entry.dtype, entry.shape) for name, entry in ordered], parsed.metadata)
-    start = parsed.data_start
-    return (memoryview(header), *(blob.buffer[start + e.begin : start + e.end] for _, e in ordered))
-
-
-def _joined(models: Mapping[str, StoredModel]) -> WeightsBlob:
-    """Several models in one file, with the model as name prefix and the metadata of the newest."""
-    newest = max(stored.version for stored in models.values())
-    named: list[tuple[str, str, tuple[int, ...]]] = []
-    pieces: list[memoryview] = []
-    metadata: Mapping[str, str] = {}
-    for name, stored in sorted(models.items()):
-        whole = stored.buffers[0] if len(stored.buffers) == 1 else memoryview(b"".join(stored.buffers))
-        parsed = parse_header(whole)
-        metadata = parsed.metadata if stored.version == newest else metadata
-        for key, entry in sorted(parsed.tensors.items(), key=lambda item: item[1].begin):
-            named.append((f"{name}/{key.removeprefix(name + '/')}", entry.dtype, entry.shape))
-            pieces.append(whole[parsed.data_start + entry.begin : parsed.data_start + entry.end])
-    header, _ = make_header(named, metadata)
-    return WeightsBlob.joined([header, *pieces])
 
 
 def _describe(

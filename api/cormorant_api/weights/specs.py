@@ -1,5 +1,6 @@
 """Checks published tensors: names, shapes and dtypes against the policy's specs."""
 
+import math
 from collections.abc import Mapping
 
 from cormorant_api.errors import ApiError
@@ -26,12 +27,7 @@ def shapes_of(tensors: Mapping[str, TensorSpec]) -> tuple[TensorShape, ...]:
 def limit_bytes(specs: WeightSpecs, *, most: int) -> int:
     """Upload limit: twice the expected size, so that weights of another policy get a report of the differences."""
     tensors = [spec for model in specs.values() for spec in model.values()]
-    size = 0
-    for spec in tensors:
-        items = ITEM_BYTES.get(dtype_of(spec), 8)
-        for length in spec.shape:
-            items *= length
-        size += items
+    size = sum(ITEM_BYTES.get(dtype_of(spec), 8) * math.prod(spec.shape) for spec in tensors)
     return min(most, 2 * size + _HEADER_MARGIN + _HEADER_PER_TENSOR * len(tensors))
 
 

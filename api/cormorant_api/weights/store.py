@@ -55,6 +55,11 @@ class StoredModel:
         return sum(len(buffer) for buffer in self.buffers)
 
     @property
+    def file(self) -> memoryview:
+        """The pieces as one; copied where there are several."""
+        return self.buffers[0] if len(self.buffers) == 1 else memoryview(b"".join(self.buffers))
+
+    @property
     def etag(self) -> str:
         """The strong ETag, with quotes."""
         return make_etag(self.version, self.digest)
@@ -70,6 +75,10 @@ class StoredVersion:
     models: Mapping[str, StoredModel]
     statistics: Statistics | None = None
     """What it acts with; None where the manifest normalises nothing."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(model.size_bytes for model in self.models.values())
 
 
 class _ModelMeta(BaseModel):
@@ -111,7 +120,12 @@ class WeightStore:
         self._versions: dict[int, StoredVersion] = {}
         if self._folder is not None:
             try:
-                self._open(self._folder)
+                self._folder.mkdir(parents=True, exist_ok=True)
+                for path in self._folder.iterdir():
+                    if path.name.endswith(_PART):
+                        shutil.rmtree(path, ignore_errors=True)
+                    elif path.name.isdigit() and (stored := _read(path)) is not None:
+                        self._versions[stored.version] = stored
             except OSError as error:
                 raise StoreError(f"cannot use {self._folder} to store weights: {error}") from error
 
@@ -154,9 +168,30 @@ class WeightStore:
         """
         if self._folder is None:
             return stored
+        part = self._folder / f"{stored.version}{_PART}"
+        shutil.rmtree(part, ignore_errors=True)
         try:
-            return self._write(self._folder, stored)
+            part.mkdir()
+            models = list(stored.models.values())
+            for number, model in enumerate(models):
+                with (part / f"{number}.safetensors").open("wb", buffering=0) as file:
+                    for buffer in model.buffers:
+                        write_all(file.fileno(), buffer)
+            meta = _Meta(
+                version=stored.version,
+                digest=stored.digest,
+                published_at=stored.published_at,
+                author=stored.author,
+                models=[
+                    _ModelMeta(name=m.name, digest=m.digest, size_bytes=m.size_bytes, num_tensors=m.num_tensors)
+                    for m in models
+                ],
+                statistics=None if stored.statistics is None else stored.statistics.document(),
+            )
+            (part / _META).write_text(meta.model_dump_json(indent=1, exclude_none=True), "utf-8")
+            return _map(part, meta)
         except OSError as error:
+            shutil.rmtree(part, ignore_errors=True)
             raise StoreError(f"cannot store weights version {stored.version}: {error}") from error
 
     def accept(self, stored: StoredVersion) -> list[int]:
@@ -165,9 +200,12 @@ class WeightStore:
         """
         with self._lock:
             kept = {**self._versions, stored.version: stored}
-            dropped = _past(kept, self.keeps)
-            self._versions = {number: found for number, found in kept.items() if number not in dropped}
-        return dropped
+            wanted: set[int] = set()
+            for model in {name for found in kept.values() for name in found.models}:
+                holding = sorted(number for number, found in kept.items() if model in found.models)
+                wanted.update(holding[-self.keeps :])
+            self._versions = {number: found for number, found in kept.items() if number in wanted}
+        return [number for number in kept if number not in wanted]
 
     def forget(self, number: int) -> None:
         """Hide a version that the fleet refused. `remove` deletes its files."""
@@ -203,43 +241,6 @@ class WeightStore:
         except OSError as error:
             raise StoreError(f"could not keep weights version {number}: {error}") from error
 
-    # -- files -------------------------------------------------------------------------------------------------
-
-    def _open(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.iterdir():
-            if path.name.endswith(_PART):
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name.isdigit() and (stored := _read(path)) is not None:
-                self._versions[stored.version] = stored
-
-    def _write(self, folder: Path, stored: StoredVersion) -> StoredVersion:
-        part = folder / f"{stored.version}{_PART}"
-        shutil.rmtree(part, ignore_errors=True)
-        try:
-            part.mkdir()
-            models = list(stored.models.values())
-            for number, model in enumerate(models):
-                with (part / _file_name(number)).open("wb", buffering=0) as file:
-                    for buffer in model.buffers:
-                        write_all(file.fileno(), buffer)
-            meta = _Meta(
-                version=stored.version,
-                digest=stored.digest,
-                published_at=stored.published_at,
-                author=stored.author,
-                models=[
-                    _ModelMeta(name=m.name, digest=m.digest, size_bytes=m.size_bytes, num_tensors=m.num_tensors)
-                    for m in models
-                ],
-                statistics=None if stored.statistics is None else stored.statistics.document(),
-            )
-            (part / _META).write_text(meta.model_dump_json(indent=1, exclude_none=True), "utf-8")
-            return _map(part, meta)
-        except OSError:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
-
 
 def digest_of(buffers: Buffers) -> str:
     """`xxh3:` and 32 hex digits."""
@@ -247,18 +248,6 @@ def digest_of(buffers: Buffers) -> str:
     for buffer in buffers:
         hasher.update(buffer)
     return DIGEST_PREFIX + hasher.hexdigest()
-
-
-def _past(versions: Mapping[int, StoredVersion], keeps: int) -> list[int]:
-    """Versions in which no model is among its newest `keeps`."""
-    wanted: set[int] = set()
-    seen: dict[str, int] = {}
-    for number in sorted(versions, reverse=True):
-        for name in versions[number].models:
-            if seen.get(name, 0) < keeps:
-                seen[name] = seen.get(name, 0) + 1
-                wanted.add(number)
-    return [number for number in versions if number not in wanted]
 
 
 def _read(folder: Path) -> StoredVersion | None:
@@ -278,7 +267,7 @@ def _read(folder: Path) -> StoredVersion | None:
 def _map(folder: Path, meta: _Meta) -> StoredVersion:
     models = {}
     for number, model in enumerate(meta.models):
-        with (folder / _file_name(number)).open("rb") as file:
+        with (folder / f"{number}.safetensors").open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if len(mapped) != model.size_bytes:
             raise ValueError(f"{model.name} has {len(mapped)} bytes, not {model.size_bytes}")
@@ -299,7 +288,3 @@ def _map(folder: Path, meta: _Meta) -> StoredVersion:
         models=models,
         statistics=None if meta.statistics is None else Statistics.of_document(meta.statistics),
     )
-
-
-def _file_name(number: int) -> str:
-    return f"{number}.safetensors"
