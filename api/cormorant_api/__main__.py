@@ -67,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log = structlog.get_logger()
     signals = Signals()
     signals.install()
-    settings = _settings(given)
+    names = {field.name for field in fields(HeadSettings)} - {"host"}
+    host = listen_host(given.host, pod_ip=os.environ.get("POD_IP", ""))
+    settings = HeadSettings(host=host, **{name: value for name, value in vars(given).items() if name in names})
     try:
         settings.check()
         job = load_job(given.job, name=given.name)
@@ -93,7 +95,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _engine(given: argparse.Namespace) -> "Engine | None":
-    """Where workers run; None: this machine."""
     if given.fleet == "local":
         return None
     try:
@@ -104,12 +105,6 @@ def _engine(given: argparse.Namespace) -> "Engine | None":
             f"--fleet ray needs {error.name}, which is not installed: pip install 'cormorant[ray]'"
         ) from error
     return RayEngine(RayOptions(address=given.ray_address, slot_resources=given.ray_slot_resources))
-
-
-def _settings(given: argparse.Namespace) -> HeadSettings:
-    names = {field.name for field in fields(HeadSettings)} - {"host"}
-    host = listen_host(given.host, pod_ip=os.environ.get("POD_IP", ""))
-    return HeadSettings(host=host, **{name: value for name, value in vars(given).items() if name in names})
 
 
 def listen_host(given: str, *, pod_ip: str) -> str:

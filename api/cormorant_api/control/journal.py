@@ -89,10 +89,16 @@ class Journal:
         try:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-                self.epoch = max(self.epoch, _next_epoch(folder))
+                epoch_file = folder / _EPOCH
+                epoch = int(epoch_file.read_text()) + 1 if epoch_file.exists() else 0
+                _write_epoch(folder, epoch)
+                self.epoch = max(self.epoch, epoch)
                 self._descriptor = os.open(folder / "frames", os.O_RDWR | os.O_CREAT, 0o600)
                 text = os.pread(self._descriptor, _DIGITS, 0)
-                self.statistics, counted = _read_statistics(folder / _STATISTICS)
+                counted = 0
+                if (folder / _STATISTICS).exists():
+                    found = json.loads((folder / _STATISTICS).read_text())
+                    self.statistics, counted = Statistics.of_document(found["statistics"]), int(found["frames"])
                 self.frames = max(floor_frames, int(text) if text else 0, counted)
                 os.pwrite(self._descriptor, _digits(self.frames), 0)
                 self._exported = os.open(folder / "exported", os.O_RDWR | os.O_CREAT, 0o600)
@@ -275,21 +281,6 @@ class Journal:
 
 def _digits(frames: int) -> bytes:
     return f"{frames:0{_DIGITS}d}".encode()
-
-
-def _read_statistics(path: Path) -> tuple[Statistics | None, int]:
-    """The statistics, and the frames that were settled with them."""
-    if not path.exists():
-        return None, 0
-    found = json.loads(path.read_text())
-    return Statistics.of_document(found["statistics"]), int(found["frames"])
-
-
-def _next_epoch(folder: Path) -> int:
-    path = folder / _EPOCH
-    epoch = int(path.read_text()) + 1 if path.exists() else 0
-    _write_epoch(folder, epoch)
-    return epoch
 
 
 def _write_epoch(folder: Path, epoch: int) -> None:

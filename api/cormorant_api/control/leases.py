@@ -55,16 +55,23 @@ class LeaseBook:
             self._drop_expired(now)
             created = datetime.now(UTC)
             held = next((lease for lease in self._leases.values() if lease.owner == owner), None)
-            end = {"expires_at": created + timedelta(seconds=ttl_s), "deadline": now + ttl_s}
+            expires_at, deadline = created + timedelta(seconds=ttl_s), now + ttl_s
             if held is not None:
-                renewed = self._leases[held.id] = replace(held, reason=reason or held.reason, **end)  # type: ignore[arg-type]  # each value has its field's type
-                return renewed, False
-            if len(self._leases) >= MOST_LEASES:
-                raise OverflowError(f"{MOST_LEASES} pause leases are held, the maximum")
-            self._numbers += 1
-            lease = Lease(id=f"p{self._numbers}", owner=owner, reason=reason, created_at=created, **end)  # type: ignore[arg-type]  # as above
+                lease = replace(held, reason=reason or held.reason, expires_at=expires_at, deadline=deadline)
+            else:
+                if len(self._leases) >= MOST_LEASES:
+                    raise OverflowError(f"{MOST_LEASES} pause leases are held, the maximum")
+                self._numbers += 1
+                lease = Lease(
+                    id=f"p{self._numbers}",
+                    owner=owner,
+                    reason=reason,
+                    created_at=created,
+                    expires_at=expires_at,
+                    deadline=deadline,
+                )
             self._leases[lease.id] = lease
-            return lease, True
+            return lease, held is None
 
     def end(self, lease_id: str) -> Lease | None:
         """End a lease; None for an unknown id."""

@@ -8,23 +8,20 @@ import threading
 import time
 from collections import deque
 from datetime import UTC, datetime
-from itertools import islice
 
 import yaml
 
+from cormorant_api.control.event_ring import Ring
 from cormorant_api.head import Head
 from cormorant_api.live.history import Past, Recorder
-from cormorant_api.live.pictures import find_picture, size_of
-from cormorant_api.notifier import AsyncNotifier
+from cormorant_api.live.previews import find_picture, size_of
 from cormorant_api.status import describe, describe_worker
-from cormorant_contract.job import CollectorJob
 from cormorant_contract.rest.base import Answer
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.live import LogLine, Moment, Opening, PictureSize, Sample
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.logs import TAIL
 
-MOST_LISTENERS = 128
 _EVERY_S = 1.0
 _SLACK_S = 0.2
 """`observe` is called about twice a second, not to the millisecond."""
@@ -36,24 +33,22 @@ _WORKERS_A_SECOND = 100
 _LEFT_OUT = frozenset({"accepted", "applied", "dropped"})
 
 
-class Moments:
-    """History and moments of a head. One thread calls `observe`, any thread the rest."""
+class Moments(Ring[bytes]):
+    """History and moments of a head; no moments while there are no listeners. One thread calls `observe`, any thread
+    the rest.
+    """
 
     def __init__(self, head: Head) -> None:
-        self.notifier = AsyncNotifier()
-        """Notified at every moment."""
-        self.listeners = 0
-        self.moments = 0
-        """Moments serialized so far; none while there are no listeners."""
+        super().__init__(_KEPT, most_listeners=128)
         self._head = head
         self._recorder = Recorder()
-        self._manifest = manifest_text(head.job)
+        document = head.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        self._manifest = str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
         self._lock = threading.Lock()
-        """Guards everything here."""
+        """Guards `_past` and `_opening`."""
         self._past = Past()
         self._next_line = 0
         """First line of the log that no moment has sent."""
-        self._frames: deque[bytes] = deque(maxlen=_KEPT)
         self._next_at = 0.0
         self._workers_at = 0.0
         self._position = 0
@@ -83,32 +78,17 @@ class Moments:
             self._workers_at = now + len(stats.workers) / _WORKERS_A_SECOND - _SLACK_S
         events, self._position = self._events_from(self._position)
         frame = as_frame("moment", self._moment(stats, events, logs, sample, tells_workers=tells_workers))
-        with self._lock:
-            self._frames.append(frame)
-            self.moments += 1
-        self.notifier.notify()
+        self.append(lambda _: frame)
 
     # -- listeners ---------------------------------------------------------------------------------------------
 
-    def enter(self) -> bool:
-        """Admit a listener; False if there are too many."""
-        with self._lock:
-            if self.listeners >= MOST_LISTENERS:
-                return False
-            self.listeners += 1
-            return True
-
-    def leave(self) -> None:
-        with self._lock:
-            self.listeners -= 1
-
-    def opening(self, stats: FleetStats) -> tuple[bytes, int]:
+    def opening(self, stats: FleetStats) -> tuple[list[bytes], int]:
         """The opening frame and the position for `read`. Made at most once a second for all listeners."""
         with self._lock:
             made_at, frame, known = self._opening
-            number = self.moments
+        number = self.end
         if frame and time.monotonic() - made_at < _EVERY_S:
-            return frame, known
+            return [frame], known
         layout = self._head.running.fleet.layout
         picture = find_picture(layout.observation)
         events, _ = self._events_from(0)
@@ -125,15 +105,7 @@ class Moments:
         frame = as_frame("opening", opening)
         with self._lock:
             self._opening = time.monotonic(), frame, number
-        return frame, number
-
-    def read(self, position: int) -> tuple[bytes, int] | None:
-        """Moments from a position on, and the next position; None if the listener is too far behind."""
-        with self._lock:
-            behind = self.moments - position
-            if behind > len(self._frames):
-                return None
-            return b"".join(islice(self._frames, len(self._frames) - behind, None)), self.moments
+        return [frame], number
 
     # -- content -----------------------------------------------------------------------------------------------
 
@@ -166,7 +138,7 @@ class Moments:
         while True:
             news = ring.read(position)
             if news is None:
-                position = ring.position_after("")  # the oldest retained event
+                position = ring.begin
                 continue
             events, position = news
             if not events:
@@ -176,12 +148,6 @@ class Moments:
     def _lines_from(self, number: int) -> tuple[LogLine, ...]:
         lines = TAIL.since(number)
         return tuple(LogLine(number=li.number, time=li.time, level=li.level, text=li.text) for li in lines)
-
-
-def manifest_text(job: CollectorJob) -> str:
-    """The manifest as YAML, without defaults."""
-    document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
 
 
 def as_frame(kind: str, data: Answer) -> bytes:

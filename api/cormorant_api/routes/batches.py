@@ -81,7 +81,12 @@ async def next_batch(
     """Take the next batch. With `Accept: application/vnd.cormorant.memory+json` the response is its location in shared
     memory, for consumers on the head's machine.
     """
-    head = _with_queue(request)
+    head = head_of(request)
+    if not head.has_queue:
+        raise ApiError(
+            ProblemType.NO_QUEUE,
+            "the job has no output.queue, its frames go to the dataset only; add output.queue: {} to the manifest",
+        )
     running = head.running
     oldest = None if max_staleness is None else max(0, running.fleet.version - max_staleness)
     async with Hangup(request.receive, notifier=running.ledger.notifier) as hangup:
@@ -164,16 +169,6 @@ async def release_batch(request: Request, batch: str, delivery: Delivery) -> Res
     return Response(status_code=204)
 
 
-def _with_queue(request: Request) -> Head:
-    head = head_of(request)
-    if not head.has_queue:
-        raise ApiError(
-            ProblemType.NO_QUEUE,
-            "the job has no output.queue, its frames go to the dataset only; add output.queue: {} to the manifest",
-        )
-    return head
-
-
 async def _lend_next(
     head: Head, consumer: str, *, wait_s: float, oldest_version: int | None, hangup: Hangup
 ) -> Lent | None:
@@ -182,7 +177,8 @@ async def _lend_next(
     Call the ledger's `sent` when its memory is no longer read.
 
     Raises:
-        ApiError: 410, all are delivered and acknowledged; 503, the fleet failed or the head is closing.
+        ApiError: 410, all are delivered and acknowledged; 503, the next head continues, the fleet failed, or the head
+            is closing.
     """
     running = head.running
     ledger, feeder = running.ledger, running.feeder
@@ -200,23 +196,18 @@ async def _lend_next(
     if found:
         return found[0]
     if ledger.has_ended:
-        raise await _stream_ended(head)
+        head.refuse_while_closing()
+        if await head.quick(lambda: head.is_cut_short):
+            raise ApiError(
+                ProblemType.DRAINING,
+                "the head is draining and has delivered all its batches; the next head continues",
+                retry_after_s=2.0,
+            )
+        raise ApiError(ProblemType.STREAM_ENDED, "all batches are delivered and acknowledged")
     if feeder.error is not None:
         raise as_api_error(feeder.error)
     head.refuse_while_closing()
     return None
-
-
-async def _stream_ended(head: Head) -> ApiError:
-    """The error after the last batch: 410 if the job is complete, 503 if the next head continues it."""
-    head.refuse_while_closing()
-    if await head.quick(lambda: head.is_cut_short):
-        return ApiError(
-            ProblemType.DRAINING,
-            "the head is draining and has delivered all its batches; the next head continues",
-            retry_after_s=2.0,
-        )
-    return ApiError(ProblemType.STREAM_ENDED, "all batches are delivered and acknowledged")
 
 
 def _unknown_batch(batch_id: str) -> ApiError:

@@ -80,14 +80,15 @@ async def _frames(head: Head, live: Moments, hello: Hello, hangup: Hangup) -> As
             news = live.read(position) if position >= 0 else None
             if news is None:
                 news = await head.quick(live.opening, await head.stats())
-            data, position = news
+            frames, position = news
+            data = b"".join(frames)
             idle_s = 0.0 if data else idle_s + _LOOK_S
             if idle_s >= _HEARTBEAT_S:
                 data, idle_s = STILL_HERE, 0.0
             if data:
                 yield data
             heard = position
-            await live.notifier.wait_for(lambda: is_over() or live.moments > heard, timeout_s=_LOOK_S)  # noqa: B023  # ends before the next turn
+            await live.notifier.wait_for(lambda: is_over() or live.end > heard, timeout_s=_LOOK_S)  # noqa: B023  # ends before the next turn
     except (ApiError, CormorantError) as error:
         reason = "" if head.end_state else str(error)  # the status is already sent
     if not hangup.happened.is_set():

@@ -61,6 +61,7 @@ async def get_worker(request: Request, worker: str) -> Worker:
     raise ApiError(ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known)
 
 
+@health.get("/healthz", include_in_schema=False)
 @health.get(
     "/livez",
     response_class=Response,
@@ -76,12 +77,6 @@ async def livez(request: Request) -> Response:
             media_type="text/plain",
         )
     return Response("ok\n", media_type="text/plain")
-
-
-@health.get("/healthz", include_in_schema=False)
-async def healthz(request: Request) -> Response:
-    """Alias of `/livez`."""
-    return await livez(request)
 
 
 @health.get(
@@ -103,9 +98,16 @@ async def startupz(request: Request) -> Response:
 )
 async def readyz(request: Request, verbose: str | None = None) -> Response:
     """Readiness. `?verbose` lists the checks."""
-    checks = _checks(request)
+    head = head_of(request)
+    has_started = "" if head.is_running else "the first worker has not started yet"
+    checks = (
+        Check(name="workers", ok=head.is_running, detail=has_started),
+        # A draining head stays ready: learners still take the last batches through the Service.
+        Check(name="not-closing", ok=not head.is_closing),
+        Check(name="fleet", ok=not head.failure, detail=head.failure),
+    )
     ready = all(check.ok for check in checks)
-    body = Readiness(ready=ready, checks=tuple(checks) if verbose is not None else ())
+    body = Readiness(ready=ready, checks=checks if verbose is not None else ())
     return JSONResponse(body.model_dump(mode="json"), status_code=200 if ready else 503)
 
 
@@ -144,15 +146,3 @@ def scrape(head: Head, accept: str = "") -> tuple[bytes, str]:
         else:
             metrics.show_state("failed" if head.failure else "draining" if head.is_running else "starting")
     return metrics.exposition.text(accept)
-
-
-def _checks(request: Request) -> list[Check]:
-    head = head_of(request)
-    return [
-        Check(
-            name="workers", ok=head.is_running, detail="" if head.is_running else "the first worker has not started yet"
-        ),
-        # A draining head stays ready: learners still take the last batches through the Service.
-        Check(name="not-closing", ok=not head.is_closing),
-        Check(name="fleet", ok=not head.failure, detail=head.failure),
-    ]

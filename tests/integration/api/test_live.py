@@ -105,9 +105,9 @@ def test_a_listener_hears_what_the_api_says(watched: Served) -> None:
 def test_a_moment_is_put_into_words_once_for_all(watched: Served) -> None:
     live = watched.server.head.watchers[0].__self__  # type: ignore[attr-defined]  # the bound method of a Live
     until(lambda: live.listeners == 0)
-    before = live.moments
+    before = live.end
     time.sleep(1.6)
-    assert live.moments == before, "nobody listens"
+    assert live.end == before, "nobody listens"
 
     def listen(_: int) -> list[str]:
         with listening(watched.reader) as frames:
@@ -117,7 +117,7 @@ def test_a_moment_is_put_into_words_once_for_all(watched: Served) -> None:
     began = time.monotonic()
     with ThreadPoolExecutor(12) as pool:
         heard = list(pool.map(listen, range(12)))
-    made = live.moments - before
+    made = live.end - before
     assert made <= time.monotonic() - began + 2, "one a second, however many listen"
     assert len({text for texts in heard for text in texts}) <= made
     until(lambda: live.listeners == 0)

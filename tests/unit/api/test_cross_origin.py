@@ -3,7 +3,7 @@
 import pytest
 
 from cormorant_api.errors import ApiError
-from cormorant_api.http.cross_origin import refuse_cross_origin, refuse_other_hosts
+from cormorant_api.routes.routing import refuse_cross_origin, refuse_other_hosts
 
 HOST = {"host": "127.0.0.1:8000"}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cormorant_api.live.pictures import Picture, find_picture, newest_frame, png_of, size_of
+from cormorant_api.live.previews import Picture, find_picture, newest_frame, png_of, size_of
 from cormorant_worker.spaces import Array, Leaf
 
 
