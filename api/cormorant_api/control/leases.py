@@ -24,7 +24,7 @@ MOST_LEASES = 1000
 _RETRY_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Lease:
     id: str
     owner: str
@@ -55,23 +55,16 @@ class LeaseBook:
             self._drop_expired(now)
             created = datetime.now(UTC)
             held = next((lease for lease in self._leases.values() if lease.owner == owner), None)
-            expires_at, deadline = created + timedelta(seconds=ttl_s), now + ttl_s
-            if held is not None:
-                lease = replace(held, reason=reason or held.reason, expires_at=expires_at, deadline=deadline)
-            else:
+            is_new = held is None
+            if held is None:
                 if len(self._leases) >= MOST_LEASES:
                     raise OverflowError(f"{MOST_LEASES} pause leases are held, the maximum")
                 self._numbers += 1
-                lease = Lease(
-                    id=f"p{self._numbers}",
-                    owner=owner,
-                    reason=reason,
-                    created_at=created,
-                    expires_at=expires_at,
-                    deadline=deadline,
-                )
+                held = Lease(f"p{self._numbers}", owner, reason, created, expires_at=created, deadline=now)
+            end = created + timedelta(seconds=ttl_s)
+            lease = replace(held, reason=reason or held.reason, expires_at=end, deadline=now + ttl_s)
             self._leases[lease.id] = lease
-            return lease, held is None
+            return lease, is_new
 
     def end(self, lease_id: str) -> Lease | None:
         """End a lease; None for an unknown id."""

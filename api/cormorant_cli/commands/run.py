@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 Reason = Literal["done", "already_complete", "interrupted"]
 _PARTS_OF_WORKER = (
     "fastapi",
+    "fastapi_offline",
     "uvicorn",
     "xxhash",
     "torch",

@@ -124,7 +124,8 @@ def test_a_moment_is_put_into_words_once_for_all(watched: Served) -> None:
 
 
 def test_too_many_listeners_are_told_so(watched: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_module, "MOST_LISTENERS", 1)
+    live = watched.server.head.watchers[0].__self__  # type: ignore[attr-defined]  # as above
+    monkeypatch.setattr(live, "_most_listeners", 1)
     with listening(watched.reader) as frames:
         first(frames, "opening")
         refused = watched.reader.get("/v1/live")
