@@ -25,7 +25,7 @@ from cormorant_contract.children import API_PORT, api_host, tls_secret, tokens_s
 if TYPE_CHECKING:
     from cormorant_cli.cluster import Cluster, Raw
     from cormorant_client import Client
-    from cormorant_client.token_file import Role
+    from cormorant_client.address import Role
 
 _RECONNECT_S = 3.0
 """A person waits: a head that restarts is asked for again by the next command."""
@@ -162,7 +162,7 @@ class Connection:
         if self.token or not self.token_file:
             return self.token
         from cormorant_client import BadAddress
-        from cormorant_client.token_file import read_token
+        from cormorant_client.address import read_token
 
         try:
             return read_token(self.token_file, role)

@@ -34,8 +34,7 @@ from cormorant_client.errors import (
 )
 from cormorant_client.link import LearnerLink, Staleness
 from cormorant_client.pauses import Pause
-from cormorant_client.publisher import Publisher
-from cormorant_client.publishing import PulledWeights
+from cormorant_client.publishing import Publisher, PulledWeights
 from cormorant_client.replay import ReplayFeed, as_dataset, frames_of
 from cormorant_client.updates import Update
 

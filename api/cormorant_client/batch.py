@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 METADATA_KEY = "cormorant_batch"
 FORMAT = 1
 
-_FLAGS = ("terminated", "truncated")
 _OWN_KEYS = frozenset(
     {
         "next/reward",
@@ -68,8 +67,8 @@ class Batch:
         metadata: Mapping[str, Any],
         *,
         is_shared: bool = False,
-        on_ack: Callable[["Batch"], None] | None = None,
-        on_forget: Callable[[], None] | None = None,
+        on_ack: Callable[["Batch"], None] = lambda _: None,
+        on_forget: Callable[[], None] = lambda: None,
     ) -> None:
         self.parts = tuple(parts)
         self.id = str(metadata["id"])
@@ -149,19 +148,15 @@ class Batch:
 
     def ack(self) -> None:
         """Acknowledge the batch: the head will not deliver it again. Idempotent."""
-        if not self._is_gone and self._on_ack is not None:
-            self._let_go()  # before the head asks whether anybody still reads its memory
+        if not self._is_gone:
+            self._on_forget()  # before the head asks whether anybody still reads its memory
             self._on_ack(self)
         self.forget()
 
     def forget(self) -> None:
         """The head has the batch back: its memory is not ours any more."""
-        self._let_go()
+        self._on_forget()
         self._is_gone = True
-
-    def _let_go(self) -> None:
-        if self._on_forget is not None:
-            self._on_forget()
 
     @property
     def is_acked(self) -> bool:
@@ -178,7 +173,7 @@ class Batch:
         )
 
 
-def decode(data: memoryview, *, on_ack: Callable[[Batch], None] | None = None) -> Batch:
+def decode(data: memoryview, *, on_ack: Callable[[Batch], None] = lambda _: None) -> Batch:
     """Read a safetensors batch. Arrays are views of `data`, which must stay as it is and belongs to the batch.
 
     Raises:
@@ -193,15 +188,15 @@ def decode(data: memoryview, *, on_ack: Callable[[Batch], None] | None = None) -
         raise BadBatch(f"the batch is not a safetensors file: {error}") from error
     except KeyError as error:
         raise BadBatch(f"the batch has a tensor of dtype {error}, which numpy does not support") from error
-    return assemble_batch(file.metadata, arrays, on_ack=on_ack)
+    return _make_batch(file.metadata, arrays, on_ack=on_ack)
 
 
 def decode_memory(
     metadata: Mapping[str, str],
     parts: Iterable[tuple[memoryview, Mapping[str, tuple[str, tuple[int, ...], int]]]],
     *,
-    on_ack: Callable[[Batch], None] | None = None,
-    on_forget: Callable[[], None] | None = None,
+    on_ack: Callable[[Batch], None],
+    on_forget: Callable[[], None],
 ) -> Batch:
     """Lay a batch over mapped memory.
 
@@ -222,22 +217,10 @@ def decode_memory(
         }
     except (KeyError, ValueError) as error:
         raise BadBatch(f"the head's memory no longer contains that batch: {error}") from error
-    return assemble_batch(metadata, arrays, is_shared=True, on_ack=on_ack, on_forget=on_forget)
+    return _make_batch(metadata, arrays, is_shared=True, on_ack=on_ack, on_forget=on_forget)
 
 
-def assemble_batch(
-    metadata: Mapping[str, str],
-    arrays: Arrays,
-    *,
-    is_shared: bool = False,
-    on_ack: Callable[[Batch], None] | None = None,
-    on_forget: Callable[[], None] | None = None,
-) -> Batch:
-    """Put a batch together from its metadata and arrays by name (`0/observation`, ...).
-
-    Raises:
-        BadBatch: the two do not fit.
-    """
+def _make_batch(metadata: Mapping[str, str], arrays: Arrays, **options: Any) -> Batch:
     try:
         document = json.loads(metadata[METADATA_KEY])
         if document["format"] != FORMAT:
@@ -248,7 +231,7 @@ def assemble_batch(
         parts = [_part(number, entry, arrays) for number, entry in enumerate(document["parts"])]
         if not parts or not any(part.num_steps for part in parts):
             raise BadBatch(f"batch {document['id']} has no steps")
-        return Batch(parts, document, is_shared=is_shared, on_ack=on_ack, on_forget=on_forget)
+        return Batch(parts, document, **options)
     except (KeyError, TypeError, ValueError) as error:
         raise BadBatch(f"cannot read the batch's metadata: {type(error).__name__} {error}") from error
 
@@ -286,25 +269,24 @@ def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
     longest = max(part.num_steps for part in parts)
     # A part without a step has no rows: it only takes its place.
     model = max(parts, key=lambda part: part.num_steps)
-    masks = [_mask(part) for part in parts]
-    for part, mask_TB in zip(parts, masks, strict=True):
-        if mask_TB is not None:
+    # False behind a column's last frame.
+    masks_TB = [np.arange(part.num_steps)[:, None] < part.arrays["collector/lengths"][None, :] for part in parts]
+    for part, mask_TB in zip(parts, masks_TB, strict=True):
+        if not mask_TB.all():
             _blank_padding(part, mask_TB)
 
+    def joined(name: str) -> Array:
+        """Rows 0..T-1 of every part, `[W*B, T, ...]`."""
+        rows = [part.arrays[name][: part.num_steps] if part.num_steps else None for part in parts]
+        return _env_first(_stack(parts, rows, longest, like=model.arrays[name]))
+
     root: dict[str, Any] = {"next": {}, "collector": {}}
-    is_padded = any(mask is not None for mask in masks) or any(part.num_steps < longest for part in parts)
-    if is_padded:
-        whole = [
-            np.ones((part.num_steps, part.num_envs), np.bool_) if m is None else m
-            for part, m in zip(parts, masks, strict=True)
-        ]
-        root["collector"]["mask"] = _env_first(_stack(parts, whole, longest))
-    for name in ("traj_ids", "policy_version", "task_id"):
-        if f"collector/{name}" not in model.arrays and name == "task_id":
-            continue
-        root["collector"][name] = _env_first(_join(parts, f"collector/{name}", model, longest))
-    flags = {name: _env_first(_join(parts, f"next/{name}", model, longest))[..., None] for name in _FLAGS}
-    root["next"]["reward"] = _env_first(_join(parts, "next/reward", model, longest))[..., None]
+    if any(part.num_steps < longest or not mask.all() for part, mask in zip(parts, masks_TB, strict=True)):
+        root["collector"]["mask"] = _env_first(_stack(parts, masks_TB, longest, like=masks_TB[0]))
+    for name in ("traj_ids", "policy_version", *(["task_id"] if "collector/task_id" in model.arrays else [])):
+        root["collector"][name] = joined(f"collector/{name}")
+    flags = {name: joined(f"next/{name}")[..., None] for name in ("terminated", "truncated")}
+    root["next"]["reward"] = joined("next/reward")[..., None]
     root["next"]["done"] = flags["terminated"] | flags["truncated"]
     root["next"].update(flags)
     is_recurrent = False
@@ -312,22 +294,13 @@ def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
         if name in _OWN_KEYS or name.startswith(_FINAL):
             continue
         key = tuple(name.split("/"))
-        _put(root, key, _env_first(_join(parts, name, model, longest)))
+        _put(root, key, joined(name))
         if array.shape[0] == model.num_steps + 1:
             _put(root["next"], key, _env_first(_what_followed(parts, name, model, longest)))
             is_recurrent |= key[0] != "observation"
     if is_recurrent:
-        root["is_init"] = _env_first(_join(parts, "is_init", model, longest))[..., None]
+        root["is_init"] = joined("is_init")[..., None]
     return root
-
-
-def _mask(part: Part) -> Array | None:
-    """`[T, B]`, False behind a column's last frame; None when all columns are full."""
-    lengths = part.arrays["collector/lengths"]
-    if (lengths == part.num_steps).all():
-        return None
-    mask: Array = np.arange(part.num_steps)[:, None] < lengths[None, :]
-    return mask
 
 
 def _blank_padding(part: Part, mask_TB: Array) -> None:
@@ -339,16 +312,6 @@ def _blank_padding(part: Part, mask_TB: Array) -> None:
         # Row t+1 of a carried array is the `next` of row t: a column of length n keeps its rows 0..n.
         is_carried = name not in _OWN_KEYS and array.shape[0] == part.num_steps + 1
         array[rows + 1 if is_carried else rows, columns] = 0
-
-
-def _join(parts: Sequence[Part], name: str, model: Part, longest: int) -> Array:
-    """Rows 0..T-1 of every part, `[T, W*B, ...]`."""
-    return _stack(
-        parts,
-        [part.arrays[name][: part.num_steps] if part.num_steps else None for part in parts],
-        longest,
-        like=model.arrays[name],
-    )
 
 
 def _what_followed(parts: Sequence[Part], name: str, model: Part, longest: int) -> Array:
@@ -366,12 +329,11 @@ def _what_followed(parts: Sequence[Part], name: str, model: Part, longest: int) 
     return joined
 
 
-def _stack(parts: Sequence[Part], arrays: Sequence[Array | None], longest: int, like: Array | None = None) -> Array:
+def _stack(parts: Sequence[Part], arrays: Sequence[Array | None], longest: int, *, like: Array) -> Array:
     """Arrays `[T_p, B_p, ...]` side by side, zeros where one is shorter. A view when there is but one."""
     if len(arrays) == 1 and arrays[0] is not None:
         return arrays[0]
-    model = like if like is not None else next(array for array in arrays if array is not None)
-    whole = np.empty((longest, sum(part.num_envs for part in parts), *model.shape[2:]), model.dtype)
+    whole = np.empty((longest, sum(part.num_envs for part in parts), *like.shape[2:]), like.dtype)
     first = 0
     for part, array in zip(parts, arrays, strict=True):
         columns = slice(first, first + part.num_envs)

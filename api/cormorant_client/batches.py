@@ -261,7 +261,7 @@ class _Fetcher:
         try:
             parts = [
                 (
-                    held.add(mappings.open(part.path, part.size_bytes)),
+                    mappings.open(part.path, part.size_bytes, held),
                     {name: (found.dtype, found.shape, found.offset) for name, found in part.tensors.items()},
                 )
                 for part in told.parts

@@ -12,16 +12,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cormorant_client.address import parse_address
+from cormorant_client.address import parse_address, read_token
 from cormorant_client.batches import Batches, MemoryUse, StreamOptions
 from cormorant_client.errors import BadAddress, BadTensors, Conflict, HeadFailed, UpdateFailed
 from cormorant_client.events import read_events
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.pauses import Pause, default_owner
-from cormorant_client.publisher import Publisher
-from cormorant_client.publishing import MAIN_MODEL, Body, Publishable, PulledWeights, make_body
-from cormorant_client.token_file import read_token
-from cormorant_client.transport import Transport
+from cormorant_client.publishing import MAIN_MODEL, Body, Publishable, Publisher, PulledWeights, make_body
+from cormorant_client.transport import HttpReply, Transport
 from cormorant_client.updates import Update
 from cormorant_contract.rest import headers
 from cormorant_contract.rest import updates as rest
@@ -202,8 +200,7 @@ class Client:
             NotFound: the version is not retained.
         """
         body = Rollback(version=version)
-        reply = self._head.post(f"/v1/models/{quoted(model)}:rollback", body, is_safe=False)
-        return self._noted(Update(self._head, self._head.parse(rest.Update, reply)))
+        return self._noted(self._head.post(f"/v1/models/{quoted(model)}:rollback", body, is_safe=False))
 
     # -- batches -----------------------------------------------------------------------------------------------
 
@@ -304,7 +301,7 @@ class Client:
 
     def status(self) -> Status:
         """Status of the job."""
-        return self._head.status()
+        return self._head.get(Status, "/v1/status")
 
     def evaluation(self) -> EvaluationTable:
         """Results of a job with `collection.episodes`, as far as they are recorded.
@@ -357,7 +354,11 @@ class Client:
                 self._note(current or 0)
                 if is_taken and version is None and error.is_of_repetition:
                     # The head may have had them, and newer ones since: under a new number old weights would act again.
-                    raise _unknown_fate(error, number) from error
+                    detail = (
+                        f"the connection broke while version {number} was published, and the head is at version "
+                        f"{current} by now; whether version {number} acted is unknown: publish the newest weights"
+                    )
+                    raise Conflict(error.problem.model_copy(update={"detail": detail})) from error
                 if version is not None or not is_taken or attempt == _CONFLICTS - 1:
                     raise
             except HeadFailed as error:
@@ -366,7 +367,7 @@ class Client:
                     raise UpdateFailed(f"version {number} reached no worker in time: {error}") from error
                 raise
             else:
-                return self._noted(Update(self._head, self._head.parse(rest.Update, reply)))
+                return self._noted(reply)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _next_version(self) -> int:
@@ -374,18 +375,11 @@ class Client:
             self._note(self.models().version)
         return (self._version or 0) + 1
 
-    def _noted(self, update: Update) -> Update:
+    def _noted(self, reply: HttpReply) -> Update:
+        update = Update(self._head, self._head.parse(rest.Update, reply))
         self._note(update.version)
         return update
 
     def _note(self, version: int) -> None:
         with self._lock:
             self._version = max(version, self._version or 0)
-
-
-def _unknown_fate(error: Conflict, number: int) -> Conflict:
-    detail = (
-        f"the connection broke while version {number} was published, and the head is at version "
-        f"{error.problem.current_version} by now; whether version {number} acted is unknown: publish the newest weights"
-    )
-    return Conflict(error.problem.model_copy(update={"detail": detail}))

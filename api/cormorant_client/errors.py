@@ -19,6 +19,8 @@ ClientError
     HeadFailed        500 and above: the fleet or the head is in trouble
 """
 
+from collections.abc import Mapping
+
 from cormorant_contract.rest.problems import TYPE_PREFIX, Problem, ProblemType
 
 _NAMED_TENSORS = 3
@@ -109,6 +111,24 @@ class HeadFailed(HeadError):
     """The head or its fleet failed."""
 
 
+_BY_KIND: Mapping[str, type[HeadError]] = {
+    ProblemType.TENSOR_MISMATCH: TensorMismatch,
+    ProblemType.STREAM_ENDED: StreamEnded,
+    ProblemType.FLEET_FAILED: HeadFailed,
+    ProblemType.STORE_FAILED: HeadFailed,
+}
+_BY_STATUS: Mapping[int, type[HeadError]] = {
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: NotFound,
+    412: Conflict,
+    429: NotNow,
+    503: NotNow,
+}
+
+
 def error_for(status: int, body: bytes, *, where: str) -> HeadError:
     """Turn an answer into an error.
 
@@ -125,26 +145,8 @@ def error_for(status: int, body: bytes, *, where: str) -> HeadError:
             f"{text or 'an empty body'}; check the URL"
         )
         problem = Problem(type="about:blank", title=f"HTTP {status}", status=status, detail=detail)
-    return _class_for(status, problem.kind)(problem)
-
-
-def _class_for(status: int, kind: str) -> type[HeadError]:
-    if kind == ProblemType.TENSOR_MISMATCH:
-        return TensorMismatch
-    if kind == ProblemType.STREAM_ENDED:
-        return StreamEnded
-    exact: dict[int, type[HeadError]] = {
-        401: Unauthenticated,
-        403: Forbidden,
-        404: NotFound,
-        409: Conflict,
-        410: NotFound,
-        412: Conflict,
-        429: NotNow,
-    }
-    if status == 503:
-        return HeadFailed if kind in {ProblemType.FLEET_FAILED, ProblemType.STORE_FAILED} else NotNow
-    return exact.get(status, HeadFailed if status >= 500 else Refused)
+    known = _BY_KIND.get(problem.kind) or _BY_STATUS.get(status)
+    return (known or (HeadFailed if status >= 500 else Refused))(problem)
 
 
 def _sentence(problem: Problem) -> str:

@@ -5,8 +5,7 @@ import json
 from collections.abc import Iterator
 
 from cormorant_client.errors import HeadUnreachable, error_for
-from cormorant_client.head import HeadConnection
-from cormorant_client.patience import Patience
+from cormorant_client.head import HeadConnection, Patience
 from cormorant_client.transport import Broken, Interrupt
 from cormorant_contract.rest.events import Event
 
@@ -25,7 +24,7 @@ def read_events(head: HeadConnection, *, last_id: str = "", interrupt: Interrupt
     while not stop.event.is_set():
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last_id} if last_id else {})}
         try:
-            with head.stream(_PATH, headers=headers, wait_s=0.0, interrupt=stop) as response:
+            with head.stream(_PATH, headers=headers, interrupt=stop) as response:
                 if response.status != 200:
                     raise error_for(response.status, response.read(), where=f"GET {_PATH}")
                 for event in parse_events(response):

@@ -5,6 +5,7 @@ bulk     --data-port  batches, weights, state: as `GET /v1/status` tells; the co
 """
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,7 @@ from urllib.parse import quote, urlencode
 from pydantic import BaseModel
 
 from cormorant_client.address import Address
-from cormorant_client.errors import HeadError, HeadUnreachable, NotNow, error_for
-from cormorant_client.patience import Patience
+from cormorant_client.errors import HeadUnreachable, NotNow, error_for
 from cormorant_client.transport import Broken, Bytes, HttpReply, Interrupt, Transport
 from cormorant_contract.rest.status import Status
 
@@ -32,6 +32,42 @@ _STRANGER_S = 60.0
 _SILENT_S = 2.0
 """Waits that are shorter are not logged."""
 _TELL_EVERY_S = 60.0
+_FIRST_S = 0.1
+_LONGEST_S = 3.0
+
+
+class Patience:
+    """A budget of time for one thing that may be tried again. Waits grow from 0.1 to 3 s, each with full jitter. Why
+    not stamina: docs/decisions/0034.
+    """
+
+    def __init__(self, total_s: float) -> None:
+        self._began = time.monotonic()
+        self._until = self._began + total_s
+        self._next_s = _FIRST_S
+        self.total_s = total_s
+
+    def extend(self, total_s: float) -> None:
+        """There is reason to try for longer: so long since the first try."""
+        self._until = max(self._until, self._began + total_s)
+        self.total_s = max(self.total_s, total_s)
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the first try."""
+        return time.monotonic() - self._began
+
+    def wait(self, *, at_least_s: float = 0.0, interrupted: threading.Event | None = None) -> bool:
+        """Sleep before the next try. False when the time is used up or it was interrupted: give up then."""
+        left = self._until - time.monotonic()
+        seconds = max(at_least_s, random.uniform(0.5, 1.0) * self._next_s)
+        self._next_s = min(_LONGEST_S, 2 * self._next_s)
+        if left <= 0:
+            return False
+        if interrupted is None:
+            time.sleep(min(seconds, left))
+            return True
+        return not interrupted.wait(min(seconds, left))
 
 
 class HeadConnection:
@@ -56,10 +92,8 @@ class HeadConnection:
         *,
         params: Params | None = None,
         wait_s: float = 0.0,
-        interrupt: Interrupt | None = None,
     ) -> Model:
-        reply = self.send("GET", path, params=params, wait_s=wait_s, interrupt=interrupt)
-        return self.parse(model, reply)
+        return self.parse(model, self.send("GET", path, params=params, wait_s=wait_s))
 
     def post(
         self,
@@ -106,7 +140,8 @@ class HeadConnection:
             HeadUnreachable: no answer in the time allowed.
             HeadError: the head's answer is a problem.
         """
-        target = path + _query(params)
+        given = {name: value for name, value in (params or {}).items() if value is not None}
+        target = f"{path}?{urlencode(given)}" if given else path
         usual_s = self.reconnect_s if self._has_answered else min(self.reconnect_s, _STRANGER_S)
         patience = Patience(usual_s if patience_s is None else patience_s)
         stopped = interrupt.event if interrupt else None
@@ -125,7 +160,11 @@ class HeadConnection:
                     self._tell(f"{method} {path}: {error}", patience)
                 if may_go_on and (is_fallback or patience.wait(interrupted=stopped)):
                     continue
-                raise HeadUnreachable(self._unreachable(method, path, error, patience if is_safe else None)) from error
+                tried = f" for {patience.spent_s:.0f} s" if is_safe and patience.total_s else ""
+                raise HeadUnreachable(
+                    f"no head answers at {self.address}{tried} ({method} {path}: {error}); check that it is "
+                    "running and that the URL is right"
+                ) from error
             self._has_answered = True
             if patience_s is None:
                 patience.extend(self.reconnect_s)
@@ -133,7 +172,10 @@ class HeadConnection:
                 return reply
             problem = error_for(reply.status, bytes(reply.body), where=f"{method} {address}{path}")
             problem.is_of_repetition = is_repeated
-            if not (is_safe and _may_pass(problem)):
+            # Proxies answer 502 and 504 while a head restarts; our own heads say 429 and 503, also when they drain: the
+            # next one takes over.
+            is_proxys = problem.problem.type == "about:blank" and problem.status in {502, 504}
+            if not (is_safe and (isinstance(problem, NotNow) or is_proxys)):
                 raise problem
             self._tell(str(problem), patience)
             if not patience.wait(at_least_s=problem.problem.retry_after_s or 0.0, interrupted=stopped):
@@ -150,12 +192,9 @@ class HeadConnection:
         except ValueError as error:
             raise error_for(reply.status, bytes(reply.body), where=str(self.address)) from error
 
-    def stream(self, path: str, *, headers: Mapping[str, str], wait_s: float, interrupt: Interrupt) -> Any:
+    def stream(self, path: str, *, headers: Mapping[str, str], interrupt: Interrupt) -> Any:
         """Open an endless answer on the control port; see `Transport.stream`."""
-        return self._transport.stream(self.address, path, headers=headers, wait_s=wait_s, interrupt=interrupt)
-
-    def status(self) -> Status:
-        return self.get(Status, "/v1/status")
+        return self._transport.stream(self.address, path, headers=headers, interrupt=interrupt)
 
     def listeners(self) -> tuple[Address, ...]:
         """Where requests go at present."""
@@ -210,26 +249,6 @@ class HeadConnection:
             self.address, patience.spent_s, patience.total_s, reason,
         )  # fmt: skip
 
-    def _unreachable(self, method: str, path: str, error: Broken, patience: Patience | None) -> str:
-        tried = f" for {patience.spent_s:.0f} s" if patience and patience.total_s else ""
-        return (
-            f"no head answers at {self.address}{tried} ({method} {path}: {error}); check that it is "
-            "running and that the URL is right"
-        )
-
 
 def quoted(name: str) -> str:
     return quote(name, safe="")
-
-
-def _query(params: Params | None) -> str:
-    given = {name: value for name, value in (params or {}).items() if value is not None}
-    return f"?{urlencode(given)}" if given else ""
-
-
-def _may_pass(problem: HeadError) -> bool:
-    """Proxies answer 502 and 504 while a head restarts; our own heads say 429 and 503, also when they drain: the next
-    one takes over.
-    """
-    is_proxys = problem.problem.type == "about:blank" and problem.status in {502, 504}
-    return isinstance(problem, NotNow) or is_proxys

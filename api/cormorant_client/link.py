@@ -76,7 +76,13 @@ class LearnerLink:
         """Iterate as `Client.batches` does, measuring staleness."""
         with self._client.batches(**self._wanted) as stream:
             for batch in stream:
-                self._measure(batch)
+                nested = batch.numpy()["collector"]
+                versions = nested["policy_version"]
+                acted = versions[nested["mask"]] if "mask" in nested else versions.reshape(-1)
+                acted = acted[acted >= 0]
+                if acted.size:
+                    lag = np.maximum(self.version - acted, 0)
+                    self._seen.append((int(acted.size), int(lag.sum()), int(lag.max())))
                 yield batch
 
     def step(self) -> None:
@@ -115,11 +121,3 @@ class LearnerLink:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _measure(self, batch: Batch) -> None:
-        nested = batch.numpy()["collector"]
-        acted = nested["policy_version"][nested["mask"]] if "mask" in nested else nested["policy_version"].reshape(-1)
-        acted = acted[acted >= 0]
-        if acted.size:
-            lag = np.maximum(self.version - acted, 0)
-            self._seen.append((int(acted.size), int(lag.sum()), int(lag.max())))

@@ -13,7 +13,7 @@ import os
 import re
 import time
 import weakref
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
 from cormorant_client.address import Address
@@ -32,14 +32,6 @@ def is_possible(address: Address) -> bool:
     return address.is_loopback and Path("/proc/net/tcp").exists()
 
 
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """One memory of the head, and the open file that holds it."""
-
-    data: memoryview
-    descriptor: int
-
-
 class Held:
     """The memories of one batch: held until `release`, or until this and its arrays are garbage."""
 
@@ -47,10 +39,9 @@ class Held:
         self._descriptors: list[int] = []
         weakref.finalize(self, _close, self._descriptors)
 
-    def add(self, mapped: Mapped) -> memoryview:
-        """Hold one more. Returns its bytes."""
-        self._descriptors.append(mapped.descriptor)
-        return mapped.data
+    def add(self, descriptor: int) -> None:
+        """Hold one more; its open file is closed with the others."""
+        self._descriptors.append(descriptor)
 
     def release(self) -> None:
         """The head may write there again. May be called twice."""
@@ -65,8 +56,11 @@ class Mappings:
         self._heads: set[int] = set()
         """Processes that are known to be the head."""
 
-    def open(self, path: str, size_bytes: int) -> Mapped:
+    def open(self, path: str, size_bytes: int, held: Held) -> memoryview:
         """Map one memory and hold it: what is written there later stays ours, and the head does not write.
+
+        Args:
+            held: gets the open file, which `held.release` closes.
 
         Raises:
             NotHere: the path leads nowhere, elsewhere, or may not be opened.
@@ -83,26 +77,19 @@ class Mappings:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise NotHere(f"{path} cannot be opened: {error.strerror}") from error
+        held.add(descriptor)
         try:
-            return _map(descriptor, path, size_bytes)
-        except BaseException:
-            os.close(descriptor)
-            raise
-
-
-def _map(descriptor: int, path: str, size_bytes: int) -> Mapped:
-    try:
-        held_bytes = os.fstat(descriptor).st_size
-        if held_bytes >= size_bytes:
-            _lock(descriptor)
-            return Mapped(memoryview(mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_COPY)), descriptor)
-    except (OSError, ValueError) as error:
-        raise NotHere(f"{path} cannot be mapped: {error}") from error
-    raise NotHere(f"{path} holds {held_bytes:,} bytes, fewer than the {size_bytes:,} of the batch")
+            held_bytes = os.fstat(descriptor).st_size
+            if held_bytes >= size_bytes:
+                _lock(descriptor)
+                return memoryview(mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_COPY))
+        except (OSError, ValueError) as error:
+            raise NotHere(f"{path} cannot be mapped: {error}") from error
+        raise NotHere(f"{path} holds {held_bytes:,} bytes, fewer than the {size_bytes:,} of the batch")
 
 
 def _lock(descriptor: int) -> None:
-    """Hold a memory. The head tries for a moment whether anybody does, and that moment is waited for."""
+    # The head tries for a moment whether anybody holds it, and that moment is waited for.
     deadline = time.monotonic() + _LOCK_WITHIN_S
     while True:
         try:
@@ -119,7 +106,8 @@ def _close(descriptors: list[int], *, unlocks: bool = False) -> None:
     while descriptors:
         descriptor = descriptors.pop()
         if unlocks:  # arrays may live on, and their mapping has the same open file
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            with suppress(OSError):  # it could not be locked either
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 

@@ -59,8 +59,9 @@ class Interrupt:
         """Break what waits. May be called twice."""
         self.event.set()
         with self._lock:
-            if self._connection is not None:
-                _shut(self._connection)
+            if self._connection is not None and self._connection.sock is not None:
+                with suppress(OSError):
+                    self._connection.sock.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
     def around(self, connection: http.client.HTTPConnection) -> Iterator[None]:
@@ -149,7 +150,7 @@ class Transport:
 
     @contextmanager
     def stream(
-        self, address: Address, path: str, *, headers: Mapping[str, str], wait_s: float, interrupt: Interrupt
+        self, address: Address, path: str, *, headers: Mapping[str, str], interrupt: Interrupt
     ) -> Iterator[http.client.HTTPResponse]:
         """Open an answer without an end and read it as it comes.
 
@@ -159,7 +160,7 @@ class Transport:
         connection = self._take(address)
         try:
             with interrupt.around(connection):
-                yield self._exchange(connection, address, "GET", path, headers, (), wait_s)
+                yield self._exchange(connection, address, "GET", path, headers, (), wait_s=0.0)
         except (OSError, http.client.HTTPException) as error:
             raise Broken(_reason(error)) from error
         finally:
@@ -213,7 +214,12 @@ class Transport:
                     connection.sock.settimeout(self.timeout_s)
                     return connection
                 connection.close()
-        made = self._connection(address)
+        if address.is_tls and self._tls is not None:
+            made: http.client.HTTPConnection = _TlsConnection(
+                address, self._tls, name=self._server_name, timeout_s=self._connect_timeout_s
+            )
+        else:
+            made = http.client.HTTPConnection(address.host, address.port, timeout=self._connect_timeout_s)
         try:
             made.connect()
             made.sock.settimeout(self.timeout_s)
@@ -228,11 +234,6 @@ class Transport:
             made.close()
             raise Broken(_reason(error)) from error
         return made
-
-    def _connection(self, address: Address) -> http.client.HTTPConnection:
-        if address.is_tls and self._tls is not None:
-            return _TlsConnection(address, self._tls, name=self._server_name, timeout_s=self._connect_timeout_s)
-        return http.client.HTTPConnection(address.host, address.port, timeout=self._connect_timeout_s)
 
     def _give_back(
         self, address: Address, connection: http.client.HTTPConnection, response: http.client.HTTPResponse
@@ -275,12 +276,6 @@ def _was_closed(connection: http.client.HTTPConnection) -> bool:
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _shut(connection: http.client.HTTPConnection) -> None:
-    if connection.sock is not None:
-        with suppress(OSError):
-            connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _trace_context() -> dict[str, str]:

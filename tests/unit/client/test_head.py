@@ -29,9 +29,8 @@ from cormorant_client.address import parse_address
 from cormorant_client.batches import Batches, StreamOptions
 from cormorant_client.errors import error_for
 from cormorant_client.events import parse_events
-from cormorant_client.head import HeadConnection
-from cormorant_client.patience import Patience
-from cormorant_client.publisher import Publisher
+from cormorant_client.head import HeadConnection, Patience
+from cormorant_client.publishing import Publisher
 from cormorant_client.transport import Transport
 from cormorant_testing.scripted_head import Heard, Say, in_turn, problem, scripted
 from cormorant_testing.scripts import unused_port
