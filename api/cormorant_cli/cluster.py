@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlencode, urlsplit
 
@@ -244,7 +245,14 @@ class Cluster:
         if status == 404:
             return ObjectMissing(self._missing(place, words))
         if status == 409:
-            return ObjectConflict(_conflict(words, answer))
+            causes = (answer.get("details") or {}).get("causes") or []
+            if not causes:
+                return ObjectConflict(f"the object was changed at the same time: {words}; try again")
+            owned = ", ".join(f"{cause.get('field', '')} ({cause.get('message', '')})" for cause in causes)
+            return ObjectConflict(
+                f"other field managers own fields that the manifest sets: {owned}; remove them from the manifest, or "
+                "take them over with --force-conflicts"
+            )
         if status in (400, 422):
             return BadInput(f"the API server rejected the request: {words}")
         if status == 429:
@@ -308,7 +316,15 @@ def _connect(context: str) -> Cluster:
     try:
         contexts, current = config.list_kube_config_contexts(files)
     except config.ConfigException as error:
-        return _in_cluster(context, error)
+        lost = BadInput(f"no kubeconfig found that names a cluster ({error}); set KUBECONFIG or create ~/.kube/config")
+        if context:
+            raise lost from error
+        try:
+            config.load_incluster_config(client_configuration=configuration)
+        except config.ConfigException:
+            raise lost from error
+        own = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text().strip()
+        return Cluster(ApiClient(configuration), namespace=own, context="of this pod")
     except (OSError, yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise BadInput(f"cannot read the kubeconfig {files}: {' '.join(str(error).split())}") from error
     names = [str(entry["name"]) for entry in contexts]
@@ -334,24 +350,6 @@ def _near_names(name: str, names: Sequence[str]) -> str:
     return did_you_mean(name, names, otherwise=f"; there {'is' if len(names) == 1 else 'are'} {shown}")
 
 
-def _in_cluster(context: str, error: Exception) -> Cluster:
-    from pathlib import Path
-
-    from kubernetes import config
-    from kubernetes.client import ApiClient, Configuration
-
-    configuration = Configuration()
-    lost = BadInput(f"no kubeconfig found that names a cluster ({error}); set KUBECONFIG or create ~/.kube/config")
-    if context:
-        raise lost from error
-    try:
-        config.load_incluster_config(client_configuration=configuration)
-    except config.ConfigException:
-        raise lost from error
-    namespace = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-    return Cluster(ApiClient(configuration), namespace=namespace.read_text().strip(), context="of this pod")
-
-
 def _away(server: str, context: str, error: Exception) -> str:
     host = urlsplit(server).netloc or server
     reason = " ".join(str(getattr(error, "reason", "") or error).split())
@@ -360,17 +358,6 @@ def _away(server: str, context: str, error: Exception) -> str:
         f"the API server {host} of context {context} does not answer: {reason}; is the cluster up, and is it the right "
         "context?"
     )
-
-
-def _conflict(words: str, answer: Raw) -> str:
-    causes = (answer.get("details") or {}).get("causes") or []
-    owned = [f"{cause.get('field', '')} ({cause.get('message', '')})" for cause in causes]
-    if owned:
-        return (
-            f"other field managers own fields that the manifest sets: {', '.join(owned)}; remove them from the "
-            "manifest, or take them over with --force-conflicts"
-        )
-    return f"the object was changed at the same time: {words}; try again"
 
 
 def _read_json(content: bytes) -> Raw:

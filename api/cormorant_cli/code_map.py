@@ -102,8 +102,16 @@ def read_code(folder: Path) -> CodeMap:
         raise BadInput(f"--code {folder}: no Python files found")
     if packed:
         files[CODE_ARCHIVE] = _zipped(packed)
-    _refuse_size(folder, files, packed)
-    return CodeMap(files=files)
+    total = sum(len(name) + len(data) for name, data in files.items())
+    if total <= MOST_BYTES:
+        return CodeMap(files=files)
+    every = {name: data for name, data in files.items() if name != CODE_ARCHIVE or not packed} | packed
+    largest = sorted(every, key=lambda name: len(every[name]), reverse=True)[:3]
+    shown = ", ".join(f"{name} {len(every[name]):,}" for name in largest)
+    raise BadInput(
+        f"--code {folder}: {total:,} bytes do not fit a ConfigMap, which holds {MOST_BYTES:,}; the largest are {shown}"
+        "; remove data files, or build the code into an image"
+    )
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -125,19 +133,6 @@ def _zipped(files: Mapping[str, bytes]) -> bytes:
         for name in sorted(files):
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), files[name], zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
-
-
-def _refuse_size(folder: Path, files: Mapping[str, bytes], packed: Mapping[str, bytes]) -> None:
-    total = sum(len(name) + len(data) for name, data in files.items())
-    if total <= MOST_BYTES:
-        return
-    every = {name: data for name, data in files.items() if name != CODE_ARCHIVE or not packed} | dict(packed)
-    largest = sorted(every, key=lambda name: len(every[name]), reverse=True)[:3]
-    shown = ", ".join(f"{name} {len(every[name]):,}" for name in largest)
-    raise BadInput(
-        f"--code {folder}: {total:,} bytes do not fit a ConfigMap, which holds {MOST_BYTES:,}; the largest are {shown}"
-        "; remove data files, or build the code into an image"
-    )
 
 
 def _is_text(data: bytes) -> bool:

@@ -47,7 +47,7 @@ _REMEDIES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     level: Level
     sentence: str
@@ -65,40 +65,40 @@ def of_operators(deployments: Sequence[Raw], job: Raw | None, *, namespace: str)
     names = ", ".join(sorted(set().union(*watched.values())))
     if is_kept:
         watch = f"the operators of the cluster watch only {names}" if names else "the cluster has no operator"
-        yield Finding(level="note", sentence=f"{watch}, but the job's status is up to date: another one keeps it")
+        yield Finding("note", f"{watch}, but the job's status is up to date: another one keeps it")
     elif names:
         sentence = (
             f"the operator does not watch namespace {namespace}, only {names}; add it to watchNamespaces of the chart, "
             "or use one of these"
         )
-        yield Finding(level="problem", sentence=sentence)
+        yield Finding("problem", sentence)
     else:
         sentence = (
             "the operator is not installed: no Deployment has the label app.kubernetes.io/component=operator; install "
             "it: helm install cormorant charts/cormorant"
         )
-        yield Finding(level="problem", sentence=sentence)
+        yield Finding("problem", sentence)
 
 
 def of_job(job: Raw, *, now: datetime, options: str = "") -> Iterator[Finding]:
     """What the operator says of a job. `options`: what a command about it must say beside its name."""
     name, metadata = identity(job), job["metadata"]
     if "deletionTimestamp" in metadata:
-        yield Finding(level="problem", sentence=f"{name} is being deleted")
+        yield Finding("problem", f"{name} is being deleted")
     status = job.get("status")
     if not status:
         born = metadata["creationTimestamp"]
         if (now - datetime.fromisoformat(born)).total_seconds() <= _SEEN_WITHIN_S:
-            yield Finding(level="note", sentence=f"{name} was just created and has no status yet")
+            yield Finding("note", f"{name} was just created and has no status yet")
             return
         sentence = f"no operator has reconciled {name} since its creation {age(born, now)} ago: it has no status"
-        yield Finding(level="problem", sentence=sentence)
+        yield Finding("problem", sentence)
         return
     if not is_current(job) and not holds(job, "Completed") and not holds(job, "Failed"):
         sentence = (
             f"the operator has not reconciled the newest spec of {name}: the status belongs to an older generation"
         )
-        yield Finding(level="problem", sentence=sentence)
+        yield Finding("problem", sentence)
     for fact in status.get("conditions") or ():
         if fact["reason"] not in _QUIET:
             yield _of_condition(fact, job, options)
@@ -109,7 +109,7 @@ def of_job(job: Raw, *, now: datetime, options: str = "") -> Iterator[Finding]:
         words = f": {last['message']}" if last.get("message") else ""
         advice = "; raise the memory limit of its group" if last["reason"] == "OOMKilled" else ""
         counted = f"{len(failures)} pods failed, most recently {last['pod']} {age(last['time'], now)} ago"
-        yield Finding(level="note", sentence=f"{counted}: {last['reason']}{code}{words}{advice}")
+        yield Finding("note", f"{counted}: {last['reason']}{code}{words}{advice}")
 
 
 def _of_operator(deployment: Raw) -> Finding:
@@ -119,15 +119,15 @@ def _of_operator(deployment: Raw) -> Finding:
     kubectl = f"kubectl -n {metadata['namespace']}"
     if not wanted:
         sentence = f"the operator {name} is scaled to 0; {kubectl} scale deployment {metadata['name']} --replicas=1"
-        return Finding(level="problem", sentence=sentence)
+        return Finding("problem", sentence)
     if ready:
-        return Finding(level="ok", sentence=f"the operator {name} is running ({ready} of {wanted} replicas ready)")
+        return Finding("ok", f"the operator {name} is running ({ready} of {wanted} replicas ready)")
     failed = condition(deployment, "ReplicaFailure").get("message") or "no replica is ready"
     sentence = (
         f"the operator {name} is not running: {failed}; see `{kubectl} describe pods -l "
         f"app.kubernetes.io/component=operator` and `{kubectl} logs deployment/{metadata['name']}`"
     )
-    return Finding(level="problem", sentence=sentence)
+    return Finding("problem", sentence)
 
 
 def _watched(deployment: Raw) -> set[str]:
@@ -146,4 +146,4 @@ def _of_condition(fact: Raw, job: Raw, options: str) -> Finding:
     sentence = f"{kind}={status}, {why(fact)}"
     if level != "ok" and reason in _REMEDIES:
         sentence += "; " + _REMEDIES[reason].format(name=name, label=f"{JOB}={name}", options=options)
-    return Finding(level=level, sentence=sentence)
+    return Finding(level, sentence)

@@ -1,6 +1,7 @@
 """How `cormorant run` shows a fleet: a live bar on a terminal, plain lines into a pipe, JSON lines for machines.
 
-Plain data in, text out; `run.py` fills the data from the fleet. Log events of the fleet go to stderr in all three.
+Plain data in, text out; `run.py` fills the data from the fleet. Log events of the fleet go to stderr in all three. The
+main thread calls a display, the fleet's thread `log` as well, and a signal handler `close`, maybe for the second time.
 """
 
 import contextlib
@@ -9,10 +10,10 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
@@ -103,31 +104,6 @@ class Summary(Counts):
     """Batches went to consumers over HTTP."""
 
 
-class Display(Protocol):
-    """Shows one run. `log` is called by the fleet's thread too, the others by the main thread."""
-
-    interval_s: float
-    """Seconds between two calls of `progress` that are worth making."""
-
-    def begin(self, plan: RunPlan) -> None: ...
-
-    def serving(self, serving: Serving) -> None:
-        """The head answers requests. Called once, and only with `--serve`."""
-
-    def progress(self, snapshot: Snapshot) -> None: ...
-
-    def log(self, event: Event) -> None:
-        """Something happened that is worth a line: `event`, `level` and fields."""
-
-    def end(self, summary: Summary) -> None: ...
-
-    def fail(self, message: str, exit_code: int) -> None:
-        """It is over. The sentence itself goes to stderr elsewhere, as with every command."""
-
-    def close(self) -> None:
-        """Leave the terminal as it was. May be called twice, also from a signal handler."""
-
-
 class Rate:
     """Frames per second over a sliding window."""
 
@@ -144,21 +120,11 @@ class Rate:
         return (frames - before) / (now - then) if now > then else 0.0
 
 
-def choose_display(*, as_json: bool) -> Display:
-    """JSON when asked for, a live bar on a terminal, else plain lines."""
-    if as_json:
-        return JsonDisplay()
-    if not sys.stdout.isatty():
-        return PlainDisplay()
-    # The bar and the log share one stream where they can, or one would overwrite the other.
-    shares_stderr = sys.stderr.isatty()
-    return LiveDisplay(Console(stderr=shares_stderr, highlight=False), shares_stderr=shares_stderr)
-
-
 class JsonDisplay:
     """One JSON object a line on stdout; log events as JSON on stderr."""
 
     interval_s = 1.0
+    """Seconds between two calls of `progress` that are worth making."""
 
     def begin(self, plan: RunPlan) -> None:
         _echo_json("started", asdict(plan))
@@ -201,7 +167,9 @@ class PlainDisplay:
 
     def progress(self, snapshot: Snapshot) -> None:
         """One line; while the job waits, one line in all."""
-        wait = _kind_of_wait(snapshot.waits_for)
+        # The sentence without its seconds: what stays the same while a job waits.
+        sentence = snapshot.waits_for
+        wait = sentence.partition(":")[0] + ("" if "yet" in sentence else "again") if sentence else ""
         if wait and wait == self._last_wait:
             return
         self._last_wait = wait
@@ -248,7 +216,28 @@ class LiveDisplay:
             self._console.print(Text(line), soft_wrap=True)
 
     def progress(self, snapshot: Snapshot) -> None:
-        self._live.update(self._render(snapshot))
+        top = Table.grid(padding=(0, 2))
+        bar = ProgressBar(
+            total=snapshot.total_frames or 1,
+            completed=min(snapshot.frames, snapshot.total_frames or 1),
+            width=min(_BAR_WIDTH, max(8, self._console.width // 4)),
+            pulse=snapshot.total_frames is None,
+        )
+        top.add_row(
+            Text(self._job, style="bold", no_wrap=True),
+            bar,
+            Text(_amount(snapshot), no_wrap=True),
+            Text(f"{snapshot.fps:,.0f} frames/s", style="bold cyan", no_wrap=True),
+            Text(_time_left(snapshot), style="dim", no_wrap=True),
+        )
+        shown = Group(
+            top,
+            Text(" · ".join(_details(snapshot)), no_wrap=True, overflow="ellipsis"),
+            Text(snapshot.waits_for, style="bold yellow", no_wrap=True, overflow="ellipsis")
+            if snapshot.waits_for
+            else Text(_workers_line(snapshot), style="dim", no_wrap=True, overflow="ellipsis"),
+        )
+        self._live.update(shown)
 
     def log(self, event: Event) -> None:
         if not self._shares_stderr:
@@ -273,28 +262,19 @@ class LiveDisplay:
             self._live.stop()
             self._console.show_cursor(True)
 
-    def _render(self, snapshot: Snapshot) -> RenderableType:
-        top = Table.grid(padding=(0, 2))
-        bar = ProgressBar(
-            total=snapshot.total_frames or 1,
-            completed=min(snapshot.frames, snapshot.total_frames or 1),
-            width=min(_BAR_WIDTH, max(8, self._console.width // 4)),
-            pulse=snapshot.total_frames is None,
-        )
-        top.add_row(
-            Text(self._job, style="bold", no_wrap=True),
-            bar,
-            Text(_amount(snapshot), no_wrap=True),
-            Text(f"{snapshot.fps:,.0f} frames/s", style="bold cyan", no_wrap=True),
-            Text(_time_left(snapshot), style="dim", no_wrap=True),
-        )
-        return Group(
-            top,
-            Text(" · ".join(_details(snapshot)), no_wrap=True, overflow="ellipsis"),
-            Text(snapshot.waits_for, style="bold yellow", no_wrap=True, overflow="ellipsis")
-            if snapshot.waits_for
-            else Text(_workers_line(snapshot), style="dim", no_wrap=True, overflow="ellipsis"),
-        )
+
+Display = JsonDisplay | PlainDisplay | LiveDisplay
+
+
+def choose_display(*, as_json: bool) -> Display:
+    """JSON when asked for, a live bar on a terminal, else plain lines."""
+    if as_json:
+        return JsonDisplay()
+    if not sys.stdout.isatty():
+        return PlainDisplay()
+    # The bar and the log share one stream where they can, or one would overwrite the other.
+    shares_stderr = sys.stderr.isatty()
+    return LiveDisplay(Console(stderr=shares_stderr, highlight=False), shares_stderr=shares_stderr)
 
 
 def summary_lines(summary: Summary) -> list[str]:
@@ -346,11 +326,6 @@ def _opening(plan: RunPlan) -> str:
 def _serving_lines(serving: Serving) -> list[str]:
     tokens = f"; tokens are in {serving.token_file}" if serving.token_file else ""
     return [f"live page: {serving.page}", f"REST API: {serving.url}{tokens}"]
-
-
-def _kind_of_wait(sentence: str) -> str:
-    """The sentence without its seconds: what stays the same while a job waits."""
-    return sentence.partition(":")[0] + ("" if "yet" in sentence else "again") if sentence else ""
 
 
 def _starting(plan: RunPlan) -> str:

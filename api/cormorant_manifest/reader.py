@@ -87,7 +87,16 @@ def _text_of(path: str | Path, source: str) -> str:
 
 def _documents(text: str, source: str) -> list[yaml.Node | None]:
     try:
-        return list(_roots(_without_tabs(text)))
+        loader = _Loader(_without_tabs(text))
+        try:
+            roots: list[yaml.Node | None] = []
+            while loader.check_node():
+                root = loader.get_node()
+                is_empty = isinstance(root, yaml.ScalarNode) and root.tag == "tag:yaml.org,2002:null"
+                roots.append(None if is_empty else root)
+            return roots
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         what = " ".join(part for part in (error.context, error.problem) if part)
         line = error.problem_mark.line + 1 if error.problem_mark else 0
@@ -99,16 +108,6 @@ def _documents(text: str, source: str) -> list[yaml.Node | None]:
         ) from error
     except RecursionError:
         raise _refusal(source, "is nested too deeply for a manifest") from None
-
-
-def _roots(text: str) -> Iterator[yaml.Node | None]:
-    loader = _Loader(text)
-    try:
-        while loader.check_node():
-            root = loader.get_node()
-            yield None if _is_empty(root) else root
-    finally:
-        loader.dispose()
 
 
 def _without_tabs(text: str) -> str:
@@ -124,7 +123,10 @@ def _without_tabs(text: str) -> str:
 
 def _job(root: yaml.Node, source: str, position: int) -> CollectorJob:
     """Construct one document and parse it; refuses what a reader of YAML could misunderstand."""
-    problems = list(_oversize(root)) or list(_duplicates(root, ()))
+    if _size(root, {}) > MAX_NODES:
+        problems = [Problem(message=f"its aliases expand to more than {MAX_NODES} values; write it without aliases")]
+    else:
+        problems = list(_duplicates(root, ()))
     if problems:
         raise ManifestError([replace(problem, source=source, document=position) for problem in problems])
     loader = _Loader("")
@@ -149,29 +151,14 @@ def _refusal(source: str, sentence: str, *, line: int = 0, document: int = 0) ->
     return ManifestError([Problem(message=sentence, source=source, line=line, document=document)])
 
 
-def _is_empty(root: yaml.Node | None) -> bool:
-    return isinstance(root, yaml.ScalarNode) and root.tag == "tag:yaml.org,2002:null"
-
-
-def _oversize(root: yaml.Node) -> Iterator[Problem]:
-    """Aliases that contain themselves, or write out to more than any manifest."""
-    sizes: dict[int, int] = {}
-
-    def size(node: yaml.Node) -> int:
-        key = id(node)
-        if key not in sizes:
-            sizes[key] = MAX_NODES + 1  # what a node counts for inside itself
-            sizes[key] = 1 + sum(size(child) for child in _children(node))
-        return sizes[key]
-
-    if size(root) > MAX_NODES:
-        yield Problem(message=f"its aliases expand to more than {MAX_NODES} values; write it without aliases")
-
-
-def _children(node: yaml.Node) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [part for pair in node.value for part in pair]
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Nodes once aliases are written out; too many for an alias that contains itself."""
+    key = id(node)
+    if key not in sizes:
+        sizes[key] = MAX_NODES + 1  # what a node counts for inside itself
+        parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+        sizes[key] = 1 + sum(_size(part, sizes) for part in (() if isinstance(parts, str) else parts))
+    return sizes[key]
 
 
 def _duplicates(node: yaml.Node, location: tuple[str | int, ...]) -> Iterator[Problem]:

@@ -69,19 +69,19 @@ def examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
         except (ClusterAway, ObjectMissing):
             raise
         except CliError as error:
-            gaps.append(Finding(level="note", sentence=f"cannot check {what}: {error}"))
+            gaps.append(Finding("note", f"cannot check {what}: {error}"))
             return None
 
-    yield Finding(level="ok", sentence=f"the API server {cluster.server} answers (Kubernetes {cluster.version()})")
+    yield Finding("ok", f"the API server {cluster.server} answers (Kubernetes {cluster.version()})")
     try:
         read(lambda: cluster.get("Namespace", namespace), f"namespace {namespace}")
     except ObjectMissing as error:
-        yield Finding(level="problem", sentence=f"{error}; create it: kubectl create namespace {namespace}")
+        yield Finding("problem", f"{error}; create it: kubectl create namespace {namespace}")
         return
     try:
         crd = read(lambda: cluster.get("CustomResourceDefinition", f"{PLURAL}.{GROUP}"), "the CRD of CollectorJob")
     except ObjectMissing:
-        yield Finding(level="problem", sentence=_NO_CRD)
+        yield Finding("problem", _NO_CRD)
         return
     if crd is not None:
         yield _of_crd(crd)
@@ -96,7 +96,7 @@ def examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
         yield from of_operators(operators, job, namespace=namespace)
     yield from read(lambda: list(_lacking(cluster, namespace)), "your permissions") or ()
     if missing:
-        yield Finding(level="problem", sentence=missing)
+        yield Finding("problem", missing)
     if job is not None:
         yield from of_job(job, now=datetime.now(UTC), options=cluster.options_of(job))
         code = (job["spec"].get("code") or {}).get("configMap")
@@ -109,7 +109,7 @@ def examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
                 f"the ConfigMap {code} with its code does not exist, and pods wait for it; submit the job again with "
                 "--code, or create the ConfigMap"
             )
-            yield Finding(level="problem", sentence=sentence)
+            yield Finding("problem", sentence)
         yield from _of_head(cluster, job)
     yield from gaps
 
@@ -117,9 +117,9 @@ def examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
 def _of_crd(crd: Raw) -> Finding:
     established = condition(crd, "Established")
     if established.get("status") == "True":
-        return Finding(level="ok", sentence="the CustomResourceDefinition of CollectorJob is served")
+        return Finding("ok", "the CustomResourceDefinition of CollectorJob is served")
     reason = condition(crd, "NamesAccepted").get("message") or established.get("message") or "not established yet"
-    return Finding(level="problem", sentence=f"the CustomResourceDefinition of CollectorJob is not served: {reason}")
+    return Finding("problem", f"the CustomResourceDefinition of CollectorJob is not served: {reason}")
 
 
 def _lacking(cluster: Cluster, namespace: str) -> Iterator[Finding]:
@@ -127,7 +127,7 @@ def _lacking(cluster: Cluster, namespace: str) -> Iterator[Finding]:
         if not cluster.may(verb, resource, namespace=namespace, group=group, subresource=subresource):
             right = f"{verb} {resource}{f'/{subresource}' if subresource else ''}"
             sentence = f"you may not {right} in namespace {namespace}, which {purpose} needs; ask for that permission"
-            yield Finding(level="problem", sentence=sentence)
+            yield Finding("problem", sentence)
 
 
 def _of_head(cluster: Cluster, job: Raw) -> Iterator[Finding]:
@@ -139,6 +139,6 @@ def _of_head(cluster: Cluster, job: Raw) -> Iterator[Finding]:
     except (NoHead, NotAllowed):
         return  # said by the conditions, and by the missing permissions
     except CliError as error:
-        yield Finding(level="problem", sentence=str(error))
+        yield Finding("problem", str(error))
     else:
-        yield Finding(level="ok", sentence=f"the head of {identity(job)} answers and accepts the job's token")
+        yield Finding("ok", f"the head of {identity(job)} answers and accepts the job's token")

@@ -2,7 +2,7 @@
 
 import fnmatch
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
@@ -36,8 +36,11 @@ def envs(
     known = _known()
     found = matching(known, pattern)
     if not found:
-        hint = _hint(pattern, [entry.id for entry in known])
-        raise BadInput(f'no environment matches "{pattern}"{hint}')
+        # With or without its version.
+        names = {entry.id.rpartition("-v")[0]: entry.id for entry in known} | {entry.id: entry.id for entry in known}
+        close = list(dict.fromkeys(names[name] for name in near(pattern.strip("*?"), names, most=6)))[:3]
+        hint = f"did you mean {' or '.join(close)}?" if close else "`cormorant envs` without a pattern lists all"
+        raise BadInput(f'no environment matches "{pattern}"; {hint}')
     for entry in _with_spaces(found) if spaces else found:
         typer.echo(json.dumps(asdict(entry)) if as_json else _line(entry))
 
@@ -48,13 +51,6 @@ def matching(entries: Iterable[EnvEntry], pattern: str) -> list[EnvEntry]:
     if not any(character in wanted for character in "*?["):
         wanted = f"*{wanted}*"
     return [entry for entry in entries if fnmatch.fnmatchcase(entry.id.lower(), wanted)]
-
-
-def _hint(pattern: str, ids: Sequence[str]) -> str:
-    """Ids that look like the pattern, with or without their version."""
-    by_name = {name.rpartition("-v")[0]: name for name in ids} | {name: name for name in ids}
-    close = list(dict.fromkeys(by_name[name] for name in near(pattern.strip("*?"), by_name, most=6)))[:3]
-    return f"; did you mean {' or '.join(close)}?" if close else "; `cormorant envs` without a pattern lists all"
 
 
 def _known() -> list[EnvEntry]:

@@ -91,7 +91,9 @@ def evaluate(
     are written, and an interrupted run continues where it was. Exits with 0 when all episodes are played, 1 when an
     environment or the policy failed, 2 when the input is invalid, 130 when interrupted.
     """
-    if not manifest or not is_manifest(manifest):
+    # Anything else is the name of a job.
+    is_file = manifest == STDIN or Path(manifest).suffix in (".yaml", ".yml", ".json") or Path(manifest).exists()
+    if not manifest or not is_file:
         if weights or episodes or seed is not None or deterministic is not None or output or video:
             raise BadInput(
                 f"{manifest or url} runs already with the episodes and weights of its manifest; --weights, --episodes, "
@@ -231,8 +233,3 @@ def _teller(name: str) -> "Callable[[FleetStats], None]":
             sys.stderr.flush()
 
     return tell
-
-
-def is_manifest(text: str) -> bool:
-    """A file or standard input, and not the name of a job."""
-    return text == STDIN or Path(text).suffix in (".yaml", ".yml", ".json") or Path(text).exists()

@@ -206,7 +206,8 @@ class Interrupts:
     def __init__(self, display: Display) -> None:
         self.requested = False
         self._display = display
-        self._raises = True
+        self.raises = True
+        """False: the caller checks `requested`."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -218,17 +219,18 @@ class Interrupts:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def defer(self) -> None:
-        """From now on the caller checks `requested`."""
-        self._raises = False
-
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         if self.requested:
             self._display.close()
-            _kill_children()
+            import psutil
+
+            # Workers, and the environments in processes of their own.
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
             os._exit(INTERRUPTED)
         self.requested = True
-        if self._raises:
+        if self.raises:
             raise KeyboardInterrupt
 
 
@@ -295,16 +297,26 @@ class _Session:
         self._display.begin(self._plan(workers, replicas))
         options = FleetOptions(workers=workers, device=device, drain_timeout_s=_DRAIN_S)
         with self._opened(options) as (fleet, server):
-            self._interrupts.defer()
+            self._interrupts.raises = False
             began, before = time.monotonic(), fleet.stats()
             self._rate.observe(began, before.stepped_frames)
             # A short job may be over by now, too.
-            is_old = _is_complete(before) and before.frames == fleet.found_frames
+            is_complete = before.total_frames is not None and before.frames >= before.total_frames
+            is_old = is_complete and before.frames == fleet.found_frames
             reason: Reason = "already_complete" if is_old else self._collect(fleet, server)
             seconds = time.monotonic() - began
         stats = fleet.stats()
         fps = (stats.frames - before.frames) / seconds
-        self._display.end(self._summary(reason, stats.frames - fleet.found_frames, fps, seconds, stats))
+        summary = Summary(
+            **_counts(stats, fps),
+            reason=reason,
+            new_frames=stats.frames - fleet.found_frames,
+            seconds=seconds,
+            dataset=self._dataset,
+            dataset_bytes=_dataset_bytes(self._dataset) if self._dataset else None,
+            was_served=self._serving is not None,
+        )
+        self._display.end(summary)
         return reason
 
     @contextmanager
@@ -369,7 +381,23 @@ class _Session:
         now = time.monotonic()
         if now >= self._due:
             self._due = now + self._display.interval_s
-            self._display.progress(self._snapshot(stats, now, server.waits_for(stats) if server is not None else ""))
+            snapshot = Snapshot(
+                **_counts(stats, self._rate.observe(now, stats.stepped_frames)),
+                queued_batches=stats.queued_batches,
+                waits_for=server.waits_for(stats) if server is not None else "",
+                workers=tuple(
+                    WorkerView(
+                        name=worker.name,
+                        phase=worker.phase,
+                        attempt=worker.attempt,
+                        frames=worker.frames,
+                        version=worker.version,
+                        env_restarts=worker.env_restarts,
+                    )
+                    for worker in stats.workers
+                ),
+            )
+            self._display.progress(snapshot)
 
     def _advance(self, fleet: "Fleet") -> bool:
         """Take a batch, or wait a moment. True when all frames are delivered."""
@@ -394,35 +422,6 @@ class _Session:
             replicas=replicas,
             total_frames=self._job.spec.collection.total_frames,
             dataset=self._dataset,
-        )
-
-    def _snapshot(self, stats: "FleetStats", now: float, waits_for: str) -> Snapshot:
-        return Snapshot(
-            **_counts(stats, self._rate.observe(now, stats.stepped_frames)),
-            queued_batches=stats.queued_batches,
-            waits_for=waits_for,
-            workers=tuple(
-                WorkerView(
-                    name=worker.name,
-                    phase=worker.phase,
-                    attempt=worker.attempt,
-                    frames=worker.frames,
-                    version=worker.version,
-                    env_restarts=worker.env_restarts,
-                )
-                for worker in stats.workers
-            ),
-        )
-
-    def _summary(self, reason: Reason, new_frames: int, fps: float, seconds: float, stats: "FleetStats") -> Summary:
-        return Summary(
-            **_counts(stats, fps),
-            reason=reason,
-            new_frames=new_frames,
-            seconds=seconds,
-            dataset=self._dataset,
-            dataset_bytes=_dataset_bytes(self._dataset) if self._dataset else None,
-            was_served=self._serving is not None,
         )
 
 
@@ -483,10 +482,6 @@ def _dataset_bytes(uri: str) -> int:
     return sum(record.size_bytes for part in dataset.parts() for record in part.records) if dataset else 0
 
 
-def _is_complete(stats: "FleetStats") -> bool:
-    return stats.total_frames is not None and stats.frames >= stats.total_frames
-
-
 def _counts(stats: "FleetStats", fps: float) -> dict[str, Any]:
     return {
         "frames": stats.frames,
@@ -504,12 +499,3 @@ def _counts(stats: "FleetStats", fps: float) -> dict[str, Any]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def _kill_children() -> None:
-    """Kill every process below this one: workers, and the environments in processes of their own."""
-    import psutil
-
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()

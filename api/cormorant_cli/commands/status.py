@@ -90,13 +90,13 @@ def follow(connection: Connection, interval_s: float, *, has_workers: bool) -> I
 
 
 def _text(found: "Status", workers: "Sequence[Worker]") -> str:
-    return "\n".join(map(printable, (*lines_of(found), *map(_worker_line, workers))))
-
-
-def _worker_line(worker: "Worker") -> str:
-    version = f"version {worker.version}, {worker.lag} behind" if worker.version >= 0 else "random actions"
-    attempt = f", attempt {worker.attempt}" if worker.attempt else ""
-    return f"  {worker.id:<10}{worker.phase}, {worker.frames:,} frames, {worker.per_second:,.0f}/s, {version}{attempt}"
+    lines = list(lines_of(found))
+    for worker in workers:
+        version = f"version {worker.version}, {worker.lag} behind" if worker.version >= 0 else "random actions"
+        attempt = f", attempt {worker.attempt}" if worker.attempt else ""
+        rate = f"{worker.frames:,} frames, {worker.per_second:,.0f}/s"
+        lines.append(f"  {worker.id:<10}{worker.phase}, {rate}, {version}{attempt}")
+    return "\n".join(map(printable, lines))
 
 
 def printable(line: str) -> str:

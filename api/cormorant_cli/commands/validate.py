@@ -1,7 +1,8 @@
 """`cormorant validate FILE...`: the API server's verdict on manifests, without an API server."""
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,14 +14,8 @@ from cormorant_contract.spec import unplayed
 from cormorant_manifest.entrypoints import missing_entrypoints
 from cormorant_manifest.reader import STDIN, load_jobs
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedFile:
-    """What one file holds: jobs, or problems."""
-
-    source: str
-    jobs: tuple[CollectorJob, ...] = ()
-    problems: tuple[Problem, ...] = ()
+Verdict = tuple[Sequence[CollectorJob], Sequence[Problem]]
+"""What one file holds: jobs, or problems."""
 
 
 def validate(
@@ -35,49 +30,42 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
     """Check CollectorJob manifests and print one line per error. Exits with 0 if all are valid, 2 otherwise."""
-    verdicts = [judge(file, imports=imports) for file in dict.fromkeys(files)]
+    verdicts = {file: judge(file, imports=imports) for file in dict.fromkeys(files)}
     if as_json:
         typer.echo(json.dumps(_report(verdicts), indent=2))
     else:
-        for verdict in verdicts:
-            _print(verdict)
-    if any(verdict.problems for verdict in verdicts):
+        for file, (jobs, problems) in verdicts.items():
+            for problem in problems:
+                typer.echo(str(problem), err=True)
+            for job in jobs:
+                typer.echo(f"{'standard input' if file == STDIN else file}: {job.metadata.name}: ok")
+    if any(problems for _, problems in verdicts.values()):
         raise typer.Exit(2)
 
 
-def judge(file: str, *, imports: bool = False) -> CheckedFile:
+def judge(file: str, *, imports: bool = False) -> Verdict:
     """Read one file; never raises for what is in it."""
     try:
-        jobs = tuple(load_jobs(file))
-        folder = None if file == STDIN else Path(file).resolve().parent
-        found = [
-            Problem(message=sentence, name=job.metadata.name, location=("spec", "env", "variants"))
-            for job in jobs
-            if (sentence := unplayed(job.spec))
-        ]
-        found += [problem for job in jobs for problem in missing_entrypoints(job, folder=folder)] if imports else []
-        if found:
-            return CheckedFile(source=file, problems=tuple(replace(problem, source=file) for problem in found))
-        return CheckedFile(source=file, jobs=jobs)
+        jobs = load_jobs(file)
     except ManifestError as error:
-        return CheckedFile(source=file, problems=error.problems)
+        return (), error.problems
+    folder = None if file == STDIN else Path(file).resolve().parent
+    found = [
+        Problem(message=sentence, name=job.metadata.name, location=("spec", "env", "variants"))
+        for job in jobs
+        if (sentence := unplayed(job.spec))
+    ]
+    found += [problem for job in jobs for problem in missing_entrypoints(job, folder=folder)] if imports else []
+    return ((), [replace(problem, source=file) for problem in found]) if found else (jobs, ())
 
 
-def _print(verdict: CheckedFile) -> None:
-    for problem in verdict.problems:
-        typer.echo(str(problem), err=True)
-    name = "standard input" if verdict.source == STDIN else verdict.source
-    for job in verdict.jobs:
-        typer.echo(f"{name}: {job.metadata.name}: ok")
-
-
-def _report(verdicts: list[CheckedFile]) -> dict[str, object]:
+def _report(verdicts: Mapping[str, Verdict]) -> dict[str, object]:
     return {
-        "valid": not any(verdict.problems for verdict in verdicts),
+        "valid": not any(problems for _, problems in verdicts.values()),
         "files": [
             {
-                "source": verdict.source,
-                "jobs": [{"namespace": job.metadata.namespace, "name": job.metadata.name} for job in verdict.jobs],
+                "source": file,
+                "jobs": [{"namespace": job.metadata.namespace, "name": job.metadata.name} for job in jobs],
                 "problems": [
                     {
                         "document": problem.document,
@@ -86,9 +74,9 @@ def _report(verdicts: list[CheckedFile]) -> dict[str, object]:
                         "path": problem.path,
                         "message": problem.message,
                     }
-                    for problem in verdict.problems
+                    for problem in problems
                 ],
             }
-            for verdict in verdicts
+            for file, (jobs, problems) in verdicts.items()
         ],
     }

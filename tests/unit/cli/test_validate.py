@@ -210,7 +210,7 @@ def test_standard_input_is_read() -> None:
 def test_misspelt_key_is_one_problem(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text((Path(__file__).parents[3] / "examples/pong.yaml").read_text().replace("framesPer", "frames_per_"))
-    (problem,) = judge(str(job)).problems
+    (problem,) = judge(str(job))[1]
     assert problem.message == "unknown field; did you mean framesPerBatch?"
     assert problem.path == "spec.collection.frames_per_Batch"
 
@@ -220,8 +220,8 @@ def test_entrypoints_are_looked_up_when_asked(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "examples/pong.yaml").read_text()
     job.write_text(text.replace("cormorant_worker.policies:atari_cnn", "mine:make"))
     (tmp_path / "mine.py").write_text("def maker(observation_space, action_space): ...\n")
-    assert judge(str(job)).problems == ()
-    (problem,) = judge(str(job), imports=True).problems
+    assert judge(str(job))[1] == ()
+    (problem,) = judge(str(job), imports=True)[1]
     assert str(problem).startswith(f"{job}: spec.policy.entrypoint: mine:make: mine has no make; did you mean maker?")
 
 
