@@ -44,7 +44,6 @@ class BackgroundTasks:
             thread.start()
 
     def settle(self) -> None:
-        """Go on with everything that is done."""
         while self._done:
             then, result = self._done.popleft()
             self._num_under_way -= 1

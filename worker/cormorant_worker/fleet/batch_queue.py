@@ -178,7 +178,6 @@ class Delivery:
 
     @property
     def moments(self) -> Statistics | None:
-        """What it adds to the job's statistics."""
         moments = [part.message.moments for _, part in self.parts if part.message.moments is not None]
         return reduce(Statistics.merged, moments) if moments else None
 
@@ -200,14 +199,6 @@ class BatchQueue:
         events: Events | None = None,
         statistics: StatisticsBook | None = None,
     ) -> None:
-        """Args:
-        scheduler: whose rounds these are.
-        capacity: rounds that the queue and the consumers hold at most; 0 = no queue, the dataset takes all.
-        drops_oldest: a full queue drops its oldest round instead of making workers wait.
-        has_dataset: frames are durable, and count, whatever becomes of them in the queue.
-        events: hears of rounds that were accepted and of frames that were dropped.
-        statistics: gets the moments of batches that were acknowledged; without a queue, of those that were accepted.
-        """
         self.blocks: BlockPool | None = None
         """The memory of batches; set once, when the first worker has told their layout."""
         self.is_on_demand = False
@@ -220,8 +211,11 @@ class BatchQueue:
         """Frames that were stepped and never delivered, by reason."""
         self._scheduler = scheduler
         self._capacity = capacity
+        """Rounds that the queue and the consumers hold at most; 0: no queue, the dataset takes all."""
         self._drops_oldest = drops_oldest
+        """A full queue drops its oldest round instead of making workers wait."""
         self._has_dataset = has_dataset
+        """Frames are durable, and count, whatever becomes of them in the queue."""
         self._landed: dict[int, dict[SlotKey, RoundShare]] = {}
         self._backlog: list[tuple[int, Delivery]] = []
         """A heap by round: a short last round may lack a straggler that an earlier one still waits for."""
@@ -232,6 +226,7 @@ class BatchQueue:
         """Frames of the rounds that consumers are not done with, by number: they may still publish for them."""
         self._events = events or Events()
         self._statistics = statistics
+        """Gets the moments of batches that were acknowledged; without a queue, of those that were accepted."""
 
     # -- in ----------------------------------------------------------------------------------------------------
 
@@ -353,7 +348,6 @@ class BatchQueue:
 
     @contextmanager
     def asking(self, waker: Waker) -> Iterator[None]:
-        """Inside, a consumer waits for a round."""
         self.num_asking += 1
         if self.is_on_demand:
             waker.wake()

@@ -46,7 +46,6 @@ class FleetCounters:
         self.groups[group].alive += 1
 
     def put_to_work(self, handle: WorkerHandle) -> None:
-        """It may collect."""
         books = self.groups[handle.slot.group]
         books.versions[handle.version] += 1
         books.policy_call = handle.policy_call
@@ -89,7 +88,6 @@ class FleetCounters:
             books.spent_ns = [total + new for total, new in zip(books.spent_ns, spent, strict=True)]
 
     def replaced(self, group: str, reason: RestartReason) -> None:
-        """A worker that is gone is replaced."""
         self.groups[group].restarts[reason] += 1
 
     def tick(self, *, is_full: bool) -> None:
@@ -141,7 +139,6 @@ class _Group:
         """Workers that may collect, by the version that acts in them."""
 
     def leave(self, version: PolicyVersion) -> None:
-        """One worker less acts with a version."""
         self.versions[version] -= 1
         if not self.versions[version]:
             del self.versions[version]

@@ -8,6 +8,7 @@ import os
 import socket
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from cormorant_contract.job import CollectorJob
@@ -37,20 +38,22 @@ class DatasetRoot:
         self.uri = uri
         self._lock = _lock(uri)
         try:
-            self._dataset = find_dataset(uri)
+            self._dataset = dataset = find_dataset(uri)
             self.written: Counter[SlotKey] = Counter()
             """Durable frames of earlier runs, by slot."""
             self._attempts: dict[SlotKey, int] = {}
             """The last attempt of each slot that has a part."""
             self.statistics = Statistics()
             """Moments of the durable frames of earlier runs; empty unless the manifest normalizes."""
-            runs = self._dataset.runs() if self._dataset is not None else ()
-            have_ended = self._lock is None and all(self._is_of(job, run) for run in runs)
-            for part in self._dataset.parts(have_ended=have_ended) if self._dataset is not None else ():
-                group, index, attempt = split_part_name(part.name)
-                self.written[group, index] += part.frames
-                self.statistics = self.statistics.merged(part.statistics)
-                self._attempts[group, index] = max(attempt, self._attempts.get((group, index), -1))
+            runs: Sequence[int] = ()
+            if dataset is not None:
+                runs = dataset.runs()
+                is_ours = (json.loads(dataset.holder(run) or "{}").get("job") == job for run in runs)
+                for part in dataset.parts(have_ended=self._lock is None and all(is_ours)):
+                    group, index, attempt = split_part_name(part.name)
+                    self.written[group, index] += part.frames
+                    self.statistics = self.statistics.merged(part.statistics)
+                    self._attempts[group, index] = max(attempt, self._attempts.get((group, index), -1))
             # Runs of versions that did not number them have one epoch a part at most.
             last = max(runs, default=max(self._attempts.values(), default=-1))
             self.epoch = max(epoch, last + 1)
@@ -70,10 +73,6 @@ class DatasetRoot:
     def durable_frames(self, part: str) -> int:
         """Frames that a part's manifest has; 0 for a part that was never written."""
         return self._dataset.durable_frames(part) if self._dataset is not None else 0
-
-    def _is_of(self, job: str, epoch: int) -> bool:
-        assert self._dataset is not None
-        return bool(json.loads(self._dataset.holder(epoch) or "{}").get("job") == job)
 
     def open(self, job: CollectorJob, ready: Ready) -> None:
         """Begin the dataset, or go on with one that fits.

@@ -85,7 +85,6 @@ class InferenceServers:
             slot.listener = None
 
     def note(self, handle: WorkerHandle, served: Served) -> None:
-        """A server told what it did."""
         books = self.served.setdefault(handle.slot.group, dict.fromkeys(served.__slots__, 0.0))
         for name in books:
             books[name] += getattr(served, name)

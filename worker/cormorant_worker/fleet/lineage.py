@@ -22,17 +22,12 @@ class Lineage:
     """Writes the fields of slots that say what was used up."""
 
     def __init__(self, *, epoch: int, warmup_frames: int) -> None:
-        """Begin an epoch.
-
-        Args:
-            epoch: a number that no fleet of this job had before.
-            warmup_frames: random frames that the job still wants.
-        """
         self.epoch = epoch
+        """A number that no fleet of this job had before."""
         self.run = uuid.uuid4().hex
         """Names this fleet, in states that it saves."""
         self._warmup_frames = warmup_frames
-        """Random frames that belong to no slot yet."""
+        """Random frames that the job still wants and that belong to no slot yet."""
         self._is_shared_out = False
 
     def begin(self, slot: Slot, place: WorkerPlace, *, first_free: int = 0, batch_ids: int = 0) -> WorkerPlace:

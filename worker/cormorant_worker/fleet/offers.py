@@ -125,15 +125,10 @@ class Offers:
     """Who has which version, and who is to get one. Guarded by the fleet's condition."""
 
     def __init__(self, slots: Slots, events: Events, *, statistics: StatisticsBook | None = None) -> None:
-        """Offer nothing yet.
-
-        Args:
-            events: hears of versions that were published and refused.
-            statistics: of which each version that is published gets the present ones, or its own.
-        """
         self.published = PublishedWeights()
         self._slots, self._events = slots, events
         self._statistics = statistics
+        """Each version that is published gets the present ones, or its own."""
         self._due: dict[WorkerHandle, None] = {}
         """Workers that may not have been offered the newest."""
 

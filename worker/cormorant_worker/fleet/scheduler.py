@@ -39,7 +39,6 @@ class Round:
 
     @property
     def is_complete(self) -> bool:
-        """True when every member's batch has landed."""
         return len(self.landed) == len(self.frames)
 
 
@@ -128,7 +127,6 @@ class Scheduler:
             heappush(self._waiting[holds], (self._last_number.get(slot, -1), slot))
 
     def may_not_collect(self, slot: SlotKey) -> None:
-        """A worker gets no more tickets: it leaves, or is gone."""
         held = self.held.pop(slot, None)
         if held is not None:
             self._num_holding[held] -= 1

@@ -133,7 +133,6 @@ class Slots:
     # -- what happens ------------------------------------------------------------------------------------------
 
     def move(self, slot: Slot, state: SlotState) -> None:
-        """A slot enters another state."""
         if state not in TRANSITIONS[slot.state]:
             raise FleetError(f"slot {slot.name} cannot become {state.name} while it is {slot.state.name}")
         del self._in[slot.state][slot]
@@ -143,7 +142,6 @@ class Slots:
             slot.worker.reached = state
 
     def fill(self, slot: Slot, handle: WorkerHandle) -> None:
-        """The engine has started a worker."""
         slot.worker = handle
         self.move(slot, SlotState.BUILDING)
         self.joined.append(handle)

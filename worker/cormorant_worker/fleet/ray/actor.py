@@ -28,7 +28,7 @@ from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.errors import DeviceUnavailable
 from cormorant_worker.fleet.ray.block_pool import writable
-from cormorant_worker.fleet.ray.pod_files import HEARTBEAT_FILE, KEPT_FOLDER, is_told_to_leave, report_blocked
+from cormorant_worker.fleet.ray.pod_files import HEARTBEAT_FILE, KEPT_FOLDER, LEAVE_FILE, report_blocked
 from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.inference.handshake import listen_on
 from cormorant_worker.spaces import Array
@@ -121,7 +121,6 @@ class CallUplink:
     # -- the calls' side ---------------------------------------------------------------------------------------
 
     def deliver(self, turn: int, message: object) -> None:
-        """A message for the runtime has come."""
         with self._changed:
             self._inbox[turn] = message
             if self._turn in self._inbox:
@@ -129,7 +128,6 @@ class CallUplink:
                 self._changed.notify_all()
 
     def collect(self, turn: int, ticket: Ticket) -> tuple[Sealed, dict[str, Array]]:
-        """Have a ticket's batch collected, into the block of the calling thread."""
         result: Future[tuple[Sealed, dict[str, Array]]] = Future()
         with self._changed:
             self._collecting[ticket.number] = threading.get_ident(), result
@@ -137,11 +135,10 @@ class CallUplink:
         return result.result()  # bounded by the fleet: it kills a worker that makes no progress
 
     def news(self, timeout_s: float) -> tuple[object, ...]:
-        """Wait for something to say, at most `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._news, timeout_s)
-            found, self._news = tuple(self._news), []
-            return found
+            news, self._news = tuple(self._news), []
+            return news
 
 
 class WorkerActor:
@@ -200,9 +197,9 @@ class WorkerActor:
 
     @_method(concurrency_group="listen")
     def listen(self) -> News:
-        """Wait for news, at most `LISTEN_S`."""
         messages = self._uplink.news(LISTEN_S)
-        if not self._has_said_leaving and is_told_to_leave():
+        leave_file = os.environ.get(LEAVE_FILE, "")
+        if not self._has_said_leaving and leave_file and Path(leave_file).exists():
             self._has_said_leaving = True
             messages = (*messages, Leaving())
         return self._report(messages, is_from_listen=True)

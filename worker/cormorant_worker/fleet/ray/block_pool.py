@@ -71,17 +71,10 @@ class RayBlockPool:
     """At most `limit` blocks: those that workers fill or have filled, and those that consumers hold."""
 
     def __init__(self, layout: Layout, limit: int, *, store_bytes: int, shares: StoreShares | None = None) -> None:
-        """Make room for blocks in an object store.
-
-        Args:
-            limit: blocks that are wanted.
-            store_bytes: memory of the object store.
-            shares: of the fleets that use the store; None: this is the only one.
-        """
         self._layout = layout
         self.block_bytes = layout.size_bytes
         self.store_bytes = store_bytes
-        self._shares = shares or StoreShares()
+        self._shares = shares or StoreShares()  # without: this is the only fleet that uses the store
         self._next = 0
         self._lent: dict[int, Block | None] = {}
         self.limit = self.wanted = self.fewest = 0

@@ -33,7 +33,6 @@ class RayEngine:
     """Ray's connections to the actor and to its node."""
 
     def __init__(self, options: RayOptions | None = None) -> None:
-        """Connect to a cluster, or start one."""
         self._options = options = options or RayOptions()
         self.cluster = RayCluster(options)
         self._node_id = self.cluster.node_id

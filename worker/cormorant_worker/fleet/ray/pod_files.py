@@ -25,12 +25,6 @@ ACTOR_TITLE = "ray::WorkerActor"
 """How Ray names the process of a worker's actor."""
 
 
-def is_told_to_leave() -> bool:
-    """Whether this actor's pod is about to end."""
-    path = os.environ.get(LEAVE_FILE, "")
-    return bool(path) and Path(path).exists()
-
-
 def report_blocked(reason: str) -> None:
     """Tell the pod's supervisor that no worker can run here. Without a supervisor the head alone is told."""
     path = os.environ.get(BLOCKED_FILE, "")

@@ -146,7 +146,6 @@ class Inbox:
     # -- the first worker --------------------------------------------------------------------------------------
 
     def _meet(self, handle: WorkerHandle, ready: Ready) -> None:
-        """A worker stands at its first observation."""
         core = self._core
         if core.ready is not None:
             self._compare(handle, ready, core.ready)

@@ -290,7 +290,6 @@ class Quiesce:
     # -- asking one worker -------------------------------------------------------------------------------------
 
     def peek(self, worker: str, *, column: int, leaf: int) -> bytes:
-        """One leaf of what an environment shows now: see `Fleet.peek`."""
         handle = self._core.slots.find(worker)
         if handle is not None and handle.slot.is_server:
             raise FleetError(f"{worker} is an inference server and has no environments; look at a worker that collects")
@@ -303,7 +302,6 @@ class Quiesce:
         return asked.reply.state
 
     def fetch_cached(self, worker: str) -> bytes:
-        """What one worker's pod has of an earlier head: see `Fleet.fetch_cached`."""
         handle = self._core.slots.find(worker)
         if handle is None or handle.slot.state is not SlotState.WORKING:
             raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
