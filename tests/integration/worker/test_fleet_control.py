@@ -362,22 +362,6 @@ def test_resizing_under_load_loses_and_repeats_nothing() -> None:
     assert len(checker.attempts) >= 3
 
 
-@pytest.mark.slow
-def test_hung_policy_is_killed_and_its_frames_recollected(tmp_path: Path) -> None:
-    kwargs = {"hang_at": 25, "flag": str(tmp_path / "hung")}
-    job = make_job(
-        num_envs=2, policy="versioned", policy_kwargs=kwargs, action="box", lengths=4, collection={"totalFrames": 400}
-    )
-    checker = make_checker(2, action="box", lengths=4)
-    with start(job, workers=1, hang_timeout_s=2.0) as fleet:
-        for batch in fleet.batches():
-            checker.take(batch)
-        stats = fleet.stats()
-    assert checker.frames == 400
-    assert (stats.restarts, stats.dropped["crash"] > 0) == (1, True)
-    assert checker.attempts == {(0, 0, 0), (0, 0, 1)}
-
-
 @on_both_engines_slowly
 def test_a_hung_environment_is_killed_with_its_worker(tmp_path: Path) -> None:
     failure = {"how": "hang", "step": 30, "flag": str(tmp_path / "hung")}
@@ -386,7 +370,9 @@ def test_a_hung_environment_is_killed_with_its_worker(tmp_path: Path) -> None:
     with start(job, workers=1, hang_timeout_s=2.0) as fleet:
         for batch in fleet.batches():
             checker.take(batch)
+        stats = fleet.stats()
     assert checker.frames == 400
+    assert (stats.restarts, stats.dropped["crash"] > 0) == (1, True)
     assert checker.attempts == {(0, 0, 0), (0, 0, 1)}
 
 
@@ -583,17 +569,3 @@ def test_a_fleet_leaves_no_descriptor_behind() -> None:
         return us.num_fds()
 
     assert run(1) == run(2)
-
-
-@pytest.mark.slow
-def test_published_weights_survive_the_death_of_all_workers() -> None:
-    job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
-    checker = make_checker(2, action="box", lengths=5, acts_by_version=True)
-    with start(job, workers=2) as fleet:
-        fleet.publish(numbered(3), version=3, wait_s=20)
-        for worker in fleet.stats().workers:
-            os.kill(worker.pid, signal.SIGKILL)
-        fleet.publish({"number": numbered(4)["number"], "bias": numbered(4)["bias"]}, version=4)
-        while not {(0, 0, 1), (0, 1, 1)} <= checker.attempts:
-            checker.take(fleet.take().tensordict)
-        assert all(stream.version == 4 for (a, _), stream in checker.streams.items() if a[2] == 1)

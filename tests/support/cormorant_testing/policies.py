@@ -4,9 +4,7 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,23 +17,18 @@ from torch import Tensor, nn
 class Versioned(nn.Module):
     """For the action kind "box": acts (number, noise). Publish `number` = version: each action names its weights."""
 
-    def __init__(self, *, hang_at: int = 0, flag: str = "") -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.number = nn.Parameter(torch.zeros(()))
         self.bias = nn.Parameter(torch.zeros(3))
-        self._hang_at, self._flag, self._calls = hang_at, flag, 0
 
     def forward(self, observation: Tensor) -> Tensor:
-        self._calls += 1
-        if self._hang_at == self._calls and not Path(self._flag).exists():
-            Path(self._flag).touch()
-            time.sleep(3600)
         n = observation.shape[0]
         return torch.stack([self.number.expand(n), torch.rand(n)], -1)
 
 
-def versioned(observation_space: Any, action_space: Any, **kwargs: Any) -> nn.Module:
-    return Versioned(**kwargs)
+def versioned(observation_space: Any, action_space: Any) -> nn.Module:
+    return Versioned()
 
 
 def numbered(version: int) -> dict[str, Tensor]:
