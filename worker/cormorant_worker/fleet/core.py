@@ -180,7 +180,7 @@ class FleetCore:
             recent_metrics={name: tuple(values) for name, values in counters.metrics.items()},
             recent_lengths=tuple(counters.lengths),
             task_episodes=dict(counters.task_episodes),
-            version=self.offers.published.version,
+            version=self.offers.version,
             dropped=dict(self.queue.dropped),
             restarts=sum(books.restarts.total() for books in counters.groups.values()),
             env_failures=self.env_failures.sentence,

@@ -144,7 +144,7 @@ class Fleet:
         core.waker.close()
         self._selector.close()
         core.slots.clear()
-        core.offers.published.clear()
+        core.offers.clear()
         if core.dataset is not None:
             core.dataset.close()
         if core.queue.blocks is not None:
@@ -247,7 +247,7 @@ class Fleet:
                     raise ControlTimeout(f"no batch came within {timeout_s} s; {core.slots.describe()}")
                 with core.counters.waiting():
                     self._changed.wait(left)
-        self._warn_of_staleness(acted=loan.min_version, newest=core.offers.published.common_version)
+        self._warn_of_staleness(acted=loan.min_version, newest=core.offers.common_version)
         return loan
 
     def _warn_of_staleness(self, *, acted: int, newest: int) -> None:
@@ -265,7 +265,7 @@ class Fleet:
     def _take_delivery(self) -> Delivery | None:
         core = self._core
         bound, waiting = self.job.spec.collection.weights.max_staleness, core.queue.num_waiting
-        newest = core.offers.published.common_version
+        newest = core.offers.common_version
         delivery = core.queue.take(min_version=None if bound is None else newest - bound)
         # Only for news: the fleet's thread notifies callers that wait at every turn.
         if core.queue.num_waiting != waiting:
@@ -335,7 +335,7 @@ class Fleet:
             yield payload
         finally:
             with self._changed:
-                if not self._core.offers.published.has(payload):
+                if not self._core.offers.holds(payload):
                     payload.close()
 
     def _publish(
@@ -349,7 +349,7 @@ class Fleet:
     ) -> Receipt:
         core, offers = self._core, self._core.offers
         core.lifecycle.raise_error()
-        number = offers.published.next_version(version)
+        number = offers.next_version(version)
         offers.publish(blob, number, payload, core.servers.named(workers))
         core.waker.wake()
         if wait_s > 0:
@@ -495,7 +495,7 @@ class Fleet:
     @property
     def version(self) -> PolicyVersion:
         """The newest published version. Costs nothing, and never waits."""
-        return self._core.offers.published.version
+        return self._core.offers.version
 
     @property
     def statistics(self) -> StatisticsBook | None:

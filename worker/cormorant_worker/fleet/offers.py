@@ -35,23 +35,27 @@ class PublishedVersion:
     statistics: Statistics | None = None
     """What it acts with; None where the manifest normalizes nothing."""
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        return tuple(self.blob.tensors)
 
-
-class PublishedWeights:
-    """For all workers, and for single slots. What is published for all takes the place of what single ones had of the
-    same models. Guarded by the fleet's condition.
+class Offers:
+    """What was published for all workers, and for those of single slots; and who is to get it. What is published for
+    all takes the place of what single ones had of the same models. Guarded by the fleet's condition.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slots: Slots, events: Events, *, statistics: StatisticsBook | None = None) -> None:
         self.version = INITIAL_VERSION
         """The highest number that was given out."""
         self.common_version = INITIAL_VERSION
         """The newest that all workers were given: what staleness is measured by."""
         self._common: dict[str, PublishedVersion] = {}
+        """The newest for all, by model."""
         self._own: dict[Slot, dict[str, PublishedVersion]] = {}
+        self._slots, self._events = slots, events
+        self._statistics = statistics
+        """Each version that is published gets the present ones, or its own."""
+        self._due: dict[WorkerHandle, None] = {}
+        """Workers that may not have been offered the newest."""
+
+    # -- what was published ------------------------------------------------------------------------------------
 
     def next_version(self, wanted: int | None) -> PolicyVersion:
         """The number of the next publish. `wanted`: chosen by the caller; None: one more than the last.
@@ -67,39 +71,43 @@ class PublishedWeights:
             raise WeightsError(f"version {number} is past {_HIGHEST_CHOSEN}, the highest allowed; choose a lower one")
         return number
 
-    def put(
+    def publish(
         self,
         blob: WeightsBlob,
         version: PolicyVersion,
-        slots: Collection[Slot] | None,
         payload: Payload,
-        statistics: Statistics | None = None,
+        slots: Collection[Slot] | None = None,
     ) -> None:
-        """Keep new weights, for all slots or for some, and let go of those that are the newest of nothing any more."""
+        """Offer new weights to all workers, or to those of some slots: one copy in memory for all. Workers that come
+        later get them, too. Lets go of versions that are the newest of nothing any more.
+
+        Args:
+            version: higher than any before.
+            payload: the same bytes as the engine shares them.
+            slots: None: all.
+        """
         before = self._kept()
-        newest = PublishedVersion(version, blob, payload, statistics)
+        statistics = None if self._statistics is None else self._statistics.stamp(version, blob.statistics)
+        newest = dict.fromkeys(blob.tensors, PublishedVersion(version, blob, payload, statistics))
         self.version = version
         if slots is None:
             self.common_version = version
-            self._common.update(dict.fromkeys(newest.models, newest))
+            self._common.update(newest)
             for own in self._own.values():
-                for model in newest.models:
+                for model in newest:
                     own.pop(model, None)
         else:
             for slot in slots:
-                self._own.setdefault(slot, {}).update(dict.fromkeys(newest.models, newest))
+                self._own.setdefault(slot, {}).update(newest)
         for older in before - self._kept():
             older.payload.close()
+        self._events.note("published", version=version)
+        workers = self._slots.workers if slots is None else (slot.worker for slot in slots)
+        self._due |= {worker: None for worker in workers if worker is not None}
 
-    def has(self, payload: Payload) -> bool:
+    def holds(self, payload: Payload) -> bool:
         """Whether a worker may still be offered these bytes."""
         return any(one.payload is payload for one in self._kept())
-
-    def of(self, slot: Slot) -> list[tuple[PublishedVersion, tuple[str, ...]]]:
-        """What a slot's worker is to have, oldest first, each with the models that it is the newest of."""
-        newest = {**self._common, **self._own.get(slot, {})}
-        versions = sorted(set(newest.values()), key=lambda one: one.version)
-        return [(one, tuple(model for model, holder in newest.items() if holder is one)) for one in versions]
 
     def version_of(self, slot: Slot) -> PolicyVersion:
         """The newest version that a slot's worker was given."""
@@ -120,38 +128,7 @@ class PublishedWeights:
     def _kept(self) -> set[PublishedVersion]:
         return {*self._common.values(), *(one for own in self._own.values() for one in own.values())}
 
-
-class Offers:
-    """Who has which version, and who is to get one. Guarded by the fleet's condition."""
-
-    def __init__(self, slots: Slots, events: Events, *, statistics: StatisticsBook | None = None) -> None:
-        self.published = PublishedWeights()
-        self._slots, self._events = slots, events
-        self._statistics = statistics
-        """Each version that is published gets the present ones, or its own."""
-        self._due: dict[WorkerHandle, None] = {}
-        """Workers that may not have been offered the newest."""
-
-    def publish(
-        self,
-        blob: WeightsBlob,
-        version: PolicyVersion,
-        payload: Payload,
-        slots: Collection[Slot] | None = None,
-    ) -> None:
-        """Offer new weights to all workers, or to those of some slots: one copy in memory for all. Workers that come
-        later get them, too.
-
-        Args:
-            version: higher than any before.
-            payload: the same bytes as the engine shares them.
-            slots: None: all.
-        """
-        statistics = None if self._statistics is None else self._statistics.stamp(version, blob.statistics)
-        self.published.put(blob, version, slots, payload, statistics)
-        self._events.note("published", version=version)
-        workers = self._slots.workers if slots is None else (slot.worker for slot in slots)
-        self._due |= {worker: None for worker in workers if worker is not None}
+    # -- who is to get it --------------------------------------------------------------------------------------
 
     def send_due(self, most: int) -> bool:
         """Offer workers what they do not have, so many at once. Returns whether there are more."""
@@ -170,15 +147,16 @@ class Offers:
             return False
         if handle.offer:
             return True
-        newer = [offer for offer in self.published.of(handle.slot) if offer[0].version > handle.offered]
+        newest = {**self._common, **self._own.get(handle.slot, {})}
+        newer = [one for one in newest.values() if one.version > handle.offered]
         if not newer:
             return False
-        published, models = newer[0]
+        published = min(newer, key=lambda one: one.version)
         handle.offered = published.version
         offer = Offer(
             version=published.version,
             default_model=published.blob.default_model,
-            models=models,
+            models=tuple(model for model, one in newest.items() if one is published),
             statistics=published.statistics,
         )
         handle.offer = handle.ask(offer, published.payload, is_awaited=False)
@@ -203,12 +181,12 @@ class Offers:
         return not behind
 
     def _is_behind(self, handle: WorkerHandle, version: PolicyVersion) -> bool:
-        is_given = handle.gets_weights and self.published.version_of(handle.slot) >= version
+        is_given = handle.gets_weights and self.version_of(handle.slot) >= version
         return is_given and handle.version < version and handle.refusal[0] < version
 
     def receipt(self, version: PolicyVersion) -> Receipt:
         acting = (h for h in self._slots.workers if h.gets_weights)
-        given = sorted((h for h in acting if self.published.version_of(h.slot) >= version), key=lambda h: h.name)
+        given = sorted((h for h in acting if self.version_of(h.slot) >= version), key=lambda h: h.name)
         behind = [h for h in given if h.version < version]
         return Receipt(
             version=version,

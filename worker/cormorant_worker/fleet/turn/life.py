@@ -238,7 +238,7 @@ class SlotLife:
                 block_index=block_index,
                 block_is_new=memory is not None,
                 num_frames=grant.num_frames,
-                version=core.offers.published.version_of(slot),
+                version=core.offers.version_of(slot),
                 episodes=core.episodes.take(grant.num_frames) if core.episodes is not None else (),
             )
             self.num_tickets += 1

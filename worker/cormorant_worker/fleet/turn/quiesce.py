@@ -110,8 +110,8 @@ class Quiesce:
             epoch=core.lineage.epoch,
             dataset=core.dataset_uri,
             written={slot.name: slot.written for slot in states},
-            version=core.offers.published.version,
-            weights=core.offers.published.to_bytes(),
+            version=core.offers.version,
+            weights=core.offers.to_bytes(),
             seed=self._life.seed,
             statistics={}
             if core.statistics is None
@@ -167,7 +167,7 @@ class Quiesce:
         self._life.seed = saved.seed
         if core.statistics is not None and CURRENT in saved.statistics:
             core.statistics.reset(saved.statistics[CURRENT], saved.statistics)
-        if publish is not None and saved.version > core.offers.published.version:
+        if publish is not None and saved.version > core.offers.version:
             publish()
         handles = {handle.slot: handle for handle in core.slots.workers if not handle.slot.is_server}
         rewinds = {
