@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cormorant_operator.job import Job, Unreadable, read_job
-from cormorant_operator.observed import Pod, PodIndex
-from cormorant_operator.pod_facts import controller_uid, pod_identity, read_pod
+from cormorant_operator.pods import Pod, PodIndex, controller_uid, pod_identity, read_pod
 from cormorant_operator.render.children import digest_of
 from cormorant_operator.workload import Workload, read_workload
 
@@ -75,15 +74,19 @@ class Cache:
     def see(self, raw: Mapping[str, Any], *, is_deleted: bool = False) -> str:
         """Store an object. Returns the uid of its job; empty if it has none, or if the version is not newer."""
         metadata = raw["metadata"]
-        uid, version = metadata["uid"], _version(metadata)
+        uid, version = str(metadata["uid"]), _version(metadata)
         if is_deleted:
             self.note_created(raw)
             return self._remove(uid, is_job=raw["kind"] == "CollectorJob", version=version)
         if version <= self._tombstones.get(uid, -1):
             return ""
-        if raw["kind"] == "CollectorJob":
-            return self._see_job(raw, uid, version)
-        return self._see_member(raw, uid, version)
+        if raw["kind"] != "CollectorJob":
+            return self._see_member(raw, uid, version)
+        record = self._records.setdefault(uid, JobRecord(metadata["namespace"]))
+        if record.job is not None and version <= record.version:
+            return ""
+        record.job, record.version = read_job(raw, before=record.job), version
+        return uid
 
     def prune(self, kind: Kind, uids: Iterable[str], *, version: str, namespace: str = "") -> set[str]:
         """Forget objects that a complete list did not show: an interrupted watch does not report deletions.
@@ -143,15 +146,8 @@ class Cache:
     def forget(self, uid: str) -> None:
         self._remove(uid, is_job=False, version=math.inf)
 
-    def _see_job(self, raw: Mapping[str, Any], uid: str, version: int) -> str:
-        record = self._records.setdefault(uid, JobRecord(raw["metadata"]["namespace"]))
-        if record.job is not None and version <= record.version:
-            return ""
-        record.job, record.version = read_job(raw, before=record.job), version
-        return uid
-
     def _see_member(self, raw: Mapping[str, Any], uid: str, version: int) -> str:
-        before = self._member(uid)
+        before = self.record(self._owners.get(uid, "")).members.get(uid)
         if before is not None and version <= before.version:
             return ""
         owner = controller_uid(raw)
@@ -168,10 +164,6 @@ class Cache:
             record.workload = fact
         self._owners[uid] = owner
         return owner
-
-    def _member(self, uid: str) -> Member | None:
-        record = self._records.get(self._owners.get(uid, ""))
-        return record.members.get(uid) if record is not None else None
 
     def _remove(self, uid: str, *, is_job: bool, version: float) -> str:
         self._tombstones[uid] = max(version, self._tombstones.get(uid, -1))

@@ -45,7 +45,7 @@ from cormorant_operator.kube.client import KubeClient, ListedKind
 from cormorant_operator.kube.rate_limit import Purpose, purpose
 from cormorant_operator.logs import about
 from cormorant_operator.metrics import Handler, Metrics
-from cormorant_operator.observed import Pod, PodIndex
+from cormorant_operator.pods import Pod, PodIndex
 from cormorant_operator.work_queue import WorkQueue
 
 log = structlog.get_logger()
@@ -140,7 +140,12 @@ class Controller:
                 with purpose(Purpose.UPKEEP):
                     await self._list_all_of(namespace, is_quick=is_quick and namespace not in self.lost)
                 if namespace in self.lost or (namespaces is None and not is_quick):
-                    self._queue_all(namespace)
+                    for uid in self.cache.jobs(namespace):
+                        self.jobs_due.add(uid)
+                        # Secrets are neither watched nor listed. Each has its own time: 1,000 at once hold up pods for
+                        # 20 s.
+                        at_s = self._defaults.full_resync_s * crc32(uid.encode()) / 2**32
+                        asyncio.get_running_loop().call_later(at_s, self._recheck_token_secret, uid)
             except KubeRefused as error:
                 if not namespace:
                     raise
@@ -170,7 +175,11 @@ class Controller:
             await self._list(kind, namespace, is_quick=is_quick)
         jobs = (self.cache.job(uid) for uid in self.cache.jobs(namespace))
         if any(job is not None and job.identity.queue is not None for job in jobs):
-            await self._list_workloads(namespace, is_quick=is_quick)
+            try:
+                await self._list("Workload", namespace, is_quick=is_quick)
+            except (KubeNotFound, KubeRefused) as error:
+                # Their absence is no answer of Kueue's. A condition of each job says what is missing.
+                log.warning("workloads_not_listed", namespace=namespace, reason=error.message)
         # Policies and budgets are not watched: changes are corrected at the next resync.
         if self._defaults.has_network_policies:
             await self._list("NetworkPolicy", namespace, is_quick=False)
@@ -180,24 +189,10 @@ class Controller:
             # Roles of an older chart lack this permission. Jobs run without budgets.
             log.warning("budgets_not_listed", namespace=namespace, reason=error.message)
 
-    def _queue_all(self, namespace: str) -> None:
-        for uid in self.cache.jobs(namespace):
-            self.jobs_due.add(uid)
-            # Secrets are neither watched nor listed. Each has its own time: 1,000 at once hold up pods for 20 s.
-            at_s = self._defaults.full_resync_s * crc32(uid.encode()) / 2**32
-            asyncio.get_running_loop().call_later(at_s, self._recheck_token_secret, uid)
-
     def _recheck_token_secret(self, uid: str) -> None:
         if (state := self._states.get(uid)) is not None:
             state.has_tokens = False
             self.jobs_due.add(uid)
-
-    async def _list_workloads(self, namespace: str, *, is_quick: bool) -> None:
-        try:
-            await self._list("Workload", namespace, is_quick=is_quick)
-        except (KubeNotFound, KubeRefused) as error:
-            # Their absence is no answer of Kueue's. A condition of each job says what is missing.
-            log.warning("workloads_not_listed", namespace=namespace, reason=error.message)
 
     async def _list(self, kind: ListedKind, namespace: str, *, is_quick: bool) -> None:
         selector = self._selector if kind == "CollectorJob" else names.WATCHED
@@ -294,7 +289,16 @@ class Controller:
         if not self.has_workloads.is_set() and record.workload is not None:
             self.has_workloads.set()
         state.counters = None
-        failed = await self._carry_out(job, plan, state, decided_at=now)
+        if state.refusals:
+            state.forget_refusals({pod.name for pod in record.pods})
+        # A failing action stops neither the others nor the status.
+        failed: KubeError | None = None
+        for action in plan.actions:
+            try:
+                await self._executor.do(job, action, state, decided_at=now)
+            except KubeError as error:
+                log.warning("action_failed", action=type(action).__name__, reason=str(error))
+                failed = failed or error
         if plan.status is not None and plan.is_counters_only:
             state.counters = (job.identity, plan.status)
             self.counters_due.add(uid)
@@ -310,19 +314,6 @@ class Controller:
         self._schedule(job, plan, state)
         if failed is not None:
             raise failed
-
-    async def _carry_out(self, job: Job, plan: Plan, state: JobState, *, decided_at: datetime) -> KubeError | None:
-        """Carry out a plan. A failing action stops neither the others nor the status. Returns the first failure."""
-        if state.refusals:
-            state.forget_refusals({pod.name for pod in self.cache.record(job.uid).pods})
-        failed: KubeError | None = None
-        for action in plan.actions:
-            try:
-                await self._executor.do(job, action, state, decided_at=decided_at)
-            except KubeError as error:
-                log.warning("action_failed", action=type(action).__name__, reason=str(error))
-                failed = failed or error
-        return failed
 
     async def _write_counters(self, uid: str) -> None:
         state = self._states.get(uid)
@@ -401,7 +392,14 @@ class Controller:
             if state.is_token_refused and state.may_remake_tokens(asyncio.get_running_loop().time()):
                 # The changed Secret may be deleted by now: recreate it, and the head picks it up.
                 state.has_tokens, state.is_answer_due = False, True
-        self._note_state(uid, state)
+        was_cut_off = self.census.is_cut_off
+        self.census.note(uid, "refusing" if state.is_token_refused else "silent" if state.is_silent else "answering")
+        if self.census.is_cut_off and not was_cut_off:
+            log.error(
+                "heads_silent_together",
+                reason=f"{self.census.counts['silent']} of {self.census.counts.total()} heads do not answer this "
+                "operator; check its own network first (egress policy, mTLS, CNI); it leaves their jobs alone",
+            )
         state.polled_at, state.polled_pod = asyncio.get_running_loop().time(), head.uid
         if state.is_answer_due or state.head_report != before:
             state.is_answer_due, state.still_polls = False, 0
@@ -411,16 +409,6 @@ class Controller:
             state.still_polls += not state.is_silent
             is_still = state.still_polls >= _STILL_POLLS and state.poll_s >= self._defaults.poll_s
             self.heads_due.add(uid, after_s=state.poll_s * (_STILL_FACTOR if is_still else 1))
-
-    def _note_state(self, uid: str, state: JobState) -> None:
-        was_cut_off = self.census.is_cut_off
-        self.census.note(uid, "refusing" if state.is_token_refused else "silent" if state.is_silent else "answering")
-        if self.census.is_cut_off and not was_cut_off:
-            log.error(
-                "heads_silent_together",
-                reason=f"{self.census.counts['silent']} of {self.census.counts.total()} heads do not answer this "
-                "operator; check its own network first (egress policy, mTLS, CNI); it leaves their jobs alone",
-            )
 
 
 def _live_head(pod_index: PodIndex) -> Pod | None:

@@ -41,13 +41,11 @@ from cormorant_operator.errors import (
 )
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Identity, Job
-from cormorant_operator.job_state import JobState
+from cormorant_operator.job_state import JobState, RefusalKind, Verdict
 from cormorant_operator.kube.client import KubeClient
 from cormorant_operator.names import Manifest
-from cormorant_operator.observed import NodeFact, RefusalKind, Verdict
-from cormorant_operator.pod_facts import controller_uid, read_node, write_time
-from cormorant_operator.render.children import secret, tokens_owner
-from cormorant_operator.render.tokens import derive
+from cormorant_operator.pods import NodeFact, controller_uid, read_node, write_time
+from cormorant_operator.render.children import derive, secret, tokens_owner
 from cormorant_operator.workload import read_flavor
 
 log = structlog.get_logger()
@@ -78,53 +76,47 @@ class Executor:
             KubeConflict: the object is not the one that the plan was made for.
             Unreachable: the API server did not answer.
         """
-        if isinstance(action, (SetDesired, DrainHead)):
-            await self._send_to_head(job, action)
-            return
-        if isinstance(action, CheckNode):
-            await self._check_node(action.name, state)
-            return
         owner, prefix = refusal_of(action)
-        if _is_refused_since(state, owner, decided_at):
+        refused = state.refusals.get(owner)
+        if refused is not None and refused.at >= decided_at:
             return
         try:
-            await self._act(job, action, state)
+            match action:
+                case CheckTemplate():
+                    await self._check(job, action, state)
+                case ApplyChild():
+                    await self._apply(job, action.manifest)
+                case CreateTokens():
+                    await self._create_tokens(job, action, state)
+                case CreatePod():
+                    await self._create_pod(job, action)
+                case DeletePod():
+                    await self._delete_pod(job, action)
+                case MarkPod():
+                    await self._mark(job, action)
+                case DeleteChild():
+                    await self._delete_child(job, action)
+                case ReadQueueObject():
+                    await self._read_queue_object(action, state)
+                case PatchWorkload():
+                    await self._patch_workload(job, action)
+                case DeleteJob():
+                    await self._delete_job(job)
+                case CheckNode():
+                    await self._check_node(action.name, state)
+                case SetDesired() | DrainHead():
+                    await self._send_to_head(job, action)
         except (KubeRefused, KubeNotFound, ServerFault) as error:
             kind = _kind_of(error, is_creation=isinstance(action, (CheckTemplate, CreatePod, ApplyChild, CreateTokens)))
-            words = error.message or f"the API server answered {error.code} {error.reason}".rstrip()
-            self._refuse(job, state, owner, kind, prefix + words)
+            words = prefix + (error.message or f"the API server answered {error.code} {error.reason}".rstrip())
         except NameTaken as taken:
             kind = RefusalKind.LEAVING if taken.is_leaving else RefusalKind.CONFLICT
-            self._refuse(job, state, owner, kind, str(taken))
+            words = str(taken)
         else:
             state.refusals.pop(owner, None)
-
-    async def _act(self, job: Job, action: Action, state: JobState) -> None:
-        match action:
-            case CheckTemplate():
-                await self._check(job, action, state)
-            case ApplyChild():
-                await self._apply(job, action.manifest)
-            case CreateTokens():
-                await self._create_tokens(job, action, state)
-            case CreatePod():
-                await self._create_pod(job, action)
-            case DeletePod():
-                await self._delete_pod(job, action)
-            case MarkPod():
-                await self._mark(job, action)
-            case DeleteChild():
-                await self._delete_child(job, action)
-            case ReadQueueObject():
-                await self._read_queue_object(action, state)
-            case PatchWorkload():
-                await self._patch_workload(job, action)
-            case DeleteJob():
-                await self._delete_job(job)
-
-    def _refuse(self, job: Job, state: JobState, owner: str, kind: RefusalKind, message: str) -> None:
-        state.refuse(owner, kind, message, at=self._clock())
-        log.warning("refused", owner=owner, namespace=job.namespace, kind=kind.value, reason=message)
+            return
+        state.refuse(owner, kind, words, at=self._clock())
+        log.warning("refused", owner=owner, namespace=job.namespace, kind=kind.value, reason=words)
 
     async def write_counters(self, identity: Identity, status: CollectorJobStatus) -> None:
         """Write a counter-only status, unless the job was written since: it must not undo a newer condition."""
@@ -391,12 +383,6 @@ class Executor:
             log.info("job_deleted", job=job.name, namespace=job.namespace, reason="ttlSecondsAfterFinished elapsed")
         except (KubeNotFound, KubeConflict):
             return
-
-
-def _is_refused_since(state: JobState, owner: str, moment: datetime) -> bool:
-    """Whether an earlier action of the same plan and owner was refused."""
-    refusal = state.refusals.get(owner)
-    return refusal is not None and refusal.at >= moment
 
 
 def _is_leaving(found: Raw, job: Job) -> bool:

@@ -12,9 +12,10 @@ from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport
 from cormorant_contract.rest.status import Status
 from cormorant_operator.errors import CertificateRefused, HeadSilent, SettingsError, TokenRefused
 from cormorant_operator.job import Job
-from cormorant_operator.observed import HeadAnswer, Pod, Waits
+from cormorant_operator.job_state import HeadAnswer, Waits
+from cormorant_operator.pods import Pod
+from cormorant_operator.render.children import derive
 from cormorant_operator.render.entrypoints import API_PORT
-from cormorant_operator.render.tokens import derive
 
 T = TypeVar("T", bound=BaseModel)
 ANSWER_S = 2.0

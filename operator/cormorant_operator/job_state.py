@@ -5,21 +5,106 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import Enum
 from typing import Literal
 
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.job import Identity
-from cormorant_operator.observed import (
-    POD_OWNER,
-    HeadAnswer,
-    NodeFact,
-    Refusal,
-    RefusalKind,
-    Verdict,
-    Waits,
-    WaitShares,
-)
+from cormorant_operator.pods import NodeFact
 from cormorant_operator.workload import Flavor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """Who has waited for whom, in seconds that only grow while the head lives."""
+
+    consumer_s: float
+    """A learner waited for a batch."""
+    idle_s: Mapping[str, float]
+    """Workers had no batch to collect, by group, summed over its workers."""
+    worker_s: Mapping[str, float]
+    """Seconds of all workers together, by group."""
+    is_settled: bool
+    """Every group has as many ready workers as it should, and the fleet is not paused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitShares:
+    """Shares of a period in which every group kept its size."""
+
+    seconds: float
+    sizes: Mapping[str, int]
+    """Workers by group."""
+    consumer: float
+    """Share of the time that a learner waited."""
+    idle: Mapping[str, float]
+    """Share of the workers' time without a ticket, by group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadAnswer:
+    """A head's answer to a poll. Equal answers contain no news."""
+
+    pod_uid: str
+    phase: str
+    frames: int
+    settled: int = 0
+    """Frames that no later head collects again."""
+    per_second: float = 0.0
+    version: int = 0
+    min_applied_version: int = 0
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Desired workers by group, as the head has them."""
+    empty_slots: Mapping[str, tuple[int, ...]] | None = field(default_factory=dict)
+    """Slots below the highest worker that the head was told to expect none in, by group. None: an older head, which
+    can be told sizes alone."""
+    is_resizing: bool = False
+    pause_state: Literal["running", "draining", "paused"] = "running"
+    is_leased: bool = False
+    """A client holds a pause lease."""
+    is_spec_paused: bool = False
+    """spec.paused as the head has it."""
+    is_queue_full: bool = False
+    """The queue is full, so workers wait."""
+    failure: str = ""
+    env_failures: str = ""
+    """Environments keep failing: the first failure with its traceback. Empty: they do not."""
+    waits: Waits | None = None
+    """Set for jobs with an autoscaled group. None: an older head."""
+
+
+POD_OWNER = "pod/"
+"""Prefix of the keys of refusals about existing pods."""
+
+
+class RefusalKind(Enum):
+    """Why the API server rejected a request."""
+
+    QUOTA = "QuotaExceeded"
+    NAMESPACE = "NamespaceTerminating"
+    CONFLICT = "NameConflict"
+    LEAVING = "NameNotFreeYet"
+    INVALID = "InvalidPodTemplate"
+    FORBIDDEN = "Forbidden"
+    SERVER = "ApiServerError"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    kind: RefusalKind
+    message: str
+    at: datetime
+    count: int = 1
+    """Consecutive refusals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    error: str
+    """Result of the dry run; empty: accepted."""
+    at: datetime
+    generation: int
+
 
 UP_AFTER_S, DOWN_AFTER_S = 30.0, 120.0
 """Lengths of the periods of waiting that `decide/autoscale.py` decides by."""

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from cormorant_contract.workers import Autoscale
-from cormorant_operator.job_state import DOWN_AFTER_S, UP_AFTER_S
-from cormorant_operator.observed import WaitShares
+from cormorant_operator.job_state import DOWN_AFTER_S, UP_AFTER_S, WaitShares
 
 _WAITS = 0.2
 _IDLE = 0.25

@@ -27,7 +27,7 @@ from cormorant_operator.decide.progress import frames_settled
 from cormorant_operator.decide.slots import RESET_AFTER_S, next_attempt_at
 from cormorant_operator.decide.view import View
 from cormorant_operator.names import Manifest
-from cormorant_operator.observed import Pod
+from cormorant_operator.pods import Pod
 from cormorant_operator.render.children import config_map
 from cormorant_operator.render.pods import PodOrigin, head_pod
 

@@ -9,7 +9,8 @@ from cormorant_contract.children import HEAD
 from cormorant_operator import names
 from cormorant_operator.decide.view import View
 from cormorant_operator.job import Fact
-from cormorant_operator.observed import POD_OWNER, Obstacle, Pod, RefusalKind
+from cormorant_operator.job_state import POD_OWNER, RefusalKind
+from cormorant_operator.pods import Obstacle, Pod
 
 _QUEUE_KINDS = ("Workload", "ResourceFlavor", "WorkloadPriorityClass")
 _SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE, RefusalKind.SERVER, RefusalKind.LEAVING)

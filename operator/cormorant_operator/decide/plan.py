@@ -7,8 +7,9 @@ from typing import Literal, TypeAlias
 
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.job import Fact
+from cormorant_operator.job_state import POD_OWNER
 from cormorant_operator.names import Manifest
-from cormorant_operator.observed import POD_OWNER, Pod
+from cormorant_operator.pods import Pod
 from cormorant_operator.workload import Workload
 
 QueueKind: TypeAlias = Literal["ResourceFlavor", "WorkloadPriorityClass"]

@@ -18,7 +18,7 @@ from cormorant_operator.decide.obstacles import (
 from cormorant_operator.decide.slots import failures_after
 from cormorant_operator.decide.view import View
 from cormorant_operator.job import Fact, find, is_true, since
-from cormorant_operator.observed import EXIT_REFUSED, Pod
+from cormorant_operator.pods import EXIT_REFUSED, Pod
 
 _MOMENT_POLLS = 4
 """Polls without new frames before a job counts as not progressing: a large batch takes a while."""

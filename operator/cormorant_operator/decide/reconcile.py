@@ -36,7 +36,7 @@ from cormorant_operator.decide.workers import plan_workers, render_worker
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import JobState
-from cormorant_operator.observed import Obstacle
+from cormorant_operator.pods import Obstacle
 from cormorant_operator.render.children import budgets, certificates, config_map, digest_of, network_policy, services
 
 _CHANGES = (DeletePod, MarkPod, DeleteChild, DeleteJob)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cormorant_operator.observed import Pod
+from cormorant_operator.pods import Pod
 
 RESET_AFTER_S = 600.0
 """A pod that ran this long was healthy: its failure counts as the first."""

@@ -44,7 +44,7 @@ from cormorant_operator.decide.plan import Draft
 from cormorant_operator.decide.progress import how_it_ended
 from cormorant_operator.decide.view import View
 from cormorant_operator.job import Fact, Unreadable, find
-from cormorant_operator.observed import Pod
+from cormorant_operator.pods import Pod
 
 _COUNTERS = ("frames", "weights")
 _MAX_FAILURES = 10

@@ -12,8 +12,8 @@ from cormorant_operator.decide.autoscale import autoscaled
 from cormorant_operator.decide.slots import Slot, failures_after, refusal_delay_s, slots_of
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
-from cormorant_operator.job_state import JobState
-from cormorant_operator.observed import HeadAnswer, Pod, PodIndex, Refusal, RefusalKind, Verdict, WorkerBuild
+from cormorant_operator.job_state import HeadAnswer, JobState, Refusal, RefusalKind, Verdict
+from cormorant_operator.pods import Pod, PodIndex, WorkerBuild
 from cormorant_operator.templates import Templates
 from cormorant_operator.workload import NO_PLACEMENT, Placement, Workload
 

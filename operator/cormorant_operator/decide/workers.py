@@ -9,7 +9,7 @@ from cormorant_operator.decide.plan import CreatePod, DeletePod, Draft, MarkPod
 from cormorant_operator.decide.slots import Slot, next_attempt_at
 from cormorant_operator.decide.view import View
 from cormorant_operator.names import Manifest
-from cormorant_operator.observed import Pod
+from cormorant_operator.pods import Pod
 from cormorant_operator.render.pods import PodOrigin, worker_pod
 
 

@@ -1,7 +1,12 @@
 """A job's Services, policies, ConfigMap and Secret as JSON, and digests that reveal changes by others."""
 
+import base64
+import hashlib
+import hmac
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from cormorant_contract.children import (
@@ -22,7 +27,6 @@ from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
 from cormorant_operator.render import entrypoints
 from cormorant_operator.render.pods import owner_reference
-from cormorant_operator.render.tokens import Tokens
 
 
 def services(job: Job, *, epoch: int) -> list[Manifest]:
@@ -117,6 +121,29 @@ def tokens_owner(job: Job) -> Manifest:
     owner = child(job, "ConfigMap", tokens_secret(job.name), {})
     del owner["metadata"]["labels"][names.MANAGED_BY]
     return owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """One token per role, and Ray's."""
+
+    read: str = field(repr=False)
+    write: str = field(repr=False)
+    operator: str = field(repr=False)
+    ray: str = field(repr=False)
+
+
+@lru_cache(maxsize=1 << 16)
+def derive(key: bytes, *, uid: str) -> Tokens:
+    """The tokens of the job with this uid, from the operator's key: a restarted operator need not read Secrets. A
+    recreated job of the same name has others.
+    """
+
+    def token(role: str) -> str:
+        raw = hmac.digest(key, f"{uid}/{role}".encode(), hashlib.sha256)
+        return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+    return Tokens(read=token("read"), write=token("write"), operator=token("operator"), ray=token("ray"))
 
 
 def secret(job: Job, tokens: Tokens, *, owner: Mapping[str, Any] | None = None) -> Manifest:

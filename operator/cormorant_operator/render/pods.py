@@ -13,7 +13,6 @@ from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
 from cormorant_operator.render import entrypoints
-from cormorant_operator.render.template_merge import merge
 from cormorant_operator.workload import NO_PLACEMENT, Placement
 
 GPU = "nvidia.com/gpu"
@@ -396,3 +395,48 @@ def _probes(port: int, *, scheme: str = "HTTP") -> dict[str, Any]:
         "livenessProbe": probe("/livez", period_s=10, failures=6),
         "readinessProbe": probe("/readyz", period_s=2, failures=3),
     }
+
+
+# -- templates -------------------------------------------------------------------------------------------------
+
+_KEYS = ("name", "mountPath")
+
+
+def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge `overlay`, a user's template, into a copy of `base`.
+
+    Objects are merged key by key. Lists of named items are merged by name: containers, volumes, env and ports by
+    `name`, mounts by `mountPath`. Other lists are replaced. A null removes the key.
+
+    Example: `merge({"containers": [{"name": "a", "image": "x"}]}, {"containers": [{"name": "a", "tty": True}]})` is
+    `{"containers": [{"name": "a", "image": "x", "tty": True}]}`.
+    """
+    result = dict(base)
+    for key, value in overlay.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = _merge_value(result.get(key), value)
+    return result
+
+
+def _merge_value(base: Any, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return merge(base if isinstance(base, Mapping) else {}, value)
+    if isinstance(value, list) and isinstance(base, list) and (key := _key_of([*base, *value])):
+        return _merge_lists(base, value, key)
+    return value
+
+
+def _key_of(items: list[Any]) -> str:
+    # mountPath first: the mounts of one volume share its name.
+    for key in reversed(_KEYS):
+        if items and all(isinstance(item, Mapping) and key in item for item in items):
+            return key
+    return ""
+
+
+def _merge_lists(base: list[Any], overlay: list[Any], key: str) -> list[Any]:
+    added = {item[key]: item for item in overlay}
+    merged = [merge(item, added.pop(item[key], {})) for item in base]
+    return [*merged, *(item for item in overlay if item[key] in added)]

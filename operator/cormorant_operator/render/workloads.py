@@ -8,7 +8,7 @@ from typing import Any
 from cormorant_operator import names
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
-from cormorant_operator.pod_facts import write_time
+from cormorant_operator.pods import write_time
 from cormorant_operator.render.children import child
 from cormorant_operator.workload import Workload
 

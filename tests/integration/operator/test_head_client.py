@@ -13,9 +13,9 @@ from cormorant_api.__main__ import listen_host
 from cormorant_operator.errors import HeadSilent
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Identity, Job
-from cormorant_operator.observed import HeadAnswer, Pod
-from cormorant_operator.render.children import secret
-from cormorant_operator.render.tokens import derive
+from cormorant_operator.job_state import HeadAnswer
+from cormorant_operator.pods import Pod
+from cormorant_operator.render.children import derive, secret
 from cormorant_operator.templates import Templates
 from cormorant_testing.collecting import make_job
 from cormorant_testing.operator_world import make_job as operator_job

@@ -23,10 +23,10 @@ from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import CertificateRefused, SettingsError
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Identity, Job
-from cormorant_operator.observed import HeadAnswer, Pod
-from cormorant_operator.render.children import secret
+from cormorant_operator.job_state import HeadAnswer
+from cormorant_operator.pods import Pod
+from cormorant_operator.render.children import derive, secret
 from cormorant_operator.render.pods import PodOrigin, head_pod
-from cormorant_operator.render.tokens import derive
 from cormorant_operator.templates import Templates
 from cormorant_testing.collecting import make_job
 from cormorant_testing.helm import Manifest, find, render

@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from cormorant_operator.decide.plan import ApplyChild, PatchWorkload, ReadQueueObject
+from cormorant_operator.job_state import Refusal, RefusalKind
 from cormorant_operator.names import Manifest
-from cormorant_operator.observed import Refusal, RefusalKind
-from cormorant_operator.pod_facts import write_time
+from cormorant_operator.pods import write_time
 from cormorant_operator.workload import Flavor, Workload, read_flavor, read_workload
 
 

@@ -33,19 +33,18 @@ from cormorant_operator.decide.plan import (
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Identity, Job, Queue, find
-from cormorant_operator.job_state import JobState
-from cormorant_operator.observed import (
-    HeadAnswer,
+from cormorant_operator.job_state import HeadAnswer, JobState, Refusal, RefusalKind, Verdict, WaitShares
+from cormorant_operator.pods import (
     NodeFact,
     Obstacle,
     Pod,
     PodIndex,
-    Refusal,
-    RefusalKind,
-    Verdict,
-    WaitShares,
+    pod_identity,
+    read_pod,
+    settled_frames,
+    termination_reason,
+    write_time,
 )
-from cormorant_operator.pod_facts import pod_identity, read_pod, settled_frames, termination_reason, write_time
 from cormorant_operator.render.children import digest_of
 from cormorant_operator.templates import Templates
 from cormorant_testing.kueue import Kueue

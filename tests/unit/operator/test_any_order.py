@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from cormorant_operator.decide.plan import Action, CheckTemplate, CreatePod, CreateTokens, DeleteJob
 from cormorant_operator.decide.reconcile import reconcile
-from cormorant_operator.observed import Obstacle, PodIndex
+from cormorant_operator.pods import Obstacle, PodIndex
 from cormorant_testing.operator_world import BEGIN, World, of_kind
 
 POLICY = {"progressDeadlineSeconds": 300, "drainSeconds": 60, "maxHeadRestarts": 3, "maxRestartsPerSlot": 3}

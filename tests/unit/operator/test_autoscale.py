@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from cormorant_contract.workers import Autoscale
 from cormorant_operator.decide.autoscale import autoscaled
-from cormorant_operator.job_state import JobState
-from cormorant_operator.observed import HeadAnswer, Waits, WaitShares
+from cormorant_operator.job_state import HeadAnswer, JobState, Waits, WaitShares
 from cormorant_testing.operator_world import World
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 from cormorant_operator.decide.plan import CreatePod, DeletePod
-from cormorant_operator.observed import Obstacle, Pod
+from cormorant_operator.pods import Obstacle, Pod
 from cormorant_testing.operator_world import World, of_kind, running
 
 

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from cormorant_operator.decide.plan import CheckNode, CreatePod
-from cormorant_operator.observed import Obstacle
+from cormorant_operator.pods import Obstacle
 from cormorant_testing.operator_world import World, of_kind, running, waiting
 
 

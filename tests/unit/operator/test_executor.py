@@ -24,8 +24,7 @@ from cormorant_operator.decide.status import merge
 from cormorant_operator.errors import KubeConflict
 from cormorant_operator.executor import Executor
 from cormorant_operator.job import Fact, Identity, Queue
-from cormorant_operator.job_state import JobState
-from cormorant_operator.observed import Refusal, RefusalKind
+from cormorant_operator.job_state import JobState, Refusal, RefusalKind
 from cormorant_operator.render.children import certificates, config_map, digest_of, services
 from cormorant_operator.workload import read_workload
 from cormorant_testing.api_server import ApiServer

@@ -18,7 +18,7 @@ from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Unreadable, read_job
-from cormorant_operator.observed import Refusal, RefusalKind
+from cormorant_operator.job_state import Refusal, RefusalKind
 from cormorant_testing.operator_world import World, make_spec, of_kind, running, waiting
 
 

@@ -2,8 +2,7 @@
 
 from datetime import timedelta
 
-from cormorant_operator.job_state import Census, JobState
-from cormorant_operator.observed import HeadAnswer
+from cormorant_operator.job_state import Census, HeadAnswer, JobState
 from cormorant_testing.operator_world import BEGIN
 
 ANSWER = HeadAnswer(pod_uid="u1", phase="Running", frames=10)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cormorant_operator.decide.plan import DeletePod
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.view import View
-from cormorant_operator.observed import Pod, PodIndex
+from cormorant_operator.pods import Pod, PodIndex
 from cormorant_testing.operator_world import BEGIN, World, of_kind, running
 
 PODS = st.builds(

@@ -8,15 +8,12 @@ from typing import Any
 import pytest
 
 from cormorant_contract.children import JOB_UID
-from cormorant_operator import pod_facts
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.names import Manifest
-from cormorant_operator.observed import NodeFact, Pod
-from cormorant_operator.pod_facts import read_node, read_pod
+from cormorant_operator.pods import NodeFact, Pod, read_node, read_pod, settled_frames, termination_reason
 from cormorant_operator.render import children, entrypoints
-from cormorant_operator.render.pods import PodOrigin, head_pod, parse_bytes, worker_pod
-from cormorant_operator.render.template_merge import merge
-from cormorant_operator.render.tokens import derive
+from cormorant_operator.render.children import derive
+from cormorant_operator.render.pods import PodOrigin, head_pod, merge, parse_bytes, worker_pod
 from cormorant_operator.templates import Templates
 from cormorant_testing.operator_world import make_job
 
@@ -542,7 +539,7 @@ def test_secret_has_a_key_a_role() -> None:
     ("message", "frames"), [('{"frames": 7}', 7), ('{"frames": true}', None), ("oops", None), ("[1]", None), ("", None)]
 )
 def test_last_words_of_a_head(message: str, frames: int | None) -> None:
-    assert pod_facts.settled_frames(message) == frames
+    assert settled_frames(message) == frames
 
 
 @pytest.mark.parametrize(
@@ -554,7 +551,7 @@ def test_last_words_of_a_head(message: str, frames: int | None) -> None:
     ],
 )
 def test_why_a_head_ended(message: str, words: str) -> None:
-    assert pod_facts.termination_reason(message) == words
+    assert termination_reason(message) == words
 
 
 @pytest.mark.parametrize("pod", [head(), worker()], ids=["head", "worker"])

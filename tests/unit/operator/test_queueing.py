@@ -6,7 +6,7 @@ import pytest
 
 from cormorant_operator.decide.plan import CreatePod, DeletePod
 from cormorant_operator.job import Queue, read_job
-from cormorant_operator.observed import Refusal, RefusalKind
+from cormorant_operator.job_state import Refusal, RefusalKind
 from cormorant_testing.operator_world import World, make_spec, of_kind, running
 
 QUEUE = Queue(name="team-queue")

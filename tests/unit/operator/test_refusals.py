@@ -13,9 +13,8 @@ import pytest
 from cormorant_operator.cache import Cache
 from cormorant_operator.decide.plan import CheckTemplate, CreatePod
 from cormorant_operator.executor import Executor
-from cormorant_operator.job_state import JobState
+from cormorant_operator.job_state import JobState, RefusalKind
 from cormorant_operator.kube.client import error_of
-from cormorant_operator.observed import RefusalKind
 from cormorant_testing.operator_world import World, make_job, of_kind
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

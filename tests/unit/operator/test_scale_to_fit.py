@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cormorant_operator.decide.plan import DeletePod
-from cormorant_operator.observed import Obstacle
+from cormorant_operator.pods import Obstacle
 from cormorant_testing.operator_world import World, of_kind
 
 

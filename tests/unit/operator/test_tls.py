@@ -5,7 +5,7 @@ from typing import Any
 
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.names import Manifest
-from cormorant_operator.pod_facts import read_pod
+from cormorant_operator.pods import read_pod
 from cormorant_operator.render.children import certificates, digest_of
 from cormorant_operator.render.pods import PodOrigin, head_pod
 from cormorant_testing.operator_world import World, make_job

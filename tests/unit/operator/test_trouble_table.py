@@ -12,7 +12,8 @@ from cormorant_operator.decide.plan import (
     DeletePod,
     SetDesired,
 )
-from cormorant_operator.observed import Obstacle, Refusal, RefusalKind
+from cormorant_operator.job_state import Refusal, RefusalKind
+from cormorant_operator.pods import Obstacle
 from cormorant_operator.render.children import digest_of, services
 from cormorant_testing.operator_world import World, of_kind, running, waiting
 
