@@ -36,23 +36,18 @@ _OF_ENV = {"num_envs": "numEnvs", "vectorization": "vectorization"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scripted:
-    """What `open_fleet` and `make_collector` take in place of a manifest.
+    """What `open_fleet` and `make_collector` take in place of a manifest; they say what each field means.
 
     None and 0 mean "not given": a mapping that says the same as an argument is refused, whatever the two values are.
     """
 
     env: EnvChoice
     policy: Any = None
-    """What acts: a module, a callable, or an entrypoint; None: random actions."""
     policy_factory: Callable[..., Any] | None = None
-    """`factory(observation_space, action_space)`, called in each worker, that makes what acts."""
     num_envs: int | None = None
-    """Environments of each worker; None: 8."""
     workers: int = 1
     frames_per_batch: int = 0
-    """Frames per batch of each worker; 0: 64 steps of its environments."""
     total_frames: int = 0
-    """0: until the fleet is closed."""
     on_policy: bool = False
     """Every frame is from the newest published weights: `maxStaleness: 0`, in rounds of all workers."""
     mode: Mode | None = None
@@ -61,11 +56,8 @@ class Scripted:
     """None: `usual_vectorization`."""
     usual_vectorization: Vectorization = "subprocess"
     seed: int | None = None
-    """None: 0."""
     collection: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of `spec.collection`, as a manifest spells them."""
     info: Sequence[str | Mapping[str, Any]] = ()
-    """`spec.env.info`: keys, or items as a manifest spells them."""
 
     def job(self) -> CollectorJob:
         """The manifest, with placeholders where environment or policy are Python objects.

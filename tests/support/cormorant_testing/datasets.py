@@ -1,9 +1,27 @@
-"""Frames of a dataset."""
+"""Datasets of a small environment, and the frames of any."""
 
 from collections.abc import Iterator
 
+import gymnasium
+import numpy as np
+
+from cormorant_worker.collect.block import Layout
 from cormorant_worker.sinks.dataset import Dataset
+from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.frames import Frames
+from cormorant_worker.spaces import leaves
+
+
+def described(*, num_rows: int, num_envs: int, job: str = "") -> tuple[Layout, DatasetDescription]:
+    """Blocks of two numbers and one action of three a frame, and the dataset that they belong to."""
+    observation, action = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32), gymnasium.spaces.Discrete(3)
+    layout = Layout(
+        num_rows=num_rows,
+        num_envs=num_envs,
+        observation=leaves(observation, ("observation",)),
+        action=leaves(action, ("action",)),
+    )
+    return layout, DatasetDescription.of({"gymnasium": {"id": "Count"}}, observation, action, layout, job=job)
 
 
 def iter_frames(dataset: Dataset) -> Iterator[Frames]:

@@ -1,25 +1,18 @@
 import json
 
-import gymnasium
-import numpy as np
 import pytest
 import typer
 
 from cormorant_cli.commands.dataset import app, verify
 from cormorant_cli.errors import BadInput, CommandFailed
-from cormorant_worker.collect.block import Block, Layout
+from cormorant_testing.datasets import described
+from cormorant_worker.collect.block import Block
 from cormorant_worker.sinks.dataset import open_dataset
-from cormorant_worker.sinks.description import DatasetDescription
-from cormorant_worker.spaces import leaves
 
 
 @pytest.fixture
 def uri(tmp_path):
-    observation, action = gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(3)
-    layout = Layout(
-        num_rows=4, num_envs=2, observation=leaves(observation, ("observation",)), action=leaves(action, ("action",))
-    )
-    description = DatasetDescription.of({"envpool": {"taskId": "CartPole-v1"}}, observation, action, layout, job="pole")
+    layout, description = described(num_rows=4, num_envs=2, job="pole")
     block = Block(layout)
     block.begin(4)
     block.lengths[:] = 4

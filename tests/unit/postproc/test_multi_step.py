@@ -46,18 +46,6 @@ def test_any_horizon_in_any_batch_sums_as_far_as_it_reaches(n: int, steps: int) 
     assert result["next", "reward"].tolist() == [float(min(n, steps - t)) for t in range(steps)]
 
 
-@given(found=rows(), n=st.integers(1, 6))
-@settings(max_examples=40)
-def test_a_target_never_bootstraps_from_a_terminal_observation(found: list[Row], n: int) -> None:
-    result = MultiStep(gamma=0.9, n_steps=n)(to_batch(found))
-    terminal = {frame.following for row in found for frame in row if frame.terminated}
-    for b, row in enumerate(found):
-        for t in range(len(row)):
-            if float(result["next", "observation"][b, t, 0]) in terminal:
-                assert bool(result["next", "terminated"][b, t])
-                assert not bool(result["nonterminal"][b, t])
-
-
 def test_the_example_of_the_docstring() -> None:
     done = torch.tensor([False, False, False, True, False, False])
     following = {"reward": torch.ones(6), "done": done, "terminated": done, "observation": torch.arange(6)}
@@ -79,12 +67,6 @@ def test_several_batch_dimensions_and_rewards_of_several_agents() -> None:
     for t in (0, 1, 3):
         expected[:, :, t] += reward[:, :, t + 1]
     assert torch.equal(result["next", "reward"], expected)
-
-
-def test_one_step_changes_no_value() -> None:
-    batch = TensorDict({"next": {"reward": torch.randn(3, 7, 1), "done": torch.rand(3, 7, 1) < 0.3}}, batch_size=[3, 7])
-    result = MultiStep(gamma=0.9, n_steps=1)(batch)
-    assert (result.select("next")["next"].exclude("original_reward") == batch["next"]).all()
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,6 @@ def test_job_says_what_a_manifest_would() -> None:
         ({"env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": "4"}}}, "numEnvs"),
         ({"env": "CartPole-v1", "name": "mine"}, 'name "mine" chooses a job of a manifest.*env was given'),
         ({"manifest": MANIFEST, "name": "mine"}, 'the manifest holds no CollectorJob named "mine"; it has pool'),
-        ({"manifest": MANIFEST, "num_envs": 8}, "num_envs cannot be combined with a manifest"),
         ({"manifest": MANIFEST, "vectorization": "subprocess"}, "vectorization cannot be combined with a manifest"),
         ({"env": make_cartpole, "collection": {"framesPerBatsch": 3}}, "framesPerBatsch"),
     ],
@@ -132,13 +131,6 @@ def test_vector_and_multi_agent_environments_are_refused_by_name(env: Any, sente
 def test_what_a_function_makes_is_refused_in_the_same_words(maker: Any, sentence: str) -> None:
     with pytest.raises(EnvBuildError, match=sentence):
         make_collector(env=maker, num_envs=2)
-
-
-def test_collectors_refuse_what_a_mapping_says_otherwise() -> None:
-    with pytest.raises(ManifestError, match=r"num_envs=64 .* env="):
-        make_collector(env=POOL, num_envs=64)
-    with pytest.raises(ManifestError, match="vectorization cannot be combined with a manifest"):
-        make_collector(MANIFEST, vectorization="inline")
 
 
 def test_batches_without_a_size_have_64_steps_of_a_mappings_envs() -> None:

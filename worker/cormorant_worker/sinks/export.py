@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import Dataset, read_dataset
 from cormorant_worker.sinks.frames import Frames
-from cormorant_worker.sinks.schema import NEXT, column_name
+from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name
 from cormorant_worker.sinks.trajectories import Stretch, iter_stretches
 from cormorant_worker.spaces import Array, Key, Leaf, Space
 
@@ -75,7 +75,9 @@ def export(uri: str, target: Path, *, to: ExportFormat) -> Exported:
 
 
 def _export_minari(dataset: Dataset, target: Path) -> Exported:
-    """Write `<target>/data`. Episodes are numbered in the order in which they ended."""
+    """Write `<target>/data`. Episodes are numbered as they ended. Whole ones are written at once, long ones
+    grow stretch by stretch.
+    """
     try:
         import h5py
     except ImportError as error:
@@ -83,73 +85,71 @@ def _export_minari(dataset: Dataset, target: Path) -> Exported:
     data = target / "data"
     data.mkdir()
     path = data / "main_data.hdf5"
+    description = dataset.description
+    observation = _paths(description.observation_space, "observations")
+    action = _paths(description.action_space, "actions")
+    growing: dict[tuple[str, int, int], tuple[int, int]] = {}  # by trajectory: episode number, frames so far
+    episodes = steps = cut = 0
     with h5py.File(path, "w", libver="latest") as file:
-        episodes = _Episodes(file, dataset)
         for stretch in iter_stretches(dataset, max_bytes=_HELD_BYTES):
-            episodes.add(stretch)
-    _write_metadata(data, dataset, episodes, path.stat().st_size)
-    return Exported(path=data, frames=episodes.frames, episodes=episodes.count, cut=episodes.cut)
+            key = (stretch.part, stretch.env, stretch.traj_id)
+            number, start = growing.pop(key, (episodes, 0))
+            episodes += start == 0
+            steps += len(stretch)
+            group = file.require_group(f"episode_{number}")
+            arrays = dict(zip(observation + action, stretch.observation + stretch.action, strict=True))
+            for place, values in (arrays | _frame_arrays(description.schema, stretch)).items():
+                if start == 0 and stretch.ending != "open":
+                    folder, _, name = place.rpartition("/")
+                    _put_whole(group.require_group(folder) if folder else group, name, values)
+                else:
+                    _put_part(group, place, values, start)
+            if stretch.ending == "open":
+                growing[key] = (number, start + len(stretch))
+                continue
+            cut += stretch.ending == "cut"
+            group.attrs["id"] = number
+            group.attrs["total_steps"] = start + len(stretch)
+            group.attrs["cormorant_part"] = stretch.part
+            group.attrs["cormorant_cut"] = stretch.ending == "cut"
+    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in description.job) or "dataset"
+    metadata: dict[str, Any] = {
+        "total_episodes": episodes,
+        "total_steps": steps,
+        "data_format": "hdf5",
+        "jpeg_encoding": False,
+        "observation_space": json.dumps(_minari_space(description.observation_space)),
+        "action_space": json.dumps(_minari_space(description.action_space)),
+        "dataset_id": f"cormorant/{name}-v0",
+        "minari_version": MINARI_VERSION,
+        "dataset_size": round(path.stat().st_size / 1e6, 1),
+        "algorithm_name": "",
+        "author": [],
+        "author_email": [],
+        "description": f"Collected with Cormorant. {cut} episodes whose end was not recorded are stored as "
+        "truncated at their last step; their attribute cormorant_cut is true.",
+        "cormorant_env": dict(description.env),
+    }
+    (data / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
+    return Exported(path=data, frames=steps, episodes=episodes, cut=cut)
 
 
-class _Episodes:
-    """Episodes of one HDF5 file: whole ones are written at once, long ones grow stretch by stretch."""
-
-    def __init__(self, file: Any, dataset: Dataset) -> None:
-        self.count = 0
-        self.frames = 0
-        self.cut = 0
-        self._file = file
-        self._schema = dataset.description.schema
-        spaces = dataset.description
-        self._observation = _paths(spaces.observation_space, "observations")
-        self._action = _paths(spaces.action_space, "actions")
-        self._growing: dict[tuple[str, int, int], tuple[int, int]] = {}
-        """(part, env, trajectory) -> episode number, frames so far."""
-
-    def add(self, stretch: Stretch) -> None:
-        key = (stretch.part, stretch.env, stretch.traj_id)
-        number, start = self._growing.pop(key, (self.count, 0))
-        if start == 0:
-            self.count += 1
-        frames = start + len(stretch)
-        arrays = self._arrays(stretch)
-        if start == 0 and stretch.ending != "open":
-            group = self._file.create_group(f"episode_{number}")
-            for path, values in arrays.items():
-                folder, _, name = path.rpartition("/")
-                _put_whole(group.require_group(folder) if folder else group, name, values)
-        else:
-            group = self._file.require_group(f"episode_{number}")
-            for path, values in arrays.items():
-                _put_part(group, path, values, start)
-        self.frames += len(stretch)
-        if stretch.ending == "open":
-            self._growing[key] = (number, frames)
-            return
-        self.cut += stretch.ending == "cut"
-        group.attrs["id"] = number
-        group.attrs["total_steps"] = frames
-        group.attrs["cormorant_part"] = stretch.part
-        group.attrs["cormorant_cut"] = stretch.ending == "cut"
-
-    def _arrays(self, stretch: Stretch) -> dict[str, Array]:
-        found: dict[str, Array] = {}
-        found |= zip(self._observation, stretch.observation, strict=True)
-        found |= zip(self._action, stretch.action, strict=True)
-        truncated = stretch.truncated
-        if stretch.ending == "cut":
-            truncated = truncated.copy()
-            truncated[-1] = True
-        found |= {"rewards": stretch.reward, "terminations": stretch.terminated, "truncations": truncated}
-        found["infos/policy_version"] = stretch.policy_version
-        found["infos/traj_id"] = np.full(len(stretch), stretch.traj_id, dtype=np.int64)
-        own = self._schema.outputs + self._schema.states + self._schema.tasks
-        arrays = stretch.outputs + tuple(values[:-1] for values in stretch.states) + stretch.tasks
-        found |= {_join("infos", leaf.key): values for leaf, values in zip(own, arrays, strict=True)}
-        for leaf, values in zip(self._schema.info, stretch.info, strict=True):
-            path = _join("infos", leaf.key[1:])
-            found[_join("infos", leaf.key) if path in found else path] = values
-        return found
+def _frame_arrays(schema: FrameSchema, stretch: Stretch) -> dict[str, Array]:
+    """Where Minari looks for what a stretch has per frame, beside observations and actions."""
+    truncated = stretch.truncated
+    if stretch.ending == "cut":
+        truncated = truncated.copy()
+        truncated[-1] = True
+    found = {"rewards": stretch.reward, "terminations": stretch.terminated, "truncations": truncated}
+    found["infos/policy_version"] = stretch.policy_version
+    found["infos/traj_id"] = np.full(len(stretch), stretch.traj_id, dtype=np.int64)
+    own = schema.outputs + schema.states + schema.tasks
+    arrays = stretch.outputs + tuple(values[:-1] for values in stretch.states) + stretch.tasks
+    found |= {_join("infos", leaf.key): values for leaf, values in zip(own, arrays, strict=True)}
+    for leaf, values in zip(schema.info, stretch.info, strict=True):
+        path = _join("infos", leaf.key[1:])
+        found[_join("infos", leaf.key) if path in found else path] = values
+    return found
 
 
 def _paths(space: Space, root: str) -> list[str]:
@@ -211,29 +211,6 @@ def _is_image(values: Array) -> bool:
 def _chunks(values: Array) -> tuple[int, ...]:
     row = max(1, values[:1].nbytes)
     return (max(1, min(len(values), _CHUNK_BYTES // row)), *(max(1, n) for n in values.shape[1:]))
-
-
-def _write_metadata(data: Path, dataset: Dataset, episodes: _Episodes, size_bytes: int) -> None:
-    description = dataset.description
-    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in description.job) or "dataset"
-    metadata: dict[str, Any] = {
-        "total_episodes": episodes.count,
-        "total_steps": episodes.frames,
-        "data_format": "hdf5",
-        "jpeg_encoding": False,
-        "observation_space": json.dumps(_minari_space(description.observation_space)),
-        "action_space": json.dumps(_minari_space(description.action_space)),
-        "dataset_id": f"cormorant/{name}-v0",
-        "minari_version": MINARI_VERSION,
-        "dataset_size": round(size_bytes / 1e6, 1),
-        "algorithm_name": "",
-        "author": [],
-        "author_email": [],
-        "description": f"Collected with Cormorant. {episodes.cut} episodes whose end was not recorded are stored as "
-        "truncated at their last step; their attribute cormorant_cut is true.",
-        "cormorant_env": dict(description.env),
-    }
-    (data / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
 
 
 def _minari_space(space: Space) -> dict[str, Any]:

@@ -40,7 +40,6 @@ KINDS = {
     "task": "tasks",
 }
 """Kinds of leaves as files name them, and as layouts, schemas, blocks and frames do."""
-_IMAGE_RANK = 3
 _PLAIN = (
     ("reward", np.dtype(np.float32)),
     ("terminated", np.dtype(np.bool_)),
@@ -84,11 +83,6 @@ class FrameSchema:
     def plain(self) -> tuple[tuple[str, np.dtype[Any]], ...]:
         """Columns that every frame has beside its leaves: name and dtype."""
         return (*_PLAIN, ("is_init", np.dtype(np.bool_))) if self.states else _PLAIN
-
-    @property
-    def has_images(self) -> bool:
-        """True when an observation is uint8 of rank 3 or more: then shards are compressed."""
-        return any(leaf.dtype == np.uint8 and len(leaf.shape) >= _IMAGE_RANK for leaf in self.observation)
 
     def frame_bytes(self) -> int:
         """Bytes of one frame before compression, without its `next.` columns."""

@@ -10,16 +10,14 @@ import sys
 import time
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 
-from cormorant_worker.collect.block import Layout
+from cormorant_testing.datasets import described
+from cormorant_testing.scripts import environment
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import open_dataset, read_dataset
-from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.verify import verify
-from cormorant_worker.spaces import leaves
 
 SCRIPT = Path(__file__).with_name("writer_process.py")
 SHARD_FRAMES = 192
@@ -33,7 +31,9 @@ def start():
 
         def begin(folder, attempt, *more, **options):
             command = [sys.executable, str(SCRIPT), str(folder), str(attempt), *map(str, more)]
-            worker = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options))
+            worker = stack.enter_context(
+                subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True, **options)
+            )
             stack.callback(worker.kill)
             return worker
 
@@ -116,10 +116,9 @@ def test_a_file_size_limit_is_told(tmp_path, start):
 
 def test_a_read_only_disk_is_told(small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    space = gymnasium.spaces.Discrete(2)
-    layout = Layout(num_rows=1, num_envs=1, observation=leaves(space, ("o",)), action=leaves(space, ("a",)))
+    _, description = described(num_rows=1, num_envs=1)
     with pytest.raises(DatasetError, match=r"disk/data cannot be written: Read-only file system"):
-        open_dataset(str(small_disk / "data"), DatasetDescription.of({}, space, space, layout))
+        open_dataset(str(small_disk / "data"), description)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
-import gymnasium
 import numpy as np
 import psutil
 import pytest
@@ -17,17 +16,14 @@ import torch
 import yaml
 
 from cormorant_testing.collecting import make_job
-from cormorant_testing.datasets import iter_frames
+from cormorant_testing.datasets import described, iter_frames
 from cormorant_testing.s3 import BUCKET, VARIABLE, Network, S3Server
 from cormorant_testing.scripts import environment, start_script, until
-from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.evaluation.results import ResultFolder
 from cormorant_worker.sinks.dataset import Dataset, open_dataset, read_dataset
-from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.object_store import ObjectStore
 from cormorant_worker.sinks.verify import verify
-from cormorant_worker.spaces import leaves
 from cormorant_worker.weights import file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -130,11 +126,7 @@ def test_a_writer_whose_part_was_ended_stops(write: "subprocess.Popen[str]", uri
 
 
 def test_of_runs_that_begin_at_once_one_has_the_epoch(uri: str) -> None:
-    observation, action = gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(3)
-    layout = Layout(
-        num_rows=1, num_envs=1, observation=leaves(observation, ("observation",)), action=leaves(action, ("action",))
-    )
-    description = DatasetDescription.of({"gymnasium": {"id": "Count"}}, observation, action, layout)
+    _, description = described(num_rows=1, num_envs=1)
     barrier, winners, losers = threading.Barrier(6), [], []
 
     def begin(number: int, dataset: Dataset) -> None:

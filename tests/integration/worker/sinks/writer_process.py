@@ -6,15 +6,13 @@ batch, so that the parent knows what was promised.
 
 import sys
 
-import gymnasium
 import numpy as np
 
-from cormorant_worker.collect.block import Block, Layout
+from cormorant_testing.datasets import described
+from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import open_dataset
-from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.shards import ShardLimits
-from cormorant_worker.spaces import leaves
 
 T, B = 16, 4
 
@@ -27,15 +25,10 @@ def tell(*words: object) -> None:
 def main() -> None:
     folder, attempt = sys.argv[1], int(sys.argv[2])
     shard_bytes = int(sys.argv[3]) if len(sys.argv) > 3 else 5000
-    observation, action = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32), gymnasium.spaces.Discrete(3)
-    layout = Layout(
-        num_rows=T,
-        num_envs=B,
-        observation=leaves(observation, ("observation",)),
-        action=leaves(action, ("action",)),
+    layout, description = described(num_rows=T, num_envs=B)
+    writer = open_dataset(folder, description).writer(
+        f"cpu-0-{attempt}", layout, limits=ShardLimits(size_bytes=shard_bytes)
     )
-    dataset = open_dataset(folder, DatasetDescription.of({"gymnasium": {"id": "Count"}}, observation, action, layout))
-    writer = dataset.writer(f"cpu-0-{attempt}", layout, limits=ShardLimits(size_bytes=shard_bytes))
     block = Block(layout)
     block.traj_ids[:] = attempt * B + np.arange(B)
     try:

@@ -57,14 +57,6 @@ def test_a_part_that_holds_nothing_still_uses_up_its_attempt(make_dice, tmp_path
     assert [(part.name, part.frames) for part in dataset.parts()] == [("cpu-0-0", 0)]
 
 
-def test_objects_hold_a_dataset_too(make_dice, stored, memory_uri):
-    dice = make_dice()
-    dataset = stored(dice, uri=memory_uri)
-    assert dataset.frames == 72
-    with pytest.raises(DatasetError, match="was already written"):
-        dataset.writer("cpu-0-0", dice.layout)
-
-
 def test_many_shards_are_read_with_few_requests(make_dice, stored, memory_uri, monkeypatch):
     dice = make_dice(num_rows=1)
     dataset = stored(dice, uri=memory_uri, parts=("cpu-0-0",), shards=130)

@@ -98,15 +98,6 @@ def test_images_are_compressed_and_numbers_are_not(make_dice, stored, spaces, tm
     assert record.size_bytes < record.frames * 4 * 32 * 32 / 10
 
 
-def test_memory_of_the_block_may_be_reused_after_append(make_dice, tmp_path):
-    dice = make_dice()
-    dataset = open_dataset(str(tmp_path / "d"), dice.description())
-    with dataset.writer("cpu-0-0", dice.layout) as writer:
-        writer.append(dice.fill())
-        dice._soil()
-    dice.assert_stored(iter_stretches(dataset))
-
-
 def test_plain_arrow_reads_a_shard(make_dice, stored, spaces, tmp_path):
     import pyarrow as pa
 

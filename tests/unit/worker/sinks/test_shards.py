@@ -5,6 +5,7 @@ from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.local_store import LocalStore
 from cormorant_worker.sinks.shards import ShardLimits, ShardWriter
 from cormorant_worker.sinks.trajectories import iter_stretches
+from cormorant_worker.sinks.verify import verify
 
 
 def test_frames_are_durable_once_their_shard_is_sealed(make_dice, tmp_path):
@@ -89,6 +90,9 @@ def test_what_a_crash_leaves_behind_is_not_read(make_dice, stored, tmp_path):
     assert dataset.leftovers(found) == ("frames-000003.arrow.open", "frames-000004.arrow")
     assert dataset.frames == 36
     dice.assert_stored(iter_stretches(dataset))
+    report = verify(dataset.uri)
+    assert report.is_good
+    assert len(report.notes) == 3
 
 
 def test_a_folder_that_vanishes_is_told_in_a_sentence(make_dice, stored, tmp_path):
