@@ -428,11 +428,6 @@ class Collector:
         self.timing.begin()
 
     def _look_at_gate(self) -> None:
-        """An inference server keeps this thread waiting.
-
-        Raises:
-            Stopped: the batch is given up.
-        """
         self.timing.begin()  # the fleet sees that this thread lives
         if self.gate.is_closed:
             self._hold()

@@ -129,7 +129,6 @@ class EnvGroup(ABC):
     def restore(self, state: dict[str, Array]) -> None: ...
 
     def _aim(self, block: Block, columns: slice) -> None:
-        """Read and write some columns of a block."""
         self._obs = tuple(a[:, columns] for a in block.observation)
         self._states = tuple(a[:, columns] for a in block.states)
         self._action = tuple(a[:, columns] for a in block.action)

@@ -15,9 +15,6 @@ KEPT_VERSIONS = 256
 """Versions whose statistics are kept, the newest."""
 
 
-_NONE = Statistics()
-
-
 class StatisticsBook(Mapping[int, Document]):
     """Statistics by policy version, as plain data, which must not be changed. Owned by a fleet, or by a collector that
     stands alone. Methods may be called from any thread.
@@ -30,8 +27,6 @@ class StatisticsBook(Mapping[int, Document]):
         self._current = found or Statistics()
         self._is_first = found is None
         self._versions: OrderedDict[int, Statistics] = OrderedDict()
-        self._glanced: tuple[Statistics, Statistics, dict[str, StatisticsGlance]] = (_NONE, _NONE, {})
-        """What `glance` compared last, and what it said."""
         self._documents: dict[int, Document] = {}
         """Serialized statistics of versions that were asked for."""
 
@@ -86,10 +81,17 @@ class StatisticsBook(Mapping[int, Document]):
     def glance(self) -> dict[str, StatisticsGlance]:
         """The current statistics by key, beside those of the newest version."""
         with self._lock:
-            current, published = self._current, next(reversed(self._versions.values()), _NONE)
-            if self._glanced[0] is not current or self._glanced[1] is not published:
-                self._glanced = current, published, _compare(current, published)
-            return self._glanced[2]
+            current, published = self._current.moments, next(reversed(self._versions.values()), Statistics()).moments
+        return {
+            name: StatisticsGlance(
+                frames=moments.count,
+                published_frames=published[name].count if name in published else 0,
+                mean=(float(moments.mean.min()), float(moments.mean.max())),
+                std=(float(moments.std.min()), float(moments.std.max())),
+            )
+            for name, moments in current.items()
+            if moments.mean.size
+        }
 
     def versions(self) -> dict[int, Statistics]:
         with self._lock:
@@ -118,17 +120,3 @@ class StatisticsBook(Mapping[int, Document]):
 
     def __len__(self) -> int:
         return len(self._versions)
-
-
-def _compare(current: Statistics, published: Statistics) -> dict[str, StatisticsGlance]:
-    known = published.moments
-    return {
-        name: StatisticsGlance(
-            frames=moments.count,
-            published_frames=known[name].count if name in known else 0,
-            mean=(float(moments.mean.min()), float(moments.mean.max())),
-            std=(float(moments.std.min()), float(moments.std.max())),
-        )
-        for name, moments in current.moments.items()
-        if moments.mean.size
-    }

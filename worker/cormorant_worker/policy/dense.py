@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cormorant_worker.policy.action_heads import CategoricalHead, gumbel_argmax
 from cormorant_worker.policy.exploration import is_greedy
 from cormorant_worker.policy.loading import Acting
-from cormorant_worker.policy.networks import ActionHeads, Perceptron
+from cormorant_worker.policy.networks import ActionHeads, CategoricalHead, Perceptron, gumbel_argmax
 from cormorant_worker.policy.zoo import Policy
 from cormorant_worker.spaces import Array
 
