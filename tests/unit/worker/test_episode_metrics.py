@@ -15,7 +15,7 @@ from cormorant_testing.info import INFO, METRICS, expected_metrics
 from cormorant_testing.stats import make_stats
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.collector import Collector
-from cormorant_worker.collect.episode_metrics import EpisodeMetrics
+from cormorant_worker.collect.trajectories import EpisodeMetrics
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.launch import make_collector
 from cormorant_worker.metrics.exposition import Exposition

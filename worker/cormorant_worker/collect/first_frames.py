@@ -38,7 +38,10 @@ class FirstFrames:
         self._outputs_of = outputs_of
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        drawn, n = self._draw(obs, states, is_init), len(is_init)
+        n, actions = len(is_init), self._random.act(obs, states, is_init).actions
+        known = () if self._outputs_of is None else self._outputs_of(actions)
+        zeros = (np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.outputs[len(known) :])
+        drawn = Acted(actions, (*known, *zeros), tuple(np.repeat(value, n, axis=0) for value in self.initial_states))
         num_drawn, self.left = min(self.left, n), max(0, self.left - n)
         if num_drawn == n:
             return drawn
@@ -55,13 +58,4 @@ class FirstFrames:
             join(drawn.outputs, acted.outputs),
             join(drawn.states, acted.states),
             versions,
-        )
-
-    def _draw(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        n, actions = len(is_init), self._random.act(obs, states, is_init).actions
-        known = () if self._outputs_of is None else self._outputs_of(actions)
-        return Acted(
-            actions,
-            (*known, *(np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.outputs[len(known) :])),
-            tuple(np.repeat(value, n, axis=0) for value in self.initial_states),
         )

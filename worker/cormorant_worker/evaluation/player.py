@@ -30,9 +30,9 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.build import statistics_for
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.env_sources import env_factory, envpool_task, info_fields, vectorize
-from cormorant_worker.collect.episode_metrics import EpisodeMetrics
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.seeding import TorchStream
+from cormorant_worker.collect.trajectories import EpisodeMetrics
 from cormorant_worker.envs.envpool import EnvPoolVectorEnv
 from cormorant_worker.envs.gymnasium_env import Env as OneEnv
 from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource, MadeEnvs

@@ -6,7 +6,7 @@ where something has imported it: importing it takes seconds, and a worker whose 
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from typing import Any
 
@@ -46,11 +46,8 @@ def exploring(exploration: ExplorationType) -> Iterator[None]:
     before, _in_force = _in_force, exploration
     theirs = _tensordict_nn()
     try:
-        if theirs is None:
+        with theirs.set_interaction_type(theirs.InteractionType[exploration.name]) if theirs else nullcontext():
             yield
-        else:
-            with theirs.set_interaction_type(theirs.InteractionType[exploration.name]):
-                yield
     finally:
         _in_force = before
 
