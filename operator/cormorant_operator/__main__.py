@@ -59,7 +59,12 @@ async def _serve(settings: Settings) -> int:
         namespaces=settings.namespaces,
         selector=settings.selector,
     )
-    leader = _leader(cluster, settings)
+    leader = None
+    if settings.lease is not None:
+        namespace, name = settings.lease
+        leader = Leader(
+            cluster, namespace=namespace, name=name, identity=settings.identity, terms=Terms(), clock=time.monotonic
+        )
     probes = Probes(cluster, controller, is_leading=lambda: leader is None or leader.is_leading)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -72,15 +77,6 @@ async def _serve(settings: Settings) -> int:
         await probes.close()
         await heads.close()
         await cluster.close()
-
-
-def _leader(cluster: KubeClient, settings: Settings) -> Leader | None:
-    if settings.lease is None:
-        return None
-    namespace, name = settings.lease
-    return Leader(
-        cluster, namespace=namespace, name=name, identity=settings.identity, terms=Terms(), clock=time.monotonic
-    )
 
 
 async def _work(controller: Controller, leader: Leader | None, settings: Settings, stop: asyncio.Event) -> int:

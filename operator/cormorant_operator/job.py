@@ -113,6 +113,8 @@ def since(status: CollectorJobStatus, kind: ConditionType, value: str) -> dateti
 def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = None) -> Job | Unreadable:
     """Parse an object. `before` is the job as parsed last; its spec is reused while the generation is the same."""
     metadata = document["metadata"]
+    labels = metadata.get("labels") or {}
+    queue = labels.get(QUEUE, "")
     identity = Identity(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -120,7 +122,7 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
         generation=metadata.get("generation", 1),
         resource_version=metadata.get("resourceVersion", ""),
         is_deleting=metadata.get("deletionTimestamp") is not None,
-        queue=_queue_of(metadata.get("labels") or {}),
+        queue=Queue(name=queue, priority_class=labels.get(PRIORITY_CLASS, "")) if queue else None,
     )
     try:
         status = _read_status(document.get("status") or {})
@@ -141,11 +143,6 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
     except ManifestError as error:
         return Unreadable(identity=identity, status=status, message=str(error))
     return Job(identity=identity, templates=Templates(spec), status=status, unknown=tuple(unknown))
-
-
-def _queue_of(labels: Mapping[str, str]) -> Queue | None:
-    name = labels.get(QUEUE, "")
-    return Queue(name=name, priority_class=labels.get(PRIORITY_CLASS, "")) if name else None
 
 
 def _read_status(document: Mapping[str, Any]) -> CollectorJobStatus:

@@ -94,19 +94,17 @@ class Leader:
     async def _try(self) -> bool:
         """Take or renew the lease. Returns whether this candidate holds it."""
         with purpose(Purpose.LEASE):
-            return await self._take_or_renew()
-
-    async def _take_or_renew(self) -> bool:
-        try:
-            lease = await self._leases.get("Lease", namespace=self._namespace, name=self._name)
-        except KubeNotFound:
-            return await self._write(None)
-        spec = lease.get("spec") or {}
-        holder, seen = spec.get("holderIdentity") or "", (spec.get("holderIdentity") or "", spec.get("renewTime") or "")
-        if seen != self._seen:
-            self._seen, self._seen_at = seen, self._clock()
-        is_free = not holder or self._clock() - self._seen_at >= self._terms.lasts_s
-        return await self._write(lease) if holder == self._identity or is_free else False
+            try:
+                lease = await self._leases.get("Lease", namespace=self._namespace, name=self._name)
+            except KubeNotFound:
+                return await self._write(None)
+            spec = lease.get("spec") or {}
+            holder = spec.get("holderIdentity") or ""
+            seen = holder, spec.get("renewTime") or ""
+            if seen != self._seen:
+                self._seen, self._seen_at = seen, self._clock()
+            is_free = not holder or self._clock() - self._seen_at >= self._terms.lasts_s
+            return await self._write(lease) if holder == self._identity or is_free else False
 
     async def _write(self, lease: dict[str, Any] | None) -> bool:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")

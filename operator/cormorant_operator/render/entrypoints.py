@@ -22,7 +22,7 @@ succeed the next time.
 from collections.abc import Mapping
 from typing import Any
 
-from cormorant_contract.children import API_PORT, CODE_ARCHIVE, CODE_FOLDER, DATA_PORT
+from cormorant_contract.children import API_PORT, CODE_FOLDER, DATA_PORT
 from cormorant_operator import names
 
 __all__ = ["API_PORT", "CODE_FOLDER", "DATA_PORT"]
@@ -45,6 +45,8 @@ STATE_FOLDER = "/var/lib/cormorant"
 TLS_FOLDER = "/etc/cormorant/tls"
 
 _SUPERVISOR = ("python", "-m", "cormorant_worker.supervisor")
+WORKER_COMMAND = (*_SUPERVISOR, "worker")
+"""A worker's argument vector; workers differ only in their environment."""
 
 _COMMON: Mapping[str, str] = {
     "HOME": "/tmp",
@@ -84,15 +86,10 @@ def head_command(*, epoch: int, floor_frames: int, drain_s: int, is_tls: bool = 
     ]
 
 
-def worker_command() -> list[str]:
-    """A worker's argument vector; workers differ only in their environment."""
-    return [*_SUPERVISOR, "worker"]
-
-
 def head_env(*, job: str, secret: str, epoch: int) -> list[dict[str, Any]]:
     """Environment of a head's container. `secret`: name of the token Secret."""
     own = {"CORMORANT_JOB": job, "CORMORANT_EPOCH": str(epoch), "CORMORANT_LAST_WORDS": TERMINATION_LOG}
-    return [*_plain({**_COMMON, **own}), _ray_token(secret), _pod_ip()]
+    return _env(own, secret)
 
 
 def worker_env(
@@ -113,21 +110,12 @@ def worker_env(
         "CORMORANT_GRACE_SECONDS": str(grace_s),
         "CORMORANT_LAST_WORDS": TERMINATION_LOG,
     }
-    return [*_plain({**_COMMON, **own}), _ray_token(secret), _pod_ip()]
+    return _env(own, secret)
 
 
-def python_path(folder: str) -> dict[str, Any]:
-    """Variable of both containers. `folder`: of the user's code."""
-    return {"name": "PYTHONPATH", "value": f"{folder}:{folder}/{CODE_ARCHIVE}"}
-
-
-def _plain(values: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [{"name": name, "value": value} for name, value in values.items()]
-
-
-def _ray_token(secret: str) -> dict[str, Any]:
-    return {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "ray"}}}
-
-
-def _pod_ip() -> dict[str, Any]:
-    return {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+def _env(own: Mapping[str, str], secret: str) -> list[dict[str, Any]]:
+    return [
+        *({"name": name, "value": value} for name, value in {**_COMMON, **own}.items()),
+        {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "ray"}}},
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]

@@ -5,7 +5,18 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from cormorant_contract.children import ATTEMPT, EPOCH, GROUP, HEAD, INDEX, RESTARTS, WORKER, tls_secret, tokens_secret
+from cormorant_contract.children import (
+    ATTEMPT,
+    CODE_ARCHIVE,
+    EPOCH,
+    GROUP,
+    HEAD,
+    INDEX,
+    RESTARTS,
+    WORKER,
+    tls_secret,
+    tokens_secret,
+)
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator import names
@@ -153,7 +164,7 @@ def worker_pod(
             overlay=group.template,
             grace_s=grace_s,
             container={
-                "command": entrypoints.worker_command(),
+                "command": list(entrypoints.WORKER_COMMAND),
                 "env": env,
                 "ports": [{"name": "metrics", "containerPort": entrypoints.WORKER_PORT}],
                 "volumeMounts": [],
@@ -204,7 +215,10 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
         **_container(parts.role, image, defaults, resources),
         **({"envFrom": [{"secretRef": {"name": dataset.secret}}]} if dataset is not None and dataset.secret else {}),
         **parts.container,
-        "env": [*parts.container["env"], entrypoints.python_path(code_folder)],
+        "env": [
+            *parts.container["env"],
+            {"name": "PYTHONPATH", "value": f"{code_folder}:{code_folder}/{CODE_ARCHIVE}"},
+        ],
         "volumeMounts": [*parts.container["volumeMounts"], *mounts],
     }
     lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOST_S}

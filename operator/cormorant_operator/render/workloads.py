@@ -31,7 +31,19 @@ def workload(job: Job, *, requests: Iterable[PodSetRequest], digest: str, priori
     """The Workload of a job with a queue. `priority`: value of the queue's priority class; None: it has none."""
     queue = job.queue
     assert queue is not None, "a job without a queue has no Workload"
-    spec: dict[str, Any] = {"queueName": queue.name, "podSets": [_pod_set(request) for request in requests]}
+    pod_sets = [
+        {
+            "name": request.name,
+            "count": request.count,
+            **({"minCount": request.least} if request.least is not None else {}),
+            "template": {
+                "metadata": {key: request.pod["metadata"][key] for key in ("labels", "annotations")},
+                "spec": request.pod["spec"],
+            },
+        }
+        for request in requests
+    ]
+    spec: dict[str, Any] = {"queueName": queue.name, "podSets": pod_sets}
     if priority is not None:
         spec["priority"] = priority
         spec["priorityClassRef"] = {
@@ -45,16 +57,6 @@ def workload(job: Job, *, requests: Iterable[PodSetRequest], digest: str, priori
     metadata["labels"] |= {names.QUEUED_JOB_UID: job.uid}
     metadata["annotations"] = {names.REQUEST: digest}
     return manifest
-
-
-def _pod_set(request: PodSetRequest) -> dict[str, Any]:
-    metadata = {key: request.pod["metadata"][key] for key in ("labels", "annotations")}
-    return {
-        "name": request.name,
-        "count": request.count,
-        **({"minCount": request.least} if request.least is not None else {}),
-        "template": {"metadata": metadata, "spec": request.pod["spec"]},
-    }
 
 
 def released(found: Workload, *, at: datetime) -> dict[str, Any]:
