@@ -1,11 +1,12 @@
 """What the loop looks at again, and when: answers that tell nothing new are not decided about."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_operator.controller import Controller
@@ -17,6 +18,7 @@ from cormorant_operator.pods import Pod
 from cormorant_testing.api_server import SINCE, ApiServer
 from cormorant_testing.operator_world import make_spec
 
+pytestmark = pytest.mark.anyio
 SITE = OperatorDefaults(poll_s=0.1, fast_poll_s=0.1, resync_retry_s=0.1)
 
 
@@ -124,289 +126,244 @@ class Scene:
         await self.until(lambda: self.head.asked >= wanted)
 
 
-def play(acts: Callable[[Scene], Any], *, defaults: OperatorDefaults = SITE) -> None:
-    async def run() -> None:
-        scene = Scene(defaults=defaults)
-        scene.edit()
-        working = asyncio.create_task(scene.controller.run())
-        try:
-            await scene.until(lambda: scene.status.get("phase") == "Running")
-            await scene.until(lambda: scene.status["frames"]["collected"] == 10)
-            await scene.until_asked(2)
-            await acts(scene)
-        finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
-
-    asyncio.run(run())
+@pytest.fixture
+def defaults() -> OperatorDefaults:
+    return SITE
 
 
-def test_answers_that_tell_nothing_new_are_not_decided_about() -> None:
-    async def acts(scene: Scene) -> None:
-        decided = scene.decided
-        await scene.until_asked(10)
-        # Time alone changes something once: that frames no longer grow is said.
-        assert scene.decided <= decided + 2
-        scene.head.answer = replace(scene.head.answer, version=3)
-        await scene.until(lambda: scene.status["weights"]["version"] == 3)
-
-    play(acts)
-
-
-def test_unchanged_head_is_polled_less_until_it_changes() -> None:
-    async def acts(scene: Scene) -> None:
-        def gaps() -> list[float]:
-            return [later - earlier for earlier, later in pairwise(scene.head.asked_at[-6:])]
-
-        await scene.until(lambda: len(gaps()) == 5 and min(gaps()) >= 1.9 * SITE.poll_s)
-        scene.head.answer = replace(scene.head.answer, version=3)
-        await scene.until(lambda: scene.status["weights"]["version"] == 3)
-        await scene.until(lambda: min(gaps()) < 1.9 * SITE.poll_s)
-
-    play(acts)
+@pytest.fixture
+async def scene(defaults: OperatorDefaults) -> AsyncIterator[Scene]:
+    """Its job runs, and its head has answered."""
+    scene = Scene(defaults=defaults)
+    scene.edit()
+    working = asyncio.create_task(scene.controller.run())
+    try:
+        await scene.until(lambda: scene.status.get("phase") == "Running")
+        await scene.until(lambda: scene.status["frames"]["collected"] == 10)
+        await scene.until_asked(2)
+        yield scene
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
 
 
-def test_silence_is_said_once_and_so_is_its_end() -> None:
-    async def acts(scene: Scene) -> None:
-        def progressing() -> str:
-            (found,) = [c for c in scene.status["conditions"] if c["type"] == "Progressing"]
-            return str(found["reason"])
-
-        scene.head.is_silent = True
-        await scene.until(lambda: progressing() == "ControlPlaneUnreachable")
-        decided = scene.decided
-        await scene.until_asked(5)
-        assert scene.decided <= decided + 1
-        scene.head.is_silent = False
-        await scene.until(lambda: progressing() != "ControlPlaneUnreachable")
-
-    play(acts)
+async def test_answers_that_tell_nothing_new_are_not_decided_about(scene: Scene) -> None:
+    decided = scene.decided
+    await scene.until_asked(10)
+    # Time alone changes something once: that frames no longer grow is said.
+    assert scene.decided <= decided + 2
+    scene.head.answer = replace(scene.head.answer, version=3)
+    await scene.until(lambda: scene.status["weights"]["version"] == 3)
 
 
-def test_rejected_token_recreates_a_deleted_secret() -> None:
-    async def acts(scene: Scene) -> None:
-        del scene.api.stored["Secret", "pong-tokens"]  # nothing tells the operator: it may not look
-        scene.head.is_refusing = True
-        await scene.until(lambda: ("Secret", "pong-tokens") in scene.api.stored)
+async def test_unchanged_head_is_polled_less_until_it_changes(scene: Scene) -> None:
+    def gaps() -> list[float]:
+        return [later - earlier for earlier, later in pairwise(scene.head.asked_at[-6:])]
+
+    await scene.until(lambda: len(gaps()) == 5 and min(gaps()) >= 1.9 * SITE.poll_s)
+    scene.head.answer = replace(scene.head.answer, version=3)
+    await scene.until(lambda: scene.status["weights"]["version"] == 3)
+    await scene.until(lambda: min(gaps()) < 1.9 * SITE.poll_s)
+
+
+async def test_silence_is_said_once_and_so_is_its_end(scene: Scene) -> None:
+    def progressing() -> str:
         (found,) = [c for c in scene.status["conditions"] if c["type"] == "Progressing"]
-        assert (found["status"], found["reason"]) == ("Unknown", "TokenRefused")
-        assert dict(scene.controller.census.counts) == {"answering": 0, "refusing": 1}
-        scene.head.is_refusing = False
-        await scene.until(lambda: scene.controller.census.counts["answering"] == 1)
+        return str(found["reason"])
 
-    play(acts)
-
-
-def test_ignored_command_is_resent_after_a_delay() -> None:
-    async def acts(scene: Scene) -> None:
-        scene.head.is_deaf = True
-        told = scene.head.told
-        scene.edit(generation=2, paused=True)
-        began = asyncio.get_running_loop().time()
-        await scene.until(lambda: scene.head.told >= told + 5)
-        assert asyncio.get_running_loop().time() - began > 2 * SITE.fast_poll_s
-        scene.head.is_deaf = False
-        await scene.until(lambda: scene.head.answer.is_spec_paused)
-
-    play(acts)
+    scene.head.is_silent = True
+    await scene.until(lambda: progressing() == "ControlPlaneUnreachable")
+    decided = scene.decided
+    await scene.until_asked(5)
+    assert scene.decided <= decided + 1
+    scene.head.is_silent = False
+    await scene.until(lambda: progressing() != "ControlPlaneUnreachable")
 
 
-def test_refused_change_is_said_and_holds_up_nothing_else() -> None:
-    async def acts(scene: Scene) -> None:
-        def accepted() -> dict[str, Any]:
-            (found,) = [c for c in scene.status["conditions"] if c["type"] == "Accepted"]
-            return dict(found)
-
-        scene.api.refused["PATCH"] = 403
-        # The worker beyond the new size cannot be marked; the head is told of the size and of the pause all the same.
-        scene.edit(generation=2, replicas=1, paused=True)
-        await scene.until(lambda: scene.head.answer.is_spec_paused)
-        await scene.until(lambda: accepted()["reason"] == "Forbidden")
-        pod = next(name for kind, name in scene.api.stored if name.startswith("pong-cpu-1-"))
-        assert accepted()["message"] == f"cannot annotate pod {pod}: {pod} is not to be touched"
-        await scene.until(lambda: scene.status["phase"] == "Paused")
-        patches = scene.api.asked("PATCH")
-        await scene.until_asked(5)
-        assert scene.api.asked("PATCH") <= patches + 1
-
-    play(acts)
+async def test_rejected_token_recreates_a_deleted_secret(scene: Scene) -> None:
+    del scene.api.stored["Secret", "pong-tokens"]  # nothing tells the operator: it may not look
+    scene.head.is_refusing = True
+    await scene.until(lambda: ("Secret", "pong-tokens") in scene.api.stored)
+    (found,) = [c for c in scene.status["conditions"] if c["type"] == "Progressing"]
+    assert (found["status"], found["reason"]) == ("Unknown", "TokenRefused")
+    assert dict(scene.controller.census.counts) == {"answering": 0, "refusing": 1}
+    scene.head.is_refusing = False
+    await scene.until(lambda: scene.controller.census.counts["answering"] == 1)
 
 
-def test_deleted_secret_is_recreated_at_the_next_resync() -> None:
-    async def acts(scene: Scene) -> None:
-        before = scene.api.stored.pop(("Secret", "pong-tokens"))
-        await scene.until(lambda: ("Secret", "pong-tokens") in scene.api.stored)
-        assert scene.api.stored["Secret", "pong-tokens"]["stringData"] == before["stringData"]
-
-    play(acts, defaults=replace(SITE, quick_resync_s=0.1, quick_resyncs=1))
-
-
-def test_next_operator_asks_for_no_secret_that_a_head_has() -> None:
-    async def acts(scene: Scene) -> None:
-        refused = scene.api.refused_secrets
-        successor = scene.operator()
-        working = asyncio.create_task(successor.run())
-        try:
-            await scene.until(lambda: successor.census.counts["answering"] == 1)
-            await asyncio.sleep(3 * SITE.poll_s)
-            assert scene.api.refused_secrets == refused
-        finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
-
-    play(acts)
+async def test_ignored_command_is_resent_after_a_delay(scene: Scene) -> None:
+    scene.head.is_deaf = True
+    told = scene.head.told
+    scene.edit(generation=2, paused=True)
+    began = asyncio.get_running_loop().time()
+    await scene.until(lambda: scene.head.told >= told + 5)
+    assert asyncio.get_running_loop().time() - began > 2 * SITE.fast_poll_s
+    scene.head.is_deaf = False
+    await scene.until(lambda: scene.head.answer.is_spec_paused)
 
 
-def test_job_that_is_over_is_not_asked_any_more() -> None:
-    async def acts(scene: Scene) -> None:
-        pod = scene.api.stored["Pod", "pong-head-1"]
-        ended = {"name": "head", "state": {"terminated": {"exitCode": 0, "finishedAt": SINCE, "startedAt": SINCE}}}
-        over = {**scene.api.keep(pod), "status": {"phase": "Succeeded", "containerStatuses": [ended]}}
-        scene.controller.notice(over)
-        await scene.until(lambda: scene.status.get("phase") == "Completed")
-        asked = scene.head.asked
-        await asyncio.sleep(5 * SITE.poll_s)
-        assert scene.head.asked <= asked + 1
+async def test_refused_change_is_said_and_holds_up_nothing_else(scene: Scene) -> None:
+    def accepted() -> dict[str, Any]:
+        (found,) = [c for c in scene.status["conditions"] if c["type"] == "Accepted"]
+        return dict(found)
 
-    play(acts)
+    scene.api.refused["PATCH"] = 403
+    # The worker beyond the new size cannot be marked; the head is told of the size and of the pause all the same.
+    scene.edit(generation=2, replicas=1, paused=True)
+    await scene.until(lambda: scene.head.answer.is_spec_paused)
+    await scene.until(lambda: accepted()["reason"] == "Forbidden")
+    pod = next(name for kind, name in scene.api.stored if name.startswith("pong-cpu-1-"))
+    assert accepted()["message"] == f"cannot annotate pod {pod}: {pod} is not to be touched"
+    await scene.until(lambda: scene.status["phase"] == "Paused")
+    patches = scene.api.asked("PATCH")
+    await scene.until_asked(5)
+    assert scene.api.asked("PATCH") <= patches + 1
 
 
-def test_undeletable_pods_of_a_finished_job_are_reported_once() -> None:
-    async def acts(scene: Scene) -> None:
-        def events() -> list[str]:
-            found = [item["message"] for (kind, _), item in scene.api.stored.items() if kind == "Event"]
-            return [message for message in found if "delete" in message]
+@pytest.mark.parametrize("defaults", [replace(SITE, quick_resync_s=0.1, quick_resyncs=1)])
+async def test_deleted_secret_is_recreated_at_the_next_resync(scene: Scene) -> None:
+    before = scene.api.stored.pop(("Secret", "pong-tokens"))
+    await scene.until(lambda: ("Secret", "pong-tokens") in scene.api.stored)
+    assert scene.api.stored["Secret", "pong-tokens"]["stringData"] == before["stringData"]
 
-        scene.api.refused["DELETE"] = 403
-        pod = scene.api.stored["Pod", "pong-head-1"]
-        ended = {"name": "head", "state": {"terminated": {"exitCode": 0, "finishedAt": SINCE, "startedAt": SINCE}}}
-        scene.controller.notice({**scene.api.keep(pod), "status": {"phase": "Succeeded", "containerStatuses": [ended]}})
-        await scene.until(lambda: len(events()) == 2)
-        workers = sorted(name for kind, name in scene.api.stored if kind == "Pod" and "cpu" in name)
-        assert sorted(events()) == [f"cannot delete pod {name}: {name} is not to be touched" for name in workers]
-        scene.controller.jobs_due.add("j")
+
+async def test_next_operator_asks_for_no_secret_that_a_head_has(scene: Scene) -> None:
+    refused = scene.api.refused_secrets
+    successor = scene.operator()
+    working = asyncio.create_task(successor.run())
+    try:
+        await scene.until(lambda: successor.census.counts["answering"] == 1)
         await asyncio.sleep(3 * SITE.poll_s)
-        assert len(events()) == 2
+        assert scene.api.refused_secrets == refused
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
 
-    play(acts)
+
+async def test_job_that_is_over_is_not_asked_any_more(scene: Scene) -> None:
+    pod = scene.api.stored["Pod", "pong-head-1"]
+    ended = {"name": "head", "state": {"terminated": {"exitCode": 0, "finishedAt": SINCE, "startedAt": SINCE}}}
+    over = {**scene.api.keep(pod), "status": {"phase": "Succeeded", "containerStatuses": [ended]}}
+    scene.controller.notice(over)
+    await scene.until(lambda: scene.status.get("phase") == "Completed")
+    asked = scene.head.asked
+    await asyncio.sleep(5 * SITE.poll_s)
+    assert scene.head.asked <= asked + 1
 
 
-def test_full_list_that_failed_is_tried_again_soon() -> None:
-    async def acts(scene: Scene) -> None:
-        scene.api.is_away = True
-        before = {pod.uid for pod in scene.controller.cache.record("j").pods}
-        victim = next(key for key in scene.api.stored if key[1].startswith("pong-cpu-0-"))
-        del scene.api.stored[victim]  # and no watch tells of it
+async def test_undeletable_pods_of_a_finished_job_are_reported_once(scene: Scene) -> None:
+    def events() -> list[str]:
+        found = [item["message"] for (kind, _), item in scene.api.stored.items() if kind == "Event"]
+        return [message for message in found if "delete" in message]
+
+    scene.api.refused["DELETE"] = 403
+    pod = scene.api.stored["Pod", "pong-head-1"]
+    ended = {"name": "head", "state": {"terminated": {"exitCode": 0, "finishedAt": SINCE, "startedAt": SINCE}}}
+    scene.controller.notice({**scene.api.keep(pod), "status": {"phase": "Succeeded", "containerStatuses": [ended]}})
+    await scene.until(lambda: len(events()) == 2)
+    workers = sorted(name for kind, name in scene.api.stored if kind == "Pod" and "cpu" in name)
+    assert sorted(events()) == [f"cannot delete pod {name}: {name} is not to be touched" for name in workers]
+    scene.controller.jobs_due.add("j")
+    await asyncio.sleep(3 * SITE.poll_s)
+    assert len(events()) == 2
+
+
+async def test_full_list_that_failed_is_tried_again_soon(scene: Scene) -> None:
+    scene.api.is_away = True
+    before = {pod.uid for pod in scene.controller.cache.record("j").pods}
+    victim = next(key for key in scene.api.stored if key[1].startswith("pong-cpu-0-"))
+    del scene.api.stored[victim]  # and no watch tells of it
+    lists = scene.api.lists
+    scene.controller.want_resync()
+    await scene.until(lambda: scene.api.lists >= lists + 2)
+    scene.api.is_away = False
+    await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.record("j").pods} - before) == 1)
+    assert victim not in scene.api.stored
+
+
+async def test_condition_overtakes_waiting_counters(scene: Scene) -> None:
+    def progressing() -> str:
+        return next(str(c["reason"]) for c in scene.status["conditions"] if c["type"] == "Progressing")
+
+    api = scene.api
+    await scene.until(lambda: progressing() == "NoFrames")
+    hang = api.counters_hang = asyncio.Event()
+    scene.head.answer = replace(scene.head.answer, version=3)  # a counter, and no condition
+    await scene.until(lambda: api.counters_held == 1)
+    scene.edit(generation=2, paused=True)
+    await scene.until(lambda: scene.status.get("phase") == "Paused")
+    hang.set()
+    await scene.until(lambda: api.conflicts == 1)
+    assert scene.status["phase"] == "Paused"
+
+
+async def test_glance_finds_that_all_pods_went_unseen(scene: Scene) -> None:
+    before = {pod.uid for pod in scene.controller.cache.record("j").pods}
+    for key in [key for key in scene.api.stored if key[0] == "Pod"]:
+        del scene.api.stored[key]  # and no watch tells of it
+    await scene.controller.quick_resync()
+    await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.record("j").pods} - before) == 3)
+
+
+async def test_glance_reads_no_third_page_and_asks_for_no_secret(scene: Scene) -> None:
+    before = scene.controller.cache.record("j").pods
+    refused = scene.api.refused_secrets
+    scene.api.page = 1
+    scene.api.pages.clear()
+    await scene.controller.quick_resync()
+    await asyncio.sleep(3 * SITE.poll_s)
+    assert scene.api.pages["Pod"] == 2
+    assert scene.controller.cache.record("j").pods == before
+    assert scene.api.refused_secrets == refused
+
+
+async def test_missed_events_cost_no_request_for_secrets(scene: Scene) -> None:
+    before = {pod.uid for pod in scene.controller.cache.record("j").pods}
+    refused, lists = scene.api.refused_secrets, scene.api.lists
+    victim = next(key for key in scene.api.stored if key[1].startswith("pong-cpu-0-"))
+    del scene.api.stored[victim]  # and no watch tells of it
+    scene.controller.want_resync()
+    await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.record("j").pods} - before) == 1)
+    await asyncio.sleep(3 * SITE.poll_s)
+    assert scene.api.lists > lists
+    assert scene.api.refused_secrets == refused
+
+
+async def test_lost_namespace_stops_no_other_and_comes_back() -> None:
+    scene = Scene("a", "b")
+    scene.api.forbidden = {"b"}
+    scene.submit("pong", namespace="a", uid="j")
+    scene.submit("lost", namespace="b", uid="k")
+    working = asyncio.create_task(scene.controller.run())
+
+    def of_the_lost() -> set[str]:
+        return {kind for kind, name in scene.api.stored if name.startswith("lost-")}
+
+    try:
+        await scene.until(lambda: scene.status.get("phase") == "Running")
+        assert (list(scene.controller.lost), of_the_lost()) == (["b"], set())
         lists = scene.api.lists
-        scene.controller.want_resync()
-        await scene.until(lambda: scene.api.lists >= lists + 2)
-        scene.api.is_away = False
-        await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.record("j").pods} - before) == 1)
-        assert victim not in scene.api.stored
-
-    play(acts)
-
-
-def test_condition_overtakes_waiting_counters() -> None:
-    async def acts(scene: Scene) -> None:
-        def progressing() -> str:
-            return next(str(c["reason"]) for c in scene.status["conditions"] if c["type"] == "Progressing")
-
-        api = scene.api
-        await scene.until(lambda: progressing() == "NoFrames")
-        hang = api.counters_hang = asyncio.Event()
-        scene.head.answer = replace(scene.head.answer, version=3)  # a counter, and no condition
-        await scene.until(lambda: api.counters_held == 1)
-        scene.edit(generation=2, paused=True)
-        await scene.until(lambda: scene.status.get("phase") == "Paused")
-        hang.set()
-        await scene.until(lambda: api.conflicts == 1)
-        assert scene.status["phase"] == "Paused"
-
-    play(acts)
+        await scene.until(lambda: scene.api.lists >= lists + 4)
+        assert of_the_lost() == set(), "nothing is decided about jobs whose pods cannot be seen"
+        scene.api.forbidden = set()
+        await scene.until(lambda: "Pod" in of_the_lost())
+        assert scene.controller.lost == {}
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
 
 
-def test_glance_finds_that_all_pods_went_unseen() -> None:
-    async def acts(scene: Scene) -> None:
-        before = {pod.uid for pod in scene.controller.cache.record("j").pods}
-        for key in [key for key in scene.api.stored if key[0] == "Pod"]:
-            del scene.api.stored[key]  # and no watch tells of it
-        await scene.controller.quick_resync()
-        await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.record("j").pods} - before) == 3)
-
-    play(acts)
-
-
-def test_glance_reads_no_third_page_and_asks_for_no_secret() -> None:
-    async def acts(scene: Scene) -> None:
-        before = scene.controller.cache.record("j").pods
-        refused = scene.api.refused_secrets
-        scene.api.page = 1
-        scene.api.pages.clear()
-        await scene.controller.quick_resync()
-        await asyncio.sleep(3 * SITE.poll_s)
-        assert scene.api.pages["Pod"] == 2
-        assert scene.controller.cache.record("j").pods == before
-        assert scene.api.refused_secrets == refused
-
-    play(acts)
-
-
-def test_missed_events_cost_no_request_for_secrets() -> None:
-    async def acts(scene: Scene) -> None:
-        before = {pod.uid for pod in scene.controller.cache.record("j").pods}
-        refused, lists = scene.api.refused_secrets, scene.api.lists
-        victim = next(key for key in scene.api.stored if key[1].startswith("pong-cpu-0-"))
-        del scene.api.stored[victim]  # and no watch tells of it
-        scene.controller.want_resync()
-        await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.record("j").pods} - before) == 1)
-        await asyncio.sleep(3 * SITE.poll_s)
-        assert scene.api.lists > lists
-        assert scene.api.refused_secrets == refused
-
-    play(acts)
-
-
-def test_lost_namespace_stops_no_other_and_comes_back() -> None:
-    async def run() -> None:
-        scene = Scene("a", "b")
-        scene.api.forbidden = {"b"}
-        scene.submit("pong", namespace="a", uid="j")
-        scene.submit("lost", namespace="b", uid="k")
-        working = asyncio.create_task(scene.controller.run())
-
-        def of_the_lost() -> set[str]:
-            return {kind for kind, name in scene.api.stored if name.startswith("lost-")}
-
-        try:
-            await scene.until(lambda: scene.status.get("phase") == "Running")
-            assert (list(scene.controller.lost), of_the_lost()) == (["b"], set())
-            lists = scene.api.lists
-            await scene.until(lambda: scene.api.lists >= lists + 4)
-            assert of_the_lost() == set(), "nothing is decided about jobs whose pods cannot be seen"
-            scene.api.forbidden = set()
-            await scene.until(lambda: "Pod" in of_the_lost())
-            assert scene.controller.lost == {}
-        finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
-
-    asyncio.run(run())
-
-
-def test_workloads_are_listed_and_watched_where_a_job_has_a_queue() -> None:
-    async def acts(scene: Scene) -> None:
-        scene.edit()
-        await scene.controller.resync()
-        assert (scene.api.pages["Workload"], scene.controller.has_workloads.is_set()) == (0, False)
-        job = scene.submit("queued", namespace="a", uid="q")
-        labels = {"kueue.x-k8s.io/queue-name": "team"}
-        scene.controller.notice(scene.api.keep({**job, "metadata": {**job["metadata"], "labels": labels}}))
-        await scene.controller.resync()
-        assert scene.api.pages["Workload"] == 1
-        tasks = asyncio.create_task(scene.controller.run())
-        await scene.until(scene.controller.has_workloads.is_set)
-        assert [kind for kind, _ in scene.api.stored if kind == "Workload"] == ["Workload"]
-        tasks.cancel()
-
-    asyncio.run(acts(Scene()))
+async def test_workloads_are_listed_and_watched_where_a_job_has_a_queue() -> None:
+    scene = Scene()
+    scene.edit()
+    await scene.controller.resync()
+    assert (scene.api.pages["Workload"], scene.controller.has_workloads.is_set()) == (0, False)
+    job = scene.submit("queued", namespace="a", uid="q")
+    labels = {"kueue.x-k8s.io/queue-name": "team"}
+    scene.controller.notice(scene.api.keep({**job, "metadata": {**job["metadata"], "labels": labels}}))
+    await scene.controller.resync()
+    assert scene.api.pages["Workload"] == 1
+    tasks = asyncio.create_task(scene.controller.run())
+    await scene.until(scene.controller.has_workloads.is_set)
+    assert [kind for kind, _ in scene.api.stored if kind == "Workload"] == ["Workload"]
+    tasks.cancel()

@@ -1,10 +1,14 @@
 """The budget of requests: how many, and who goes first."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+
+import pytest
 
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.kube.rate_limit import Purpose, RateLimiter, purpose
+
+pytestmark = pytest.mark.anyio
 
 
 class Clock:
@@ -49,70 +53,60 @@ class Bench:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def play(acts: Callable[[Bench], Awaitable[None]], *, burst: int = 1) -> None:
-    async def run() -> None:
-        bench = Bench(burst=burst)
-        try:
-            await acts(bench)
-        finally:
-            await bench.close()
-
-    asyncio.run(run())
+@pytest.fixture
+def burst() -> int:
+    return 1
 
 
-def test_requests_beyond_the_burst_are_spread() -> None:
-    async def acts(bench: Bench) -> None:
-        for name in "abcde":
-            await bench.ask(name, of=Purpose.PODS)
-        assert await bench.pass_time(0) == ["a", "b"]
-        assert await bench.pass_time(0.1) == ["c"]
-        assert await bench.pass_time(0.05) == []
-        assert await bench.pass_time(0.05) == ["d"]
-        assert await bench.pass_time(10) == ["e"]
-        # However long it was quiet, the bucket holds no more than the burst.
-        assert await bench.pass_time(10) == []
-        for name in "fghi":
-            await bench.ask(name, of=Purpose.PODS)
-        assert await bench.pass_time(0) == ["f", "g"]
-
-    play(acts, burst=2)
+@pytest.fixture
+async def bench(burst: int) -> AsyncIterator[Bench]:
+    bench = Bench(burst=burst)
+    yield bench
+    await bench.close()
 
 
-def test_pods_go_before_status_before_counters_before_lists() -> None:
-    async def acts(bench: Bench) -> None:
-        await bench.ask("first", of=Purpose.UPKEEP)
-        await bench.pass_time(0)
-        for of in (Purpose.UPKEEP, Purpose.COUNTERS, Purpose.STATUS, Purpose.PODS, Purpose.LEASE):
-            await bench.ask(of.name, of=of)
-        went = [name for _ in range(5) for name in await bench.pass_time(0.1)]
-        assert went == ["LEASE", "PODS", "STATUS", "COUNTERS", "UPKEEP"]
-
-    play(acts)
-
-
-def test_no_request_waits_for_ever_behind_urgent_ones() -> None:
-    async def acts(bench: Bench) -> None:
-        await bench.ask("first", of=Purpose.PODS)
-        await bench.ask("a list", of=Purpose.UPKEEP)
-        waited = 0
-        while "a list" not in bench.sent:
-            await bench.ask("pod", of=Purpose.PODS)
-            await bench.pass_time(0.1)
-            waited += 1
-        assert waited * 0.1 <= Purpose.UPKEEP.value + 1
-
-    play(acts)
+@pytest.mark.parametrize("burst", [2])
+async def test_requests_beyond_the_burst_are_spread(bench: Bench) -> None:
+    for name in "abcde":
+        await bench.ask(name, of=Purpose.PODS)
+    assert await bench.pass_time(0) == ["a", "b"]
+    assert await bench.pass_time(0.1) == ["c"]
+    assert await bench.pass_time(0.05) == []
+    assert await bench.pass_time(0.05) == ["d"]
+    assert await bench.pass_time(10) == ["e"]
+    # However long it was quiet, the bucket holds no more than the burst.
+    assert await bench.pass_time(10) == []
+    for name in "fghi":
+        await bench.ask(name, of=Purpose.PODS)
+    assert await bench.pass_time(0) == ["f", "g"]
 
 
-def test_request_that_is_given_up_costs_nothing() -> None:
-    async def acts(bench: Bench) -> None:
-        await bench.ask("first", of=Purpose.PODS)
-        given_up = await bench.ask("given up", of=Purpose.PODS)
-        await bench.ask("next", of=Purpose.PODS)
-        given_up.cancel()
-        assert await bench.pass_time(0.1) == ["first", "next"]
+async def test_pods_go_before_status_before_counters_before_lists(bench: Bench) -> None:
+    await bench.ask("first", of=Purpose.UPKEEP)
+    await bench.pass_time(0)
+    for of in (Purpose.UPKEEP, Purpose.COUNTERS, Purpose.STATUS, Purpose.PODS, Purpose.LEASE):
+        await bench.ask(of.name, of=of)
+    went = [name for _ in range(5) for name in await bench.pass_time(0.1)]
+    assert went == ["LEASE", "PODS", "STATUS", "COUNTERS", "UPKEEP"]
 
-    play(acts)
+
+async def test_no_request_waits_for_ever_behind_urgent_ones(bench: Bench) -> None:
+    await bench.ask("first", of=Purpose.PODS)
+    await bench.ask("a list", of=Purpose.UPKEEP)
+    waited = 0
+    while "a list" not in bench.sent:
+        await bench.ask("pod", of=Purpose.PODS)
+        await bench.pass_time(0.1)
+        waited += 1
+    assert waited * 0.1 <= Purpose.UPKEEP.value + 1
+
+
+async def test_request_that_is_given_up_costs_nothing(bench: Bench) -> None:
+    await bench.ask("first", of=Purpose.PODS)
+    given_up = await bench.ask("given up", of=Purpose.PODS)
+    await bench.ask("next", of=Purpose.PODS)
+    given_up.cancel()
+    assert await bench.pass_time(0.1) == ["first", "next"]
 
 
 def test_counters_of_1000_jobs_fit_their_share() -> None:
