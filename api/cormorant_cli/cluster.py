@@ -260,7 +260,6 @@ class Cluster:
         return ClusterFailed(f"{where} answered {method} {place.path} with {status}: {words}")
 
     def _missing(self, place: _Place, words: str) -> str:
-        """A sentence for what is not there, with names that look alike."""
         kind, namespace, name = place
         if kind == "CollectorJob" and words in (
             "404 page not found",
@@ -343,7 +342,6 @@ def _connect(context: str) -> Cluster:
 
 
 def _near_names(name: str, names: Sequence[str]) -> str:
-    """The end of a sentence about a name that is not there."""
     if not names:
         return ""
     shown = f"{', '.join(sorted(names)[:5])}{' and others' if len(names) > 5 else ''}"

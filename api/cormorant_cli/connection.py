@@ -204,13 +204,8 @@ def token_of(cluster: "Cluster", job: "Raw", role: "Role") -> str:
             f"Secret {name} with the job's tokens not found in namespace {namespace}; the operator creates it: "
             f"is it running (`cormorant doctor{cluster.options_of(job)}`)?"
         ) from error
-    data = secret.get("data") or {}
     for candidate in _ROLES[_ROLES.index(role) :]:
-        try:
-            token = base64.b64decode(data.get(candidate) or "", validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
-            continue
-        if token:
+        if token := _decoded(secret, candidate):
             return token
     raise CommandFailed(
         f"Secret {name} of namespace {namespace} has no token for role {role}; delete it, and the operator "
@@ -229,14 +224,19 @@ def tls_of(cluster: "Cluster", job: "Raw") -> dict[str, str]:
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     try:
         secret = cluster.get("Secret", tls.get("secretName") or tls_secret(name), namespace=namespace)
-        authority = base64.b64decode((secret.get("data") or {}).get("ca.crt") or "", validate=True).decode()
-    except (NotAllowed, ObjectMissing, binascii.Error, UnicodeDecodeError):
-        authority = ""
-    return {"server_name": api_host(name, namespace), "ca_data": authority}
+    except (NotAllowed, ObjectMissing):
+        secret = {}
+    return {"server_name": api_host(name, namespace), "ca_data": _decoded(secret, "ca.crt")}
+
+
+def _decoded(secret: "Raw", key: str) -> str:
+    try:
+        return base64.b64decode((secret.get("data") or {}).get(key) or "", validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
 
 
 def _head_of(cluster: "Cluster", job: "Raw") -> str:
-    """The name of the head's pod, which runs."""
     from cormorant_cli.jobs import holds, identity, live_head, why_waiting
 
     head = live_head(cluster, job)

@@ -265,7 +265,6 @@ def _leading_shape(name: str, steps: int, envs: int, ends: int) -> tuple[tuple[i
 
 
 def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
-    """All keys of a batch, parts one below the other."""
     longest = max(part.num_steps for part in parts)
     # A part without a step has no rows: it only takes its place.
     model = max(parts, key=lambda part: part.num_steps)
@@ -304,7 +303,6 @@ def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def _blank_padding(part: Part, mask_TB: Array) -> None:
-    """Zero what the memory holds behind a column's end."""
     rows, columns = np.nonzero(~mask_TB)
     for name, array in part.arrays.items():
         if name == "collector/lengths" or name.startswith((_FINAL, "ends/")):

@@ -334,7 +334,6 @@ class Client:
         self.close()
 
     def _publish(self, body: Body, *, version: int | None = None, wait: float = 0.0, base: str = "") -> Update:
-        """PUT a whole, or with a base PATCH a part."""
         path = f"/v1/models/{quoted(body.model)}/weights" if body.model else "/v1/weights"
         kind = {"Content-Type": headers.SAFETENSORS, **({"Prefer": f"wait={wait:g}"} if wait else {})}
         method = "PATCH" if base else "PUT"

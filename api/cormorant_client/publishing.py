@@ -303,7 +303,6 @@ def _alignment(entry: tuple[str, str, tuple[int, ...], memoryview]) -> int:
 
 
 def _bytes_of(name: str, value: Any) -> tuple[str, tuple[int, ...], memoryview]:
-    """The format's dtype, the shape and the memory of one tensor."""
     if isinstance(value, np.ndarray):
         if value.dtype not in NAME_BY_NUMPY:
             raise BadTensors(f'tensor "{name}" has dtype {value.dtype}, which safetensors does not support')

@@ -254,7 +254,6 @@ def _close_all(idle: dict[Address, list[http.client.HTTPConnection]]) -> None:
 
 
 def _receive(response: http.client.HTTPResponse) -> memoryview:
-    """Read the body into one buffer of its size."""
     if response.length is None:
         return memoryview(bytearray(response.read()))
     # Not zeroed, unlike a bytearray: every byte is about to be written.

@@ -34,7 +34,6 @@ _BOUNDS = {"ge": "minimum", "le": "maximum"}
 
 
 def _add_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Put the model's rules where the API server looks for them."""
     assert issubclass(model, Contract)
     entries = [rule.document() for rule in model.rules() if rule.cel]
     if entries:

@@ -91,7 +91,6 @@ def name_of(document: object) -> str:
 
 
 def _refuse_kind(document: object) -> Iterator[Finding]:
-    """A document that is no CollectorJob at all: nothing below it is worth a word."""
     if document is None:
         yield (), f"the document is empty; a manifest begins with apiVersion: {API_VERSION} and kind: {KIND}"
     elif not isinstance(document, dict):
@@ -110,7 +109,6 @@ def _refuse_kind(document: object) -> Iterator[Finding]:
 
 
 def _refuse_values(value: object, location: Location) -> Iterator[Finding]:
-    """What no JSON document can hold, wherever it stands."""
     if isinstance(value, dict):
         for key, item in value.items():
             if isinstance(key, str):

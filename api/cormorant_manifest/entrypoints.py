@@ -152,7 +152,6 @@ def _names(tree: ast.Module) -> set[str]:
 
 
 def _call_trouble(entry: Entrypoint, definition: Definition) -> str:
-    """Whether the manifest's kwargs fit the signature."""
     if definition.decorator_list:
         return ""
     skipped = 0

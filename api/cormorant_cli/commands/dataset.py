@@ -112,7 +112,6 @@ def export(
 
 @contextmanager
 def _sentences() -> Iterator[None]:
-    """Turn the worker's errors, and a missing worker, into sentences."""
     with installed("worker"):
         from cormorant_worker.errors import CormorantError
     try:

@@ -207,7 +207,6 @@ def _mean(spread: Mapping[str, float]) -> str:
 
 
 def _folders(weights: Sequence[str], output: Path | None) -> dict[str, Path | None]:
-    """Where each checkpoint's results go."""
     if len(set(weights)) < len(weights):
         twice = next(uri for uri in weights if weights.count(uri) > 1)
         raise BadInput(f"--weights {twice} is given more than once; give each checkpoint once")
@@ -221,7 +220,6 @@ def _folders(weights: Sequence[str], output: Path | None) -> dict[str, Path | No
 
 
 def _teller(name: str) -> "Callable[[FleetStats], None]":
-    """Tells on a terminal how far an evaluation is."""
     told = [0.0]
 
     def tell(stats: "FleetStats") -> None:

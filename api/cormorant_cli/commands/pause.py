@@ -77,7 +77,6 @@ def resume(
 
 
 def _set_paused(connection: Connection, *, is_paused: bool, wait_s: float) -> None:
-    """Write spec.paused, and wait until the fleet is there."""
     from cormorant_cli.cluster import connected
     from cormorant_cli.jobs import identity
 
@@ -134,7 +133,6 @@ def is_reached(found: "Pauses", *, is_paused: bool) -> bool:
 
 
 def _holders(left: "Pauses", connection: Connection) -> str:
-    """The remaining pauses, as a sentence; empty when there are none."""
     resume = connection.command("resume")
     spec = f"the job's spec.paused (`{resume if connection.job else 'cormorant resume JOB'}` ends it)"
     owners = [*(lease.owner for lease in left.leases), *([spec] if left.spec_paused else [])]

@@ -321,7 +321,6 @@ class _Session:
 
     @contextmanager
     def _opened(self, options: "FleetOptions") -> "Iterator[tuple[Fleet, HeadServer | None]]":
-        """The running fleet, under a head with `--serve`; closed at the end."""
         if self._serving is None:
             from cormorant_worker.fleet.fleet import Fleet
 
@@ -348,7 +347,6 @@ class _Session:
 
     @contextmanager
     def _scraped(self, fleet: "Fleet") -> Iterator[None]:
-        """Inside, `--metrics-port` serves the fleet's metrics."""
         if not self._metrics_port:
             yield
             return
@@ -455,7 +453,6 @@ def _not_installed(error: ModuleNotFoundError) -> str:
 
 @contextmanager
 def _logged_to(display: Display, *, debug: bool) -> Iterator[None]:
-    """Inside, the fleet's events go to the display."""
     import structlog
 
     from cormorant_worker.logs import TAIL
