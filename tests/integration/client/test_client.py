@@ -280,8 +280,9 @@ def test_the_asyncio_twin(served: Served) -> None:
             async with client.batches(90) as batches:
                 async for batch in batches:
                     frames += batch.num_frames
-            update = await client.publish(numbered(before + 1))
+            update = await client.publish(numbered(before + 1), metadata={"learner": "async"})
             await update.wait(30)
+            assert (await client.weights()).metadata == {"learner": "async"}
             resumed = asyncio.create_task(first_resumed(client))
             while not resumed.done():  # it may not listen yet
                 async with client.pause(owner="async") as pause:

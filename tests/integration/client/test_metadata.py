@@ -1,11 +1,10 @@
 """Strings that a learner publishes with its weights: one request, one version, one file."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from cormorant_client import AsyncClient, BadTensors, Client, connect
+from cormorant_client import BadTensors, Client, connect
 from cormorant_client.publishing import make_body
 from cormorant_contract.tensor_file import parse_header
 from cormorant_testing.collecting import make_job
@@ -49,16 +48,6 @@ def test_the_next_head_has_the_weights_and_their_metadata(tmp_path: Path) -> Non
         version = client.publish({"policy": numbered(1)}, metadata={"learner": "1"}).version
     with serve(JOB, directory=tmp_path) as served, client_of(served) as client:
         assert pair(client, version) == (1, "1")
-
-
-def test_the_client_for_asyncio_publishes_metadata(tmp_path: Path) -> None:
-    async def use(served: Served) -> None:
-        async with AsyncClient(served.server.url, token=served.writer.token) as client:
-            await client.publish(numbered(3), metadata={"learner": "async"})
-            assert (await client.weights()).metadata == {"learner": "async"}
-
-    with serve(JOB, directory=tmp_path) as served:
-        asyncio.run(use(served))
 
 
 def test_metadata_of_a_mebibyte_is_published(tmp_path: Path) -> None:

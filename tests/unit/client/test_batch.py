@@ -1,8 +1,8 @@
 """What the client decodes is what the worker hands to learners in its own process: every key, value, dtype, shape."""
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,27 +63,6 @@ def assert_same(found: TensorDict, expected: TensorDict) -> None:
         assert torch.equal(found[key], expected[key]), key
 
 
-@pytest.mark.parametrize("observation", sorted(OBSERVATION_SPACES))
-def test_every_kind_of_observation(observation: str) -> None:
-    block = blocks_of([(4, 4, 4), (6, 6, 6)], observation=observation, lengths=(2, 3), ends="alternate")[-1]
-    batch = decoded([block])
-    assert batch.num_frames == 18
-    assert_same(batch.tensordict(), to_tensordict(block))
-
-
-@pytest.mark.parametrize("action", sorted(ACTION_SPACES))
-def test_every_kind_of_action(action: str) -> None:
-    block = blocks_of([(5, 5)], action=action)[0]
-    assert_same(decoded([block]).tensordict(), to_tensordict(block))
-
-
-@pytest.mark.parametrize("policy", ["counter", "with_outputs"])
-def test_states_and_further_outputs(policy: str) -> None:
-    blocks = blocks_of([(4, 4), (7, 5)], policy=policy, lengths=(3, 1))
-    for block in blocks:
-        assert_same(decoded([block]).tensordict(), to_tensordict(block))
-
-
 @given(
     quotas=st.lists(st.lists(st.integers(1, 6), min_size=2, max_size=2), min_size=1, max_size=3),
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
@@ -100,23 +79,37 @@ def test_columns_and_workers_of_any_length(quotas: list[list[int]], lengths: lis
     assert_same(batch.tensordict(), stack_workers([to_tensordict(block) for block in blocks]))
 
 
+def lent(*blocks: Block, mode: str = "async", **options: Any) -> tuple[Loan, Batch]:
+    """Blocks as the worker hands them out, and as this client decodes what the worker encodes."""
+    loan = Loan(
+        tuple(LoanPart(worker="cpu-0", attempt=0, block=block, memory=None) for block in blocks),
+        mode=mode, num_frames=sum(block.num_frames for block in blocks), min_version=2, max_version=5,
+        storing_device="cpu", on_copied=lambda: None, on_release=lambda: None, **options,
+    )  # fmt: skip
+    wire = encode(loan, batch_id="e-4", delivery=2)
+    return loan, decode(memoryview(bytearray(b"".join([wire.header, *wire.buffers]))))
+
+
 @pytest.mark.parametrize(
     "options",
-    [{"lengths": (3, 1, 7)}, {"policy": "counter"}, {"observation": "nested", "action": "dict"}, {"lengths": 99}],
+    [
+        {"lengths": (3, 1, 7)},
+        {"lengths": 99},
+        {"policy": "counter", "lengths": (3, 1)},
+        {"policy": "with_outputs"},
+        *({"observation": name, "lengths": (2, 3), "ends": "alternate"} for name in sorted(OBSERVATION_SPACES)),
+        *({"action": name} for name in sorted(ACTION_SPACES)),
+    ],
+    ids=str,
 )
 def test_the_workers_encoder_and_this_decoder_agree(options: dict[str, object]) -> None:
     blocks = [block for index in range(2) for block in blocks_of([(5, 5, 5), (4, 3, 2)], index=index, **options)]
     for chosen, mode in ((blocks[:1], "async"), (blocks[1:2], "async"), (blocks, "sync")):
-        loan = Loan(
-            tuple(LoanPart(worker="cpu-0", attempt=0, block=block, memory=None) for block in chosen),
-            mode=mode, num_frames=sum(block.num_frames for block in chosen), min_version=2, max_version=5,
-            storing_device="cpu", on_copied=lambda: None, on_release=lambda: None,
-        )  # fmt: skip
-        wire = encode(loan, batch_id="e-4", delivery=2)
-        batch = decode(memoryview(bytearray(b"".join([wire.header, *wire.buffers]))))
+        loan, batch = lent(*chosen, mode=mode)
         assert_same(batch.tensordict(), loan.tensordict())
         assert (batch.id, batch.delivery, batch.min_version, batch.max_version) == ("e-4", 2, 2, 5)
-        assert (batch.num_frames, batch.mode) == (loan.num_frames, mode)
+        assert (batch.num_frames, len(batch), batch.mode) == (loan.num_frames, loan.num_frames, mode)
+        assert [part.worker for part in batch.parts] == ["cpu-0"] * len(chosen)
 
 
 def test_bytes_are_not_copied_where_no_trajectory_ended() -> None:
@@ -195,22 +188,10 @@ def test_bytes_that_were_hurt_are_told_or_read(data: st.DataObject) -> None:
 SMALL = encode_blocks(blocks_of([(2, 2)]))
 
 
-def test_metadata_is_told() -> None:
-    batch = decode(memoryview(encode_blocks(blocks_of([(2, 2)]), id="x-7", delivery=3, min_version=4, max_version=6)))
-    assert (batch.id, batch.delivery, batch.min_version, batch.max_version, len(batch)) == ("x-7", 3, 4, 6, 4)
-    assert json.loads(json.dumps([part.worker for part in batch.parts])) == ["cpu-0"]
-
-
 def test_post_processing_travels_with_the_batch() -> None:
     block = blocks_of([(5, 5, 5)], lengths=(3, 1, 7))[0]
     asked = {"multi_step": {"steps": 2, "gamma": 0.5}, "split_trajectories": True}
-    loan = Loan(
-        (LoanPart(worker="cpu-0", attempt=0, block=block, memory=None),), mode="async", num_frames=block.num_frames,
-        min_version=0, max_version=0, storing_device="cpu", on_copied=lambda: None, on_release=lambda: None,
-        post_processing=asked,
-    )  # fmt: skip
-    wire = encode(loan, batch_id="e-4", delivery=1)
-    batch = decode(memoryview(bytearray(b"".join([wire.header, *wire.buffers]))))
+    loan, batch = lent(block, post_processing=asked)
     expected = split_trajectories(MultiStep(gamma=0.5, n_steps=2)(to_tensordict(block)))
     assert_same(loan.tensordict(), expected)
     assert_same(batch.tensordict(), expected)

@@ -12,7 +12,6 @@ from torch import nn
 
 from cormorant_client.errors import BadTensors
 from cormorant_client.publishing import PulledWeights, make_body
-from cormorant_contract.tensor_file import MalformedTensorFile, parse_header
 
 
 def loaded(weights: Any, **options: Any) -> dict[str, torch.Tensor]:
@@ -120,8 +119,6 @@ def test_pulled_arrays() -> None:
     assert PulledWeights.read("policy", 1, "", data).numpy()["w"].tolist() == [0, 1, 2]
     with pytest.raises(BadTensors):
         PulledWeights.read("policy", 1, "", memoryview(b"nothing of the kind"))
-    with pytest.raises(MalformedTensorFile):
-        parse_header(b"nothing of the kind")
 
 
 def test_an_extra_state_is_left_out() -> None:
