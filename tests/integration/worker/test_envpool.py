@@ -271,23 +271,6 @@ def test_pools_that_are_under_way_refuse_what_needs_a_standstill() -> None:
         make_collector(job_of("CartPole-v1", 4, batchSize=2, collection={"resetAtEachBatch": True}))
 
 
-def test_recurrent_states_run_through_episodes_and_batches() -> None:
-    record: dict[str, torch.Tensor] = {}
-    with make_collector(job_of("CartPole-v1", 4, policy="cormorant_worker.policies:lstm")) as collector:
-        for _ in range(4):
-            batch = collector.collect(num_steps=200)
-            done, init = batch["next", "done"].squeeze(-1), batch["is_init"].squeeze(-1)
-            assert (init[:, 1:] == done[:, :-1]).all()
-            for key in ("recurrent_state_h", "recurrent_state_c"):
-                assert (batch[key][init] == 0).all()
-                going_on = ~done[:, :-1]
-                assert torch.equal(batch[key][:, 1:][going_on], batch["next", key][:, :-1][going_on])
-                assert (batch["next", key][done] != 0).any()
-                if key in record:
-                    assert torch.equal(batch[key][:, 0][~init[:, 0]], record[key][~init[:, 0]])
-                record[key] = batch["next", key][:, -1].clone()
-
-
 def test_episodes_of_a_pool_are_whole_and_shared_out_beforehand() -> None:
     with make_collector(job_of("CartPole-v1", 4)) as collector:
         collector.collect(num_steps=10)

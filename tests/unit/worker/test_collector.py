@@ -211,13 +211,6 @@ def test_finished_episodes_are_told_with_their_returns() -> None:
     assert collector.fill(block, 1).episodes.lengths == [2]
 
 
-def test_same_seed_same_data_for_one_and_two_env_groups() -> None:
-    one = make_collector(num_envs=4, env_groups=1, lengths=(3, 4), policy="plain").collect(num_steps=40)
-    two = make_collector(num_envs=4, env_groups=2, lengths=(3, 4), policy="plain").collect(num_steps=40)
-    for key in ("observation", "action", ("next", "observation"), ("next", "reward"), ("next", "done")):
-        assert (one[key] == two[key]).all()
-
-
 def test_workers_are_stacked_in_order_and_padded() -> None:
     parts = []
     for index, size in enumerate((12, 7)):
@@ -269,12 +262,6 @@ def test_actions_are_refused_before_any_environment_is_stepped() -> None:
     with pytest.raises(InvalidAction, match=r"environment 0 is \[nan, nan\] \(3 of 3 environments\)"):
         collector.collect(num_steps=30)
     assert int(collector.pulse[0]) == 2 * 3
-
-
-def test_a_class_out_of_range_is_refused() -> None:
-    collector = make_collector(policy="out_of_range", policy_kwargs={"step": 1}, lengths=9)
-    with pytest.raises(InvalidAction, match=r"environment 0 is 5 .* outside Discrete\(5\)"):
-        collector.collect(num_steps=30)
 
 
 def test_a_policy_that_raises_says_so_with_its_own_words() -> None:

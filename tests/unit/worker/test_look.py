@@ -24,15 +24,6 @@ def test_between_batches_it_is_what_the_next_one_begins_with(env_groups: int, ob
                     assert np.array_equal(array, stored[0, column])
 
 
-def test_a_look_is_a_copy() -> None:
-    collector = make_collector(num_envs=2, lengths=(30,))
-    before = collector.look(1, 0)
-    kept = before.copy()
-    collector.collect(num_steps=20)
-    assert np.array_equal(before, kept)
-    assert not np.array_equal(collector.look(1, 0), kept)
-
-
 def test_in_the_middle_of_a_batch_it_moves_with_the_environment() -> None:
     collector = make_collector(num_envs=2, lengths=(1000,), step_s=0.0005)
     block = Block(collector.layout(60))

@@ -12,7 +12,6 @@ from cormorant_contract.spec import unplayed
 from cormorant_contract.variants import seating
 from cormorant_testing.collecting import make_job
 from cormorant_testing.vectors import COUNTING
-from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.env_sources import assign
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvBuildError, ManifestError
@@ -101,14 +100,6 @@ def test_every_frame_has_the_id_of_its_variant(num_steps: int) -> None:
     for column, length in zip(batch, (3, 7, 7), strict=True):
         ends = column["next", "done"].squeeze(-1).nonzero().squeeze(-1)
         assert set(ends.diff().tolist()) == {length}
-
-
-def test_ended_episodes_know_their_variant() -> None:
-    job = make_job(num_envs=3, variants=[EASY, HARD], collection={"framesPerBatch": 30})
-    with make_collector(job) as collector:
-        block = Block(collector.layout(10))
-        episodes = collector.fill(block, 30).episodes
-    assert sorted(zip(episodes.tasks, episodes.lengths, strict=True)) == [("easy", 3)] * 3 + [("hard", 7)] * 2
 
 
 def test_episodes_carry_the_task_too() -> None:

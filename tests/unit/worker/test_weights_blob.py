@@ -12,7 +12,7 @@ from cormorant_contract.tensor_file import make_header
 from cormorant_worker.errors import MalformedWeights, WeightsError, WeightsMismatch
 from cormorant_worker.weights.blob import WeightsBlob, read_weights
 from cormorant_worker.weights.file import to_bytes
-from cormorant_worker.weights.staged import PolicyVersion, StagedWeights, specs_of_tensors, verify
+from cormorant_worker.weights.staged import StagedWeights, specs_of_tensors, verify
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -123,12 +123,3 @@ def test_the_header_alone_tells_what_does_not_fit() -> None:
 def test_a_dtype_without_a_name_is_refused() -> None:
     with pytest.raises(WeightsError, match=r"policy/a is torch.complex128, which safetensors cannot hold"):
         WeightsBlob.of({"policy": {"a": torch.ones(1, dtype=torch.complex128)}})
-
-
-def test_a_refused_offer_holds_nobody_up_who_waits_for_it() -> None:
-    slot = StagedWeights({"policy": torch.nn.Linear(2, 3)})
-    with pytest.raises(WeightsMismatch):
-        slot.offer({"policy": {}}, version=PolicyVersion(3))
-    assert slot.wait_until_offered(PolicyVersion(3), 0.0)
-    assert not slot.wait_until_offered(PolicyVersion(4), 0.0)
-    assert slot.apply() == 0
