@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.collecting import scene
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import FleetError, StateError
 from cormorant_worker.fleet.fleet import Fleet
@@ -75,12 +75,15 @@ def test_nothing_is_lost_repeated_or_stuck(mode: str, bound: int | None, drops: 
         {"weights": {"maxStaleness": bound}} if bound is not None else {}
     )
     queue = {"capacityBatches": 3, "onFull": "drop_oldest" if drops else "wait"}
-    job = make_job(
-        num_envs=2, policy="versioned", action="box", lengths=(3, 8), ends="alternate", step_s=0.004,
-        collection=collection, queue=queue, run_policy={"maxRestartsPerSlot": 50},
-    )  # fmt: skip
-    may_miss = drops or bound is not None
-    checker = make_checker(2, action="box", lengths=(3, 8), ends="alternate", acts_by_version=True, gaps=may_miss)
+    job, checker = scene(
+        "versioned",
+        ends="alternate",
+        step_s=0.004,
+        collection=collection,
+        queue=queue,
+        run_policy={"maxRestartsPerSlot": 50},
+        gaps=drops or bound is not None,
+    )
     with Fleet(job, FleetOptions(workers=2, control_timeout_s=40.0)) as fleet:
         mischief = Mischief(fleet, seed)
         mischief.start()

@@ -20,7 +20,7 @@ import torch
 from tensordict import TensorDict
 
 from cormorant_testing.check import attempt_of
-from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.collecting import make_job, scene
 from cormorant_testing.fleets import collecting, make_fleet, on_all_placements_slowly, on_both_engines_slowly
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
@@ -116,16 +116,8 @@ def steady(fleet: Fleet, seconds: float = 0.4) -> bool:
 
 @on_all_placements_slowly
 def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
-    job = make_job(
-        num_envs=2,
-        policy="counter",
-        lengths=(3, 8),
-        step_s=0.002,
-        # Neither the job nor the room in its queue ends, however long the pauses take.
-        collection={"framesPerBatch": 400},
-        queue={"capacityBatches": 200},
-    )
-    checker = make_checker(2, lengths=(3, 8))
+    # Neither the job nor the room in its queue ends, however long the pauses take.
+    job, checker = scene("counter", step_s=0.002, collection={"framesPerBatch": 400}, queue={"capacityBatches": 200})
     with start(job, workers=2) as fleet:
         for _ in range(8):  # in the middle of batches, again and again
             fleet.pause()
@@ -304,8 +296,7 @@ def test_worker_killed_during_a_restore_is_named_and_it_can_be_repeated() -> Non
 @on_both_engines_slowly
 @pytest.mark.slow
 def test_replacement_after_a_restore_repeats_nothing() -> None:
-    job = make_job(num_envs=2, lengths=5, step_s=0.001)
-    checker = make_checker(2, lengths=5, versions=False)
+    job, checker = scene("", lengths=5, step_s=0.001)
     with start(job, workers=1) as fleet:
         checker.take(fleet.take(copy=True).tensordict)
         os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
@@ -332,8 +323,7 @@ def test_replacement_after_a_restore_repeats_nothing() -> None:
 @on_all_placements_slowly
 @pytest.mark.slow
 def test_resizing_under_load_loses_and_repeats_nothing() -> None:
-    job = make_job(num_envs=2, policy="counter", lengths=(3, 8), step_s=0.002)
-    checker = make_checker(2, lengths=(3, 8))
+    job, checker = scene("counter", step_s=0.002)
     with start(job, workers=1) as fleet:
         failed: list[BaseException] = []
 
@@ -365,8 +355,7 @@ def test_resizing_under_load_loses_and_repeats_nothing() -> None:
 @on_both_engines_slowly
 def test_a_hung_environment_is_killed_with_its_worker(tmp_path: Path) -> None:
     failure = {"how": "hang", "step": 30, "flag": str(tmp_path / "hung")}
-    job = make_job(num_envs=2, lengths=4, failures=[failure], collection={"totalFrames": 400})
-    checker = make_checker(2, lengths=4, versions=False)
+    job, checker = scene("", lengths=4, failures=[failure], collection={"totalFrames": 400})
     with start(job, workers=1, hang_timeout_s=2.0) as fleet:
         for batch in fleet.batches():
             checker.take(batch)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.collecting import make_checker, make_job, scene
 from cormorant_testing.fleets import (
     balance,
     make_fleet,
@@ -40,8 +40,7 @@ def fleet_of(job: object, **options: object) -> Iterator[Fleet]:
 @pytest.mark.parametrize(("mode", "workers", "total"), [("async", 1, 107), ("sync", 2, 131)])
 def test_the_last_batch_is_short_and_the_total_exact(mode: str, workers: int, total: int) -> None:
     options = {"lengths": (3, 1, 7), "ends": "alternate"}
-    job = make_job(num_envs=2, policy="counter", collection={"mode": mode, "totalFrames": total}, **options)
-    checker = make_checker(2, **options)
+    job, checker = scene("counter", collection={"mode": mode, "totalFrames": total}, **options)
     with fleet_of(job, workers=workers) as fleet:
         sizes = [checker.take(batch) for batch in fleet.batches()]
         assert sum(sizes) == fleet.stats().frames == total
@@ -82,16 +81,9 @@ def kill_within_a_batch(fleet: Fleet, chance: random.Random) -> bool:
 
 def test_killed_workers_lose_and_repeat_nothing_finished() -> None:
     chance = random.Random(3)
-    job = make_job(
-        num_envs=2,
-        policy="versioned",
-        action="box",
-        collection={"totalFrames": 6000},
-        lengths=(3, 8),
-        step_s=0.002,
-        run_policy={"maxRestartsPerSlot": 20},
+    job, checker = scene(
+        "versioned", collection={"totalFrames": 6000}, step_s=0.002, run_policy={"maxRestartsPerSlot": 20}
     )
-    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
     with fleet_of(job, workers=2) as fleet:
         fleet.publish(numbered(1), wait_s=20)
         oldest = 0
@@ -119,10 +111,7 @@ def test_killed_workers_lose_and_repeat_nothing_finished() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_sync_rounds_survive_kills_at_random_moments(seed: int) -> None:
     chance = random.Random(seed)
-    job = make_job(
-        num_envs=2, policy="counter", collection={"mode": "sync", "totalFrames": 2400}, lengths=(3, 8), step_s=0.001
-    )
-    checker = make_checker(2, lengths=(3, 8))
+    job, checker = scene("counter", collection={"mode": "sync", "totalFrames": 2400}, step_s=0.001)
     stop = threading.Event()
     with fleet_of(job, workers=3) as fleet:
 
@@ -193,8 +182,7 @@ def test_weights_act_whole_and_never_late(engine: str) -> None:
 )
 def test_the_bound_on_staleness_holds_on_every_frame(bound: int, mode: str, weights: dict[str, int]) -> None:
     collection = {"mode": mode, "totalFrames": 600, "weights": weights}
-    job = make_job(num_envs=2, policy="versioned", action="box", collection=collection, lengths=(3, 8))
-    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True, gaps=True)
+    job, checker = scene("versioned", collection=collection, gaps=True)
     with fleet_of(job, workers=2) as fleet:
         for version, batch in enumerate(fleet.batches()):
             mask = batch["collector", "mask"] if ("collector", "mask") in batch.keys(True) else ...
@@ -250,8 +238,7 @@ def test_batches_that_grow_stale_unasked_are_said_once(
 @pytest.mark.slow
 def test_worker_that_was_told_to_finish_gets_no_stale_frames() -> None:
     collection = {"totalFrames": 200, "weights": {"maxStaleness": 1}}
-    job = make_job(num_envs=2, policy="versioned", action="box", collection=collection, lengths=(3, 8))
-    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True, gaps=True)
+    job, checker = scene("versioned", collection=collection, gaps=True)
     with fleet_of(job, workers=2) as fleet:
         for batch in fleet.batches():
             assert fleet.version - int(batch["collector", "policy_version"].min()) <= 1
@@ -266,15 +253,9 @@ def test_worker_that_was_told_to_finish_gets_no_stale_frames() -> None:
 
 @on_all_placements_slowly
 def test_a_slow_consumer_drops_the_oldest_and_the_counts_add_up() -> None:
-    job = make_job(
-        num_envs=2,
-        policy="versioned",
-        action="box",
-        collection={"totalFrames": 1500},
-        queue={"capacityBatches": 2, "onFull": "drop_oldest"},
-        lengths=(3, 8),
+    job, checker = scene(
+        "versioned", collection={"totalFrames": 1500}, queue={"capacityBatches": 2, "onFull": "drop_oldest"}, gaps=True
     )
-    checker = make_checker(2, action="box", lengths=(3, 8), gaps=True)
     with fleet_of(job, workers=2) as fleet:
         for batch in fleet.batches():
             checker.take(batch)
@@ -289,8 +270,7 @@ def test_a_slow_consumer_drops_the_oldest_and_the_counts_add_up() -> None:
 
 @on_both_engines_slowly
 def test_slow_consumer_bounds_the_number_of_blocks() -> None:
-    job = make_job(num_envs=2, queue={"capacityBatches": 3}, lengths=4)
-    checker = make_checker(2, lengths=4, versions=False)
+    job, checker = scene("", queue={"capacityBatches": 3}, lengths=4)
     with fleet_of(job, workers=1) as fleet:
         batches = fleet.batches()
         held = next(batches)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.collecting import make_job, scene
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import ControlTimeout, FleetError
@@ -16,8 +16,7 @@ from cormorant_worker.fleet.options import FleetOptions
 
 
 def test_loans_keep_values_use_capacity_and_return_in_any_order() -> None:
-    job = make_job(num_envs=2, lengths=4, collection={"totalFrames": 400}, queue={"capacityBatches": 3})
-    checker = make_checker(2, lengths=4, versions=False)
+    job, checker = scene("", lengths=4, collection={"totalFrames": 400}, queue={"capacityBatches": 3})
     with Fleet(job, FleetOptions(workers=1)) as fleet:
         loans = [fleet.borrow() for _ in range(3)]
         kept = [loan.tensordict(copy=True) for loan in loans]
@@ -51,8 +50,7 @@ def test_loans_keep_values_use_capacity_and_return_in_any_order() -> None:
 
 
 def test_a_drained_fleet_gives_what_it_has_and_ends_its_workers() -> None:
-    job = make_job(num_envs=2, lengths=4, step_s=0.002, collection={"mode": "sync"}, queue={"capacityBatches": 2})
-    checker = make_checker(2, lengths=4, versions=False)
+    job, checker = scene("", lengths=4, step_s=0.002, collection={"mode": "sync"}, queue={"capacityBatches": 2})
     with Fleet(job, FleetOptions(workers=2, floor_frames=1000, epoch=4)) as fleet:
         checker.take(fleet.take().tensordict)
         assert {epoch for (_, _, _, epoch), _ in checker.streams} == {4}

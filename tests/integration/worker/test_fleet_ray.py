@@ -16,7 +16,7 @@ import pytest
 import ray
 import torch
 
-from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.collecting import make_checker, make_job, scene
 from cormorant_testing.fleets import balance
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import of_session, start_script, until, unused_port
@@ -94,10 +94,7 @@ def test_the_next_batch_is_collected_while_the_last_is_consumed(ray_cluster: Non
 @pytest.mark.slow
 @pytest.mark.timeout(260)
 def test_killing_half_of_the_workers_loses_and_repeats_nothing(ray_cluster: None) -> None:
-    job = make_job(
-        num_envs=2, policy="versioned", action="box", collection={"totalFrames": 3000}, lengths=(3, 8), step_s=0.005
-    )
-    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
+    job, checker = scene("versioned", collection={"totalFrames": 3000}, step_s=0.005)
     with Fleet(job, FleetOptions(workers=4), engine=RayEngine(NO_CPUS)) as fleet:
         killed: list[int] = []
         for batch in fleet.batches():
@@ -170,8 +167,7 @@ def test_a_full_object_store_loses_nothing(ray_cluster: None) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_actor_is_found_out_and_killed(ray_cluster: None) -> None:
-    job = make_job(num_envs=2, lengths=4, step_s=0.002, collection={"totalFrames": 2000})
-    checker = make_checker(2, lengths=4, versions=False)
+    job, checker = scene("", lengths=4, step_s=0.002, collection={"totalFrames": 2000})
     with Fleet(job, FleetOptions(workers=2, hang_timeout_s=3.0), engine=RayEngine(NO_CPUS)) as fleet:
         for batch in fleet.batches():
             checker.take(batch)
@@ -325,8 +321,7 @@ def test_workers_without_a_place_cost_no_call_to_rays_head(ray_cluster: None, mo
 @pytest.mark.slow
 def test_any_slots_of_a_group_may_be_left_empty(ray_cluster: None) -> None:
     # What ScaleToFit asks for where the pods of some slots have no node.
-    job = make_job(num_envs=2, policy="counter", lengths=(3, 8), collection={"mode": "sync"})
-    checker = make_checker(2, lengths=(3, 8))
+    job, checker = scene("counter", collection={"mode": "sync"})
     with Fleet(job, FleetOptions(workers=2), engine=RayEngine(NO_CPUS)) as fleet:
         for slots in ((1, 3), (0, 1)):
             fleet.resize({"cpu": slots}, wait=False)

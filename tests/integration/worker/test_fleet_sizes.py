@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.collecting import make_checker, make_job, scene
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.place import spread
 from cormorant_worker.errors import FleetError
@@ -62,8 +62,7 @@ def test_workers_of_all_groups_are_spread_over_devices() -> None:
 
 @pytest.mark.slow
 def test_worker_of_a_given_up_slot_finishes_first() -> None:
-    job = make_job(num_envs=2, policy="counter", lengths=(3, 8), step_s=0.002, collection={"mode": "sync"})
-    checker = make_checker(2, lengths=(3, 8))
+    job, checker = scene("counter", step_s=0.002, collection={"mode": "sync"})
     with Fleet(job, FleetOptions(workers=3)) as fleet:
 
         def names() -> list[tuple[str, int]]:

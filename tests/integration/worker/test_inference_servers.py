@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.collecting import make_job, scene
 from cormorant_testing.fleets import balance, served
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import FleetError, LastWorker, WorkerFailed
@@ -45,10 +45,7 @@ def frames_of(job: Any, **options: Any) -> Iterator[Any]:
     ("mode", "workers", "total", "servers"), [("async", 1, 107, 1), ("sync", 2, 131, 1), ("async", 2, 400, 2)]
 )
 def test_served_fleet_delivers_every_frame_exactly(mode: str, workers: int, total: int, servers: int) -> None:
-    job = make_job(
-        num_envs=2, policy="counter", collection={"mode": mode, "totalFrames": total, "initRandomFrames": 8}, **OPTIONS
-    )
-    checker = make_checker(2, **OPTIONS)
+    job, checker = scene("counter", collection={"mode": mode, "totalFrames": total, "initRandomFrames": 8}, **OPTIONS)
     random_frames = 0
     with fleet_of(served(job, servers=servers), workers=workers) as fleet:
         for batch in fleet.batches():
@@ -68,10 +65,7 @@ def test_served_fleet_delivers_every_frame_exactly(mode: str, workers: int, tota
 
 
 def test_weights_go_to_servers_alone_and_every_row_names_its_version() -> None:
-    job = make_job(
-        num_envs=2, policy="versioned", action="box", collection={"totalFrames": 3000}, lengths=(3, 8), step_s=0.0005
-    )
-    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
+    job, checker = scene("versioned", collection={"totalFrames": 3000}, step_s=0.0005)
     with fleet_of(served(job, servers=2), workers=2, starts_paused=True) as fleet:
         assert sorted(fleet.specs["policy"]) == ["bias", "number"]
         receipt = fleet.publish(numbered(1), wait_s=30)
@@ -111,8 +105,7 @@ def test_served_fleet_is_seeded_again_and_resized() -> None:
 
 @pytest.mark.slow
 def test_worker_and_server_killed_together_lose_no_finished_frame() -> None:
-    job = make_job(num_envs=2, policy="counter", collection={"totalFrames": 3000}, step_s=0.001, lengths=(3, 8))
-    checker = make_checker(2, lengths=(3, 8))
+    job, checker = scene("counter", collection={"totalFrames": 3000}, step_s=0.001)
     with fleet_of(served(job), workers=2) as fleet:
         killed = False
         for batch in fleet.batches():
@@ -130,10 +123,7 @@ def test_worker_and_server_killed_together_lose_no_finished_frame() -> None:
 
 @pytest.mark.slow
 def test_servers_can_be_scaled_while_they_serve() -> None:
-    job = make_job(
-        num_envs=2, policy="versioned", action="box", collection={"totalFrames": 6000}, step_s=0.001, lengths=(3, 8)
-    )
-    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
+    job, checker = scene("versioned", collection={"totalFrames": 6000}, step_s=0.001)
     with fleet_of(served(job), workers=3) as fleet:
         sizes = iter((3, 1))
         for number, batch in enumerate(fleet.batches()):
@@ -190,8 +180,7 @@ def test_policy_that_cannot_act_ends_the_fleet_with_its_own_words() -> None:
 
 
 def test_pause_is_answered_while_the_server_is_gone() -> None:
-    job = make_job(num_envs=2, policy="counter", collection={"totalFrames": 600}, lengths=(3, 8), step_s=0.001)
-    checker = make_checker(2, lengths=(3, 8))
+    job, checker = scene("counter", collection={"totalFrames": 600}, step_s=0.001)
     with fleet_of(served(job), workers=1, control_timeout_s=20.0) as fleet:
         checker.take(fleet.take().tensordict)
         pid = kill_server(fleet, sent=signal.SIGSTOP)
@@ -235,16 +224,13 @@ def on_ray(job: Any, engine: type[RayEngine], **options: Any) -> Fleet:
 def test_lost_servers_cost_time_and_nothing_else(
     request: pytest.FixtureRequest, engine: type[RayEngine] | None, sent: signal.Signals, kind: str
 ) -> None:
-    job = served(
-        make_job(
-            num_envs=2, policy="versioned", action="box", collection={"totalFrames": 4000}, lengths=(3, 8),
-            step_s=0.001, run_policy={"maxRestartsPerSlot": 20},
-        )
-    )  # fmt: skip
-    checker, options = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True), {"hang_timeout_s": 3.0}
-    if engine is not None:
+    job, checker = scene("versioned", collection={"totalFrames": 4000}, step_s=0.001)
+    if engine is None:
+        opened = fleet_of(served(job), workers=2, hang_timeout_s=3.0)
+    else:
         request.getfixturevalue("ray_cluster")
-    with on_ray(job, engine, workers=2) if engine is not None else fleet_of(job, workers=2, **options) as fleet:
+        opened = on_ray(served(job), engine, workers=2)
+    with opened as fleet:
         assert fleet.publish(numbered(1), wait_s=60).applied == ("act-0",)
         lost = 0
         for batch in fleet.batches():
@@ -264,8 +250,7 @@ def test_lost_servers_cost_time_and_nothing_else(
 
 @pytest.mark.slow
 def test_servers_on_ray_hang_and_are_scaled(ray_cluster: None) -> None:
-    job = make_job(num_envs=2, policy="counter", collection={"totalFrames": 4000}, step_s=0.001, lengths=(3, 8))
-    checker = make_checker(2, lengths=(3, 8))
+    job, checker = scene("counter", collection={"totalFrames": 4000}, step_s=0.001)
     with on_ray(served(job), RayEngine, workers=2, hang_timeout_s=3.0) as fleet:
         done = 0
         for batch in fleet.batches():

@@ -121,5 +121,15 @@ def make_job(
     )
 
 
+def scene(policy: str, *, gaps: bool = False, lengths: Any = (3, 8), **job: Any) -> tuple[Any, Checker]:
+    """A job of two environments a worker, and what checks every value of its frames. `policy`: "versioned", whose
+    actions name the version of their weights; "counter", which is recurrent; or "": random.
+    """
+    kinds: dict[str, dict[str, Any]] = {"versioned": {"acts_by_version": True}, "counter": {}, "": {"versions": False}}
+    env = {"lengths": lengths, "action": "box" if policy == "versioned" else "discrete"}
+    env |= {"ends": job.pop("ends")} if "ends" in job else {}
+    return make_job(policy=policy, **env, **job), make_checker(2, gaps=gaps, **kinds[policy], **env)
+
+
 def _entrypoint(policy: str) -> str:
     return policy if ":" in policy else f"cormorant_testing.policies:{policy}"

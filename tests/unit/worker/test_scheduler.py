@@ -43,6 +43,15 @@ def hand_out(schedule: Scheduler, held: dict[tuple[str, int], int], **limits: in
     return schedule.grants(**limits)
 
 
+def land(deliveries: BatchQueue, grant: Grant, *, version: int = 0) -> None:
+    """A worker does what it was granted, and the queue accepts it if it can."""
+    block_index, _ = deliveries.blocks.lend(1)
+    deliveries.land(
+        grant.round, grant.slot, RoundShare(sealed(num_frames=grant.num_frames, version=version), block_index)
+    )
+    deliveries.accept()
+
+
 class Books(RuleBasedStateMachine):
     """Workers that collect, die and are replaced; a consumer that takes, publishes and dawdles."""
 
@@ -356,11 +365,7 @@ def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
     ]  # fmt: skip
     accepted = []
     for number in (0, 2, 1):  # cpu-0 is done with both of its tickets before cpu-1 is with its one
-        grant = grants[number]
-        block_index, _ = deliveries.blocks.lend(1)
-        part = RoundShare(sealed(num_frames=grant.num_frames, version=0), block_index)
-        deliveries.land(grant.round, grant.slot, part)
-        deliveries.accept()
+        land(deliveries, grants[number])
         accepted.append(schedule.accepted_frames)
     assert accepted == [0, 0, 21]
     assert [deliveries.take(min_version=None).round.number for _ in range(2)] == [0, 1]
@@ -405,9 +410,7 @@ def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
     deliveries.blocks = SharedBlockPool(LAYOUT, 3)
     for _ in range(3):
         (grant,) = hand_out(schedule, {("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
-        block_index, _ = deliveries.blocks.lend(1)
-        deliveries.land(grant.round, ("cpu", 0), RoundShare(sealed(num_frames=5, version=0), block_index))
-        deliveries.accept()
+        land(deliveries, grant)
     assert deliveries.dropped == {"drop_oldest": 10}
     assert schedule.accepted_frames == 15
     last = deliveries.take(min_version=None)
@@ -415,9 +418,7 @@ def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
     assert last.round.number == 2
     # The consumer at work does not keep the next one out.
     (grant,) = hand_out(schedule, {("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
-    block_index, _ = deliveries.blocks.lend(1)
-    deliveries.land(grant.round, ("cpu", 0), RoundShare(sealed(num_frames=5, version=0), block_index))
-    deliveries.accept()
+    land(deliveries, grant)
     assert schedule.accepted_frames == 20
     deliveries.blocks.close()
 
@@ -428,9 +429,7 @@ def test_stale_frames_are_recollected_unless_stored(has_dataset: bool, accepted:
     deliveries = BatchQueue(schedule, capacity=1, drops_oldest=False, has_dataset=has_dataset)
     deliveries.blocks = SharedBlockPool(LAYOUT, 3)
     (grant,) = hand_out(schedule, {("cpu", 0): 0}, num_workers=1, ahead_of_consumer=0, room=1)
-    block_index, _ = deliveries.blocks.lend(1)
-    deliveries.land(grant.round, ("cpu", 0), RoundShare(sealed(num_frames=5, version=3), block_index))
-    deliveries.accept()
+    land(deliveries, grant, version=3)
     assert schedule.accepted_frames == 5
     assert deliveries.take(min_version=4) is None
     assert (deliveries.dropped, schedule.accepted_frames) == ({"stale": 5}, accepted)
@@ -445,10 +444,8 @@ def test_random_frames_do_not_hide_stale_ones(versions: tuple[int, int], is_take
     deliveries.blocks = SharedBlockPool(LAYOUT, 3)
     places = [("cpu", 0), ("cpu", 1)]
     grants = hand_out(schedule, dict.fromkeys(places, 0), num_workers=2, ahead_of_consumer=0, room=2)
-    for place, grant, version in zip(places, grants, versions, strict=True):
-        block_index, _ = deliveries.blocks.lend(1)
-        deliveries.land(grant.round, place, RoundShare(sealed(num_frames=5, version=version), block_index))
-    deliveries.accept()
+    for grant, version in zip(grants, versions, strict=True):
+        land(deliveries, grant, version=version)
     assert (deliveries.take(min_version=4) is not None) is is_taken
     assert deliveries.dropped == ({} if is_taken else {"stale": 10})
     deliveries.blocks.close()
