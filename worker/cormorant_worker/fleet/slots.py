@@ -12,8 +12,6 @@ from cormorant_worker.worker.messages import Command, PauseStepping, ResumeStepp
 
 _SHOWN = 8
 """Workers named in a message."""
-_LONGEST_INDEX = 10
-"""Digits."""
 
 
 class Slots:
@@ -24,6 +22,7 @@ class Slots:
         self._job, self._written = job, written
         self._serving_groups = frozenset(g.name for g in job.spec.worker_groups if g.serves)
         self._known: dict[SlotKey, Slot] = {}
+        self._by_name: dict[str, Slot] = {}
         self.collecting: tuple[Slot, ...] = ()
         """Wanted slots whose workers step environments, in the order of the manifest's groups."""
         self.serving: tuple[Slot, ...] = ()
@@ -44,9 +43,8 @@ class Slots:
     def __getitem__(self, key: SlotKey) -> Slot:
         """A slot, wanted or not; it need not have existed before."""
         if key not in self._known:
-            self._known[key] = slot = Slot(
-                key, is_server=key[0] in self._serving_groups, written=self._written.get(key, 0)
-            )
+            slot = Slot(key, is_server=key[0] in self._serving_groups, written=self._written.get(key, 0))
+            self._known[key] = self._by_name[slot.name] = slot
             self._in[slot.state][slot] = None
         return self._known[key]
 
@@ -102,9 +100,8 @@ class Slots:
 
     def find(self, name: str) -> WorkerHandle | None:
         """The worker that is listened to under a name."""
-        group, _, index = name.rpartition("-")
-        slot = self._known.get((group, int(index))) if index.isdecimal() and len(index) < _LONGEST_INDEX else None
-        return slot.worker if slot is not None and slot.state in LIVING and slot.name == name else None
+        slot = self._by_name.get(name)
+        return slot.worker if slot is not None and slot.state in LIVING else None
 
     def named(self, names: Collection[str]) -> frozenset[Slot]:
         """Wanted slots by name."""
