@@ -4,13 +4,12 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from cormorant_postproc.pieces import TRAJ_IDS, Key, PostprocError, at_steps, first_step, flag
+from cormorant_postproc.pieces import TRAJ_IDS, Key, PostprocError, at_steps, first_step, flag, under
 
 _KEPT_BATCHES = 1024
 
@@ -43,7 +42,9 @@ class FrameStack:
             raise PostprocError('keys is empty; name the leaves to stack, for example keys=("observation",)')
         self.num_frames = num_frames
         self.keys = tuple(keys)
-        self._open: _OpenRow | None = None
+        self._open: TensorDict | None = None
+        """Trajectories that may go on, [K], in rising order of `ids`; `known`: how many of their last frames; the batch
+        in which each was last `seen`; `past` [K, n-1, ...]: their last frames, by leaf."""
         self._batches = 0
 
     def forget(self) -> None:
@@ -72,9 +73,9 @@ class FrameStack:
         goes_on = torch.zeros_like(at, dtype=torch.bool)
         if before is not None:
             # Where these stand, or would.
-            at = torch.searchsorted(before.ids, ids[:, 0].contiguous()).clamp(max=len(before.ids) - 1)
-            goes_on = (before.ids[at] == ids[:, 0]) & (lengths > 0)
-            known = torch.where(goes_on, before.known[at], 0)
+            at = torch.searchsorted(before["ids"], ids[:, 0].contiguous()).clamp(max=len(before) - 1)
+            goes_on = (before["ids"][at] == ids[:, 0]) & (lengths > 0)
+            known = torch.where(goes_on, before["known"][at], 0)
 
         begins = torch.zeros_like(ids, dtype=torch.bool)
         begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
@@ -85,20 +86,21 @@ class FrameStack:
 
         result: TensorDict = batch.copy()
         result["next"] = batch["next"].copy()
-        tails = {
-            key: self._stack(result, batch, key, at=at, first=first, step=step, lengths=lengths) for key in self.keys
-        }
         at_end = (lengths - 1).clamp_min(0).unsqueeze(-1)
         held = (lengths.unsqueeze(-1) - 1 + past - at_steps(first, at_end) + 1).squeeze(-1).clamp(max=past)
-        stays_open = (lengths > 0) & ~at_steps(done, at_end).squeeze(-1)
+        rows = TensorDict({"ids": at_steps(ids, at_end).squeeze(-1), "known": held}, [len(ids)])
+        for key in self.keys:
+            tail = self._stack(result, batch, key, at=at, first=first, step=step, lengths=lengths)
+            rows[under("past", key)] = tail
         self._batches += 1
-        now = torch.full_like(held, self._batches)
-        left_open = _OpenRow(ids=at_steps(ids, at_end).squeeze(-1), known=held, seen=now, past=tails).take(stays_open)
+        rows["seen"] = torch.full_like(held, self._batches)
+        stays_open = (lengths > 0) & ~at_steps(done, at_end).squeeze(-1)
+        left_open: TensorDict = rows[stays_open.nonzero().squeeze(-1)]
         if before is not None:
-            stays = before.seen + _KEPT_BATCHES > self._batches
+            stays = before["seen"] + _KEPT_BATCHES > self._batches
             stays[at[goes_on]] = False
-            left_open = left_open.and_those_of(before.take(stays))
-        self._open = left_open if len(left_open.ids) else None
+            left_open = torch.cat([left_open, before[stays.nonzero().squeeze(-1)]])
+        self._open = left_open[left_open["ids"].argsort()] if len(left_open) else None
         return result
 
     def _stack(
@@ -113,7 +115,7 @@ class FrameStack:
         lengths: Tensor,
     ) -> Tensor:
         """Stack one leaf. Returns the last frames of each row, [B, n-1, ...]."""
-        under_next: Key = ("next", key) if isinstance(key, str) else ("next", *key)
+        under_next = under("next", key)
         observation, following = batch.get(key, None), batch.get(under_next, None)
         if observation is None or following is None:
             missing = key if observation is None else under_next
@@ -122,7 +124,7 @@ class FrameStack:
         if self._open is None:
             before = observation.new_zeros(len(observation), past, *observation.shape[2:])
         else:
-            before = self._open.past[key][at]
+            before = self._open[under("past", key)][at]
         series = torch.cat([before, observation], dim=1)
         picks = [torch.maximum(step - back, first) for back in range(past, -1, -1)]
         result[key] = torch.stack([at_steps(series, pick) for pick in picks], dim=2)
@@ -132,39 +134,3 @@ class FrameStack:
         # The last frames of each row, which may be shorter than the batch.
         index = lengths.unsqueeze(-1) + torch.arange(past, device=step.device)
         return at_steps(series, index)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OpenRow:
-    """Trajectories that may go on, K of them."""
-
-    ids: Tensor
-    """[K] int64, in rising order once they are put together."""
-    known: Tensor
-    """[K] int64: how many of the last frames are theirs."""
-    seen: Tensor
-    """[K] int64: the batch that they were last in."""
-    past: dict[Key, Tensor]
-    """[K, n-1, ...] their last frames, by leaf."""
-
-    def take(self, which: Tensor) -> "_OpenRow":
-        """Some of them, in rising order."""
-        order = which.nonzero().squeeze(-1)
-        return self._at(order[self.ids[order].argsort()])
-
-    def and_those_of(self, other: "_OpenRow") -> "_OpenRow":
-        both = _OpenRow(
-            ids=torch.cat([self.ids, other.ids]),
-            known=torch.cat([self.known, other.known]),
-            seen=torch.cat([self.seen, other.seen]),
-            past={key: torch.cat([frames, other.past[key]]) for key, frames in self.past.items()},
-        )
-        return both._at(both.ids.argsort())
-
-    def _at(self, order: Tensor) -> "_OpenRow":
-        return _OpenRow(
-            ids=self.ids[order],
-            known=self.known[order],
-            seen=self.seen[order],
-            past={key: frames[order] for key, frames in self.past.items()},
-        )

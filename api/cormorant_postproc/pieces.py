@@ -86,6 +86,11 @@ def at_steps(value: Tensor, steps: Tensor) -> Tensor:
     return value[(*rows, steps)]
 
 
+def under(root: str, key: Key) -> Key:
+    """A key below another one: `("next", "reward")`."""
+    return (root, key) if isinstance(key, str) else (root, *key)
+
+
 def _name(key: Key) -> str:
     return key if isinstance(key, str) else ".".join(key)
 

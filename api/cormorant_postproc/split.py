@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from cormorant_postproc.pieces import MASK, TRAJ_IDS, Key, PostprocError, flag, valid_frames
+from cormorant_postproc.pieces import MASK, TRAJ_IDS, Key, PostprocError, flag, under, valid_frames
 
 TrajectoryLayout = Literal["padded", "nested", "concatenated"]
 
@@ -93,7 +93,7 @@ def _begins(batch: TensorDictBase, valid: Tensor | None, trajectory_key: Key, do
         told = flag(batch, trajectory_key)
         changes = told[..., 1:] != told[..., :-1]
     else:
-        told = flag(batch, ("next", done_key) if isinstance(done_key, str) else ("next", *done_key))
+        told = flag(batch, under("next", done_key))
         changes = told[..., :-1]
     begins = torch.ones_like(told, dtype=torch.bool)
     if valid is None:

@@ -96,7 +96,7 @@ def test_ended_trajectories_are_forgotten() -> None:
     for number in range(1100):
         stack(to_batch([stream(6, [2000])[number : number + 1]]))
     assert stack._open is not None
-    assert stack._open.ids.tolist() == [600]
+    assert stack._open["ids"].tolist() == [600]
 
 
 def stream(number: int, lengths: Sequence[int]) -> Row:
