@@ -11,31 +11,19 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from cormorant_cli import __main__ as entry
+from cormorant_testing.collecting import make_job
 from cormorant_testing.heads import HeadProcess
 from cormorant_testing.scripts import until
 from cormorant_worker import evaluate
 
 
 def write_evaluation(folder: Path, results: Path) -> Path:
-    env = {
-        "entrypoint": "cormorant_testing.envs:CountingEnv",
-        "kwargs": {"longest": 60, "step_s": 0.005},
-        "numEnvs": 2,
-        "vectorization": "inline",
-    }
-    document = {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": "evaluated", "namespace": "team-a"},
-        "spec": {
-            "env": {"gymnasium": env},
-            "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
-            "collection": {"framesPerBatch": 2, "seed": 7, "episodes": {"count": 30, "deterministic": False}},
-            "output": {"dataset": {"uri": str(results)}},
-        },
-    }
+    job = make_job(
+        policy="cormorant_worker.policies:mlp", dataset=str(results), longest=60, step_s=0.005,
+        collection={"framesPerBatch": 2, "episodes": {"count": 30, "deterministic": False}},
+    )  # fmt: skip
     path = folder / "evaluation.yaml"
-    path.write_text(yaml.safe_dump(document))
+    path.write_text(yaml.safe_dump(job.to_document()))
     return path
 
 

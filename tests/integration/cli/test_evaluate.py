@@ -28,16 +28,8 @@ def test_a_sweep_is_one_line_a_checkpoint(
     write: Written, checkpoints: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = checkpoints
-    arguments = [
-        "evaluate",
-        str(write(policy=MLP)),
-        "--episodes",
-        "9",
-        "--seed",
-        "4",
-        "--output",
-        str(tmp_path / "all"),
-    ]
+    job = str(write(policy=MLP))
+    arguments = ["evaluate", job, *("--episodes", "9"), *("--seed", "4"), *("--output", str(tmp_path / "all"))]
     capsys.readouterr()
     assert entry.run([*arguments, "--weights", first, "--weights", second, "--workers", "2"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from cormorant_contract.job import CollectorJob
-from cormorant_contract.parsing import parse_job
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import on_both_engines, on_both_engines_slowly
 from cormorant_testing.snippets import ROOT, blocks
@@ -27,18 +26,10 @@ from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.run_evaluation import evaluation_job
 
-MLP = {"entrypoint": "cormorant_worker.policies:mlp"}
 
-
-def job_of(env: Mapping[str, Any], policy: Mapping[str, Any] = MLP) -> CollectorJob:
-    return parse_job(
-        {
-            "apiVersion": "cormorant.dev/v1alpha1",
-            "kind": "CollectorJob",
-            "metadata": {"name": "evaluated"},
-            "spec": {"env": env, "policy": policy, "collection": {"framesPerBatch": 66, "seed": 3}},
-        }
-    )
+def job_of(env: Mapping[str, Any], policy: str = "cormorant_worker.policies:mlp") -> CollectorJob:
+    job: CollectorJob = make_job(env=env, policy=policy, collection={"framesPerBatch": 66, "seed": 3})
+    return job
 
 
 CARTPOLE = job_of({"envpool": {"taskId": "CartPole-v1", "numEnvs": 3}})
@@ -67,15 +58,9 @@ def engine_of(name: str) -> Any:
 @on_both_engines_slowly
 @pytest.mark.parametrize("deterministic", [True, False], ids=["best", "drawn"])
 def test_table_is_bit_equal_for_1_and_4_workers(engine: str, deterministic: bool, tmp_path: Path) -> None:
-    one = evaluate(CARTPOLE, episodes=23, workers=1, deterministic=deterministic)
-    four = evaluate(
-        CARTPOLE,
-        episodes=23,
-        workers=4,
-        deterministic=deterministic,
-        directory=tmp_path,
-        engine=engine_of(engine),
-    )
+    chosen = {"episodes": 23, "deterministic": deterministic}
+    one = evaluate(CARTPOLE, **chosen, workers=1)
+    four = evaluate(CARTPOLE, **chosen, workers=4, directory=tmp_path, engine=engine_of(engine))
     assert one.is_complete
     assert [episode.seed for episode in one.episodes] == list(range(3, 26))
     assert four.to_json() == one.to_json()
@@ -136,21 +121,10 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_environments_that_are_built_slowly_are_not_taken_to_hang(tmp_path: Path) -> None:
-    slow = [{"how": "slow", "at": "init", "seconds": 1.2}]
-    env = {"entrypoint": "cormorant_testing.envs:CountingEnv", "kwargs": {"failures": slow}, "numEnvs": 3}
-    job = parse_job(
-        {
-            "apiVersion": "cormorant.dev/v1alpha1",
-            "kind": "CollectorJob",
-            "metadata": {"name": "slow"},
-            "spec": {
-                "env": {"gymnasium": {**env, "vectorization": "inline"}},
-                "policy": {"random": {}},
-                "collection": {"framesPerBatch": 3, "episodes": {"count": 3}},
-                "output": {"dataset": {"uri": str(tmp_path)}},
-            },
-        }
-    )
+    job = make_job(
+        num_envs=3, dataset=str(tmp_path), failures=[{"how": "slow", "at": "init", "seconds": 1.2}],
+        collection={"framesPerBatch": 3, "episodes": {"count": 3}},
+    )  # fmt: skip
     with Fleet(job, FleetOptions(workers=1, hang_timeout_s=2.0)) as fleet:
         assert fleet.wait_until_done(60)
         assert fleet.stats().restarts == 0
@@ -203,7 +177,7 @@ def test_an_environment_that_dies_is_named_by_its_seed(vectorization: str) -> No
     seen: list[int] = []
     with pytest.raises(WorkerFailed, match="3 workers ended while they played the episode with seed 5: fix the env"):
         evaluate(
-            job_of({"gymnasium": {**env, "numEnvs": 3}}, {"random": {}}),
+            job_of({"gymnasium": {**env, "numEnvs": 3}}, policy=""),
             episodes=4,
             workers=1,
             look=lambda stats: seen.append(stats.restarts),
