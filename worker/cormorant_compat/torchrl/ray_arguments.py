@@ -23,6 +23,8 @@ _CLASSES = (
 _CLASS_NAMES = ("single", "sync", "async")
 _OWN = ("max_frames_per_traj", "init_random_frames", "reset_at_each_iter", "exploration_type")
 """Settings that collectors may have of their own."""
+_SHARED = ("split_trajs", "postproc", "set_truncated", "trust_policy")
+"""Settings that must be equal where several collectors have them."""
 _DEVICES = ("device", "storing_device", "policy_device", "env_device")
 _ACTOR = ("accelerator_type", "label_selector", "memory", "num_cpus", "num_gpus", "object_store_memory", "resources",
           "runtime_env", "scheduling_strategy")  # fmt: skip
@@ -39,7 +41,7 @@ def check_class(collector_class: Any) -> None:
 
 
 def own_settings(
-    collector_kwargs: Any, *, num_collectors: int, given: dict[str, Any]
+    collector_kwargs: Any, *, num_collectors: int, given: dict[str, Any], is_added: bool = False
 ) -> tuple[dict[str, Any], tuple[Mapping[str, Any], ...]]:
     """What `collector_kwargs` say, for all collectors or for each.
 
@@ -47,6 +49,7 @@ def own_settings(
         collector_kwargs: a mapping, or a list of as many as there are collectors. It is not changed.
         num_collectors: how many there are.
         given: the other keyword arguments, which these take the place of.
+        is_added: the collectors join others, whose way their batches go.
 
     Returns:
         Keyword arguments for all, devices of each among them; and each collector's own fields of `CollectorConfig`.
@@ -57,11 +60,19 @@ def own_settings(
     """
     if collector_kwargs is None:
         return given, ({},) * num_collectors
-    each = [dict(one or {}) for one in broadcast(collector_kwargs, "collector_kwargs", num_collectors)]
-    known = (*_OWN, *_DEVICES, "split_trajs", "postproc", "set_truncated", "trust_policy")
+    each = [
+        {name: value for name, value in (one or {}).items() if name not in MEANINGLESS}
+        for one in broadcast(collector_kwargs, "collector_kwargs", num_collectors)
+    ]
+    known = (*_OWN, *_DEVICES) if is_added else (*_OWN, *_DEVICES, *_SHARED)
     for one in each:
-        _drop_meaningless(one)
-        if unknown := sorted(set(one) - set(known)):
+        unknown = sorted(set(one) - set(known))
+        if unknown and is_added:
+            raise TypeError(
+                f"collector_kwargs have {', '.join(unknown)}, which collectors that are added cannot have of their "
+                f"own; they take {', '.join(known)}"
+            )
+        if unknown:
             hint = did_you_mean(unknown[0], known, most=1, otherwise=f"; known: {', '.join(known)}")
             raise TypeError(f"collector_kwargs have no {unknown[0]}{hint}")
     for name in sorted(set.intersection(*map(set, each)) & set(given)):
@@ -74,31 +85,13 @@ def own_settings(
         if any(name in one for one in each):
             usual = broadcast(given.get(name), name, num_collectors)
             result[name] = [one.get(name, usual[i]) for i, one in enumerate(each)]
-    for name in ("split_trajs", "postproc", "set_truncated", "trust_policy"):
+    for name in _SHARED:
         values = [one[name] for one in each if name in one]
         if values and any(value != values[0] for value in values):
             raise ValueError(f"collector_kwargs.{name} differs between collectors: {values}; give one for all")
         if values:
             result[name] = values[0]
     return result, tuple(_config_fields(one, num_collectors) for one in each)
-
-
-def _drop_meaningless(own: dict[str, Any]) -> None:
-    for name in MEANINGLESS:
-        own.pop(name, None)
-
-
-def check_added(collector_kwargs: Any) -> None:
-    """Refuse what collectors that join others cannot have of their own: their batches go the others' way."""
-    known = (*_OWN, *_DEVICES)
-    for one in collector_kwargs if isinstance(collector_kwargs, list | tuple) else [collector_kwargs]:
-        given = dict(one or {})
-        _drop_meaningless(given)
-        if unknown := sorted(set(given) - set(known)):
-            raise TypeError(
-                f"collector_kwargs have {', '.join(unknown)}, which collectors that are added cannot have of their "
-                f"own; they take {', '.join(known)}"
-            )
 
 
 def _config_fields(own: Mapping[str, Any], num_collectors: int) -> dict[str, Any]:
@@ -160,11 +153,6 @@ def remote_options(remote_configs: Any, num_collectors: int) -> list[Mapping[str
                 f"collectors take {', '.join(_ACTOR)}"
             )
     return list(each)
-
-
-def check_interval(interval: int) -> None:
-    if isinstance(interval, bool) or not isinstance(interval, int) or interval < -1:
-        raise ValueError(f"max_weight_update_interval {interval!r} is not a number of batches; give 0 or more, or -1")
 
 
 def read_updater(given: Any) -> Any:

@@ -109,13 +109,17 @@ class RayCollector(FleetCollector):
         self._has_other_devices = bool(self._ray_options.address) or arguments.is_connected()
         """Collectors may act on other machines."""
         settings = read_settings(given, num_collectors=count, is_remote=self._has_other_devices)
-        arguments.check_interval(max_weight_update_interval)
+        interval = max_weight_update_interval
+        if isinstance(interval, bool) or not isinstance(interval, int) or interval < -1:
+            raise ValueError(
+                f"max_weight_update_interval {interval!r} is not a number of batches; give 0 or more, or -1"
+            )
         if updates and weight_updater is None:
             check_has_weights(policy, "update_after_each_batch")
-        if max_weight_update_interval >= 0 and weight_updater is None:
-            check_has_weights(policy, f"max_weight_update_interval {max_weight_update_interval}")
+        if interval >= 0 and weight_updater is None:
+            check_has_weights(policy, f"max_weight_update_interval {interval}")
         self._updates_each = updates
-        self._update_interval = max_weight_update_interval
+        self._update_interval = interval
         self._batches_since: Counter[str] = Counter()
         """By collector: batches since it was given weights."""
         self._last: tuple[str, ...] = ()
@@ -204,8 +208,7 @@ class RayCollector(FleetCollector):
         have = len(self._plan.makers[0])
         if num_envs is not None and num_envs != have:
             raise ValueError(f"num_envs {num_envs}: the collectors of a fleet have as many environments each, {have}")
-        arguments.check_added(collector_kwargs)
-        taken, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given={})
+        taken, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given={}, is_added=True)
         remote = arguments.remote_options(remote_configs, count)
         makers = _makers(given, None, have, count)
         acting = self._policy if policy is None else as_policy(policy)
