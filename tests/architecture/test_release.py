@@ -1,4 +1,4 @@
-"""`.github/release` is true to what it releases."""
+"""`.github/release` is true to what it releases, and images install exactly what this checkout is tested with."""
 
 import re
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+PIN = re.compile(r"(?m)^([a-z0-9-]+)==([^\s;]+)")
 SCRIPT = ROOT / ".github" / "release"
 
 
@@ -33,3 +34,23 @@ def test_every_extra_is_installed_alone_before_a_release() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     text = SCRIPT.read_text()
     assert [extra for extra in extras if extra != "dev" and f"    {extra}) echo " not in text] == []
+
+
+def test_images_have_the_tested_versions() -> None:
+    # A package may have one version for each platform.
+    tested = set(PIN.findall((ROOT / "constraints.txt").read_text()))
+    images = set(PIN.findall((ROOT / "images" / "constraints.txt").read_text()))
+    assert {"torch", "ray", "envpool", "kopf", "uv"} <= {name for name, _ in images}
+    assert images - tested == set(), "run: .venv/bin/python images/lock.py"
+
+
+def test_every_dependency_of_images_has_a_digest() -> None:
+    lines = (ROOT / "images" / "constraints.txt").read_text().splitlines()
+    bare = [line for line in lines if not re.search(r" --hash=sha256:[0-9a-f]{64}", line)]
+    assert bare == [], "run: .venv/bin/python images/lock.py"
+
+
+def test_what_the_cpu_image_leaves_out_is_a_dependency() -> None:
+    known = dict(PIN.findall((ROOT / "images" / "constraints.txt").read_text()))
+    excluded = [line for line in (ROOT / "images" / "excludes-cpu.txt").read_text().split("\n") if line[:1].isalpha()]
+    assert [name for name in excluded if name not in known] == []

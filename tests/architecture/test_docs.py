@@ -1,4 +1,4 @@
-"""The files and names on `docs/explanation/find-your-way.md` exist."""
+"""What the documentation names exists: tests on the pages about failures, files and names on `find-your-way.md`."""
 
 import ast
 import re
@@ -7,8 +7,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+BOTH = pytest.mark.parametrize("page", ["explanation/failures.md", "reference/pods.md"])
 PAGE = ROOT / "docs" / "explanation" / "find-your-way.md"
 ROWS = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and "`" in line]
+
+
+def read(page: str) -> str:
+    return (ROOT / "docs" / page).read_text()
+
+
+@BOTH
+def test_every_test_that_the_page_names_exists(page: str) -> None:
+    named = re.findall(r"`(test_\w+)`", read(page))
+    written = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert named
+    assert [name for name in named if f"def {name}(" not in written] == []
+
+
+@BOTH
+def test_every_row_of_the_failure_table_names_a_test(page: str) -> None:
+    (table,) = re.findall(r"^\| event \|.*\n\| --- .*\n((?:\| .*\n)+)", read(page), re.MULTILINE)
+    rows = table.splitlines()
+    assert len(rows) > 5
+    assert [row for row in rows if "`test_" not in row] == []
 
 
 def names_in(path: Path) -> set[str]:
