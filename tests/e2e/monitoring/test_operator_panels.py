@@ -8,9 +8,9 @@ import pytest
 
 from cormorant_testing.kubectl import Namespace, require_crd
 from cormorant_testing.operator_scene import Scene
-from cormorant_testing.pods import free_port
 from cormorant_testing.prometheus import Prometheus, skip_without_prometheus
 from cormorant_testing.promql import substitute
+from cormorant_testing.scripts import unused_port
 from cormorant_testing.stub_heads import StubHeads
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -20,7 +20,7 @@ FILES = Path(__file__).resolve().parents[3] / "charts" / "cormorant" / "files"
 def test_every_panel_of_the_operators_dashboard_has_data(tmp_path: Path) -> None:
     skip_without_prometheus()
     require_crd()
-    port = free_port()
+    port = unused_port()
     with StubHeads() as heads, Namespace("panels") as namespace:
         scene = Scene(namespace, heads, tmp_path, probe_port=port)
         scene.submit()

@@ -15,9 +15,9 @@ import safetensors.numpy
 import yaml
 
 from cormorant_testing.heads import HeadProcess
-from cormorant_testing.pods import free_port
 from cormorant_testing.prometheus import Prometheus
 from cormorant_testing.promql import substitute
+from cormorant_testing.scripts import unused_port
 from cormorant_testing.serving import Api
 from cormorant_worker.collect.timing import Timing
 from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState
@@ -122,7 +122,7 @@ def token_of(head: HeadProcess) -> str:
 
 
 def test_every_panel_of_a_jobs_dashboards_has_data(manifest: Path, tmp_path: Path) -> None:
-    port = free_port()
+    port = unused_port()
     with (
         HeadProcess(manifest, tmp_path / "head", "--port", str(port), "--data-port", "0") as head,
         worker_pod(tmp_path) as pod_port,
@@ -170,7 +170,7 @@ def worker_pids(api: Api) -> list[int]:
 
 
 def test_frame_metrics_agree_with_the_api_over_deaths(manifest: Path, tmp_path: Path) -> None:
-    port, folder = free_port(), tmp_path / "head"
+    port, folder = unused_port(), tmp_path / "head"
     options = ("--port", str(port), "--data-port", "0")
     targets: dict[str, Any] = {f"127.0.0.1:{port}": WHERE}
     with Prometheus(tmp_path / "prometheus", targets, interval="200ms") as db, contextlib.ExitStack() as heads:

@@ -4,12 +4,10 @@ CORMORANT_COLLECTOR, the command line of an OpenTelemetry collector, puts it bet
 """
 
 import gzip
-import http.server
 import os
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from cormorant_api.errors import HeadFault
 from cormorant_api.tracing import open_traces
 from cormorant_testing.collecting import make_job
+from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
 from cormorant_testing.scripts import start_server, unused_port
 from cormorant_testing.serving import serve, weights_file
 
@@ -32,33 +31,22 @@ class Collector:
     """Receives OTLP over HTTP."""
 
     def __init__(self) -> None:
-        spans: list[Any] = []
-        resources: list[dict[str, str]] = []
+        self.spans: list[Any] = []
+        self.resources: list[dict[str, str]] = []
+        self._server = ScriptedHead(self._receive)
+        self.url = self._server.url
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                request = ExportTraceServiceRequest()
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                request.ParseFromString(gzip.decompress(body) if "Content-Encoding" in self.headers else body)
-                for of_resource in request.resource_spans:
-                    resources.append({a.key: a.value.string_value for a in of_resource.resource.attributes})
-                    for scope in of_resource.scope_spans:
-                        spans.extend(scope.spans)
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self.spans, self.resources = spans, resources
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+    def _receive(self, heard: Heard) -> Say:
+        request = ExportTraceServiceRequest()
+        request.ParseFromString(gzip.decompress(heard.body) if "content-encoding" in heard.headers else heard.body)
+        for of_resource in request.resource_spans:
+            self.resources.append({a.key: a.value.string_value for a in of_resource.resource.attributes})
+            for scope in of_resource.scope_spans:
+                self.spans.extend(scope.spans)
+        return Say(body=b"")
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
     def flush(self) -> None:
         """Until everything that was exported has arrived."""

@@ -9,7 +9,7 @@ import pytest
 
 from cormorant_contract.metrics import METRICS
 from cormorant_testing.commands import START_S, Started, Written
-from cormorant_testing.pods import free_port
+from cormorant_testing.scripts import unused_port
 
 pytestmark = pytest.mark.timeout(3 * START_S)
 DECLARED = {sample for metric in METRICS["head"] for sample in metric.sample_names}
@@ -22,7 +22,7 @@ def frames_of(text: str) -> float:
 
 def test_a_fleet_is_scraped_while_it_collects(start: Started, write: Written) -> None:
     write()
-    port, text = free_port(), ""
+    port, text = unused_port(), ""
     running = start("run", "job.yaml", "--metrics-port", str(port))
     deadline = time.monotonic() + START_S
     while frames_of(text) == 0:

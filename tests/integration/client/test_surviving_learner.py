@@ -85,7 +85,7 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 def goes_on(client: Client, learner: subprocess.Popen[str], head: HeadProcess) -> int:
     """Wait until the learner has acknowledged some more batches. Returns the frames so far."""
-    head.wait_for("head_ready", timeout_s=READY_S)
+    head.wait_for("head_ready", seconds=READY_S)
     frames = first = client.status().frames.settled
     deadline = time.monotonic() + 2 * START_S
     while frames < first + ENOUGH:
@@ -111,7 +111,7 @@ def test_the_cartpole_learner_survives_what_befalls_its_head(tmp_path: Path) -> 
     )  # fmt: skip
     forward = PortForward(port, data_port)
     with HeadProcess(manifest, folder, *where) as head:
-        head.wait_for("head_ready", timeout_s=READY_S)
+        head.wait_for("head_ready", seconds=READY_S)
         url = f"http://127.0.0.2:{port}"
         learner = subprocess.Popen(
             [sys.executable, EXAMPLES / "rest_ppo_cartpole.py", "--url", url, "--token-file", tokens],

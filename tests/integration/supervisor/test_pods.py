@@ -14,9 +14,9 @@ import yaml
 from cormorant_client.batch import decode
 from cormorant_client.publishing import make_body
 from cormorant_testing.collecting import make_checker, make_job
-from cormorant_testing.pods import TOKEN, Pod, free_port, head_pod, tokens_file, worker_pod
+from cormorant_testing.pods import TOKEN, Pod, head_pod, tokens_file, worker_pod
 from cormorant_testing.policies import numbered
-from cormorant_testing.scripts import until
+from cormorant_testing.scripts import until, unused_port
 from cormorant_testing.serving import Api, weights_file
 from cormorant_worker.fleet.ray.pod_files import ACTOR_TITLE
 
@@ -28,7 +28,7 @@ TOTAL = 6000
 
 
 def test_worker_waits_for_its_head_and_joins_the_next() -> None:
-    port = free_port()
+    port = unused_port()
     with worker_pod(port) as worker:
         assert worker.get("/livez") == (200, "ok\n")
         assert worker.get("/readyz") == (503, "Ray has not joined the head\n")
@@ -50,14 +50,14 @@ def test_worker_waits_for_its_head_and_joins_the_next() -> None:
 
 
 def test_worker_without_a_head_ends_when_it_is_told_to() -> None:
-    with worker_pod(free_port()) as worker:
+    with worker_pod(unused_port()) as worker:
         assert worker.get("/livez")[0] == 200
         assert worker.end(timeout_s=10) == 0
         assert worker.said("left")
 
 
 def test_worker_with_another_token_is_given_up_with_a_sentence() -> None:
-    port = free_port()
+    port = unused_port()
     with head_pod(port) as head, worker_pod(port, RAY_AUTH_TOKEN="f" * 32) as worker:
         head.wait_for("ray_ready")
         refusal = worker.wait_for("join_refused")
@@ -76,11 +76,11 @@ def test_head_ends_with_its_command_and_fails_with_ray(tmp_path: Path) -> None:
     last_words = tmp_path / "last-words"
     last_words.write_text('{"frames": 7}')
     sleep = "import os, time; assert os.environ['RAY_ADDRESS']; time.sleep({}); raise SystemExit(7)"
-    with head_pod(free_port(), sys.executable, "-c", sleep.format(0)) as head:
+    with head_pod(unused_port(), sys.executable, "-c", sleep.format(0)) as head:
         assert head.wait() == 7
         assert head.left() == []
     command = (sys.executable, "-c", sleep.format(600))
-    with head_pod(free_port(), *command, CORMORANT_LAST_WORDS=str(last_words)) as head:
+    with head_pod(unused_port(), *command, CORMORANT_LAST_WORDS=str(last_words)) as head:
         head.wait_for("ray_ready")
         until(lambda: head.below("gcs_server"))
         head.below("gcs_server")[0].kill()
@@ -88,7 +88,7 @@ def test_head_ends_with_its_command_and_fails_with_ray(tmp_path: Path) -> None:
         assert "and with it every worker" in head.said("ray_ended")[0]["reason"]
         assert json.loads(last_words.read_text()) == {"frames": 7, "reason": head.said("ray_ended")[0]["reason"]}
         assert head.left() == []
-    with head_pod(free_port(), "no-such-command") as head:
+    with head_pod(unused_port(), "no-such-command") as head:
         assert head.wait() == 1
         assert "'no-such-command' cannot be run" in head.said("command_failed")[0]["reason"]
 
@@ -97,7 +97,7 @@ class Job:
     """One job whose pods are processes: heads by epoch, on one address."""
 
     def __init__(self, folder: Path, **spec: object) -> None:
-        self.folder, self.gcs_port, self.port = folder, free_port(), free_port()
+        self.folder, self.gcs_port, self.port = folder, unused_port(), unused_port()
         document = make_job(
             num_envs=2, policy="versioned", action="box", **OPTIONS,
             collection={"mode": "async", "framesPerBatch": 20, "totalFrames": TOTAL},
@@ -113,7 +113,7 @@ class Job:
             self.gcs_port,
             *(sys.executable, "-m", "cormorant_api", "--job", str(self.manifest)),
             *("--fleet", "ray", "--ray-address", "auto", "--ray-slot-resources"),
-            *("--port", str(self.port), "--data-port", str(free_port())),
+            *("--port", str(self.port), "--data-port", str(unused_port())),
             *("--directory", str(self.folder / f"epoch-{epoch}"), "--token-file", str(self.tokens)),
             *("--epoch", str(epoch), "--floor-frames", str(floor_frames), "--linger-seconds", "0.5"),
             *("--last-words", str(self.folder / "last-words")),

@@ -106,7 +106,11 @@ class Checker:
         rows, steps = batch.shape
         assert rows % self.num_envs == 0, batch.shape
         assert batch.names[-1] == "time"
-        lengths = self._lengths(batch, rows, steps)
+        lengths = [steps] * rows
+        if ("collector", "mask") in batch.keys(True):
+            mask = batch["collector", "mask"].numpy()
+            lengths = [int(n) for n in mask.sum(1)]
+            np.testing.assert_array_equal(mask, np.arange(steps)[None, :] < np.array(lengths)[:, None])
         values = _Values(batch, self._observation_space, self._action_space)
         for first in range(0, rows, self.num_envs):
             self._take_worker(values, first, lengths[first : first + self.num_envs])
@@ -114,20 +118,13 @@ class Checker:
             heads = values.traj_ids[:: self.num_envs, 0]
             workers = [attempt_of(int(head))[:2] for head in heads]
             assert workers == sorted(set(workers)), f"parts are not in the order of places: {workers}"
-        for row in range(rows):
-            self._check_padding(values, row, lengths[row])
+        for row, length in enumerate(lengths):
+            for array in values.without_states:
+                assert not array[row, length:].any(), f"padding of row {row}"
         self.batches += 1
         found = int(sum(lengths))
         self.frames += found
         return found
-
-    def _lengths(self, batch: Any, rows: int, steps: int) -> list[int]:
-        if ("collector", "mask") not in batch.keys(True):
-            return [steps] * rows
-        mask = batch["collector", "mask"].numpy()
-        lengths = [int(n) for n in mask.sum(1)]
-        np.testing.assert_array_equal(mask, np.arange(steps)[None, :] < np.array(lengths)[:, None])
-        return lengths
 
     def _take_worker(self, values: "_Values", first: int, lengths: list[int]) -> None:
         stepped = [first + column for column, length in enumerate(lengths) if length]
@@ -137,24 +134,20 @@ class Checker:
         for column, length in enumerate(lengths):
             stream = self.streams.get((attempt, column))
             if stream is None:
-                stream = self.streams[attempt, column] = self._new_stream(attempt, column)
+                group, index, number, epoch = attempt
+                path = SeedPath(
+                    job_seed=self.job_seed,
+                    index=index,
+                    attempt=number,
+                    epoch=epoch,
+                    group_number=group,
+                    num_groups=self.num_groups,
+                )
+                stream = self.streams[attempt, column] = Stream(seed=path.env_seeds(self.num_envs)[column])
+                stream.obs = self._flat(self._oracle(stream).obs(0, 0))
             for t in range(length):
                 where = f"batch {self.batches}, row {first + column}, step {t}, worker {attempt}, column {column}"
                 self._frame(values, first + column, t, length, stream, attempt, where)
-
-    def _new_stream(self, attempt: Attempt, column: int) -> Stream:
-        group, index, number, epoch = attempt
-        path = SeedPath(
-            job_seed=self.job_seed,
-            index=index,
-            attempt=number,
-            epoch=epoch,
-            group_number=group,
-            num_groups=self.num_groups,
-        )
-        stream = Stream(seed=path.env_seeds(self.num_envs)[column])
-        stream.obs = self._flat(self._oracle(stream).obs(0, 0))
-        return stream
 
     def _frame(
         self, values: "_Values", row: int, t: int, length: int, stream: Stream, attempt: Attempt, where: str
@@ -253,14 +246,6 @@ class Checker:
         stream.episode = stream.step = stream.length = stream.count = 0
         stream.obs = self._flat(self._oracle(stream).obs(0, 0))
 
-    def _check_padding(self, values: "_Values", row: int, length: int) -> None:
-        for array in (values.reward, values.done, values.terminated, values.truncated, values.traj_ids, values.version):
-            assert not array[row, length:].any(), f"padding of row {row}"
-        for array in values.actions:
-            assert not array[row, length:].any(), f"action in the padding of row {row}"
-        for array in values.next_observations:
-            assert not array[row, length:].any(), f"next observation in the padding of row {row}"
-
     def _oracle(self, stream: Stream) -> Oracle:
         return Oracle(seed=stream.seed, **self._known)
 
@@ -286,6 +271,10 @@ class _Values:
         assert self.reward.dtype == np.float32
         self.traj_ids = batch["collector", "traj_ids"].numpy()
         self.version = batch["collector", "policy_version"].numpy()
+        self.without_states = (
+            *(self.reward, self.done, self.terminated, self.truncated, self.traj_ids, self.version),
+            *(*self.actions, *self.next_observations),
+        )
         self.count: Array | None = None
         if COUNT in batch.keys():  # noqa: SIM118  # a TensorDict, not a dict
             self.count, self.next_count = batch[COUNT].numpy(), batch["next", COUNT].numpy()

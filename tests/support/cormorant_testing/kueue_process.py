@@ -12,7 +12,7 @@ from typing import Any
 
 from cormorant_testing.kubectl import Namespace
 from cormorant_testing.needs import lacks
-from cormorant_testing.pods import free_port
+from cormorant_testing.scripts import unused_port
 
 VARIABLE = "CORMORANT_KUEUE"
 _METRICS_CERTIFICATE = Path("/etc/kueue/metrics/certs/tls.crt")
@@ -52,13 +52,13 @@ class KueueProcess:
         _WEBHOOK_CERTIFICATES.mkdir(parents=True, exist_ok=True)
         for name in ("tls.crt", "tls.key"):
             shutil.copy(_METRICS_CERTIFICATE.with_name(name), _WEBHOOK_CERTIFICATES / name)
-        health = free_port()
+        health = unused_port()
         config = {
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
             "kind": "Configuration",
             "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
             "metrics": {"bindAddress": "0"},
-            "webhook": {"port": free_port()},
+            "webhook": {"port": unused_port()},
             "leaderElection": {"leaderElect": False},
             "internalCertManagement": {"enable": False},
             "integrations": {

@@ -1,25 +1,18 @@
 """Supervisors of pods as processes of this machine: a head and workers, each with a Ray node of its own."""
 
-import contextlib
 import json
 import os
-import random
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from cormorant_testing.scripts import environment, of_session
+from cormorant_testing.scripts import Logged, environment, of_session
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 STORE_BYTES = 100 << 20
@@ -39,31 +32,15 @@ RAY = {
 }
 
 
-def free_port() -> int:
-    """A port that is free now, below those that connections take: many tests connect while a head starts."""
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("100 ports between 20,000 and 32,000 are taken")
-
-
-class Pod:
-    """A supervisor and all below it. Its log is read as it comes."""
+class Pod(Logged):
+    """A supervisor and all below it."""
 
     def __init__(self, *arguments: str, token: str = TOKEN, **more: str) -> None:
         # Ray puts sockets there, whose paths are short.
         self.folder = tempfile.mkdtemp(prefix="pod-")
-        self.lines: list[dict[str, Any]] = []
-        self.text = ""
         given = {**RAY, "RAY_AUTH_TOKEN": token, "CORMORANT_RAY_FOLDER": f"{self.folder}/ray", **more}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "cormorant_worker.supervisor", *arguments],
-            env=environment(**given), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        command = [sys.executable, "-m", "cormorant_worker.supervisor", *arguments]
+        super().__init__(command, env=environment(**given), start_new_session=True)
 
     def __enter__(self) -> "Pod":
         return self
@@ -71,26 +48,6 @@ class Pod:
     def __exit__(self, *_: object) -> None:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.text += line
-            if line.startswith("{"):
-                self.lines.append(json.loads(line))
-
-    def said(self, event: str) -> list[dict[str, Any]]:
-        """Log lines of an event, so far."""
-        return [line for line in tuple(self.lines) if line["event"] == event]
-
-    def wait_for(self, event: str, *, times: int = 1, seconds: float = 60) -> dict[str, Any]:
-        """The n-th log line of an event."""
-        deadline = time.monotonic() + seconds
-        while len(found := self.said(event)) < times:
-            assert self.process.poll() is None, self.text
-            assert time.monotonic() < deadline, self.text
-            time.sleep(0.05)
-        return found[times - 1]
 
     def get(self, path: str) -> tuple[int, str]:
         """Ask a worker's probes."""
@@ -117,17 +74,6 @@ class Pod:
         """Processes of the pod that are still there."""
         return [process.name() for process in of_session(self.process.pid)]
 
-    def end(self, number: int = signal.SIGTERM, *, timeout_s: float = 60) -> int:
-        """Send a signal and wait for the exit code; what is left after it is the pod's fault."""
-        self.process.send_signal(number)
-        return self.wait(timeout_s)
-
-    def wait(self, timeout_s: float = 60) -> int:
-        """Wait for the exit code."""
-        code = self.process.wait(timeout_s)
-        self._reader.join(10)
-        return code
-
     def kill(self) -> None:
         """As a node's failure does: everything at once."""
         for process in of_session(self.process.pid):
@@ -136,9 +82,7 @@ class Pod:
             except ProcessLookupError:
                 continue
         self.process.wait(30)
-        self._reader.join(10)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.close()
 
 
 def worker_pod(gcs_port: int, slot: str = "cpu-0", **more: str) -> Pod:

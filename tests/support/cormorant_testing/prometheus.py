@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from cormorant_testing.needs import lacks
-from cormorant_testing.pods import free_port
+from cormorant_testing.scripts import unused_port
 
 START_S = 60
 
@@ -57,7 +57,7 @@ class Prometheus:
             config["rule_files"] = [str(rules)]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-        self.port = free_port()
+        self.port = unused_port()
         self._log = (folder / "prometheus.log").open("w+")
         self.process = subprocess.Popen(
             [

@@ -2,11 +2,12 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 
 from cormorant_contract.rest.problems import TYPE_PREFIX
 
@@ -29,14 +30,17 @@ def problem(status: int, kind: str, **members: Any) -> Say:
     return Say(status, json.dumps(body).encode(), {"Content-Type": "application/problem+json"})
 
 
-@dataclass
 class Heard:
-    """One request."""
+    """One request. Its body is read when it is asked for, at the latest before the answer is sent."""
 
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
+    def __init__(self, handler: BaseHTTPRequestHandler) -> None:
+        self.method, self.path = handler.command, handler.path
+        self.headers = {name.lower(): value for name, value in handler.headers.items()}
+        self._file = handler.rfile
+
+    @cached_property
+    def body(self) -> bytes:
+        return self._file.read(int(self.headers.get("content-length", 0)))
 
 
 class ScriptedHead:
@@ -50,11 +54,9 @@ class ScriptedHead:
             protocol_version = "HTTP/1.1"
 
             def _any(self) -> None:
-                heard = Heard(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, b"")
+                heard = Heard(self)
                 said = answer(heard)
-                if not said.early:
-                    heard.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                    said = answer(heard) if said.status == 0 else said
+                heard.body = b"" if said.early else heard.body
                 head.heard.append(heard)
                 if said.breaks:
                     self.close_connection = True
@@ -100,14 +102,11 @@ class ScriptedHead:
         self._server.server_close()
         self._thread.join()
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextmanager
-def scripted(answer: Callable[[Heard], Say]) -> Iterator[ScriptedHead]:
-    head = ScriptedHead(answer)
-    try:
-        yield head
-    finally:
-        head.close()
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def in_turn(*answers: Say) -> Callable[[Heard], Say]:

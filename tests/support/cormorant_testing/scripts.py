@@ -1,14 +1,20 @@
 """Python scripts in a process of their own, and whatever processes they leave behind."""
 
+import contextlib
+import json
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -49,6 +55,57 @@ def start_server(command: Sequence[str], url: str, *, log: Path) -> "subprocess.
     return process
 
 
+class Logged:
+    """A process whose log is read as it comes, so that it never waits for a reader."""
+
+    wait_s = 60.0
+    """For an event that a test waits for."""
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.text = ""
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.text += line
+            if line.startswith("{"):
+                self.lines.append(json.loads(line))
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        """Log lines of an event, so far."""
+        return [line for line in tuple(self.lines) if line["event"] == event]
+
+    def wait_for(self, event: str, *, times: int = 1, seconds: float = 0) -> dict[str, Any]:
+        """The n-th log line of an event."""
+        deadline = time.monotonic() + (seconds or self.wait_s)
+        while len(found := self.said(event)) < times:
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.05)
+        return found[times - 1]
+
+    def end(self, number: int = signal.SIGTERM, *, timeout_s: float = 60) -> int:
+        """Send a signal and wait for the exit code."""
+        self.process.send_signal(number)
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float = 60) -> int:
+        """Wait for the exit code."""
+        code = self.process.wait(timeout_s)
+        self._reader.join(10)
+        return code
+
+    def close(self) -> None:
+        """After its end: let go of its log."""
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
 def of_session(session: int) -> list[psutil.Process]:
     """Processes that a script started, wherever they have moved to in the tree; zombies left out."""
     found = []
@@ -70,6 +127,9 @@ def until(what: Callable[[], object], *, seconds: float = 60.0) -> None:
 
 
 def unused_port() -> int:
-    """A port on which nobody listens now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    """A port that is free now, below those that connections take: many tests connect while a head starts."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("100 ports between 20,000 and 32,000 are taken")

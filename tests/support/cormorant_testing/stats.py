@@ -22,22 +22,5 @@ def group_stats(*, spent_s: Mapping[str, float] | None = None, min_version: int 
 
 def make_stats(**changed: Any) -> FleetStats:
     """A fleet that has done nothing, but for what is changed."""
-    empty: dict[str, Any] = {
-        "frames": 0,
-        "settled_frames": 0,
-        "stepped_frames": 0,
-        "total_frames": None,
-        "episodes": 0,
-        "recent_returns": (),
-        "recent_lengths": (),
-        "version": 0,
-        "dropped": {},
-        "restarts": 0,
-        "queued_batches": 0,
-        "paused": False,
-        "workers": (),
-        "groups": {},
-        "queue_waits_s": {},
-        "undurable_frames": 0,
-    }
+    empty = {"frames": 0, "settled_frames": 0, "stepped_frames": 0, "total_frames": None, "version": 0}
     return FleetStats(**(empty | changed))

@@ -1,11 +1,11 @@
 """Every head of a namespace, played by one small server: what an operator asks is answered, what it orders is kept."""
 
 import json
-import threading
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
 
 
 @dataclass
@@ -39,46 +39,26 @@ class StubHead:
         self.worker_s += passed_s * size
 
 
-class StubHeads:
+class StubHeads(ScriptedHead):
     """Use as a context manager; `url` goes into the operator's --head-url."""
 
     def __init__(self) -> None:
         self.by_job: dict[str, StubHead] = {}
-        stub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: object) -> None:
-                return
-
-            def _answer(self) -> None:
-                job, _, path = self.path.lstrip("/").partition("/")
-                head = stub.by_job.setdefault(job, StubHead())
-                head.tokens.add(self.headers.get("Authorization", ""))
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                is_refused = head.accepted not in ("", self.headers.get("Authorization"))
-                document = _respond(head, job, self.command, f"/{path}", json.loads(body) if body else {})
-                content = json.dumps({} if is_refused else document).encode()
-                self.send_response(401 if is_refused else 200)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            do_GET = do_PUT = do_POST = _answer  # noqa: N815 - the base class's names
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        super().__init__(self._answer)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/{{job}}"
+        return f"{super().url}/{{job}}"
 
-    def __enter__(self) -> "StubHeads":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def _answer(self, heard: Heard) -> Say:
+        job, _, path = heard.path.lstrip("/").partition("/")
+        head = self.by_job.setdefault(job, StubHead())
+        token = heard.headers.get("authorization", "")
+        head.tokens.add(token)
+        document = _respond(head, job, heard.method, f"/{path}", json.loads(heard.body or b"{}"))
+        if head.accepted not in ("", token):
+            return Say(401)
+        return Say(body=json.dumps(document).encode())
 
 
 def _respond(head: StubHead, job: str, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cormorant_testing.scripted_head import Heard, Say, scripted
+from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
 
 ApiServer = Callable[[Callable[[Heard], Say]], AbstractContextManager[Any]]
 
@@ -35,7 +35,7 @@ def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 def api_server(kubeconfig: Callable[[str], None]) -> ApiServer:
     @contextmanager
     def start(answer: Callable[[Heard], Say]) -> Iterator[Any]:
-        with scripted(answer) as server:
+        with ScriptedHead(answer) as server:
             kubeconfig(server.url)
             yield server
 

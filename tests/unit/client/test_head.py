@@ -34,7 +34,7 @@ from cormorant_client.publishing import Body, Publisher
 from cormorant_client.transport import Transport
 from cormorant_client.updates import Update
 from cormorant_contract.rest import updates as rest
-from cormorant_testing.scripted_head import Heard, Say, in_turn, problem, scripted
+from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, problem
 from cormorant_testing.scripts import unused_port
 from cormorant_testing.wire_bytes import encode_arrays
 
@@ -93,7 +93,7 @@ def test_a_tensor_mismatch_names_the_tensors() -> None:
 
 def test_an_answer_of_something_else_is_quoted() -> None:
     with (
-        scripted(in_turn(Say(404, b"<html>nginx</html>"))) as head,
+        ScriptedHead(in_turn(Say(404, b"<html>nginx</html>"))) as head,
         connect(head.url) as client,
         pytest.raises(NotFound, match="which is not the answer of a Cormorant head: <html>nginx</html>"),
     ):
@@ -120,7 +120,7 @@ def test_addresses() -> None:
 
 
 def test_a_rollback_is_not_repeated() -> None:
-    with scripted(in_turn(Say(breaks=True), update(9))) as head, connect(head.url) as client:
+    with ScriptedHead(in_turn(Say(breaks=True), update(9))) as head, connect(head.url) as client:
         with pytest.raises(HeadUnreachable):
             client.rollback(3)
         assert len(head.heard) == 1
@@ -130,16 +130,16 @@ def test_a_closed_connection_is_not_used_again() -> None:
     def answer(heard: Heard) -> Say:
         return Say(body=models(1).body, headers={"Connection": "close"})
 
-    with scripted(answer) as head, connect(head.url, reconnect_s=0) as client:
+    with ScriptedHead(answer) as head, connect(head.url, reconnect_s=0) as client:
         assert [client.models().version for _ in range(3)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["no-workers", "draining"])
 def test_a_head_that_is_not_ready_or_drains_is_asked_again(kind: str) -> None:
     busy = problem(503, kind, detail="wait", retry_after_s=0.01)
-    with scripted(in_turn(busy, busy, models(2))) as head, connect(head.url) as client:
+    with ScriptedHead(in_turn(busy, busy, models(2))) as head, connect(head.url) as client:
         assert client.models().version == 2
-    with scripted(in_turn(busy)) as head, connect(head.url, reconnect_s=1.0) as client:
+    with ScriptedHead(in_turn(busy)) as head, connect(head.url, reconnect_s=1.0) as client:
         with pytest.raises(NotNow, match="wait"):
             client.models()
         assert len(head.heard) > 1
@@ -193,7 +193,7 @@ def publishing(*answers: Say, current: int = 6):  # type: ignore[no-untyped-def]
 
 def test_a_publish_that_broke_is_repeated_under_the_same_version() -> None:
     weights = {"w": np.arange(5, dtype=np.float32)}
-    with scripted(publishing(Say(breaks=True), Say(breaks=True), update(7))) as head, connect(head.url) as client:
+    with ScriptedHead(publishing(Say(breaks=True), Say(breaks=True), update(7))) as head, connect(head.url) as client:
         assert client.publish(weights).version == 7
         puts = [heard for heard in head.heard if heard.method == "PUT"]
         assert [heard.path for heard in puts] == ["/v1/models/policy/weights?version=7"] * 3
@@ -203,7 +203,7 @@ def test_a_publish_that_broke_is_repeated_under_the_same_version() -> None:
 
 def test_old_weights_are_not_resent_as_the_newest() -> None:
     taken = problem(409, "version-conflict", detail="taken", current_version=11)
-    with scripted(publishing(Say(breaks=True), taken, update(12))) as head, connect(head.url) as client:
+    with ScriptedHead(publishing(Say(breaks=True), taken, update(12))) as head, connect(head.url) as client:
         with pytest.raises(Conflict, match="whether version 7 acted is unknown"):
             client.publish({"w": np.zeros(1)})
         assert len([heard for heard in head.heard if heard.method == "PUT"]) == 2
@@ -213,14 +213,14 @@ def test_old_weights_are_not_resent_as_the_newest() -> None:
 
 def test_a_version_that_somebody_else_took_is_passed_over() -> None:
     taken = problem(409, "version-conflict", detail="taken", current_version=11)
-    with scripted(publishing(taken, update(12))) as head, connect(head.url) as client:
+    with ScriptedHead(publishing(taken, update(12))) as head, connect(head.url) as client:
         assert client.publish({"w": np.zeros(1)}).version == 12
         assert head.heard[-1].path.endswith("version=12")
 
 
 def test_a_version_that_was_asked_for_and_is_taken_is_an_error() -> None:
     taken = problem(409, "version-conflict", detail="version 3 is not newer than 11", current_version=11)
-    with scripted(publishing(taken)) as head, connect(head.url) as client:
+    with ScriptedHead(publishing(taken)) as head, connect(head.url) as client:
         with pytest.raises(Conflict, match="not newer") as caught:
             client.publish({"w": np.zeros(1)}, version=3)
         assert caught.value.problem.current_version == 11
@@ -228,7 +228,7 @@ def test_a_version_that_was_asked_for_and_is_taken_is_an_error() -> None:
 
 def test_weights_that_nobody_took_are_an_error() -> None:
     late = problem(504, "apply-timeout", detail="0 of 2 workers")
-    with scripted(publishing(late)) as head, connect(head.url) as client:
+    with ScriptedHead(publishing(late)) as head, connect(head.url) as client:
         with pytest.raises(UpdateFailed, match="0 of 2 workers"):
             client.publish({"w": np.zeros(1)}, wait=0.1)
         assert head.heard[-1].headers["prefer"] == "wait=0.1"
@@ -237,7 +237,7 @@ def test_weights_that_nobody_took_are_an_error() -> None:
 def test_an_answer_before_the_whole_body_was_read_is_heard() -> None:
     refused = Say(401, problem(401, "unauthenticated", detail="no such token").body, early=True)
     with (
-        scripted(publishing(refused)) as head,
+        ScriptedHead(publishing(refused)) as head,
         connect(head.url, token="x", reconnect_s=0) as client,
         # Whether the answer or the reset comes first is up to the kernel: both are errors, at once.
         pytest.raises((Unauthenticated, HeadUnreachable)),
@@ -264,14 +264,14 @@ def test_bulk_goes_to_the_data_port_if_it_is_of_the_same_head(data_epoch: str) -
     def data(heard: Heard) -> Say:
         return Say(body=json.dumps({**STATUS, "epoch": data_epoch}).encode()) if "status" in heard.path else weights
 
-    with scripted(data) as bulk:
+    with ScriptedHead(data) as bulk:
 
         def control(heard: Heard) -> Say:
             return (
                 Say(body=json.dumps({**STATUS, "data_port": bulk.port}).encode()) if "status" in heard.path else weights
             )
 
-        with scripted(control) as head, connect(head.url) as client:
+        with ScriptedHead(control) as head, connect(head.url) as client:
             assert [client.weights().version for _ in range(2)] == [5, 5]
             served = [h.path for h in bulk.heard if "weights" in h.path]
             assert served == (["/v1/models/policy/weights"] * 2 if data_epoch == "e1" else [])
@@ -285,7 +285,7 @@ def test_bulk_falls_back_to_the_control_port() -> None:
             return Say(body=json.dumps({**STATUS, "data_port": gone}).encode())
         return Say(body=encode_arrays({"w": np.ones(2)}))
 
-    with scripted(control) as head, connect(head.url, reconnect_s=0) as client:
+    with ScriptedHead(control) as head, connect(head.url, reconnect_s=0) as client:
         assert client.weights().numpy()["w"].tolist() == [1, 1]
 
 
@@ -299,7 +299,7 @@ def test_a_waiting_iteration_is_closed_at_once() -> None:
             return Say(204, b"")
         return Say(body=json.dumps(STATUS).encode())
 
-    with scripted(answer) as head:
+    with ScriptedHead(answer) as head:
         batches = Batches(head_of(head.url, timeout_s=600), StreamOptions(consumer="c", memory="never"))
         assert asked.wait(60)
         batches.close()  # while the head holds its answer back

@@ -1,10 +1,7 @@
 """A schedule straight on a fleet, in this process."""
 
-import os
-import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from cormorant_testing.chaos.disk import SmallDisk
-from cormorant_testing.chaos.judge import Finding, Judge, compare, extract
+from cormorant_testing.chaos.judge import Finding, compare, extract
 from cormorant_testing.chaos.plan import Plan
 from cormorant_testing.chaos.watch import LIMIT_S, Watch, within
 from cormorant_testing.chaos.witness import LIFE, SEED, STEP
+from cormorant_testing.chaos.world import CONTROL_S, HANG_S, STARTUP_S, World
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import ControlTimeout, FleetClosed, StateError, WorkerFailed
 from cormorant_worker.fleet.fleet import Fleet
@@ -24,36 +22,24 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.turn.loop import FleetLoop
 
 FleetLoop.validates = True
-CALM_S = {"local": 150.0, "ray": 300.0}
-"""By engine: a worker that was frozen while it was built is found out after STARTUP_S."""
-CONTROL_S = 4.0
-HANG_S = 6.0
-STARTUP_S = {"local": 90.0, "ray": 240.0}
-"""By engine. Torch has to be imported first, on a busy machine, and on Ray by every worker."""
 
 
-class FleetWorld:
+class FleetWorld(World):
     """One fleet, its consumer, and what happens to them."""
 
+    refusals = (ControlTimeout, StateError)
+
     def __init__(self, plan: Plan, folder: Path, make: Callable[[Any, FleetOptions], Fleet]) -> None:
-        self._plan, self._make = plan, make
-        self._calm_s = CALM_S[plan.engine]
+        super().__init__(plan)
+        self._make = make
         self._disk: SmallDisk | None = None
         if plan.has_dataset and plan.theme == "disk":
             (folder / "disk").mkdir()
             self._disk = SmallDisk(folder / "disk")
         self._dataset = (folder / "disk" / "data").as_uri() if plan.has_dataset else ""
-        self.done: Counter[str] = Counter()
-        """What happened, and how often."""
-        self.judge = Judge(resets=plan.resets, may_miss=plan.may_miss)
-        self._version = 0
-        self._saved = b""
-        self._frozen: set[int] = set()
         self._nap_s = 0.0
         self._has_restored = False
-        self._is_full = False
         self._floor = 0
-        self._seeds = 5000
         self._consumer: threading.Thread | None = None
         self._failed: list[BaseException] = []
         self._open(plan.workers)
@@ -76,7 +62,7 @@ class FleetWorld:
         self._watch.start()
         self._is_over = threading.Event()
 
-    def _start_consuming(self) -> None:
+    def _begin(self) -> None:
         self._consumer = threading.Thread(target=self._consume, name="consumer", daemon=True)
         self._consumer.start()
 
@@ -100,32 +86,14 @@ class FleetWorld:
             if not (self._is_full and isinstance(error, WorkerFailed) and "No space left" in str(error)):
                 self._failed.append(error)
 
-    def run(self) -> None:
-        """Everything that the schedule says, and the calm after it.
-
-        Raises:
-            Finding: something that must never happen did.
-        """
-        self._start_consuming()
-        for step in self._plan.steps:
-            time.sleep(step.after_s)
-            self.check()
-            # A worker is frozen, or was killed while it was asked.
-            with suppress(ControlTimeout, StateError):
-                self.done[step.what] += 1
-                getattr(self, f"_{step.what.replace(' ', '_')}")(step.amount)
-        self._calm()
-        self._end()
-
     def check(self) -> None:
-        """Raise what went wrong beside the schedule."""
         self._watch.check()
         if self._failed:
             raise self._failed[0]
 
     def _calm(self) -> None:
         if self._plan.thaws:
-            self._thaw(1.0)
+            self._thaw()
         self._call("resume()", self.fleet.resume)
         version = self._publish(0.0)
         deadline = time.monotonic() + self._calm_s
@@ -163,15 +131,11 @@ class FleetWorld:
             if not self._dataset:
                 _equal(self.judge.frames, stats.frames - late, f"delivered frames of {stats}")
                 if self._plan.normalizes:
-                    self._judge_statistics()
+                    assert self.fleet.statistics is not None
+                    moments = self.fleet.statistics.current.moments["observation"]
+                    _equal(moments.count, self.judge.frames, "frames in the statistics")
         if self._dataset:
             self._judge_dataset(stats.frames)
-
-    def _judge_statistics(self) -> None:
-        """Every frame that was delivered is in them once."""
-        assert self.fleet.statistics is not None
-        moments = self.fleet.statistics.current.moments["observation"]
-        _equal(moments.count, self.judge.frames, "frames in the statistics")
 
     def _judge_durable(self) -> int:
         from cormorant_worker.sinks.verify import verify
@@ -208,7 +172,7 @@ class FleetWorld:
     def abandon(self) -> None:
         """After a finding: kill what may be stuck."""
         self._is_over.set()
-        self._thaw(1.0)
+        self._thaw()
         with suppress(Exception, Finding):
             within(20, "kill()", self.fleet.kill)
         with suppress(Exception, Finding):
@@ -233,10 +197,6 @@ class FleetWorld:
         self._call("publish()", lambda: self.fleet.publish(numbered(version), version=version))
         return version
 
-    def _burst(self, amount: float) -> None:
-        for _ in range(100 + int(200 * amount)):
-            self._publish(amount)
-
     def _pause(self, amount: float) -> None:
         try:
             self._call("pause()", self.fleet.pause)
@@ -248,27 +208,6 @@ class FleetWorld:
 
     def _resize(self, amount: float) -> None:
         self._call("resize()", lambda: self.fleet.resize({"cpu": 1 + int(6 * amount)}, wait=False))
-
-    def _kill(self, amount: float) -> None:
-        self._signal(signal.SIGKILL, amount)
-
-    def _freeze(self, amount: float) -> None:
-        if (pid := self._signal(signal.SIGSTOP, amount)) is not None:
-            self._frozen.add(pid)
-
-    def _thaw(self, amount: float) -> None:
-        while self._frozen:
-            with suppress(ProcessLookupError):
-                os.kill(self._frozen.pop(), signal.SIGCONT)
-
-    def _signal(self, number: int, amount: float) -> int | None:
-        pids = self._pids()
-        if not pids:
-            return None
-        pid = pids[int(amount * len(pids))]
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-        return pid
 
     def _save(self, amount: float) -> None:
         self._saved = self._call("state()", self.fleet.state)
@@ -310,7 +249,7 @@ class FleetWorld:
             self.done["fill disk"] -= 1
             return
         assert self._consumer is not None
-        self._thaw(1.0)
+        self._thaw()
         self._call("resume()", self.fleet.resume)
         size, self._is_full = self._size(), True
         self._disk.fill()
@@ -323,12 +262,12 @@ class FleetWorld:
         self._is_full = False
         self._floor = self._judge_durable()
         self._open(size)
-        self._start_consuming()
+        self._begin()
 
     def _move(self, amount: float) -> None:
         """The state goes on in another fleet."""
         assert self._consumer is not None
-        self._thaw(1.0)
+        self._thaw()
         self._call("pause()", self.fleet.pause)
         self._saved = self._call("state()", self.fleet.state)
         size = self._size()
@@ -342,7 +281,7 @@ class FleetWorld:
         self._open(size)
         self.judge.may_miss = self._has_restored = True
         self._call("restore()", lambda: self.fleet.restore(self._saved))
-        self._start_consuming()
+        self._begin()
 
 
 def _equal(found: int, expected: int, what: str) -> None:

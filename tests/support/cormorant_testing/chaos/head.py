@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
-from cormorant_testing.chaos.fleet_world import CONTROL_S, HANG_S, STARTUP_S
+from cormorant_testing.chaos.world import CONTROL_S, HANG_S, STARTUP_S
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.launch import load_job
 from cormorant_worker.logs import LogContext, configure_logs

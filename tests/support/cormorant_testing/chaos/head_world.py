@@ -1,14 +1,12 @@
 """A schedule through a real head: a process of its own, asked over HTTP, its batches read by the client."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +17,11 @@ import yaml
 
 from cormorant_client import BatchGone, connect
 from cormorant_testing.chaos.disk import SmallDisk
-from cormorant_testing.chaos.fleet_world import CALM_S, CONTROL_S
 from cormorant_testing.chaos.head import ACK_WITHIN_S
 from cormorant_testing.chaos.judge import Finding, Judge, compare
 from cormorant_testing.chaos.plan import Plan
 from cormorant_testing.chaos.watch import LIMIT_S, Watch, within
+from cormorant_testing.chaos.world import CONTROL_S, World
 from cormorant_testing.scripts import environment, unused_port
 from cormorant_testing.serving import Api, Reply, weights_file
 
@@ -85,36 +83,27 @@ class Consumer(threading.Thread):
         self._client.close()
 
 
-class HeadWorld:
+class HeadWorld(World):
     """One head, two consumers, and what happens to them."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        self._plan = plan
-        self._calm_s = CALM_S[plan.engine]
+        super().__init__(plan)
         self._folder = folder
         self._directory = folder / "head"
         self._directory.mkdir()
         self._disk = SmallDisk(self._directory) if plan.theme in ("disk", "mixed") else None
-        self.done: Counter[str] = Counter()
-        """What happened, and how often."""
         self._manifest = folder / "job.yaml"
         self._manifest.write_text(yaml.safe_dump(plan.job().to_document()))
         self._ports = unused_port(), unused_port()
-        self.judge = Judge(resets=plan.resets, may_miss=plan.may_miss)
-        self._version = 0
-        self._saved = b""
-        self._frozen: set[int] = set()
-        self._seeds = 5000
         self._eaters: list[subprocess.Popen[str]] = []
         self._heads = 0
         self._is_away = True
-        self._is_full = False
         self._watches: list[Watch] = []
         self._consumers: list[Consumer] = []
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
+    def _begin(self) -> None:
         self._start_head()
         self._watches = [
             Watch(path, lambda path=path: self._look(path), limit_s=LIMIT_S) for path in ("/livez", "/v1/status")
@@ -164,7 +153,6 @@ class HeadWorld:
             raise Finding(f"{path}: {reply.status} {reply.body[:500]!r}")
 
     def check(self) -> None:
-        """Raise what went wrong beside the schedule."""
         for watch in self._watches:
             watch.check()
         for consumer in self._consumers:
@@ -183,21 +171,6 @@ class HeadWorld:
             told += [line for line in lines if line.startswith(("Thread 0x", "Current thread", 'File "'))]
         return "\n".join(told)
 
-    def run(self) -> None:
-        """Everything that the schedule says, and the calm after it.
-
-        Raises:
-            Finding: something that must never happen did.
-        """
-        self._open()
-        for step in self._plan.steps:
-            time.sleep(step.after_s)
-            self.check()
-            self.done[step.what] += 1
-            getattr(self, f"_{step.what.replace(' ', '_')}")(step.amount)
-        self._calm()
-        self._end()
-
     def _until(self, what: str, holds: Callable[[], object]) -> None:
         deadline = time.monotonic() + self._calm_s
         while not holds():
@@ -209,7 +182,7 @@ class HeadWorld:
 
     def _calm(self) -> None:
         if self._plan.thaws:
-            self._thaw(1.0)
+            self._thaw()
         for lease in self._get("/v1/pauses").json["leases"]:
             self._ask("DELETE", f"/v1/pauses/{lease['id']}")
         self._until("the fleet runs again", lambda: self._get("/v1/status").json["pause_state"] == "running")
@@ -251,7 +224,7 @@ class HeadWorld:
     def close(self) -> None:
         """End everything that is left."""
         self._is_away = True
-        self._thaw(1.0)
+        self._thaw()
         if self._disk is not None:
             self._disk.thaw()
         for watch in self._watches:
@@ -302,11 +275,6 @@ class HeadWorld:
         self._version += 1
         return self._ask("PUT", f"{WEIGHTS}?version={self._version}", weights_file(self._version))
 
-    def _burst(self, amount: float) -> None:
-        for _ in range(100 + int(200 * amount)):
-            self._publish(amount)
-            self.check()
-
     def _lease(self, amount: float) -> None:
         """Short: it ends by itself, perhaps before every worker has stopped."""
         wait = {"wait_seconds": 0.1 + amount, "ttl_seconds": 0.2 + 6 * amount}
@@ -325,27 +293,6 @@ class HeadWorld:
             self._until(f"{size} workers", lambda n=size: len(self._pids()) == n)  # type: ignore[misc]  # bound now
         before = self.judge.frames
         self._until("frames of the new workers", lambda: self.judge.frames > before + 300)
-
-    def _kill(self, amount: float) -> None:
-        self._signal(signal.SIGKILL, amount)
-
-    def _freeze(self, amount: float) -> None:
-        if (pid := self._signal(signal.SIGSTOP, amount)) is not None:
-            self._frozen.add(pid)
-
-    def _thaw(self, amount: float) -> None:
-        while self._frozen:
-            with suppress(ProcessLookupError):
-                os.kill(self._frozen.pop(), signal.SIGCONT)
-
-    def _signal(self, number: int, amount: float) -> int | None:
-        pids = self._pids()
-        if not pids:
-            return None
-        pid = pids[int(amount * len(pids))]
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-        return pid
 
     def _save(self, amount: float) -> None:
         reply = self._ask("GET", "/v1/state", also=(422,))
@@ -418,7 +365,7 @@ class HeadWorld:
         self.process.send_signal(signal.SIGCONT)
 
     def _kill_head(self, amount: float) -> None:
-        self._thaw(1.0)
+        self._thaw()
         self._is_away = self.judge.may_miss = True
         below = _below(self.process.pid)
         self.process.kill()
