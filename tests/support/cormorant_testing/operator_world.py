@@ -188,6 +188,16 @@ class World:
                 self.start(name)
         raise AssertionError("pods never became ready")
 
+    def wait(self, seconds: float) -> None:
+        """Time passes, and the operator has done what it wants."""
+        self.tick(seconds)
+        self.settle()
+
+    def apply(self, **spec: Any) -> None:
+        """Somebody changes the spec, and the operator has done what it wants."""
+        self.edit(**spec)
+        self.settle()
+
     def restart_operator(self) -> None:
         """What lives in the operator's state is gone."""
         self.has_tokens, self.answer, self.answering_since, self.is_silent = False, None, None, False
@@ -495,6 +505,5 @@ def running(**spec: Any) -> World:
 def waiting(**spec: Any) -> World:
     """The same, but no frame came for a while: what is due next is due for another reason."""
     world = running(**spec)
-    world.tick(60)
-    world.settle()
+    world.wait(60)
     return world

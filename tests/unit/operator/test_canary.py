@@ -11,8 +11,7 @@ from cormorant_testing.operator_world import World, of_kind, running
 def changed(**spec: Any) -> World:
     """A job that collects, and whose manifest has just changed."""
     world = running(**spec)
-    world.edit(image="example/cormorant:2")
-    world.settle()
+    world.apply(image="example/cormorant:2")
     return world
 
 
@@ -39,8 +38,7 @@ def test_image_that_cannot_be_pulled_costs_a_running_job_nothing() -> None:
     assert (world.job.status.phase, world.told.count("ImagePull")) == ("Running", 1)
     assert {pod.uid for pod in world.pods.values() if pod.role != "canary"} == before
     # Whoever takes the mistake back has lost nothing.
-    world.edit(image="example/cormorant:1")
-    world.settle()
+    world.apply(image="example/cormorant:1")
     assert (world.condition("Accepted"), world.condition("Updating")) == ("True/Accepted", "False/UpToDate")
     live = {pod.uid for pod in world.pods.values() if not pod.is_terminating}
     assert (live, deleted(world)) == (before, {"canary"})
@@ -60,7 +58,7 @@ def test_head_goes_once_its_new_image_was_pulled() -> None:
     world.run()
     assert (world.head.name, {pod.image for pod in world.pods.values()}) == ("pong-head-2", {"example/cormorant:2"})
     assert [pod.role for pod in world.pods.values() if pod.role == "canary"] == []
-    assert world.job.status.head_restarts == 0
+    assert (world.job.status.head_restarts, world.job.status.groups[0].restarts) == (0, 0)
 
 
 def test_worker_that_dies_during_a_trial_keeps_the_old_image() -> None:
@@ -76,16 +74,14 @@ def test_canary_that_never_ran_is_made_again() -> None:
     world.reject(first.name)
     world.settle()
     assert (canary(world).uid, world.plan().due) == (first.uid, world.now + timedelta(seconds=30))
-    world.tick(30)
-    world.settle()
+    world.wait(30)
     assert (canary(world).name, canary(world).uid != first.uid) == (first.name, True)
     assert deleted(world) == {"canary"}
 
 
 def test_change_without_a_new_image_is_not_tried() -> None:
     world = running()
-    world.edit(head={"resources": {"requests": {"cpu": "2"}}})
-    world.settle()
+    world.apply(head={"resources": {"requests": {"cpu": "2"}}})
     assert [action.owner for action in of_kind(world.done, CreatePod)].count("canary") == 0
     assert deleted(world) == {"head"}
 
@@ -94,20 +90,17 @@ def test_head_that_does_not_work_is_replaced_without_a_trial() -> None:
     world = World(image="example/typo:1")
     world.settle()
     world.place_all()
-    world.edit(image="example/cormorant:1")
-    world.settle()
+    world.apply(image="example/cormorant:1")
     assert "head" in deleted(world)
     assert [action.owner for action in of_kind(world.done, CreatePod)].count("canary") == 0
 
 
 def test_suspension_and_the_end_of_a_job_take_the_canary_along() -> None:
     world = changed()
-    world.edit(suspend=True)
-    world.settle()
+    world.apply(suspend=True)
     world.finish("pong-head-1", exit_code=143)
     world.settle()
-    world.tick(60)
-    world.settle()
+    world.wait(60)
     assert (world.pods, world.condition("Suspended")) == ({}, "True/Suspended")
     done = changed()
     done.finish("pong-head-1", exit_code=0)

@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from cormorant_operator.decide.plan import CheckNode, CreatePod
 from cormorant_operator.pods import Obstacle
 from cormorant_testing.operator_world import World, of_kind, running, waiting
@@ -18,8 +20,7 @@ def test_blocked_head_is_retried_slowly_and_not_counted() -> None:
         assert (world.job.status.reason, world.job.status.head_restarts) == ("HeadBlocked", 0)
         assert world.job.status.recent_failures[-1].message == words
         assert (world.plan().due, of_kind(world.plan().actions, CreatePod)) == (world.now + timedelta(seconds=120), [])
-        world.tick(120)
-        world.settle()
+        world.wait(120)
         assert world.head.name == f"pong-head-{epoch + 1}"
         assert world.condition("Ready") == "False/HeadBlocked", "until a head works, it says why the last one did not"
     assert world.condition("Failed") == ""
@@ -56,35 +57,24 @@ def test_worker_without_a_device_says_why_everywhere() -> None:
         last = world.job.status.recent_failures[-1]
         assert (last.pod, last.exit_code, last.message) == (name, 3, words)
         assert (world.plan().due, of_kind(world.plan().actions, CreatePod)) == (world.now + timedelta(seconds=120), [])
-        world.tick(120)
-        world.settle()
+        world.wait(120)
         assert (world.live()[0].attempt, world.live()[0].failures) == (attempt + 1, 0)
         world.start_all()
         world.settle()
     assert (world.condition("Ready"), world.condition("Failed")) == ("True/EnoughWorkers", "")
 
 
-def test_worker_whose_token_is_refused_is_not_counted() -> None:
-    words = "the head at pong-head:6379 refuses this pod's token; delete the head's pod"
+@pytest.mark.parametrize(
+    "words",
+    [
+        "device cuda was requested but torch finds no CUDA device; set its device: cpu",
+        "the head at pong-head:6379 refuses this pod's token; delete the head's pod",
+    ],
+)
+def test_blocked_worker_among_others_ends_nothing(words: str) -> None:
     world = running(replicas=2, workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy={"maxRestartsPerSlot": 0})
     for _ in range(3):
-        victim = next(pod.name for pod in world.live() if pod.role == "worker" and pod.index == 1)
-        world.finish(victim, exit_code=3, message=words)
-        world.settle()
-        assert world.message("Ready").endswith(words)
-        world.tick(120)
-        world.settle()
-    world.vanish("pong-head-1")  # its successor has the new token, and so have the workers
-    world.run()
-    assert (world.condition("Ready"), world.condition("Failed")) == ("True/EnoughWorkers", "")
-    assert (world.job.status.groups[0].restarts, world.job.status.head_restarts) == (0, 0)
-
-
-def test_worker_without_a_device_among_others_ends_nothing() -> None:
-    words = "device cuda was requested but torch finds no CUDA device; set its device: cpu"
-    world = running(replicas=2, workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy={"maxRestartsPerSlot": 0})
-    for _ in range(3):
-        victim = next(pod.name for pod in world.live() if pod.role == "worker" and pod.index == 1)
+        victim = world.live()[1].name
         world.finish(victim, exit_code=3, message=words)
         world.settle()
         assert world.condition("Ready") == "True/EnoughWorkers"
@@ -94,6 +84,10 @@ def test_worker_without_a_device_among_others_ends_nothing() -> None:
         world.run()
         assert world.message("Ready") == "2 of 2 workers are ready"
     assert (world.job.status.epoch, world.condition("Failed")) == (1, "")
+    world.vanish("pong-head-1")  # its successor has the new token, and so have the workers
+    world.run()
+    assert (world.condition("Ready"), world.condition("Failed")) == ("True/EnoughWorkers", "")
+    assert (world.job.status.groups[0].restarts, world.job.status.head_restarts) == (0, 0)
 
 
 def test_variants_that_nothing_plays_are_told_and_no_obstacle() -> None:
@@ -105,8 +99,7 @@ def test_variants_that_nothing_plays_are_told_and_no_obstacle() -> None:
     )
     assert world.told.count("UnplayedVariants") == 1
     assert world.job.status.reason == ""
-    world.edit(replicas=3)
-    world.settle()
+    world.apply(replicas=3)
     assert world.condition("Accepted") == "True/Accepted"
 
 
@@ -177,8 +170,7 @@ def test_failed_head_with_sidecar_stays_until_its_successor() -> None:
         world.settle()
     assert world.plan().due == world.now + timedelta(seconds=10), "the back-off of a second failure"
     assert not world.pods["pong-head-2"].is_terminating
-    world.tick(10)
-    world.settle()
+    world.wait(10)
     assert (world.head.name, world.head.failures) == ("pong-head-3", 2)
     assert world.pods["pong-head-2"].is_terminating
 
@@ -193,8 +185,7 @@ def test_worker_rejected_by_kubelet_is_recreated_uncounted() -> None:
         assert len(world.live()) == 1
         due = world.plan().due
         assert due is not None
-        world.tick((due - world.now).total_seconds())
-        world.settle()
+        world.wait((due - world.now).total_seconds())
     assert (world.slots(), world.live()[0].failures) == (["cpu-0", "cpu-1"], 0)
     assert (world.condition("Failed"), world.job.status.groups[0].restarts) == ("", 0)
     assert world.job.status.recent_failures[-1].reason == "UnexpectedAdmissionError"
@@ -206,8 +197,7 @@ def test_head_evicted_by_a_taint_is_never_one_of_two() -> None:
     world.settle()
     assert of_kind(world.done, CheckNode) == [CheckNode(name="node-of-pong-head-1")]
     assert [pod.name for pod in world.pods.values() if pod.role == "head"] == ["pong-head-1"], "it may still write"
-    world.tick(10)
-    world.settle()
+    world.wait(10)
     assert len(of_kind(world.done, CheckNode)) == 2, "it is looked at again, every ten seconds"
     world.finish("pong-head-1", exit_code=143, message='{"frames": 1234}')
     world.settle()
@@ -219,11 +209,9 @@ def test_node_that_is_lost_a_moment_later_is_seen_to_be() -> None:
     world.expel("pong-head-1")
     world.settle()
     world.lost_nodes.add("node-of-pong-head-1")
-    world.tick(9)
-    world.settle()
+    world.wait(9)
     assert "pong-head-2" not in world.pods
-    world.tick(1)
-    world.settle()
+    world.wait(1)
     assert world.head.name == "pong-head-2"
 
 
@@ -232,8 +220,7 @@ def test_volume_on_a_lost_node_is_reported_and_waited_for() -> None:
     world.lose("pong-head-1")
     world.settle()
     world.place("pong-head-2")
-    world.tick(5000)
-    world.settle()
+    world.wait(5000)
     assert (world.condition("Scheduled"), world.condition("Failed")) == ("False/VolumeOnLostNode", "")
     assert world.message("Scheduled").endswith(
         "kubectl taint node node-of-pong-head-1 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
@@ -249,12 +236,10 @@ def test_suspension_waits_for_tainted_but_not_lost_nodes() -> None:
     lost, tainted = (pod.name for pod in world.live())
     world.lose(lost)
     world.expel(tainted)
-    world.edit(suspend=True)
-    world.settle()
+    world.apply(suspend=True)
     world.finish("pong-head-1", exit_code=143)
     world.settle()
     assert world.condition("Suspended") == "False/Suspending"
     world.vanish(tainted)
-    world.tick(60)
-    world.settle()
+    world.wait(60)
     assert (set(world.pods), world.condition("Suspended")) == ({lost}, "True/Suspended")

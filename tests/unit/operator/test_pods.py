@@ -54,14 +54,19 @@ def test_pods_satisfy_the_restricted_level(pod: Manifest) -> None:
     assert {"/tmp", "/dev/shm"} <= mounts(pod).keys()
 
 
+@pytest.mark.parametrize("pod", [head(), worker()], ids=["head", "worker"])
+def test_pods_know_whose_they_are_and_say_where_they_are_scraped(pod: Manifest) -> None:
+    env = {item["name"]: item for item in main_container(pod)["env"]}
+    assert env["CORMORANT_JOB"]["value"] == make_job().name
+    assert env["POD_IP"]["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    # With a cache prefix Python looks for bytecode there alone, and not where the image brings it.
+    assert "PYTHONPYCACHEPREFIX" not in env
+    told = {key: value for key, value in pod["metadata"]["annotations"].items() if key.startswith("prometheus.io/")}
+    assert told == {"prometheus.io/scrape": "true", "prometheus.io/port": "8000", "prometheus.io/path": "/metrics"}
+    assert "8000" in {str(port["containerPort"]) for port in main_container(pod)["ports"]}
+
+
 def test_shared_memory_is_half_of_the_memory_limit() -> None:
-    volumes = {v["name"]: v for v in worker(resources={"limits": {"memory": "4Gi"}})["spec"]["volumes"]}
-    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": str(2 << 30)}
-    volumes = {v["name"]: v for v in worker()["spec"]["volumes"]}
-    assert volumes["shm"]["emptyDir"] == {"medium": "Memory"}
-
-
-def test_shared_memory_is_half_of_the_templates_limit() -> None:
     def shm(**container: Any) -> dict[str, Any]:
         template = {"spec": {"containers": [{"name": "sidecar"}, {"name": "worker", **container}]}}
         pod = worker(resources={"limits": {"memory": "4Gi"}}, template=template)
@@ -75,6 +80,7 @@ def test_shared_memory_is_half_of_the_templates_limit() -> None:
         head={"template": {"spec": {"containers": [{"name": "head", "resources": {"limits": {"memory": 64}}}]}}}
     )
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32"}} in ours["spec"]["volumes"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in worker()["spec"]["volumes"]
 
 
 @pytest.mark.parametrize(("given", "told"), [(300, 300), (0, 0), (None, 30), ("soon", 60), (True, 60), (-5, 60)])
@@ -215,26 +221,15 @@ def test_head_is_told_its_epoch_its_floor_and_its_files() -> None:
     assert (secret["secretName"], secret["defaultMode"]) == ("pong-tokens", 0o440)
 
 
-def test_pods_listen_on_the_family_of_their_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cormorant_api.__main__ import _parser, _settings
-
-    for pod in (head(), worker()):
-        told = {item["name"]: item.get("valueFrom") for item in main_container(pod)["env"]}
-        assert told["POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
-    command = entrypoints.head_command(epoch=3, floor_frames=77, drain_s=30)
-    given = _parser().parse_args(command[command.index("cormorant_api") + 1 :])
-    for pod_ip, host in (("fd00::1", "::"), ("10.0.0.1", "0.0.0.0")):
-        monkeypatch.setenv("POD_IP", pod_ip)
-        assert _settings(given).host == host
-
-
-def test_the_heads_command_is_one_that_the_head_understands() -> None:
-    from cormorant_api.__main__ import _parser
+def test_head_understands_its_command_and_listens_on_its_pods_family() -> None:
+    from cormorant_api.__main__ import _parser, listen_host
 
     command = entrypoints.head_command(epoch=3, floor_frames=77, drain_s=30)
     given = _parser().parse_args(command[command.index("cormorant_api") + 1 :])
     assert (given.epoch, given.floor_frames, given.drain_s, given.fleet) == (3, 77, 30.0, "ray")
     assert given.ray_slot_resources
+    for pod_ip, host in (("fd00::1", "::"), ("10.0.0.1", "0.0.0.0")):
+        assert listen_host(given.host, pod_ip=pod_ip) == host
 
 
 def test_heads_state_lies_on_the_claim_where_there_is_one() -> None:
@@ -264,12 +259,6 @@ def test_what_pods_are_told_is_what_their_supervisor_understands() -> None:
     assert main_container(worker())["command"] == ["python", "-m", "cormorant_worker.supervisor", "worker"]
 
 
-def test_pods_use_the_bytecode_that_the_image_brings() -> None:
-    # With a cache prefix Python looks for bytecode there alone.
-    for pod in (head(), worker()):
-        assert "PYTHONPYCACHEPREFIX" not in {item["name"] for item in main_container(pod)["env"]}
-
-
 def test_code_of_a_config_map_is_on_the_path() -> None:
     job = make_job(code={"configMap": "my-policies"})
     pod = worker_pod(job, OperatorDefaults(), BIRTH, group=job.spec.worker_groups[0], index=0, attempt=0)
@@ -294,7 +283,10 @@ def test_head_and_workers_have_the_credentials_of_the_dataset() -> None:
 
 def test_overlay_adds_and_cannot_take_a_pod_from_its_job() -> None:
     template = {
-        "metadata": {"labels": {"team": "a", JOB_UID: "stolen"}},
+        "metadata": {
+            "labels": {"team": "a", JOB_UID: "stolen"},
+            "annotations": {"prometheus.io/scrape": "false"},
+        },
         "spec": {
             "restartPolicy": "Always",
             "nodeSelector": {"disk": "ssd"},
@@ -305,6 +297,7 @@ def test_overlay_adds_and_cannot_take_a_pod_from_its_job() -> None:
     assert pod["spec"]["restartPolicy"] == "Never"
     assert pod["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux", "disk": "ssd"}
     assert (pod["metadata"]["labels"]["team"], pod["metadata"]["labels"][JOB_UID]) == ("a", "0f3c9a52-uid")
+    assert pod["metadata"]["annotations"]["prometheus.io/scrape"] == "false"
     env = [item["name"] for item in main_container(pod)["env"]]
     assert env[-1] == "OMP_NUM_THREADS"
     assert "CORMORANT_HEAD" in env
@@ -346,6 +339,8 @@ def test_the_heads_token_file_is_one_that_the_head_reads(tmp_path: Any) -> None:
     from cormorant_api.http.tokens import HeadTokens, Role
 
     secret = children.secret(make_job(), derive(b"k" * 32, uid="a"))
+    assert set(secret["stringData"]) == {"read", "write", "operator", "ray", "tokens.json"}
+    assert len(base64.urlsafe_b64decode(secret["stringData"]["ray"] + "=")) == 32
     path = tmp_path / "tokens.json"
     path.write_text(secret["stringData"]["tokens.json"])
     path.chmod(0o440)
@@ -362,31 +357,15 @@ def test_config_map_is_the_manifest() -> None:
 
 
 def test_rendered_pod_is_read_back() -> None:
-    raw = worker(index=3)
-    raw["metadata"] |= {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "5"}
-    raw["status"] = {
-        "phase": "Failed",
-        "conditions": [
-            {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:05Z"},
-            {"type": "Ready", "status": "False"},
-        ],
-        "containerStatuses": [
-            {"name": "sidecar", "state": {"terminated": {"exitCode": 9}}},
-            {
-                "name": "worker",
-                "state": {
-                    "terminated": {
-                        "exitCode": 137,
-                        "reason": "OOMKilled",
-                        "startedAt": "2026-01-01T00:00:10Z",
-                        "finishedAt": "2026-01-01T00:01:10Z",
-                    }
-                },
-            },
-        ],
-    }
-    pod = read_pod(raw)
-    assert pod is not None
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:05Z"}
+    ended = container("worker", terminated={**ENDED, "exitCode": 137, "reason": "OOMKilled"})
+    beside = container("sidecar", terminated={"exitCode": 9})
+    pod = seen(
+        worker(index=3),
+        phase="Failed",
+        conditions=[placed, {"type": "Ready", "status": "False"}],
+        containerStatuses=[beside, ended],
+    )
     assert (pod.group, pod.index, pod.attempt, pod.template) == ("cpu", 3, 1, "abc")
     assert (pod.failures, pod.restarts, pod.base_image) == (2, 5, "example/cormorant:1")
     assert pod.scheduled_since == datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
@@ -437,12 +416,9 @@ def test_pod_that_its_kubelet_refused_did_not_fail(reason: str) -> None:
     pod = seen(worker(), phase="Failed", reason=reason, message="no healthy devices present")
     assert (pod.is_rejected, pod.is_disrupted, pod.is_failure) == (True, True, False)
     assert (pod.reason, pod.message) == (reason, "no healthy devices present")
-
-
-def test_pod_that_ran_was_not_refused() -> None:
     ended = container("worker", terminated={**ENDED, "exitCode": 1})
-    pod = seen(worker(), phase="Failed", reason="Odd", containerStatuses=[ended])
-    assert (pod.is_rejected, pod.is_failure) == (False, True)
+    ran = seen(worker(), phase="Failed", reason="Odd", containerStatuses=[ended])
+    assert (ran.is_rejected, ran.is_failure) == (False, True)
 
 
 def test_long_last_words_are_read_before_they_are_cut() -> None:
@@ -454,53 +430,28 @@ def test_long_last_words_are_read_before_they_are_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "obstacle", "words"),
+    ("waiting", "obstacle", "words"),
     [
-        (
-            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"}]},
-            "Unschedulable",
-            "no",
-        ),
-        (
-            {"containerStatuses": [{"name": "w", "image": "x", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
-            "ImagePull",
-            "image x: ImagePullBackOff",
-        ),
-        (
-            {
-                "containerStatuses": [
-                    {
-                        "name": "w",
-                        "image": "x",
-                        "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "secret missing"}},
-                    }
-                ]
-            },
-            "ContainerConfig",
-            "secret missing",
-        ),
+        ({"reason": "ImagePullBackOff"}, "ImagePull", "image x: ImagePullBackOff"),
+        ({"reason": "CreateContainerConfigError", "message": "secret missing"}, "ContainerConfig", "secret missing"),
         ({}, "", ""),
+        (None, "Unschedulable", "no"),
     ],
 )
-def test_obstacles_are_read(status: dict[str, Any], obstacle: str, words: str) -> None:
-    raw = worker()
-    raw["metadata"] |= {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    pod = read_pod({**raw, "status": {"phase": "Pending", **status}})
-    assert pod is not None
+def test_obstacles_are_read(waiting: dict[str, str] | None, obstacle: str, words: str) -> None:
+    scheduled = {"type": "PodScheduled", "status": "True" if waiting is not None else "False"}
+    conditions = [{**scheduled, "reason": "Unschedulable", "message": "no"}]
+    containers = [{"name": "w", "image": "x", "state": {"waiting": waiting}}]
+    pod = seen(worker(), phase="Pending", conditions=conditions, containerStatuses=containers)
     assert (pod.obstacle.value, pod.obstacle_message) == (obstacle, words)
 
 
 def test_pod_that_a_taint_expels_is_not_on_a_lost_node_for_that() -> None:
     raw = worker()
-    raw["metadata"] |= {
-        "uid": "u",
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-        "deletionTimestamp": "2026-01-01T01:00:00Z",
-    }
+    raw["metadata"]["deletionTimestamp"] = "2026-01-01T01:00:00Z"
     raw["spec"]["nodeName"] = "n1"
     reason = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
-    pod = read_pod({**raw, "status": {"phase": "Running", "conditions": [reason]}})
-    assert pod is not None
+    pod = seen(raw, phase="Running", conditions=[reason])
     assert (pod.phase, pod.is_live, pod.is_disrupted) == ("Running", False, True)
     assert (pod.is_taint_evicted, pod.node) == (True, "n1")
 
@@ -529,44 +480,16 @@ def test_only_gpu_workers_tolerate_the_gpu_taint() -> None:
     assert wanted not in worker()["spec"]["tolerations"]
 
 
-def test_secret_has_a_key_a_role() -> None:
-    secret = children.secret(make_job(), derive(b"k" * 32, uid="a"))
-    assert set(secret["stringData"]) == {"read", "write", "operator", "ray", "tokens.json"}
-    assert len(base64.urlsafe_b64decode(secret["stringData"]["ray"] + "=")) == 32
-
-
 @pytest.mark.parametrize(
-    ("message", "frames"), [('{"frames": 7}', 7), ('{"frames": true}', None), ("oops", None), ("[1]", None), ("", None)]
-)
-def test_last_words_of_a_head(message: str, frames: int | None) -> None:
-    assert settled_frames(message) == frames
-
-
-@pytest.mark.parametrize(
-    ("message", "words"),
+    ("message", "frames", "words"),
     [
-        ('{"frames": 7}   ', ""),
-        ('{"frames": 7, "reason": "no space left"}', "no space left"),
-        ("a line of a log\n", "a line of a log"),
+        ('{"frames": 7}   ', 7, ""),
+        ('{"frames": true}', None, ""),
+        ('{"frames": 7, "reason": "no space left"}', 7, "no space left"),
+        ("a line of a log\n", None, "a line of a log"),
+        ("[1]", None, "[1]"),
+        ("", None, ""),
     ],
 )
-def test_why_a_head_ended(message: str, words: str) -> None:
-    assert termination_reason(message) == words
-
-
-@pytest.mark.parametrize("pod", [head(), worker()], ids=["head", "worker"])
-def test_pods_say_where_they_are_scraped(pod: Manifest) -> None:
-    told = {key: value for key, value in pod["metadata"]["annotations"].items() if key.startswith("prometheus.io/")}
-    assert told == {"prometheus.io/scrape": "true", "prometheus.io/port": "8000", "prometheus.io/path": "/metrics"}
-    assert "8000" in {str(port["containerPort"]) for port in main_container(pod)["ports"]}
-
-
-def test_a_template_can_have_its_pods_left_alone_by_scrapers() -> None:
-    pod = worker(template={"metadata": {"annotations": {"prometheus.io/scrape": "false"}}})
-    assert pod["metadata"]["annotations"]["prometheus.io/scrape"] == "false"
-
-
-@pytest.mark.parametrize("pod", [head(), worker()], ids=["head", "worker"])
-def test_pods_know_whose_they_are_for_their_logs(pod: Manifest) -> None:
-    env = {variable["name"]: variable.get("value") for variable in main_container(pod)["env"]}
-    assert env["CORMORANT_JOB"] == make_job().name
+def test_last_words_of_a_head(message: str, frames: int | None, words: str) -> None:
+    assert (settled_frames(message), termination_reason(message)) == (frames, words)

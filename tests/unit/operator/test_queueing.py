@@ -38,8 +38,7 @@ def pod_sets(world: World) -> dict[str, tuple[int, int | None]]:
 def gone(world: World) -> None:
     """What is told to end has ended."""
     world.settle()
-    world.tick(61)
-    world.settle()
+    world.wait(61)
 
 
 def test_no_pod_before_kueue_admits() -> None:
@@ -57,8 +56,7 @@ def test_no_pod_before_kueue_admits() -> None:
     assert metadata["labels"]["kueue.x-k8s.io/job-uid"] == world.job.uid
     assert [owner["kind"] for owner in metadata["ownerReferences"]] == ["CollectorJob"]
     # It may wait for days.
-    world.tick(10 * 86_400)
-    world.settle()
+    world.wait(10 * 86_400)
     assert world.condition("Failed") == ""
 
 
@@ -189,13 +187,11 @@ def test_finished_when_the_pods_are_gone(kind: str) -> None:
 
 def test_suspend_and_a_removed_label_leave_the_queue() -> None:
     world = admitted()
-    world.edit(suspend=True)
-    world.settle()
+    world.apply(suspend=True)
     world.finish(world.head.name, exit_code=143)
     gone(world)
     assert (world.kueue.raw, world.condition("Suspended")) == (None, "True/Suspended")
-    world.edit(suspend=False, replicas=3)
-    world.settle()
+    world.apply(suspend=False, replicas=3)
     assert pod_sets(world) == {"head": (1, None), "cpu": (3, None)}
     world.enqueue(None)
     world.run()
@@ -214,8 +210,7 @@ def test_elastic_group_starts_with_fewer_and_never_exceeds_what_is_admitted() ->
 
 def test_workers_that_the_user_takes_away_are_reclaimed() -> None:
     world = admitted(replicas=4)
-    world.edit(replicas=1)
-    world.settle()
+    world.apply(replicas=1)
     assert world.kueue.status.get("reclaimablePods") is None, "they are still ending"
     world.say(world.head, sizes={"cpu": 1})
     world.settle()
@@ -238,23 +233,20 @@ def test_autoscaled_group_asks_for_its_maximum() -> None:
 def test_other_resources_wait_for_another_admission() -> None:
     world = admitted()
     pods = set(world.pods)
-    world.edit(workerGroups=[{"name": "cpu", "resources": {"requests": {"cpu": "4"}}}])
-    world.settle()
+    world.apply(workerGroups=[{"name": "cpu", "resources": {"requests": {"cpu": "4"}}}])
     assert set(world.pods) == pods
     world.evict(world.live()[0].name)
     world.settle()
     assert (len(world.live()), world.job.status.reason) == (1, "WaitingForQuota")
     assert world.message("Scheduled").endswith("suspend and resume the job to ask for the new ones")
     # Another image is no other resource.
-    world.edit(workerGroups=[{"name": "cpu"}], image="example/cormorant:2")
-    world.settle()
+    world.apply(workerGroups=[{"name": "cpu"}], image="example/cormorant:2")
     assert len(world.live()) == 2
 
 
 def test_pending_workload_follows_the_manifest() -> None:
     world = waiting()
-    world.edit(replicas=5)
-    world.settle()
+    world.apply(replicas=5)
     assert pod_sets(world)["cpu"] == (5, None)
     world.enqueue(Queue(name="other"))
     world.settle()

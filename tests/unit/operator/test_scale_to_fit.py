@@ -35,8 +35,7 @@ def test_every_slot_but_those_that_wait_is_counted_on(
             world.start(pod.name)
     world.settle()
     assert counted_on(world) == set(range(size)), "a wait that is not late yet changes nothing"
-    world.tick(600)
-    world.settle()
+    world.wait(600)
     fitting = set(range(min(late, default=size))) if is_older_head else set(range(size)) - late
     is_enough = len(fitting) >= fewest
     assert counted_on(world) == (fitting if is_enough else set(range(size)))
@@ -47,8 +46,7 @@ def test_every_slot_but_those_that_wait_is_counted_on(
         let_go = {order.pod.index for order in of_kind(world.plan().actions, DeletePod) if order.pod.is_ready}
         assert not let_go & counted_on(world)
         world.step()
-    world.edit(replicas=size)
-    world.settle()
+    world.apply(replicas=size)
     world.start_all()
     world.settle()
     assert counted_on(world) == set(range(size))
