@@ -18,7 +18,7 @@ from cormorant_worker.errors import EvaluationError, ManifestError
 from cormorant_worker.evaluation.results import ResultTable
 from cormorant_worker.launch import Manifest, describe_job, refuse_unknown_names
 from cormorant_worker.scripted import EnvChoice, Vectorization
-from cormorant_worker.weights.file import in_models, to_bytes
+from cormorant_worker.weights.blob import in_models, to_bytes
 
 if TYPE_CHECKING:
     from cormorant_worker.fleet.stats import FleetStats

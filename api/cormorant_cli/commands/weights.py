@@ -45,7 +45,7 @@ def init(
     with installed("worker"):
         from cormorant_worker.errors import CormorantError
         from cormorant_worker.launch import make_collector
-        from cormorant_worker.weights.file import to_bytes
+        from cormorant_worker.weights.blob import to_bytes
     try:
         with quiet_logs(), make_collector(manifest, name=name) as collector:
             current = collector.weights.current()

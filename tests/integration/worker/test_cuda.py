@@ -7,7 +7,7 @@ import torch
 from cormorant_worker import Fleet, FleetOptions, make_collector, open_fleet
 from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.launch import load_job
-from cormorant_worker.policy.staging import Staging
+from cormorant_worker.policy.actor import Staging
 
 pytestmark = [
     pytest.mark.gpu,

@@ -287,7 +287,7 @@ def test_layers_act_in_bfloat16_under_autocast() -> None:
 
 
 def test_a_candidate_that_differs_does_not_act(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(acting: Any, modules: Any) -> Any:
+    def wrong(acting: Any) -> Any:
         return lambda observation: acting(observation) + 2e-5
 
     monkeypatch.setattr(compiled, "with_stacks", wrong)
@@ -310,7 +310,7 @@ def test_a_candidate_that_differs_does_not_act(monkeypatch: pytest.MonkeyPatch) 
 def test_a_wrong_candidate_is_refused_with_its_reason(
     change: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "with_stacks", lambda acting, modules: change(acting))
+    monkeypatch.setattr(compiled, "with_stacks", change)
     actor = actor_of(mlp(BOX, ACTIONS["discrete"]))
     eager = actor.models.acting
     found = tried(actor)

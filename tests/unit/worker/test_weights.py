@@ -7,7 +7,7 @@ from cormorant_testing.collecting import make_checker, make_collector
 from cormorant_testing.policies import numbered
 from cormorant_worker.collect.pause_gate import PauseGate, Stopped
 from cormorant_worker.errors import InvalidAction, StaleWeights, WeightsMismatch
-from cormorant_worker.weights.file import in_models
+from cormorant_worker.weights.blob import in_models
 from cormorant_worker.weights.staged import StagedWeights, verify
 from cormorant_worker.worker.runtime import describe_failure
 

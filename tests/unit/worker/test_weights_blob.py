@@ -10,8 +10,7 @@ import torch
 
 from cormorant_contract.tensor_file import make_header
 from cormorant_worker.errors import MalformedWeights, WeightsError, WeightsMismatch
-from cormorant_worker.weights.blob import WeightsBlob, read_weights
-from cormorant_worker.weights.file import to_bytes
+from cormorant_worker.weights.blob import WeightsBlob, read_weights, to_bytes
 from cormorant_worker.weights.staged import StagedWeights, specs_of_tensors, verify
 
 DTYPES = [

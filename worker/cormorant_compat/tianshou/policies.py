@@ -20,10 +20,19 @@ import torch
 from cormorant_compat.arguments import as_flag
 from cormorant_worker.errors import PolicyError, PolicyMismatch
 from cormorant_worker.policy.action_check import ActionCheck
-from cormorant_worker.policy.actor import Acted, Actor, PolicyActor, cast_to, output_leaf, refuse_changed, samples
+from cormorant_worker.policy.actor import (
+    Acted,
+    Actor,
+    PolicyActor,
+    as_numpy,
+    cast_to,
+    device_of,
+    output_leaf,
+    refuse_changed,
+    samples,
+)
 from cormorant_worker.policy.loading import wrap_policy
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.policy.staging import as_numpy, device_of
 from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, leaves, put_nested, unflattener
 
 Noise = Callable[[Array, Any], Array]

@@ -25,7 +25,7 @@ from cormorant_compat.torchrl.plan import CollectionPlan, Mode
 from cormorant_compat.torchrl.settings import read_settings
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.overrides import WorkerOverrides
-from cormorant_worker.policy.staging import device_of
+from cormorant_worker.policy.actor import device_of
 
 _SCHEMES = ("MultiProcessWeightSyncScheme", "NoWeightSyncScheme", "SharedMemWeightSyncScheme")
 _SEEDS = (1 << 31) - 1

@@ -47,8 +47,7 @@ from cormorant_worker.policy.loading import PolicyModels, load_policy, wrap_poli
 from cormorant_worker.policy.normalizer import Normalizer, NormalizingActor
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Space
-from cormorant_worker.weights.file import read as read_weights
-from cormorant_worker.weights.file import read_statistics
+from cormorant_worker.weights.blob import read_file, read_statistics
 from cormorant_worker.weights.staged import StagedWeights
 
 log = structlog.get_logger()
@@ -212,7 +211,7 @@ def build_policy(
     weights = StagedWeights(models.modules, normalizer)
     if uri := policy.initial_weights:
         statistics = None if normalizer is None else normalizer.statistics
-        weights.load(read_weights(uri, allow_nonfinite=policy.allow_nonfinite), statistics)
+        weights.load(read_file(uri, allow_nonfinite=policy.allow_nonfinite), statistics)
     return ServedPolicy(actor=actor, weights=weights, observation_space=observation, action_space=action, call=call)
 
 

@@ -46,7 +46,7 @@ from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.policy.normalizer import NormalizingActor
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays
-from cormorant_worker.weights.file import read as read_weights
+from cormorant_worker.weights.blob import read_file
 
 Film = Callable[[Array, float], None]
 
@@ -139,7 +139,7 @@ class Player:
         if checkpoint != self._checkpoint:
             statistics = statistics_for(self._job.spec.collection.normalize, checkpoint)
             allow_nonfinite = self._job.spec.policy.allow_nonfinite
-            self._weights.load(read_weights(checkpoint, allow_nonfinite=allow_nonfinite), statistics)
+            self._weights.load(read_file(checkpoint, allow_nonfinite=allow_nonfinite), statistics)
             self._checkpoint = checkpoint
 
     def _play_task(self, task: str, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:

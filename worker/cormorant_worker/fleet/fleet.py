@@ -37,8 +37,7 @@ from cormorant_worker.fleet.turn.loop import ConnectionSelector, FleetLoop, Inbo
 from cormorant_worker.fleet.turn.quiesce import Quiesce
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.spaces import Array, Space
-from cormorant_worker.weights.blob import WeightsBlob
-from cormorant_worker.weights.file import in_models
+from cormorant_worker.weights.blob import WeightsBlob, in_models
 from cormorant_worker.weights.staged import (
     INITIAL_VERSION,
     PolicyVersion,

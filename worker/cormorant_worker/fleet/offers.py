@@ -17,8 +17,7 @@ from cormorant_worker.fleet.stats import Receipt
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.normalize.moments import Statistics
-from cormorant_worker.weights.blob import WeightsBlob
-from cormorant_worker.weights.file import to_bytes
+from cormorant_worker.weights.blob import WeightsBlob, to_bytes
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.messages import Offer, Reply
 

@@ -140,7 +140,7 @@ def compile_actor(
 def _candidates(actor: PolicyActor, mode: Mode, num_rows: int) -> Iterator[tuple[str, Callable[[], Acting]]]:
     acting = actor.models.acting
     if actor.device.type == "cpu" and isinstance(acting, torch.nn.Module):
-        stacks = with_stacks(acting, [acting])
+        stacks = with_stacks(acting)
         if stacks is not None:
             yield "layers", lambda: stacks
     if mode == "on":

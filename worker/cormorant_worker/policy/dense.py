@@ -122,14 +122,14 @@ class DenseCategorical:
         return index + self._first if self._first else index
 
 
-def with_stacks(acting: Acting, modules: Sequence[nn.Module]) -> Acting | None:
+def with_stacks(acting: nn.Module) -> Acting | None:
     """A call of `acting` in which stacks take the place of the layers' own calls; None: it has no such layers.
 
     The modules are changed only during a call: a caller that copies or trains them finds them unchanged.
     """
     if type(acting) is Policy and (whole := _categorical(acting)) is not None:
         return whole
-    patches = [(module.__dict__, name, call) for root in modules for module, name, call in _patches(root)]
+    patches = [(module.__dict__, name, call) for module, name, call in _patches(acting)]
     if not patches:
         return None
 
