@@ -60,7 +60,7 @@ class Exchange:
             poll.register(self._messages, select.POLLIN | (select.POLLOUT if self._messages.has_unsent else 0))
             poll.poll()
             self._messages.flush()
-            if list(self._reader.read(self._messages.socket, self._arrays)):
+            if self._reader.read(self._messages.socket, self._arrays) is not None:
                 return
 
 

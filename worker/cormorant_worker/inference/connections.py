@@ -17,7 +17,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -112,8 +112,8 @@ class ServerConnection:
                 target[: header.n] = value
         send_frame(self.messages, header, rows)
 
-    def receive(self) -> Iterable[Header]:
-        """Wait for answers; their arrays are in the slots.
+    def receive(self) -> Header | None:
+        """Wait for an answer; its arrays are in the slots. None: it has not come whole.
 
         Raises:
             TimeoutError: nothing came in `LOOK_S`.
@@ -172,14 +172,14 @@ class ConnectedWorker:
         greeting: Greeting = messages.receive()[0]
         return greeting
 
-    def read_requests(self) -> Iterable[Header]:
-        """What the worker asks for; the rows are in its slots."""
+    def read_request(self) -> Header | None:
+        """What the worker asks for; the rows are in its slots. None: it has not come whole."""
         return self._reader.read(self.messages.socket, self._request_arrays)
 
     def answer(self, header: Header) -> None:
         """Tell the worker that its actions are in the slot. They must not change until it asks again."""
-        answer = self.slots[header.slot].answer
-        send_frame(self.messages, header, [a[: header.n] for a in answer] if self.key else ())
+        arrays = [a[: header.n] for a in self.slots[header.slot].answer] if self.key else ()
+        send_frame(self.messages, header, arrays)
 
     def _request_arrays(self, header: Header) -> Sequence[Array]:
         rows = len(self.slots[0].is_init)
@@ -200,8 +200,8 @@ class FrameReader:
         """What is missing of the frame's header, or then of its arrays."""
         self._at_once = 1
 
-    def read(self, peer: socket.socket, arrays: Callable[[Header], Sequence[Array]]) -> Iterator[Header]:
-        """The frames that are complete now.
+    def read(self, peer: socket.socket, arrays: Callable[[Header], Sequence[Array]]) -> Header | None:
+        """The next frame, if it is complete now. The socket is readable as long as another one is there.
 
         Args:
             arrays: where a frame goes; it raises ConnectionError for a header that the other end may not send.
@@ -209,29 +209,31 @@ class FrameReader:
         Raises:
             OSError: the other end is gone, or sent what it may not send.
         """
-        while True:
+        views, whole = self._views, None
+        while whole is None:
             try:
-                count = peer.recvmsg_into(list(islice(self._views, MOST_VIEWS)))[0]
+                if len(views) == 1:
+                    count = peer.recv_into(views[0])
+                else:
+                    count = peer.recvmsg_into(list(islice(views, MOST_VIEWS)))[0]
             except BlockingIOError:
-                return
+                return None
             if not count:
                 raise ConnectionResetError("the other end closed the connection")
-            advance(self._views, count)
-            whole: Header | None = None
-            if not self._views and self._header is None:
+            advance(views, count)
+            if not views and self._header is None:
                 self._header = Header(*HEADER.unpack(self._start))
-                self._views.extend(_bytes_of(arrays(self._header)))
-            if not self._views:
+                views.extend(_bytes_of(arrays(self._header)))
+            if not views:
                 whole, self._header = self._header, None
-                self._views.append(memoryview(self._start))
+                views.append(memoryview(self._start))
             # The kernel reports the socket when it has much of a large frame, and not for each packet.
-            missing = sum(map(len, self._views))
+            missing = sum(map(len, views))
             at_once = min(missing, _MOST_AT_ONCE) if missing > _LARGE else 1
             if at_once != self._at_once:
                 self._at_once = at_once
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, at_once)
-            if whole is not None:
-                yield whole
+        return whole
 
 
 def send_frame(messages: MessageSocket, header: Header, arrays: Sequence[Array]) -> None:

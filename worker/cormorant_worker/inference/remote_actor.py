@@ -182,11 +182,11 @@ class RemoteActor:
             while asked.slot not in self._answered:
                 assert self._connection is not None
                 try:
-                    for header in self._connection.receive():
-                        found = self._asked.get(header.slot)
-                        if found is not None and found.number == header.number:
-                            del self._asked[header.slot]
-                            self._answered[header.slot] = PolicyVersion(header.version)
+                    header = self._connection.receive()
+                    found = None if header is None else self._asked.get(header.slot)
+                    if header is not None and found is not None and found.number == header.number:
+                        del self._asked[header.slot]
+                        self._answered[header.slot] = PolicyVersion(header.version)
                 except TimeoutError:
                     wait()
                     now = time.monotonic()

@@ -185,7 +185,7 @@ class InferenceServer:
 
     def _admit(self, client: ConnectedWorker) -> None:
         self._clients.add(client)
-        self._selector.register(client.messages, _READ, client)
+        self._selector.register(client.messages.socket, _READ, client)
 
     def _serve(self, client: ConnectedWorker, events: int) -> None:
         try:
@@ -195,9 +195,8 @@ class InferenceServer:
             if not events & _READ:
                 return
             if client.slots:
-                now_ns = self._clock_ns()
-                for header in client.read_requests():
-                    self._waiting.append(_Waiting(client, client.slots[header.slot], header, now_ns))
+                if (header := client.read_request()) is not None:
+                    self._waiting.append(_Waiting(client, client.slots[header.slot], header, self._clock_ns()))
                 return
             greeting = client.read_greeting()
         except BlockingIOError:
@@ -210,8 +209,8 @@ class InferenceServer:
     def _watch_unsent(self, client: ConnectedWorker) -> None:
         # What a worker does not read at once is sent when it reads more.
         events = _READ | selectors.EVENT_WRITE if client.messages.has_unsent else _READ
-        if self._selector.get_key(client.messages).events != events:
-            self._selector.modify(client.messages, events, client)
+        if self._selector.get_key(client.messages.socket).events != events:
+            self._selector.modify(client.messages.socket, events, client)
 
     def _meet(self, client: ConnectedWorker, greeting: Greeting) -> None:
         if self.policy is None:
@@ -255,7 +254,7 @@ class InferenceServer:
         if not client.is_known:
             log.warning("stranger_refused", reason=reason)
         self._clients.discard(client)
-        self._selector.unregister(client.messages)
+        self._selector.unregister(client.messages.socket)
         client.messages.close()
         self._num_slots -= len(client.slots)
         self._waiting = deque(waiting for waiting in self._waiting if waiting.client is not client)

@@ -83,7 +83,10 @@ class MessageSocket:
             views, descriptors = self._unsent[0]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
             try:
-                sent = self.socket.sendmsg(list(islice(views, MOST_VIEWS)), rights)
+                if rights or len(views) > 1:
+                    sent = self.socket.sendmsg(list(islice(views, MOST_VIEWS)), rights)
+                else:
+                    sent = self.socket.send(views[0])
             except BlockingIOError:
                 return
             except ConnectionError as error:
