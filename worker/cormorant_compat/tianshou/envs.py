@@ -18,11 +18,11 @@ from cormorant_worker.envs.env_row import row_views
 from cormorant_worker.envs.gymnasium_env import Env, why_unsupported
 from cormorant_worker.envs.info import InfoField, InfoMisfit, complete_fields, info_writer
 from cormorant_worker.envs.inline import InlineVectorEnv
-from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, NeverSaved, Rows, Step, VectorEnv
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
 from cormorant_worker.errors import EnvBuildError, EnvError
 from cormorant_worker.scripted import Scripted
-from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, flatten, leaves, unflattener
+from cormorant_worker.spaces import Array, Arrays, Space, describe, flatten, leaves, unflattener
 
 
 def as_vector_env(
@@ -154,12 +154,9 @@ class _GivenSource:
         return self._made[row]
 
 
-class TheirVectorEnv(NeverSaved):
+class TheirVectorEnv(VectorEnv):
     """Tianshou's DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv or RayVectorEnv, or a wrapper of one, in lockstep."""
 
-    lockstep = True
-    illegal: Array | None = None
-    restarts = 0
     why_not_saved = "Tianshou's vector environments have no get_state and set_state"
 
     def __init__(self, env: Any, info: Sequence[InfoField] = ()) -> None:
@@ -168,7 +165,6 @@ class TheirVectorEnv(NeverSaved):
         self._is_pool = hasattr(self._inner, "_recv")
         self._is_closed = False
         self.num_envs = len(env)
-        self.min_in_flight = 1
         # Tianshou's have a list of all environments' spaces, a pool has one.
         self.observation_space, self.action_space = (
             spaces[0] if isinstance(spaces, list | tuple) else spaces
@@ -183,7 +179,7 @@ class TheirVectorEnv(NeverSaved):
         leaves(self.observation_space, ("observation",))
         first = _First(env, self.action_space, self._ids(np.zeros(1, np.int64)), is_array=self._is_array)
         fields = complete_fields(info, cast(Env, first), type(self._inner).__name__)
-        self.info_leaves: tuple[Leaf, ...] = tuple(field.leaf for field in fields)
+        self.info_leaves = tuple(field.leaf for field in fields)
         self._info = tuple(np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.info_leaves)
         self._write_info = [info_writer(fields, row_views(self._info, row)) for row in range(self.num_envs)]
 

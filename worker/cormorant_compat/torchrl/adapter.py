@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from cormorant_compat.torchrl.specs import space_of
-from cormorant_worker.envs.protocol import NO_ROWS, NeverSaved, Rows, Step
+from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvRaised
-from cormorant_worker.spaces import Array, Arrays, Leaf, Space, flatten, leaves
+from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves
 
 _OBSERVATION = "observation"
 
@@ -94,20 +94,15 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         self._env.close(raise_if_closed=False)
 
 
-class BatchedEnv(NeverSaved):
+class BatchedEnv(VectorEnv):
     """A TorchRL environment with a batch size: several environments that are stepped in lockstep."""
 
-    lockstep = True
-    min_in_flight = 1
-    restarts = 0
     why_not_saved = "TorchRL's environments have no get_state and set_state"
-    info_leaves: tuple[Leaf, ...] = ()
-    illegal: Array | None = None
 
     def __init__(self, env: Any) -> None:
         self._env = env
         self._seed = 0
-        self.num_envs: int = env.batch_size.numel()
+        self.num_envs = env.batch_size.numel()
         self.num_workers = self.num_envs
         self.observation_space, self.action_space = _spaces(env)
         self._observation = leaves(self.observation_space, ())

@@ -9,8 +9,8 @@ from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step, VectorEnv
 from cormorant_worker.spaces import Array, Arrays, OneHot
 
 
-class EnvAround:
-    """Forwards everything to other environments. Implements VectorEnv."""
+class EnvAround(VectorEnv):
+    """Forwards everything to other environments."""
 
     def __init__(self, env: VectorEnv) -> None:
         self._env = env

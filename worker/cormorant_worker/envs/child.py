@@ -25,12 +25,12 @@ from cormorant_worker.envs.channel import (
     ChildFailed,
     Reset,
     Saved,
+    SharedSteps,
     StateRefused,
 )
 from cormorant_worker.envs.env_row import BadObservation, EnvRow
 from cormorant_worker.envs.info import complete_fields
 from cormorant_worker.envs.saved import save_env
-from cormorant_worker.envs.shared_memory import SharedSteps
 from cormorant_worker.errors import EnvBuildError, EnvNotSaved, UnknownEnv
 from cormorant_worker.fork_loop import run
 from cormorant_worker.wire.messages import MessageSocket, PeerGone
@@ -94,9 +94,7 @@ class _Child:
             env.close()
             return
         shared = SharedSteps(self._block, env.observation_space, env.action_space, build.num_envs, info, create=False)
-        row = self._row = EnvRow(
-            env, build.row, actions=shared.actions, sides=shared.sides, info=info, illegal=shared.illegal
-        )
+        row = self._row = EnvRow(env, build.row, shared.arrays, info)
         sides = {command: side for side, command in enumerate(STEP)}
         while True:
             command = os.read(wake, 1)
@@ -124,7 +122,7 @@ class _Child:
                 except Exception as error:  # noqa: BLE001 - the environment's own set_state may raise anything
                     self._connection.send(StateRefused(what=f"{type(error).__name__}: {error}"))
             else:  # CLOSE, or end of file
-                row.close()
+                env.close()
                 return
             if shared.settle(build.row):
                 os.write(self._report, b"\0")

@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Any
 
-from cormorant_worker.envs.channel import CLOSE, MAP, RESET, BuildReply, BuildRequest, Reset
+from cormorant_worker.envs.channel import BuildReply, BuildRequest
 from cormorant_worker.fork_server import ENVIRONMENTS, fork_server, kill_alone
 from cormorant_worker.wire.messages import MessageSocket
 
@@ -17,7 +17,7 @@ _KILL_TIMEOUT_S = 5.0
 
 
 class EnvProcess:
-    """One child. Started by the constructor, which returns at once; ended by `kill`, or `close` and `join`.
+    """One child. Started by the constructor, which returns at once; ended by `kill`, or CLOSE and `join`.
 
     Args:
         build: what to build.
@@ -40,7 +40,7 @@ class EnvProcess:
         self.is_running = True
         self._pid = 0
         """What it said when it was built: it outlives the fork server."""
-        self._send(build)
+        self.send(build)
 
     @property
     def pid(self) -> int:
@@ -52,16 +52,14 @@ class EnvProcess:
             with contextlib.suppress(OSError):
                 os.write(self.wake_descriptor, command)
 
-    def map(self) -> None:
-        """Tell a child that sent BuildReply that the shared block has its size."""
-        self.wake(MAP)
-
-    def reset(self, *, seed: int | None, side: int) -> None:
-        self.command(RESET, Reset(seed=seed, side=side))
-
     def command(self, command: bytes, message: Any) -> None:
+        """Send a command that needs a message."""
         self.wake(command)
-        self._send(message)
+        self.send(message)
+
+    def send(self, message: Any) -> None:
+        with contextlib.suppress(OSError):  # gone: `receive` finds out
+            self.connection.send(message)
 
     def receive(self) -> Any:
         """Receive one message.
@@ -102,16 +100,8 @@ class EnvProcess:
         self.connection.close()
         os.close(self.wake_descriptor)
 
-    def close(self) -> None:
-        """Ask it to close its environment and exit; `join` waits for that."""
-        self.wake(CLOSE)
-
     def join(self, *, deadline: float) -> None:
         """Wait for its end until `deadline` (time.monotonic), then kill it."""
         if self.is_running:
             self._fork_server.wait(self._number, max(0.0, deadline - time.monotonic()))
             self.kill()
-
-    def _send(self, message: Any) -> None:
-        with contextlib.suppress(OSError):  # gone: `receive` finds out
-            self.connection.send(message)

@@ -4,7 +4,7 @@ Used by InlineVectorEnv for each of its environments, and by the child processes
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,12 @@ from cormorant_worker.envs.info import InfoField, InfoMisfit, info_writer
 from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step
 from cormorant_worker.envs.saved import load_env
 from cormorant_worker.errors import EnvCrashed
-from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves, unflattener
+from cormorant_worker.spaces import Array, Arrays, Leaf, Space, flatten, leaves, unflattener
 
 TakeArray = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 """Gives out zeroed arrays: np.zeros, or pieces of shared memory."""
 
-
-SMALL = 1024
+_SMALL = 1024
 """Leaves of up to this many values are checked by NanCheck."""
 
 
@@ -47,20 +46,6 @@ class StepArrays:
     """[n] bool."""
     info: Arrays
     """[n, ...] a declared key of info."""
-
-    @classmethod
-    def take(
-        cls, observation_space: Space, num_envs: int, take: TakeArray, info: Sequence[InfoField] = ()
-    ) -> "StepArrays":
-        parts = leaves(observation_space, ("observation",))
-        return cls(
-            obs=tuple(take((num_envs, *leaf.shape), leaf.dtype) for leaf in parts),
-            final=tuple(take((num_envs, *leaf.shape), leaf.dtype) for leaf in parts),
-            reward=take((num_envs,), np.dtype(np.float32)),
-            terminated=take((num_envs,), np.dtype(np.bool_)),
-            truncated=take((num_envs,), np.dtype(np.bool_)),
-            info=tuple(take((num_envs, *field.leaf.shape), field.leaf.dtype) for field in info),
-        )
 
     def read(self, rows: slice | Rows, numbers: Rows, replaced: Sequence[int], nan: "NanCheck") -> Step:
         """What some rows wrote. `numbers`: theirs; `replaced`: the numbers of those that were restarted.
@@ -88,13 +73,52 @@ class StepArrays:
         )
 
 
-def take_actions(action_space: Space, num_envs: int, take: TakeArray) -> Arrays:
-    return tuple(take((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves(action_space, ("action",)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvArrays:
+    """All that n environments read and write."""
 
+    actions: Arrays
+    """[n, ...] a leaf."""
+    illegal: Array | None
+    """`VectorEnv.illegal`."""
+    sides: tuple[StepArrays, ...]
+    """Steps are written into one of them."""
 
-def take_illegal(observation_space: Space, action_space: Space, num_envs: int, take: TakeArray) -> Array | None:
-    length = info_mask_length(observation_space, action_space)
-    return take((num_envs, length), np.dtype(np.bool_)) if length else None
+    @classmethod
+    def take(
+        cls,
+        observation_space: Space,
+        action_space: Space,
+        num_envs: int,
+        info: Sequence[InfoField],
+        take: TakeArray,
+        *,
+        num_sides: int,
+    ) -> "EnvArrays":
+        """The same calls of `take` for equal arguments: processes that share memory find the same arrays in it."""
+
+        def of(parts: Iterable[Leaf]) -> Arrays:
+            return tuple([take((num_envs, *leaf.shape), leaf.dtype) for leaf in parts])
+
+        observation = leaves(observation_space, ("observation",))
+        length = info_mask_length(observation_space, action_space)
+        return cls(
+            actions=of(leaves(action_space, ("action",))),
+            illegal=take((num_envs, length), np.dtype(np.bool_)) if length else None,
+            sides=tuple(
+                [
+                    StepArrays(
+                        obs=of(observation),
+                        final=of(observation),
+                        reward=take((num_envs,), np.dtype(np.float32)),
+                        terminated=take((num_envs,), np.dtype(np.bool_)),
+                        truncated=take((num_envs,), np.dtype(np.bool_)),
+                        info=of(field.leaf for field in info),
+                    )
+                    for _ in range(num_sides)
+                ]
+            ),
+        )
 
 
 class NanCheck:
@@ -108,7 +132,7 @@ class NanCheck:
         self._parts = [
             (i, ".".join(leaf.key))
             for i, leaf in enumerate(parts)
-            if leaf.dtype.kind == "f" and np.prod(leaf.shape) <= SMALL
+            if leaf.dtype.kind == "f" and np.prod(leaf.shape) <= _SMALL
         ]
 
     def look(self, arrays: Arrays, rows: slice | Array) -> None:
@@ -127,36 +151,25 @@ class EnvRow:
     Args:
         env: the environment; closed by `close`.
         row: its number in the vector, for messages, and its row in all arrays.
-        actions: [n, ...] a leaf, read at every step.
-        sides: where steps are written; `step` and `reset` choose one of them by its index.
+        arrays: where actions are read, and steps are written; `step` and `reset` choose a side by its index.
         info: what of `info` is written, complete.
-        illegal: `VectorEnv.illegal`, kept up to date.
     """
 
-    def __init__(
-        self,
-        env: Env,
-        row: int,
-        *,
-        actions: Arrays,
-        sides: Sequence[StepArrays],
-        info: Sequence[InfoField] = (),
-        illegal: Array | None = None,
-    ) -> None:
+    def __init__(self, env: Env, row: int, arrays: EnvArrays, info: Sequence[InfoField] = ()) -> None:
         self.env = env
         self.steps = 0
         """Steps completed so far, over all episodes."""
         self.reset_kwargs: Mapping[str, Any] = {}
         """Given to the environment at every reset, beside the seed."""
         self._row = row
-        self._read_action = _action_reader(env.action_space, actions, row)
-        self._write_obs = [self._writer(side.obs) for side in sides]
-        self._write_final = [self._writer(side.final) for side in sides]
-        self._write_info = [info_writer(info, row_views(side.info, row)) for side in sides] if info else []
-        self._illegal = None if illegal is None else illegal[row]
+        self._read_action = _action_reader(env.action_space, arrays.actions, row)
+        self._write_obs = [self._writer(side.obs) for side in arrays.sides]
+        self._write_final = [self._writer(side.final) for side in arrays.sides]
+        self._write_info = [info_writer(info, row_views(side.info, row)) for side in arrays.sides] if info else []
+        self._illegal = None if arrays.illegal is None else arrays.illegal[row]
         self._may_be_illegal = True
         """False where no action is marked: what the row holds at first is of an earlier process or environment."""
-        self._flags = [(side.reward, side.terminated, side.truncated) for side in sides]
+        self._flags = [(side.reward, side.terminated, side.truncated) for side in arrays.sides]
 
     def reset(self, *, seed: int | None = None, side: int = 0) -> None:
         """Begin an episode and write its first observation."""
@@ -209,12 +222,12 @@ class EnvRow:
         keys = [".".join(leaf.key) for leaf in leaves(space, ("observation",))]
         views = row_views(arrays, self._row)
         targets = [
-            (key, view, view.reshape(-1) if _is_float(view) and view.size > SMALL else None)
+            (key, view, view.reshape(-1) if view.dtype.kind == "f" and view.size > _SMALL else None)
             for key, view in zip(keys, views, strict=True)
         ]
         simple = len(views) == 1 and isinstance(space, gymnasium.spaces.Box) and targets[0][2] is None
         # Of any other dtype, `flatten` looks at the values. Numpy's own dtypes are single objects.
-        dtype, is_float = views[0].dtype, _is_float(views[0])
+        dtype, is_float = views[0].dtype, views[0].dtype.kind == "f"
 
         def write(obs: Any) -> None:
             if (
@@ -252,13 +265,6 @@ class EnvRow:
         """Put the environment where `save_env` found an equal one."""
         load_env(self.env, state)
         self._may_be_illegal = True  # restored as well
-
-    def close(self) -> None:
-        self.env.close()
-
-
-def _is_float(array: Array) -> bool:
-    return array.dtype.kind == "f"
 
 
 def _has_nan(flat: Array) -> bool:

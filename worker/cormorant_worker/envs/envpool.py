@@ -22,7 +22,7 @@ import numpy as np
 
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, NeverSaved, Rows, Step
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, UnknownEnv
 from cormorant_worker.spaces import Array, Arrays, Space, cast_exactly, leaves
 
@@ -56,8 +56,8 @@ class EnvPoolTask:
     """Time limit in frames; 0 = the task's own."""
 
     def check(self) -> None:
-        if self.task_id not in envpool_module().list_all_envs():
-            known = envpool_module().list_all_envs()
+        known = envpool_module().list_all_envs()
+        if self.task_id not in known:
             hint = did_you_mean(self.task_id, known, otherwise="; `cormorant envs` lists them")
             raise UnknownEnv(f'EnvPool has no task "{self.task_id}"{hint}')
         for name in self.kwargs:
@@ -154,77 +154,83 @@ def reseed_pool(pool: Any, seeds: Sequence[int]) -> Any:
         return type(pool)(spec(spec.gen_config(**{**pool.config, "env_seed": list(seeds)})))
 
 
-class _Pool:
-    """One built pool and the translation of its arrays. Shared by the two ways of stepping it."""
+class _OverPool(VectorEnv):
+    """A pool that `envpool.make` built, and the translation of its arrays."""
 
-    def __init__(self, pool: Any, *, name: str, spaces: tuple[Space, Space], info: Sequence[InfoField] = ()) -> None:
+    why_not_saved = "EnvPool can neither save nor read an environment's state or generator"
+
+    def __init__(
+        self, task: EnvPoolTask, *, batch_size: int, num_threads: int, seeds: Sequence[int], info: Sequence[InfoField]
+    ) -> None:
+        spaces = task.spaces()
+        pool = task.make(num_envs=len(seeds), batch_size=batch_size, num_threads=num_threads, seeds=seeds)
+        self._take(pool, task.task_id, spaces, info)
+
+    @classmethod
+    def around(cls, built: Any, info: Sequence[InfoField] = ()) -> Self:
+        """Step a pool that `envpool.make` built, of any `env_type`, and that has not been stepped; nothing else may
+        step it from now on.
+        """
+        env = cls.__new__(cls)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds
+            spaces = _repair(built.spec.observation_space), _repair(built.spec.action_space)
+        env._take(built, str(built.config.get("task_id", type(built).__name__)), spaces, info)
+        return env
+
+    def _take(self, pool: Any, name: str, spaces: tuple[Space, Space], info: Sequence[InfoField]) -> None:
         self.observation_space, self.action_space = spaces
         num_envs = self.num_envs = int(pool.config["num_envs"])
-        self.batch_size = int(pool.config["batch_size"])
-        self._name = name
-        self._pool = pool
-        self._send, self._recv = self._pool._send, self._pool._recv
-        names, parts = list(self._pool._state_keys), leaves(self.observation_space, ())
+        self._name, self._pool = name, pool
+        self._pool_send, self._pool_recv = pool._send, pool._recv
+        names, parts = list(pool._state_keys), leaves(self.observation_space, ())
         self._obs_at = [names.index(f"obs:{'.'.join(leaf.key)}" if leaf.key else "obs") for leaf in parts]
-        self.id_at, self.done_at, self._trunc_at = (names.index(k) for k in ("info:env_id", "done", "trunc"))
-        self.reward_at = names.index("reward")
-        self._info_at = [self._find_info(field.key, names) for field in info]
-        specs = self._pool.spec.state_array_spec
-        complete = [
-            field.complete(np.dtype(specs[names[at]].dtype), tuple(size for size in specs[names[at]].shape if size > 0))
-            for field, at in zip(info, self._info_at, strict=True)
-        ]
-        self.info_leaves = tuple([field.leaf for field in complete])
-        self._info_fits = all(
-            leaf.dtype == specs[names[at]].dtype for leaf, at in zip(self.info_leaves, self._info_at, strict=True)
+        self._id_at, self._done_at, self._trunc_at, self._reward_at = (
+            names.index(key) for key in ("info:env_id", "done", "trunc", "reward")
         )
         self._terminated_at = names.index("info:terminated") if "info:terminated" in names else None
-        actions = self._pool.spec.action_array_spec
+        self._info_at = [self._find_info(field.key, names) for field in info]
+        specs = [pool.spec.state_array_spec[names[at]] for at in self._info_at]
+        self.info_leaves = tuple(
+            [
+                field.complete(np.dtype(spec.dtype), tuple(size for size in spec.shape if size > 0)).leaf
+                for field, spec in zip(info, specs, strict=True)
+            ]
+        )
+        self._info_fits = all(leaf.dtype == spec.dtype for leaf, spec in zip(self.info_leaves, specs, strict=True))
+        actions = pool.spec.action_array_spec
         self._action_dtypes = [np.dtype(spec.dtype) for name, spec in actions.items() if name not in _ID_KEYS]
-        self.dummy_actions = tuple(
+        self.dummy_actions: Arrays = tuple(
             np.full((num_envs, *leaf.shape), getattr(self.action_space, "start", 0), dtype)
             for leaf, dtype in zip(leaves(self.action_space, ()), self._action_dtypes, strict=True)
         )
+        """[num_envs, ...] a leaf: actions that are valid and mean nothing."""
 
-    @classmethod
-    def build(
-        cls, task: EnvPoolTask, *, batch_size: int, num_threads: int, seeds: Sequence[int], info: Sequence[InfoField]
-    ) -> "_Pool":
-        spaces = task.spaces()
-        pool = task.make(num_envs=len(seeds), batch_size=batch_size, num_threads=num_threads, seeds=seeds)
-        return cls(pool, name=task.task_id, spaces=spaces, info=info)
+    def close(self) -> None:
+        # Collected, a pool stops its threads; its own close() does not.
+        self._pool = self._pool_send = self._pool_recv = None
 
-    @classmethod
-    def around(cls, pool: Any, info: Sequence[InfoField]) -> "_Pool":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds
-            spaces = _repair(pool.spec.observation_space), _repair(pool.spec.action_space)
-        return cls(pool, name=str(pool.config.get("task_id", type(pool).__name__)), spaces=spaces, info=info)
-
-    def send(self, actions: Arrays, ids: Array) -> None:
+    def _send(self, actions: Arrays, ids: Array) -> None:
         # EnvPool reads these arrays while it steps and holds references until then, so they are copies: an actor may
         # write its next decision over this one. The caller makes new ids for each call, or never changes them.
         copies = [np.array(a, dtype, order="C") for a, dtype in zip(actions, self._action_dtypes, strict=True)]
-        self._send([ids, ids, *copies])
+        self._pool_send([ids, ids, *copies])
 
-    def send_dummies(self, ids: Array) -> None:
+    def _send_dummies(self, ids: Array) -> None:
         """Take the phantom step of ended environments."""
-        self.send(tuple([a[: len(ids)] for a in self.dummy_actions]), ids)
+        self._send(tuple([a[: len(ids)] for a in self.dummy_actions]), ids)
 
-    def reset(self, ids: Array) -> None:
-        self._pool._reset(ids)
-
-    def recv(self) -> list[Array]:
+    def _receive(self) -> list[Array]:
         try:
-            state: list[Array] = self._recv()
+            state: list[Array] = self._pool_recv()
         except RuntimeError as error:
             raise EnvCrashed(f"EnvPool's {self._name} failed: {error}") from error
         return state
 
-    def obs(self, state: list[Array]) -> Arrays:
+    def _obs(self, state: list[Array]) -> Arrays:
         return tuple([state[i] for i in self._obs_at])
 
-    def info(self, state: list[Array]) -> Arrays:
+    def _info(self, state: list[Array]) -> Arrays:
         values = tuple([state[i] for i in self._info_at])
         if self._info_fits:
             return values
@@ -247,66 +253,29 @@ class _Pool:
             f"spec.env.info: {self._name} has no {key} in its info, which has {', '.join(sorted(known))}{hint}"
         )
 
-    def ends(self, state: list[Array]) -> tuple[Array, Array]:
+    def _ends(self, state: list[Array]) -> tuple[Array, Array]:
         """[n] terminated and truncated."""
-        done = state[self.done_at]
+        done = state[self._done_at]
         truncated = state[self._trunc_at] & done
         terminated = done & ~truncated
         if self._terminated_at is not None:
             terminated |= (state[self._terminated_at] != 0) & done
         return terminated, truncated
 
-    def close(self) -> None:
-        self._pool = self._send = self._recv = None  # collected, it stops its threads; its own close() does not
-
-
-class _OverPool(NeverSaved):
-    """What both ways of stepping a pool have in common."""
-
-    restarts = 0
-    why_not_saved = "EnvPool can neither save nor read an environment's state or generator"
-
-    @classmethod
-    def around(cls, built: Any, info: Sequence[InfoField] = ()) -> Self:
-        """Step a pool that `envpool.make` built, of any `env_type`, and that has not been stepped; nothing else may
-        step it from now on.
-        """
-        env = cls.__new__(cls)
-        env._take(_Pool.around(built, info))
-        return env
-
-    def _take(self, pool: _Pool) -> None:
-        self._pool = pool
-        self.num_envs = pool.num_envs
-        self.observation_space, self.action_space = pool.observation_space, pool.action_space
-        self.info_leaves = pool.info_leaves
-        self.illegal: Array | None = None
-
-    def close(self) -> None:
-        self._pool.close()
-
 
 class EnvPoolVectorEnv(_OverPool):
     """All environments of a pool, in lockstep."""
 
-    lockstep = True
-    min_in_flight = 1
-
     def __init__(
         self, task: EnvPoolTask, *, num_threads: int, seeds: Sequence[int], info: Sequence[InfoField] = ()
     ) -> None:
-        self._take(_Pool.build(task, batch_size=len(seeds), num_threads=num_threads, seeds=seeds, info=info))
+        super().__init__(task, batch_size=len(seeds), num_threads=num_threads, seeds=seeds, info=info)
 
-    def _take(self, pool: _Pool) -> None:
-        super()._take(pool)
+    def _take(self, pool: Any, name: str, spaces: tuple[Space, Space], info: Sequence[InfoField]) -> None:
+        super()._take(pool, name, spaces, info)
         self._all = np.arange(self.num_envs, dtype=np.int32)
         self._rows: slice | Rows = EVERY_ROW
         self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in leaves(self.observation_space, ()))
-
-    @property
-    def dummy_actions(self) -> Arrays:
-        """[num_envs, ...] a leaf: actions that are valid and mean nothing."""
-        return self._pool.dummy_actions
 
     def start(self) -> Arrays:
         return self.restart(np.arange(self.num_envs))
@@ -314,30 +283,28 @@ class EnvPoolVectorEnv(_OverPool):
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
         """Begin to step rows. Returns at once; EnvPool's threads step."""
         self._rows = rows
-        self._pool.send(actions, self._all if isinstance(rows, slice) else rows.astype(np.int32))
+        self._send(actions, self._all if isinstance(rows, slice) else rows.astype(np.int32))
 
     def recv(self) -> Step:
         """Wait for the rows that were sent, and past the phantom step of those that ended."""
-        pool = self._pool
-        state = pool.recv()
-        obs, done = pool.obs(state), state[pool.done_at]
+        state = self._receive()
+        obs, reward, done = self._obs(state), state[self._reward_at], state[self._done_at]
         ended = done.nonzero()[0]
         if not len(ended):
-            info = pool.info(state) if self.info_leaves else ()
-            return Step(self._rows, obs, state[pool.reward_at], done, done, NO_ROWS, self._no_final, NO_ROWS, info)
+            info = self._info(state) if self.info_leaves else ()
+            return Step(self._rows, obs, reward, done, done, NO_ROWS, self._no_final, NO_ROWS, info)
         # The first observations of the next episodes are under way while the rest is sorted out.
-        pool.send_dummies(state[pool.id_at][ended])
-        terminated, truncated = pool.ends(state)
+        self._send_dummies(state[self._id_at][ended])
+        terminated, truncated = self._ends(state)
         final = tuple([a[ended] for a in obs])
-        for stored, first in zip(obs, pool.obs(pool.recv()), strict=True):
+        for stored, first in zip(obs, self._obs(self._receive()), strict=True):
             stored[ended] = first
-        info = pool.info(state)
-        return Step(self._rows, obs, state[pool.reward_at], terminated, truncated, ended, final, NO_ROWS, info)
+        return Step(self._rows, obs, reward, terminated, truncated, ended, final, NO_ROWS, self._info(state))
 
     def restart(self, rows: Rows) -> Arrays:
         """Begin new episodes; under `episodic_life`, new games."""
-        self._pool.reset(rows.astype(np.int32))
-        return self._pool.obs(self._pool.recv())
+        self._pool._reset(rows.astype(np.int32))
+        return self._obs(self._receive())
 
 
 class AsyncEnvPoolVectorEnv(_OverPool):
@@ -355,22 +322,23 @@ class AsyncEnvPoolVectorEnv(_OverPool):
         info: Sequence[InfoField] = (),
     ) -> None:
         """Build a pool of one environment a seed that hands out `batch_size` of them at a time."""
-        self._take(_Pool.build(task, batch_size=batch_size, num_threads=num_threads, seeds=seeds, info=info))
+        super().__init__(task, batch_size=batch_size, num_threads=num_threads, seeds=seeds, info=info)
 
-    def _take(self, pool: _Pool) -> None:
-        super()._take(pool)
-        self.min_in_flight = pool.batch_size
-        self._is_under_way: Array = np.zeros(self.num_envs, dtype=np.bool_)
+    def _take(self, pool: Any, name: str, spaces: tuple[Space, Space], info: Sequence[InfoField]) -> None:
+        super()._take(pool, name, spaces, info)
+        num_envs = self.num_envs
+        self.min_in_flight = int(pool.config["batch_size"])
+        self._is_under_way: Array = np.zeros(num_envs, dtype=np.bool_)
         self._has_started = False
         # The transition of an ended row waits here until its next episode's first observation is known.
-        self._waits: Array = np.zeros(self.num_envs, dtype=np.bool_)
-        shape = [(self.num_envs, *leaf.shape) for leaf in leaves(self.observation_space, ())]
-        dtypes = [leaf.dtype for leaf in leaves(self.observation_space, ())]
-        self._final = tuple(np.zeros(s, d) for s, d in zip(shape, dtypes, strict=True))
-        self._info = tuple(np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in pool.info_leaves)
-        self._reward: Array = np.zeros(self.num_envs, dtype=np.float32)
-        self._terminated: Array = np.zeros(self.num_envs, dtype=np.bool_)
-        self._truncated: Array = np.zeros(self.num_envs, dtype=np.bool_)
+        self._waits: Array = np.zeros(num_envs, dtype=np.bool_)
+        self._final, self._kept_info = (
+            tuple(np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in parts)
+            for parts in (leaves(self.observation_space, ()), self.info_leaves)
+        )
+        self._reward: Array = np.zeros(num_envs, dtype=np.float32)
+        self._terminated: Array = np.zeros(num_envs, dtype=np.bool_)
+        self._truncated: Array = np.zeros(num_envs, dtype=np.bool_)
 
     def start(self) -> Arrays:
         """Begin the first episode everywhere and wait for all of them.
@@ -380,37 +348,36 @@ class AsyncEnvPoolVectorEnv(_OverPool):
         """
         num_batches = self.num_envs // self.min_in_flight
         if self._has_started:
-            self._pool.reset(np.flatnonzero(~self._is_under_way).astype(np.int32))
+            self._pool._reset(np.flatnonzero(~self._is_under_way).astype(np.int32))
             for _ in range(num_batches):
-                self._pool.recv()
+                self._receive()
         self._has_started = True
         self._is_under_way[:] = self._waits[:] = False
-        self._pool.reset(np.arange(self.num_envs, dtype=np.int32))
+        self._pool._reset(np.arange(self.num_envs, dtype=np.int32))
         first = tuple(np.zeros_like(a) for a in self._final)
         for _ in range(num_batches):
-            state = self._pool.recv()
-            for stored, obs in zip(first, self._pool.obs(state), strict=True):
-                stored[state[self._pool.id_at]] = obs
+            state = self._receive()
+            for stored, obs in zip(first, self._obs(state), strict=True):
+                stored[state[self._id_at]] = obs
         return first
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
         ids = np.arange(self.num_envs, dtype=np.int32) if isinstance(rows, slice) else rows.astype(np.int32)
         self._is_under_way[ids] = True
-        self._pool.send(actions, ids)
+        self._send(actions, ids)
 
     def recv(self) -> Step:
         """Wait for some rows. May return none of them: those whose next episode is not under way yet."""
-        pool = self._pool
-        state = pool.recv()
-        ids, received, reward = state[pool.id_at], pool.obs(state), state[pool.reward_at]
-        info = pool.info(state)
-        terminated, truncated = pool.ends(state)
+        state = self._receive()
+        ids, received, reward = state[self._id_at], self._obs(state), state[self._reward_at]
+        info = self._info(state)
+        terminated, truncated = self._ends(state)
         begins = self._waits[ids]
-        ended_now = state[pool.done_at] & ~begins
+        ended_now = state[self._done_at] & ~begins
         if ended_now.any():
             which = ids[ended_now]
-            pool.send_dummies(which)
-            for kept, value in zip((*self._final, *self._info), (*received, *info), strict=True):
+            self._send_dummies(which)
+            for kept, value in zip((*self._final, *self._kept_info), (*received, *info), strict=True):
                 kept[which] = value[ended_now]
             self._reward[which] = reward[ended_now]
             self._terminated[which] = terminated[ended_now]
@@ -420,6 +387,9 @@ class AsyncEnvPoolVectorEnv(_OverPool):
         rows = ids[ready].astype(np.int64)
         begun = begins[ready]
         self._waits[rows] = self._is_under_way[rows] = False
+        came = tuple([value[ready] for value in info])
+        for value, kept in zip(came, self._kept_info, strict=True):
+            value[begun] = kept[rows[begun]]
         return Step(
             rows,
             tuple(obs[ready] for obs in received),
@@ -429,7 +399,7 @@ class AsyncEnvPoolVectorEnv(_OverPool):
             np.flatnonzero(begun),
             tuple(kept[rows[begun]] for kept in self._final),
             NO_ROWS,
-            tuple(_merged(value[ready], kept[rows], begun) for value, kept in zip(info, self._info, strict=True)),
+            came,
         )
 
     def restart(self, rows: Rows) -> Arrays:
@@ -440,12 +410,6 @@ class AsyncEnvPoolVectorEnv(_OverPool):
 _INFO_AT_ROOT = ("elapsed_step",)
 """What EnvPool's info has beside the state keys that begin with "info:"."""
 _ID_KEYS = ("env_id", "players.env_id")
-
-
-def _merged(values: Array, kept: Array, is_kept: Array) -> Array:
-    """[n, ...] values, replaced by those that were kept where the mask [n] says so."""
-    values[is_kept] = kept[is_kept]
-    return values
 
 
 def _repair(space: Space) -> Space:

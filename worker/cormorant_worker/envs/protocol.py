@@ -54,26 +54,33 @@ class Step(NamedTuple):
 
 
 class VectorEnv(Protocol):
-    """num_envs environments of one kind, stepped together. Used by one thread."""
+    """num_envs environments of one kind, stepped together. Used by one thread.
+
+    A kind of environment inherits it: it sets the first three attributes, and has `start`, `send`, `recv`, `restart`
+    and `close`. The rest is there: lockstep, no info, no restarts, no states.
+    """
 
     num_envs: int
     observation_space: Space
     """Space of one environment."""
     action_space: Space
     """Space of one environment."""
-    info_leaves: tuple[Leaf, ...]
+    info_leaves: tuple[Leaf, ...] = ()
     """What of `info` comes with every step; mostly nothing."""
-    illegal: Array | None
+    illegal: Array | None = None
     """[num_envs, length] bool: which actions the info of each idle environment's last step or reset forbids next, by an
     `action_mask`; None: infos are not read for that. `length` as `action_mask.mask_length` has it."""
-    lockstep: bool
+    lockstep: bool = True
     """True when `recv` returns exactly the rows of the last `send`, in that order."""
-    min_in_flight: int
+    min_in_flight: int = 1
     """`recv` may block indefinitely with fewer rows in flight than this; 1 when lockstep."""
+    why_not_saved: str = "these environments have no states"
+    """A sentence, where `state` is not written."""
 
     @property
     def restarts(self) -> int:
         """How many environments were restarted after a crash or a hang, so far."""
+        return 0
 
     def start(self) -> Arrays:
         """Begin the first episode everywhere. Returns the first observations, [num_envs, ...] a leaf."""
@@ -100,22 +107,11 @@ class VectorEnv(Protocol):
         Raises:
             EnvNotSaved: these environments cannot be saved.
         """
-
-    def restore(self, state: bytes) -> None:
-        """Go on from a `state()` of an equal VectorEnv. Nothing may be in flight."""
-
-    def close(self) -> None:
-        """Stop everything that was started. May be called twice."""
-
-
-class NeverSaved:
-    """The part of a VectorEnv whose environments cannot be saved."""
-
-    why_not_saved: str
-
-    def state(self) -> bytes:
         raise EnvNotSaved(self.why_not_saved)
 
     def restore(self, state: bytes) -> None:
-        """Never called: there is no state."""
+        """Go on from a `state()` of an equal VectorEnv. Nothing may be in flight."""
         raise EnvCrashed(f"nothing can be restored: {self.why_not_saved}")
+
+    def close(self) -> None:
+        """Stop everything that was started. May be called twice."""

@@ -12,22 +12,35 @@ import os
 import selectors
 import time
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
 
 import numpy as np
 
-from cormorant_worker.envs.channel import LOAD, SAVE, STEP, BuildReply, BuildRequest, ChildFailed, Saved, StateRefused
+from cormorant_worker.envs.channel import (
+    CLOSE,
+    LOAD,
+    MAP,
+    RESET,
+    SAVE,
+    STEP,
+    BuildReply,
+    BuildRequest,
+    ChildFailed,
+    Reset,
+    Saved,
+    SharedSteps,
+    StateRefused,
+)
+from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.envs.env_process import EnvProcess
-from cormorant_worker.envs.env_row import NanCheck
+from cormorant_worker.envs.env_row import NanCheck, StepArrays
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step
+from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step, VectorEnv
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
 from cormorant_worker.envs.saved import pack, unpack
-from cormorant_worker.envs.shared_memory import SharedSteps
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError, UnknownEnv
 from cormorant_worker.shared_memory import anonymous_file
-from cormorant_worker.spaces import Array, Arrays, Space, describe
+from cormorant_worker.spaces import Arrays, describe
 
 _LOOK_AGAIN_S = 0.05
 """How long a missed wake-up may go unnoticed: see `SharedSteps.settle`."""
@@ -36,8 +49,8 @@ _NOWHERE = -1
 """Stands for the descriptor of a process that is gone; writing to it is an OSError."""
 
 
-class SubprocessVectorEnv:
-    """num_envs gymnasium environments, a process each; implements VectorEnv, in lockstep.
+class SubprocessVectorEnv(VectorEnv):
+    """num_envs gymnasium environments, a process each, in lockstep.
 
     Used by one thread. A process that crashes, exits, is killed or does not answer in time is replaced alone, with a
     new seed; the others' steps are kept, and its row comes back fresh. Ctrl-C reaches this process only, and the
@@ -56,9 +69,6 @@ class SubprocessVectorEnv:
         UnknownEnv, EnvBuildError: the environment could not be built; the child's traceback is a note of the error.
     """
 
-    lockstep = True
-    min_in_flight = 1
-
     def __init__(
         self,
         factory: EnvSource,
@@ -70,7 +80,6 @@ class SubprocessVectorEnv:
         info: Sequence[InfoField] = (),
     ) -> None:
         num_envs = self.num_envs = len(seeds)
-        self.restarts = 0
         self._factory = factory
         self._step_timeout_s = step_timeout_s
         self._reset_timeout_s = reset_timeout_s
@@ -89,7 +98,6 @@ class SubprocessVectorEnv:
         self._info = tuple(info)
         self._starting = True
         self._closed = False
-        self.illegal: Array | None = None
         self._processes: list[EnvProcess] = []
         self._selector = selectors.DefaultSelector()
         self._block = anonymous_file("cormorant-envs")
@@ -103,6 +111,10 @@ class SubprocessVectorEnv:
             self.close()
             raise
 
+    @property
+    def restarts(self) -> int:
+        return self._restarts.count
+
     def start(self) -> Arrays:
         self._check_open()
         self._starting = True
@@ -113,7 +125,7 @@ class SubprocessVectorEnv:
         self._settle(self._start_timeout_s())
         self._finish_replacing()
         self._starting = False
-        obs = tuple(obs.copy() for obs in self._memory.sides[self._side].obs)
+        obs = tuple(obs.copy() for obs in self._written.obs)
         self._nan.look(obs, EVERY_ROW)
         return obs
 
@@ -123,20 +135,19 @@ class SubprocessVectorEnv:
         if self._under_way is not None:
             raise RuntimeError("send was called twice without recv; these environments step in lockstep")
         memory = self._memory
-        for target, values in zip(memory.actions, actions, strict=True):
+        for target, values in zip(memory.arrays.actions, actions, strict=True):
             if values.dtype != target.dtype and not np.can_cast(values.dtype, target.dtype, "same_kind"):
                 raise TypeError(f"actions of dtype {values.dtype} do not fit {target.dtype}: {self.action_space}")
             target[rows] = values
         self._side = 1 - self._side
         self._under_way = rows
         memory.pending[rows] = 1
-        command = STEP[self._side]
-        write = os.write
-        try:
-            for descriptor in self._descriptors_of(rows):
+        command, write, descriptors = STEP[self._side], os.write, self._descriptors
+        for descriptor in descriptors if isinstance(rows, slice) else [descriptors[row] for row in rows]:
+            try:  # noqa: SIM105 - costs nothing here, and `suppress` half a microsecond
                 write(descriptor, command)
-        except OSError:  # `recv` notices a dead child; wake the rest
-            self._wake_again(rows, descriptor, command)
+            except OSError:
+                pass  # `recv` finds the dead child
 
     def recv(self) -> Step:
         rows = self._under_way
@@ -146,7 +157,7 @@ class SubprocessVectorEnv:
         self._replace_dead(rows)
         self._settle(self._step_timeout_s)
         self._steps[rows] += 1
-        return self._memory.sides[self._side].read(rows, self._numbers[rows], self._finish_replacing(), self._nan)
+        return self._written.read(rows, self._numbers[rows], self._finish_replacing(), self._nan)
 
     def restart(self, rows: Rows) -> Arrays:
         self._check_open()
@@ -156,7 +167,7 @@ class SubprocessVectorEnv:
         self._reset(alive, [None] * len(alive))
         self._settle(self._reset_timeout_s)
         self._finish_replacing()
-        obs = tuple(obs[rows] for obs in self._memory.sides[self._side].obs)
+        obs = tuple(obs[rows] for obs in self._written.obs)
         self._nan.look(obs, rows)
         return obs
 
@@ -203,7 +214,6 @@ class SubprocessVectorEnv:
             row = min(refusals)
             raise StateError(f"environment {row} could not take its state: {refusals[row]}")
         self._restarts.restore(**restarts)
-        self.restarts = self._restarts.count
 
     def close(self) -> None:
         """End every process, within seconds. May be called twice."""
@@ -216,7 +226,7 @@ class SubprocessVectorEnv:
             if process.row in busy:
                 process.kill()
             else:
-                process.close()
+                process.wake(CLOSE)
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         for process in self._processes:
             process.join(deadline=deadline)
@@ -238,9 +248,8 @@ class SubprocessVectorEnv:
         while waiting:
             events = self._selector.select(max(0.0, deadline - time.monotonic()))
             if not events:
-                self._fail_to_start(
-                    Crash(row=min(waiting), what=f"was not built within {timeout_s:g} s (reset_timeout_s)", steps=0)
-                )
+                what = f"was not built within {timeout_s:g} s (reset_timeout_s)"
+                self._handle(Crash(row=min(waiting), what=what, steps=0))
             for key, _ in events:
                 built = self._hear(key.data)
                 if isinstance(built, BuildReply):
@@ -248,12 +257,7 @@ class SubprocessVectorEnv:
                     waiting.discard(key.data)
 
     def _spawn(self, row: int) -> EnvProcess:
-        build = BuildRequest(
-            factory=self._factory,
-            row=row,
-            num_envs=self.num_envs,
-            info=self._info,
-        )
+        build = BuildRequest(factory=self._factory, row=row, num_envs=self.num_envs, info=self._info)
         process = EnvProcess(build, life=self._life, block=self._block, report=self._report_end)
         self._selector.register(process.connection, selectors.EVENT_READ, row)
         return process
@@ -261,15 +265,14 @@ class SubprocessVectorEnv:
     def _map(self, process: EnvProcess, built: BuildReply) -> None:
         if not hasattr(self, "_first"):
             self._first, self._first_row = built, process.row
-            self.observation_space: Space = built.observation_space
-            self.action_space: Space = built.action_space
+            self.observation_space, self.action_space = built.observation_space, built.action_space
             self._info = built.info
             self.info_leaves = tuple(field.leaf for field in built.info)
             self._nan = NanCheck(self.observation_space)
             self._memory = SharedSteps(
                 self._block, self.observation_space, self.action_space, self.num_envs, self._info, create=True
             )
-            self.illegal = self._memory.illegal
+            self.illegal = self._memory.arrays.illegal
         ours, theirs = (
             f"observations {describe(each.observation_space)}, actions {describe(each.action_space)}"
             + "".join(f", {field.key} {field.dtype}{list(field.leaf.shape)} in info" for field in each.info)
@@ -281,12 +284,12 @@ class SubprocessVectorEnv:
                 f"the environments of {self._factory.name} have different spaces: {called(process.row)} has {theirs}; "
                 f"{called(self._first_row)} has {ours}"
             )
-        process.map()
+        process.wake(MAP)
 
     def _reset(self, rows: Iterable[int], seeds: Sequence[int | None]) -> None:
         for row, seed in zip(rows, seeds, strict=True):
             self._memory.pending[row] = 1
-            self._processes[row].reset(seed=seed, side=self._side)
+            self._processes[row].command(RESET, Reset(seed=seed, side=self._side))
 
     def _replace_dead(self, rows: slice | Rows) -> None:
         if self._dead:
@@ -296,12 +299,11 @@ class SubprocessVectorEnv:
                     self._replace(crash)
 
     def _replace(self, crash: Crash) -> None:
-        """Kill the process of a row and start another; `_settle` waits for its first observation."""
+        # `_settle` waits for the first observation of the new process.
         row = crash.row
         self._drop(row)
         self._memory.pending[row] = 1
         self._restarts.record(crash, has_stepped=bool(self._steps.any()))
-        self.restarts = self._restarts.count
         self._steps[row] = 0
         self._processes[row] = process = self._spawn(row)
         self._descriptors[row] = process.wake_descriptor
@@ -319,7 +321,7 @@ class SubprocessVectorEnv:
         if not self._replaced:
             return []
         now = time.monotonic()
-        arrays = self._memory.sides[self._side]
+        arrays = self._written
         rows = sorted(self._replaced)
         for row in rows:
             began, crash = self._replaced.pop(row)
@@ -337,11 +339,20 @@ class SubprocessVectorEnv:
         deadline = time.monotonic() + timeout_s
         while not memory.is_settled():
             self._look(_LOOK_AGAIN_S)
-            if not memory.is_settled():
-                self._expire(deadline, timeout_s)
+            now = time.monotonic()
+            if memory.is_settled() or (now < deadline and not self._replaced):
+                continue
+            for row in self._pending_rows():
+                if row not in self._replaced and now > deadline:
+                    limit = f"did not answer within {timeout_s:g} s"
+                elif row in self._replaced and now > self._replaced[row][0] + self._reset_timeout_s:
+                    limit = f"returned no first observation within {self._reset_timeout_s:g} s (reset_timeout_s)"
+                else:
+                    continue
+                self._handle(Crash(row=row, what=limit, steps=int(self._steps[row])))
 
     def _look(self, timeout_s: float) -> None:
-        """Read the messages of all children that have sent one."""
+        # Reads the messages of all children that have sent one.
         for key, _ in self._selector.select(timeout_s):
             if key.data < 0:
                 with contextlib.suppress(BlockingIOError):
@@ -353,21 +364,7 @@ class SubprocessVectorEnv:
             elif isinstance(answer, BuildReply):
                 process = self._processes[key.data]
                 self._map(process, answer)
-                process.reset(seed=self._restarts.seed(key.data), side=self._side)
-
-    def _expire(self, deadline: float, timeout_s: float) -> None:
-        now = time.monotonic()
-        if now < deadline and not self._replaced:
-            return
-        for row in self._pending_rows():
-            began = self._replaced[row][0] if row in self._replaced else math.inf
-            if row in self._replaced and now > began + self._reset_timeout_s:
-                limit = f"returned no first observation within {self._reset_timeout_s:g} s (reset_timeout_s)"
-            elif row not in self._replaced and now > deadline:
-                limit = f"did not answer within {timeout_s:g} s"
-            else:
-                continue
-            self._handle(Crash(row=row, what=limit, steps=int(self._steps[row])))
+                process.command(RESET, Reset(seed=self._restarts.seed(key.data), side=self._side))
 
     def _hear(self, row: int) -> object:
         """Receive what a child says between steps: BuildReply, or how it failed."""
@@ -393,37 +390,25 @@ class SubprocessVectorEnv:
 
     def _handle(self, crash: Crash) -> None:
         if self._starting:
-            self._fail_to_start(crash)
+            raise EnvBuildError(
+                f"environment {crash.row} ({self._factory.name}) {crash.what} before its first step",
+                details=crash.details,
+            )
         if self._memory.pending[crash.row]:
             self._replace(crash)
         else:
             self._drop(crash.row)
             self._dead[crash.row] = crash
 
-    def _fail_to_start(self, crash: Crash) -> NoReturn:
-        raise EnvBuildError(
-            f"environment {crash.row} ({self._factory.name}) {crash.what} before its first step", details=crash.details
-        )
-
     def _start_timeout_s(self) -> float:
-        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return self._reset_timeout_s * math.ceil(self.num_envs / processors)
+        return self._reset_timeout_s * math.ceil(self.num_envs / available_cpus())
 
     def _pending_rows(self) -> list[int]:
         return [int(row) for row in np.flatnonzero(self._memory.pending)] if hasattr(self, "_memory") else []
 
-    # Stepping
-
-    def _descriptors_of(self, rows: slice | Rows) -> list[int]:
-        if isinstance(rows, slice):
-            return self._descriptors[rows]
-        return [self._descriptors[row] for row in rows]
-
-    def _wake_again(self, rows: slice | Rows, broken: int, command: bytes) -> None:
-        descriptors = self._descriptors_of(rows)
-        for descriptor in descriptors[descriptors.index(broken) + 1 :]:
-            with contextlib.suppress(OSError):
-                os.write(descriptor, command)
+    @property
+    def _written(self) -> StepArrays:
+        return self._memory.arrays.sides[self._side]
 
     def _answer(self, process: EnvProcess) -> Saved | EnvCrashed:
         details = ""
