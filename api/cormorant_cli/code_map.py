@@ -101,7 +101,11 @@ def read_code(folder: Path) -> CodeMap:
     if not any(name.endswith(".py") for name in names):
         raise BadInput(f"--code {folder}: no Python files found")
     if packed:
-        files[CODE_ARCHIVE] = _zipped(packed)
+        buffer = io.BytesIO()  # bytes that depend on nothing but the files
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+            for name in sorted(packed):
+                archive.writestr(zipfile.ZipInfo(name, _EPOCH), packed[name], zipfile.ZIP_DEFLATED)
+        files[CODE_ARCHIVE] = buffer.getvalue()
     total = sum(len(name) + len(data) for name, data in files.items())
     if total <= MOST_BYTES:
         return CodeMap(files=files)
@@ -124,15 +128,6 @@ def _files_below(folder: Path) -> list[Path]:
         elif path.is_file() and path.suffix != ".pyc":
             found.append(path)
     return found
-
-
-def _zipped(files: Mapping[str, bytes]) -> bytes:
-    """An archive that depends on nothing but the files."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name in sorted(files):
-            archive.writestr(zipfile.ZipInfo(name, _EPOCH), files[name], zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()
 
 
 def _is_text(data: bytes) -> bool:

@@ -277,11 +277,11 @@ def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
     def joined(name: str) -> Array:
         """Rows 0..T-1 of every part, `[W*B, T, ...]`."""
         rows = [part.arrays[name][: part.num_steps] if part.num_steps else None for part in parts]
-        return _env_first(_stack(parts, rows, longest, like=model.arrays[name]))
+        return _stack(parts, rows, longest, like=model.arrays[name])
 
     root: dict[str, Any] = {"next": {}, "collector": {}}
     if any(part.num_steps < longest or not mask.all() for part, mask in zip(parts, masks_TB, strict=True)):
-        root["collector"]["mask"] = _env_first(_stack(parts, masks_TB, longest, like=masks_TB[0]))
+        root["collector"]["mask"] = _stack(parts, masks_TB, longest, like=masks_TB[0])
     for name in ("traj_ids", "policy_version", *(["task_id"] if "collector/task_id" in model.arrays else [])):
         root["collector"][name] = joined(f"collector/{name}")
     flags = {name: joined(f"next/{name}")[..., None] for name in ("terminated", "truncated")}
@@ -295,7 +295,7 @@ def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
         key = tuple(name.split("/"))
         _put(root, key, joined(name))
         if array.shape[0] == model.num_steps + 1:
-            _put(root["next"], key, _env_first(_what_followed(parts, name, model, longest)))
+            _put(root["next"], key, _what_followed(parts, name, model, longest))
             is_recurrent |= key[0] != "observation"
     if is_recurrent:
         root["is_init"] = joined("is_init")[..., None]
@@ -313,7 +313,7 @@ def _blank_padding(part: Part, mask_TB: Array) -> None:
 
 
 def _what_followed(parts: Sequence[Part], name: str, model: Part, longest: int) -> Array:
-    """Rows 1..T of a carried array, with the true last values where trajectories ended."""
+    """Rows 1..T of a carried array, `[W*B, T, ...]`, with the true last values where trajectories ended."""
     following = [part.arrays[name][1:] if part.num_steps else None for part in parts]
     ends = [part.arrays.get("ends/time") for part in parts]
     if len(parts) == 1 and ends[0] is not None and following[0] is not None:
@@ -322,15 +322,15 @@ def _what_followed(parts: Sequence[Part], name: str, model: Part, longest: int) 
     first = 0
     for part, times in zip(parts, ends, strict=True):
         if times is not None:
-            joined[times, first + part.arrays["ends/env"]] = part.arrays[_FINAL + name]
+            joined[first + part.arrays["ends/env"], times] = part.arrays[_FINAL + name]
         first += part.num_envs
     return joined
 
 
 def _stack(parts: Sequence[Part], arrays: Sequence[Array | None], longest: int, *, like: Array) -> Array:
-    """Arrays `[T_p, B_p, ...]` side by side, zeros where one is shorter. A view when there is but one."""
+    """Arrays `[T_p, B_p, ...]` as one `[W*B, T, ...]`, zeros where one is shorter. A view when there is but one."""
     if len(arrays) == 1 and arrays[0] is not None:
-        return arrays[0]
+        return arrays[0].swapaxes(0, 1)
     whole = np.empty((longest, sum(part.num_envs for part in parts), *like.shape[2:]), like.dtype)
     first = 0
     for part, array in zip(parts, arrays, strict=True):
@@ -339,11 +339,7 @@ def _stack(parts: Sequence[Part], arrays: Sequence[Array | None], longest: int, 
             whole[: part.num_steps, columns] = array
         whole[part.num_steps :, columns] = 0
         first += part.num_envs
-    return whole
-
-
-def _env_first(array_TB: Array) -> Array:
-    return array_TB.swapaxes(0, 1)
+    return whole.swapaxes(0, 1)
 
 
 def _put(target: dict[str, Any], key: tuple[str, ...], value: Array) -> None:

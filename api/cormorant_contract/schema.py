@@ -55,7 +55,11 @@ def crd() -> Schema:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
+                    "additionalPrinterColumns": [
+                        {"name": name, "type": kind, "jsonPath": path, "description": description}
+                        | ({"priority": priority} if priority else {})
+                        for name, kind, path, description, priority in _COLUMNS
+                    ],
                     "subresources": {
                         "status": {},
                         "scale": {
@@ -91,11 +95,6 @@ def structural_schema() -> Schema:
             "status": _without_defaults(properties["status"]),
         },
     }
-
-
-def _column(name: str, kind: str, path: str, description: str, priority: int) -> Schema:
-    column: Schema = {"name": name, "type": kind, "jsonPath": path, "description": description}
-    return column | ({"priority": priority} if priority else {})
 
 
 def _inline(node: Schema, definitions: Schema) -> Schema:

@@ -307,13 +307,19 @@ class _Session:
             seconds = time.monotonic() - began
         stats = fleet.stats()
         fps = (stats.frames - before.frames) / seconds
+        size_bytes = None
+        if self._dataset:
+            from cormorant_worker.sinks.dataset import find_dataset
+
+            dataset = find_dataset(self._dataset)
+            size_bytes = sum(shard.size_bytes for part in dataset.parts() for shard in part.records) if dataset else 0
         summary = Summary(
             **_counts(stats, fps),
             reason=reason,
             new_frames=stats.frames - fleet.found_frames,
             seconds=seconds,
             dataset=self._dataset,
-            dataset_bytes=_dataset_bytes(self._dataset) if self._dataset else None,
+            dataset_bytes=size_bytes,
             was_served=self._serving is not None,
         )
         self._display.end(summary)
@@ -324,8 +330,18 @@ class _Session:
         if self._serving is None:
             from cormorant_worker.fleet.fleet import Fleet
 
-            with Fleet(self._job, options, engine=self._site.engine()) as fleet, self._scraped(fleet):
-                yield fleet, None
+            with Fleet(self._job, options, engine=self._site.engine()) as fleet:
+                if not self._metrics_port:
+                    yield fleet, None
+                    return
+                from cormorant_worker.metrics.fleet import MetricsServer
+
+                try:
+                    metrics = MetricsServer(fleet, port=self._metrics_port)
+                except OSError as error:
+                    raise BadInput(f"cannot listen on --metrics-port {self._metrics_port}: {error}") from error
+                with metrics:
+                    yield fleet, None
             return
         from cormorant_api.errors import HeadFault
         from cormorant_api.server import HeadServer
@@ -345,20 +361,6 @@ class _Session:
         with server:
             yield server.start_fleet(options, engine=self._site.engine()), server
 
-    @contextmanager
-    def _scraped(self, fleet: "Fleet") -> Iterator[None]:
-        if not self._metrics_port:
-            yield
-            return
-        from cormorant_worker.metrics.fleet import MetricsServer
-
-        try:
-            server = MetricsServer(fleet, port=self._metrics_port)
-        except OSError as error:
-            raise BadInput(f"cannot listen on --metrics-port {self._metrics_port}: {error}") from error
-        with server:
-            yield
-
     def _collect(self, fleet: "Fleet", server: "HeadServer | None") -> Reason:
         """Be the consumer of the queue, if there is one and it is not served, and show progress, until all is done
         or Ctrl-C.
@@ -369,8 +371,17 @@ class _Session:
             )
             end = server.wait(lambda: self._interrupts.requested, look=lambda stats: self._show(stats, server))
             return "interrupted" if end == "interrupted" else "done"
+        from cormorant_worker.errors import ControlTimeout
+
+        has_queue = self._job.spec.output.queue is not None
         while not self._interrupts.requested:
-            if self._advance(fleet):
+            try:
+                is_done = fleet.skip(timeout_s=_POLL_S) == 0 if has_queue else fleet.wait_until_done(_POLL_S)
+            except ControlTimeout:
+                if not has_queue:
+                    raise
+                is_done = False  # no batch within a moment is nothing to report
+            if is_done:
                 return "done"
             self._show(fleet.stats())
         return "interrupted"
@@ -396,17 +407,6 @@ class _Session:
                 ),
             )
             self._display.progress(snapshot)
-
-    def _advance(self, fleet: "Fleet") -> bool:
-        """Take a batch, or wait a moment. True when all frames are delivered."""
-        from cormorant_worker.errors import ControlTimeout
-
-        if self._job.spec.output.queue is None:
-            return fleet.wait_until_done(_POLL_S)
-        try:
-            return fleet.skip(timeout_s=_POLL_S) == 0
-        except ControlTimeout:
-            return False  # no batch within a moment is nothing to report
 
     def _plan(self, workers: int, replicas: int) -> RunPlan:
         env = self._job.spec.env
@@ -470,13 +470,6 @@ def _logged_to(display: Display, *, debug: bool) -> Iterator[None]:
         yield
     finally:
         structlog.configure(**before)
-
-
-def _dataset_bytes(uri: str) -> int:
-    from cormorant_worker.sinks.dataset import find_dataset
-
-    dataset = find_dataset(uri)
-    return sum(record.size_bytes for part in dataset.parts() for record in part.records) if dataset else 0
 
 
 def _counts(stats: "FleetStats", fps: float) -> dict[str, Any]:

@@ -25,8 +25,6 @@ Millis = Annotated[float, Field(ge=0)]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@/-]*$")]
 """A name that a client gives itself: a lease owner or a consumer."""
 
-__all__ = ["Answer", "Count", "Millis", "Name", "Number", "RequestBody", "Time", "Version"]
-
 
 class RequestBody(BaseModel):
     """A body that a client sends. Unknown keys are an error, so that a misspelt one is not ignored."""
