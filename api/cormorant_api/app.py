@@ -15,7 +15,7 @@ from cormorant_api.http import problems
 from cormorant_api.live import page_files
 from cormorant_api.live.moments import Moments
 from cormorant_api.live.previews import Previews
-from cormorant_api.routes import batches, control, events, live, pauses, state, status, weights
+from cormorant_api.routes import batches, control, live, pauses, state, status, weights
 from cormorant_contract.base import in_json_schema_words
 from cormorant_contract.rest.batches import MemoryBatch
 from cormorant_contract.rest.events import Event
@@ -73,7 +73,7 @@ def make_app(head: Head | None = None) -> FastAPI:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way of extending the document
-    for module in (weights, batches, pauses, state, status, events, live, control):
+    for module in (weights, batches, pauses, state, status, live, control):
         app.include_router(module.router)
     app.include_router(status.health)
     problems.install(app)

@@ -291,12 +291,6 @@ class Head:
                 ProblemType.DRAINING, "the head is shutting down; retry with the next head", retry_after_s=_NEXT_HEAD_S
             )
 
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether this head is draining before the job is complete, so that the next head continues it."""
-        total = self.job.spec.target
-        return self.is_draining and (total is None or self.running.fleet.stats(workers=False).frames < total)
-
     # -- events ------------------------------------------------------------------------------------------------
 
     def _on_fleet_event(self, event: FleetEvent) -> None:

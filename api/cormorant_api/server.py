@@ -70,7 +70,8 @@ class HeadServer:
         self._listeners: list[Listener] = []
         try:
             self._listeners.append(Listener(app, settings, port=settings.port, name="control-port"))
-            self._listeners.append(Listener(app, settings, port=settings.second_port, name="data-port"))
+            data_port = settings.data_port or (settings.port + 1 if settings.port else 0)
+            self._listeners.append(Listener(app, settings, port=data_port, name="data-port"))
             self.head.data_port = self._listeners[1].port
             for listener in self._listeners:
                 listener.start()
@@ -131,7 +132,11 @@ class HeadServer:
             if self.head.is_complete:
                 if self.fleet.episodes is not None:
                     self.fleet.episodes.finish()
-                self._linger()
+                # Consumers get the end of the stream, and callers the whole table of an evaluation, not a refused
+                # connection.
+                self.head.events.notifier.notify()
+                is_awaited = self.head.has_queue or self.job.spec.collection.episodes is not None
+                time.sleep(self.settings.linger_s if is_awaited else 0.0)
                 return "drained" if self.head.is_draining else "done"
             if look is not None:
                 look(self.fleet.stats())
@@ -191,14 +196,6 @@ class HeadServer:
             now = time.monotonic()
             if running.feeder.num_waiting or running.ledger.counts().lent:
                 seen_at = now
-
-    def _linger(self) -> None:
-        """Stay for `linger_s`, so that consumers get the end of the stream and callers the whole table of an
-        evaluation, instead of a refused connection.
-        """
-        self.head.events.notifier.notify()
-        is_awaited = self.head.has_queue or self.job.spec.collection.episodes is not None
-        time.sleep(self.settings.linger_s if is_awaited else 0.0)
 
 
 def _lock(directory: Path | None) -> FolderLock | None:

@@ -44,11 +44,6 @@ class HeadSettings:
     linger_s: float = 3.0
     """After the end of the job: time for consumers to learn about it."""
 
-    @property
-    def second_port(self) -> int:
-        """Port to bind for batches, weights and state."""
-        return self.data_port or (self.port + 1 if self.port else 0)
-
     def check(self) -> None:
         """Validate the settings.
 

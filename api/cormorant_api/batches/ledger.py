@@ -114,7 +114,8 @@ class Ledger:
         self._ready: list[int] = []
         """Heap of numbers, so that returned batches come before newer ones."""
         self._next = 0
-        self._is_exhausted = False
+        self.is_exhausted = False
+        """The fleet has no more batches."""
         self._returned: frozenset[int] = frozenset()
         self._kept: Future[None] = Future()
         """Done once everything that was acknowledged so far is durable."""
@@ -133,9 +134,8 @@ class Ledger:
         self.notifier.notify()
 
     def exhaust(self) -> None:
-        """The fleet has no more batches."""
         with self._lock:
-            self._is_exhausted = True
+            self.is_exhausted = True
         self.notifier.notify()
 
     def expire(self) -> int:
@@ -163,7 +163,7 @@ class Ledger:
                 entry.is_acked = True
                 self._forget_if_over(entry, over)
             self._ready.clear()
-            self._is_exhausted = True
+            self.is_exhausted = True
         for entry in returned:
             entry.trace.over("returned")
         self.notifier.notify()
@@ -177,7 +177,11 @@ class Ledger:
         dropped: list[Entry] = []
         found: Lent | None = None
         with self._releasing() as over:
-            self._seen(consumer)
+            record = self._consumers.setdefault(consumer, ConsumerRecord())
+            record.last_seen = datetime.now(UTC)
+            self._consumers.move_to_end(consumer)
+            if len(self._consumers) > MOST_CONSUMERS:
+                self._consumers.popitem(last=False)
             while self._ready and found is None:
                 entry = self._entries[heapq.heappop(self._ready)]
                 if oldest_version is not None and 0 <= entry.loan.min_version < oldest_version:
@@ -192,7 +196,7 @@ class Ledger:
                 entry.deliveries += 1
                 entry.senders += 1
                 self._redelivered += entry.deliveries > 1
-                self._consumers[consumer].taken += 1
+                record.taken += 1
                 found = Lent(
                     id=f"{self.epoch}-{entry.number}",
                     loan=entry.loan,
@@ -278,11 +282,7 @@ class Ledger:
     def has_ended(self) -> bool:
         """Whether all batches are acknowledged and the fleet has no more."""
         with self._lock:
-            return self._is_exhausted and all(entry.is_acked for entry in self._entries.values())
-
-    @property
-    def is_exhausted(self) -> bool:
-        return self._is_exhausted
+            return self.is_exhausted and all(entry.is_acked for entry in self._entries.values())
 
     def counts(self) -> LedgerCounts:
         with self._lock:
@@ -330,13 +330,6 @@ class Ledger:
         if entry.is_acked and not entry.senders and not entry.is_read():
             del self._entries[entry.number]
             over.append(entry.loan)
-
-    def _seen(self, consumer: str) -> None:
-        record = self._consumers.setdefault(consumer, ConsumerRecord())
-        record.last_seen = datetime.now(UTC)
-        self._consumers.move_to_end(consumer)
-        if len(self._consumers) > MOST_CONSUMERS:
-            self._consumers.popitem(last=False)
 
     def _number(self, batch_id: str) -> int | None:
         """The number in an id of this ledger; None for other text."""

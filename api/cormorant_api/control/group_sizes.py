@@ -24,7 +24,7 @@ class GroupSizes:
         self._fleet, self._events = fleet, events
         self._lock = threading.Lock()
         """Guards what follows."""
-        self._groups = {name: group.desired for name, group in fleet.stats(workers=False).groups.items()}
+        self.groups = {name: group.desired for name, group in fleet.stats(workers=False).groups.items()}
         self._empty: dict[str, tuple[int, ...]] = {}
         """Slots that no worker is expected in, by group; groups without any are left out."""
         self._exact: set[str] = set()
@@ -44,19 +44,19 @@ class GroupSizes:
             ApiError: 422, unknown group; 409, no worker would be left.
         """
         with self._lock:
-            if unknown := sorted(set(groups) - set(self._groups)):
+            if unknown := sorted(set(groups) - set(self.groups)):
                 raise ApiError(
                     ProblemType.INVALID_REQUEST,
-                    f"unknown worker group {', '.join(unknown)}; the job has {', '.join(self._groups)}",
-                    known=tuple(self._groups),
+                    f"unknown worker group {', '.join(unknown)}; the job has {', '.join(self.groups)}",
+                    known=tuple(self.groups),
                 )
-            wanted = self._groups | dict(groups)
+            wanted = self.groups | dict(groups)
             if not any(wanted.values()):
                 raise ApiError(ProblemType.LAST_WORKER, "no worker would be left; to pause the job, POST /v1/pauses")
             asked = {name: tuple(sorted(set(found))) for name, found in (empty_slots or {}).items() if found}
             self._empty = {name: found for name, found in self._empty.items() if name not in groups} | asked
             self._exact |= asked.keys()
-            self._groups = wanted
+            self.groups = wanted
             self._changes += 1
             self._pool.submit(self._resize, self._changes)
 
@@ -64,16 +64,12 @@ class GroupSizes:
         """The report for the operator; `paused` is the current `spec.paused`."""
         with self._lock:
             return DesiredReport(
-                groups=self._groups,
+                groups=self.groups,
                 paused=paused,
                 pending=self._changes > 0,
                 error=self._error,
                 empty_slots=self._empty,
             )
-
-    @property
-    def groups(self) -> Mapping[str, int]:
-        return self._groups
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -82,10 +78,11 @@ class GroupSizes:
         with self._lock:
             if change != self._changes:
                 return  # a newer request is queued
-            groups: dict[str, int | Collection[int]] = {
-                name: _lowest_free(size, self._empty.get(name, ())) if name in self._exact else size
-                for name, size in self._groups.items()
-            }
+            groups: dict[str, int | Collection[int]] = dict(self.groups)
+            for name in self._exact & self.groups.keys():
+                # The lowest free indices: 2 workers and slot 0 empty are (1, 2).
+                empty = set(self._empty.get(name, ()))
+                groups[name] = tuple(islice((index for index in count() if index not in empty), self.groups[name]))
         error = ""
         try:
             self._fleet.resize(groups)
@@ -96,9 +93,3 @@ class GroupSizes:
             self._error = error
             if change == self._changes:
                 self._changes = 0
-
-
-def _lowest_free(size: int, empty: Collection[int]) -> tuple[int, ...]:
-    """Indices of a group's workers: 2 workers and slot 0 empty are (1, 2)."""
-    skipped = set(empty)
-    return tuple(islice((index for index in count() if index not in skipped), size))

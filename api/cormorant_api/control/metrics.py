@@ -35,7 +35,7 @@ class HeadMetrics:
         self.batch_bytes = {path: exposition.counter(declared.BATCH_BYTES, path=path) for path in _EXITS}
         self._results = {result: exposition.counter(declared.UPDATES, result=result) for result in UPDATE_RESULTS}
         self._stages = {stage: exposition.histogram(declared.UPDATE_DURATION, stage=stage) for stage in UPDATE_STAGES}
-        self._update_bytes = exposition.counter(declared.UPDATE_BYTES)
+        self.update_bytes = exposition.counter(declared.UPDATE_BYTES)
         for metric in _FROM_THE_STATUS:
             exposition.show(metric, 0)
         for state in HEAD_STATES:
@@ -47,9 +47,6 @@ class HeadMetrics:
     def handed_over(self, path: str, size_bytes: int) -> None:
         self.batches[path].inc()
         self.batch_bytes[path].inc(size_bytes)
-
-    def update_received(self, update: Update) -> None:
-        self._update_bytes.inc(update.bytes)
 
     def update_ended(self, update: Update) -> None:
         self._results[update.state].inc()

@@ -27,7 +27,17 @@ class Listener:
         Raises:
             HeadFault: the port is not available.
         """
-        self._socket = _bind(settings.host, port)
+        host = settings.host
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            self._socket = socket.socket(family, socket.SOCK_STREAM)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+            self._socket.set_inheritable(False)
+        except OSError as error:
+            raise HeadFault(
+                f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
+            ) from error
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
@@ -78,17 +88,3 @@ class Listener:
         # Cancelled requests raise here; that is no failure of this thread.
         with contextlib.suppress(KeyboardInterrupt):
             self._server.run(sockets=[self._socket])
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-        bound.set_inheritable(False)
-    except OSError as error:
-        raise HeadFault(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
-        ) from error
-    return bound

@@ -197,7 +197,8 @@ async def _lend_next(
         return found[0]
     if ledger.has_ended:
         head.refuse_while_closing()
-        if await head.quick(lambda: head.is_cut_short):
+        total = head.job.spec.target
+        if head.is_draining and (total is None or (await head.stats(workers=False)).frames < total):
             raise ApiError(
                 ProblemType.DRAINING,
                 "the head is draining and has delivered all its batches; the next head continues",

@@ -267,7 +267,7 @@ async def _publish(
         publish = running.publisher.patch if is_partial else running.publisher.publish
         update, is_new = await head.bulk(publish, blob[0], received, wanted)
     if is_new:
-        head.metrics.update_received(update)
+        head.metrics.update_bytes.inc(update.bytes)
         if head.is_draining:
             running.updates.warn(update.version, _DRAINS)
     wait_s = preferred_wait_s(request.headers, LONGEST_WAIT_S)
