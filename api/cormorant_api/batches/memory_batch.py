@@ -3,7 +3,7 @@
 import fcntl
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def describe_memory(lent: Lent, batch: BatchFile, *, ack_within_s: float) -> tup
     bases = [_address(home.buffer) for home in homes]
     tensors: list[dict[str, MemoryTensor]] = [{} for _ in homes]
     homeless: list[tuple[str, TensorEntry, memoryview]] = []
-    for name, entry, data in _located(parsed.tensors.items(), batch.buffers):
+    for (name, entry), data in zip(parsed.tensors.items(), batch.buffers, strict=True):
         at = _address(data)
         for home, base, found in zip(homes, bases, tensors, strict=True):
             if base <= at and at + len(data) <= base + home.size_bytes:
@@ -37,14 +37,21 @@ def describe_memory(lent: Lent, batch: BatchFile, *, ack_within_s: float) -> tup
                 break
         else:
             homeless.append((name, entry, data))
-    parts = [
-        MemoryPart(path=_path(home), size_bytes=home.size_bytes, tensors=found)
-        for home, found in zip(homes, tensors, strict=True)
-    ]
     extra = None
     if homeless:
-        extra, part = _housed(homeless)
-        parts.append(part)
+        extra = SharedMemory.create(sum(_padded(data) for _, _, data in homeless))
+        weakref.finalize(extra, os.close, extra.descriptor)
+        homes.append(extra)
+        tensors.append({})
+        offset = 0
+        for name, entry, data in homeless:
+            extra.buffer[offset : offset + len(data)] = data
+            tensors[-1][name] = MemoryTensor(dtype=entry.dtype, shape=entry.shape, offset=offset)
+            offset += _padded(data)
+    parts = [
+        MemoryPart(path=f"/proc/{os.getpid()}/fd/{home.descriptor}", size_bytes=home.size_bytes, tensors=found)
+        for home, found in zip(homes, tensors, strict=True)
+    ]
     described = MemoryBatch(
         id=lent.id,
         frames=lent.loan.num_frames,
@@ -76,40 +83,9 @@ def _is_locked(descriptor: int) -> bool:
     return False
 
 
-def _located(
-    tensors: Iterable[tuple[str, TensorEntry]], buffers: Sequence[memoryview]
-) -> list[tuple[str, TensorEntry, memoryview]]:
-    ordered = sorted(tensors, key=lambda item: item[1].begin)
-    flat = [buffer.cast("B") if buffer.nbytes else memoryview(b"") for buffer in buffers]
-    found, index, start = [], 0, 0
-    for name, entry in ordered:
-        while index < len(flat) and entry.begin >= start + len(flat[index]) and entry.end > entry.begin:
-            start += len(flat[index])
-            index += 1
-        data = flat[index][entry.begin - start : entry.end - start]
-        if len(data) != entry.end - entry.begin:
-            raise ValueError(f"{name} lies across two pieces")
-        found.append((name, entry, data))
-    return found
-
-
-def _housed(homeless: list[tuple[str, TensorEntry, memoryview]]) -> tuple[SharedMemory, MemoryPart]:
-    offsets, size = [], 0
-    for _, _, data in homeless:
-        offsets.append(size)
-        size += -(-len(data) // _ALIGNMENT) * _ALIGNMENT
-    memory = SharedMemory.create(max(1, size))
-    weakref.finalize(memory, os.close, memory.descriptor)
-    tensors = {}
-    for offset, (name, entry, data) in zip(offsets, homeless, strict=True):
-        memory.buffer[offset : offset + len(data)] = data
-        tensors[name] = MemoryTensor(dtype=entry.dtype, shape=entry.shape, offset=offset)
-    return memory, MemoryPart(path=_path(memory), size_bytes=memory.size_bytes, tensors=tensors)
-
-
-def _path(memory: SharedMemory) -> str:
-    return f"/proc/{os.getpid()}/fd/{memory.descriptor}"
+def _padded(data: memoryview) -> int:
+    return -(-len(data) // _ALIGNMENT) * _ALIGNMENT
 
 
 def _address(data: memoryview) -> int:
-    return int(np.frombuffer(data, dtype=np.uint8).ctypes.data) if len(data) else 0
+    return int(np.frombuffer(data, dtype=np.uint8).ctypes.data)

@@ -78,11 +78,12 @@ class BufferResponse(Response):
         """Describe the answer.
 
         Args:
+            buffers: views of bytes.
             on_end: called once on the event loop when the memory is no longer read; True if everything was sent.
         """
         super().__init__(None, headers=dict(headers), media_type=media_type)
         self._buffers, self._on_end, self._stall_timeout_s = buffers, on_end, stall_timeout_s
-        self.headers["Content-Length"] = str(sum(buffer.nbytes for buffer in buffers))
+        self.headers["Content-Length"] = str(sum(map(len, buffers)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_whole = False
@@ -91,11 +92,10 @@ class BufferResponse(Response):
             async with Hangup(receive) as hangup:
                 if scope["method"] != "HEAD":
                     for buffer in self._buffers:
-                        flat = buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
-                        for start in range(0, len(flat), CHUNK_BYTES):
+                        for start in range(0, len(buffer), CHUNK_BYTES):
                             if hangup.happened.is_set():
                                 return
-                            chunk = flat[start : start + CHUNK_BYTES]
+                            chunk = buffer[start : start + CHUNK_BYTES]
                             await send_within(send, scope, chunk, timeout_s=self._stall_timeout_s)
                     # Wait until the last chunk has left this process: after `on_end` its memory is overwritten.
                     await send_within(send, scope, b"", timeout_s=self._stall_timeout_s)
