@@ -1,6 +1,5 @@
 """How many workers a job has, over HTTP."""
 
-import json
 from pathlib import Path
 
 from cormorant_testing.collecting import make_job
@@ -23,32 +22,23 @@ def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
         assert [w["id"] for w in served.reader.get("/v1/workers").json["workers"]] == ["cpu-0"]
         assert served.reader.get("/v1/workers/cpu-0").json["ready"]
         assert served.reader.get("/v1/workers/cpu-9").json["known"] == ["cpu-0"]
-        assert served.operator.call(
-            "PUT", "/v1/desired", b'{"groups": {"gpu": 1}}', Content_Type="application/json"
-        ).json["known"] == ["cpu"]
-        assert (
-            served.operator.call("PUT", "/v1/desired", b'{"groups": {"cpu": 0}}', Content_Type="application/json").kind
-            == "last-worker"
-        )
-        asked = served.operator.call("PUT", "/v1/desired", b'{"groups": {"cpu": 2}}', Content_Type="application/json")
+        assert served.operator.put("/v1/desired", {"groups": {"gpu": 1}}).json["known"] == ["cpu"]
+        assert served.operator.put("/v1/desired", {"groups": {"cpu": 0}}).kind == "last-worker"
+        asked = served.operator.put("/v1/desired", {"groups": {"cpu": 2}})
         assert (asked.status, asked.json["groups"]) == (200, {"cpu": 2})
-        assert served.operator.call("PUT", "/v1/desired", b"{}", Content_Type="application/json").status == 422
+        assert served.operator.put("/v1/desired", {}).status == 422
         until(lambda: not served.reader.get("/v1/desired").json["pending"])
         assert served.reader.get("/v1/desired").json["error"] == ""
         until(lambda: len([w for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]]) == 2)
-        served.operator.call("PUT", "/v1/desired", b'{"groups": {"cpu": 1}}', Content_Type="application/json")
+        served.operator.put("/v1/desired", {"groups": {"cpu": 1}})
         until(lambda: take(served, wait=0.1) and len(served.reader.get("/v1/workers").json["workers"]) == 1)
 
 
 def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:
     job = make_job(num_envs=2, lengths=4)
     with serve(job, directory=folder, workers=1) as served:
-        wanted: dict[str, object]
         for empty, workers in (({"cpu": [0, 2]}, ["cpu-1", "cpu-3"]), ({}, ["cpu-0", "cpu-1"])):
-            wanted = {"groups": {"cpu": 2}, "empty_slots": empty}
-            asked = served.operator.call(
-                "PUT", "/v1/desired", json.dumps(wanted).encode(), Content_Type="application/json"
-            )
+            asked = served.operator.put("/v1/desired", {"groups": {"cpu": 2}, "empty_slots": empty})
             assert (asked.status, asked.json["empty_slots"]) == (200, empty)
             until(
                 lambda workers=workers: (
@@ -57,8 +47,6 @@ def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:
                 )
             )
             assert served.reader.get("/v1/status").json["desired"]["empty_slots"] == empty
-        nameless = served.operator.call(
-            "PUT", "/v1/desired", b'{"paused": true, "empty_slots": {"cpu": [0]}}', Content_Type="application/json"
-        )
+        nameless = served.operator.put("/v1/desired", {"paused": True, "empty_slots": {"cpu": [0]}})
         assert nameless.status == 422
         assert "empty_slots names cpu and groups does not" in nameless.body.decode()

@@ -61,8 +61,10 @@ class Api:
     def get(self, path: str, **headers: str) -> Reply:
         return self.call("GET", path, **headers)
 
-    def put(self, path: str, body: bytes, **headers: str) -> Reply:
-        return self.call("PUT", path, body, **{"Content_Type": SAFETENSORS, **headers})
+    def put(self, path: str, body: bytes | Mapping[str, Any], **headers: str) -> Reply:
+        if isinstance(body, bytes):
+            return self.call("PUT", path, body, **{"Content_Type": SAFETENSORS, **headers})
+        return self.call("PUT", path, json.dumps(body).encode(), Content_Type="application/json", **headers)
 
     def post(self, path: str, document: Mapping[str, Any] | None = None, **headers: str) -> Reply:
         if document is None:
@@ -72,11 +74,14 @@ class Api:
     def delete(self, path: str) -> Reply:
         return self.call("DELETE", path)
 
+    def ack(self, batch: Reply) -> Reply:
+        return self.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
+
     def take(self, *, wait: float = 30, consumer: str = "anonymous") -> Reply:
         """Take a batch and acknowledge it."""
         reply = self.get(f"/v1/batches/next?wait={wait}&consumer={consumer}")
         if reply.status == 200:
-            self.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack")
+            self.ack(reply)
         return reply
 
 

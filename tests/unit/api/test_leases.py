@@ -1,14 +1,14 @@
 """Pause leases: who holds one, when it ends, and what the keeper does about it."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from cormorant_api.control.leases import LeaseBook, PauseKeeper
 from cormorant_cli.commands.status import printable
 from cormorant_contract.rest.pauses import PauseRequest
+from cormorant_testing.scripts import until
 from cormorant_worker.errors import ControlTimeout
 
 
@@ -47,13 +47,6 @@ class Brakes:
             self.happened.notify_all()
 
 
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 @pytest.fixture
 def keepers() -> Iterator[list[PauseKeeper]]:
     made: list[PauseKeeper] = []
@@ -83,24 +76,6 @@ def test_an_owner_has_one_lease_and_renews_it() -> None:
     assert not book.wants_pause
     assert [lease.id for lease in book.expire()] == [first.id]
     assert book.expire() == []
-
-
-def test_fleet_is_paused_until_the_last_lease_is_gone() -> None:
-    book = LeaseBook(clock=Clock())
-    one, _ = book.grant("one", reason="", ttl_s=10)
-    two, _ = book.grant("two", reason="", ttl_s=10)
-    assert book.end(one.id) == one
-    assert book.end(one.id) is None
-    assert book.wants_pause
-    assert book.end_of("two") == two
-    assert not book.wants_pause
-
-
-def test_a_paused_spec_needs_no_lease() -> None:
-    book = LeaseBook(spec_paused=True)
-    lease, _ = book.grant("one", reason="", ttl_s=10)
-    book.end(lease.id)
-    assert book.wants_pause
 
 
 def test_leases_are_bounded() -> None:
@@ -156,12 +131,12 @@ def test_a_pause_that_failed_is_resumed_when_its_lease_ends(keepers: list[PauseK
     lease, _ = book.grant("one", reason="", ttl_s=100)
     keeper.nudge()
     assert keeper.state == "draining"
-    wait_until(lambda: keeper.error != "")
+    until(lambda: keeper.error != "")
     book.end(lease.id)
     assert keeper.state == "paused", "it does not run before it was resumed"
     keeper.nudge()
     brakes.wait_for("resume")
-    wait_until(lambda: keeper.state == "running")
+    until(lambda: keeper.state == "running")
     assert keeper.error == ""
 
 
@@ -175,7 +150,7 @@ def test_draining_fleet_is_not_paused_by_leases(keepers: list[PauseKeeper]) -> N
     brakes.wait_for("pause", "resume")
     book.grant("two", reason="", ttl_s=100)
     keeper.nudge()
-    wait_until(lambda: keeper.is_settled)
+    until(lambda: keeper.is_settled)
     assert (keeper.state, brakes.done) == ("running", ["pause", "resume"])
 
 

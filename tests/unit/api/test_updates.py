@@ -93,18 +93,6 @@ def test_a_word_that_comes_before_the_hand_over_is_not_lost() -> None:
     assert board.see(1).state == "applied"
 
 
-def test_the_newest_wins() -> None:
-    board = Board()
-    board.publish(1)
-    board.tracker.acknowledged("cpu-0", 1)
-    board.publish(2)
-    older = board.see(1)
-    assert (older.state, older.superseded_by) == ("superseded", 2)
-    board.tracker.acknowledged("cpu-0", 2)
-    board.tracker.acknowledged("cpu-1", 2)
-    assert (board.see(1).state, board.see(2).state) == ("superseded", "applied")
-
-
 def test_older_update_of_another_model_is_applied_with_the_newer() -> None:
     board = Board()
     board.publish(1, "policy")
@@ -131,16 +119,6 @@ def test_a_pause_does_not_make_workers_late() -> None:
     board.publish(1)
     board.wait(100, can_apply=False)
     assert board.see(1).state == "applying"
-
-
-def test_some_are_late() -> None:
-    board = Board()
-    board.publish(1)
-    board.tracker.acknowledged("cpu-0", 1)
-    board.wait(11)
-    assert board.see(1).state == "partially_applied"
-    board.tracker.acknowledged("cpu-1", 1)
-    assert board.see(1).state == "applied"
 
 
 def test_a_late_word_brings_a_failed_update_round() -> None:
