@@ -34,17 +34,11 @@ _LONGEST_DETAIL = 2000
 _MOST_ERRORS = 20
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _KIND_OF_STATUS = {
-    400: ProblemType.MALFORMED_REQUEST,
     401: ProblemType.UNAUTHENTICATED,
-    403: ProblemType.FORBIDDEN,
     404: ProblemType.NOT_FOUND,
     405: ProblemType.METHOD_NOT_ALLOWED,
-    406: ProblemType.NOT_ACCEPTABLE,
     408: ProblemType.UPLOAD_STALLED,
-    411: ProblemType.LENGTH_REQUIRED,
     413: ProblemType.TOO_LARGE,
-    415: ProblemType.UNSUPPORTED_FORMAT,
-    422: ProblemType.INVALID_REQUEST,
 }
 _KIND_OF_ERROR: tuple[tuple[type[CormorantError], ProblemType, dict[str, float]], ...] = (
     (StaleWeights, ProblemType.VERSION_CONFLICT, {}),

@@ -24,13 +24,12 @@ _SHORTEST = 16
 class Role(IntEnum):
     """In ascending order of permissions."""
 
-    NOBODY = 0
     READ = 1
     WRITE = 2
     OPERATOR = 3
 
 
-_ROLES = {role.name.lower(): role for role in Role if role is not Role.NOBODY}
+_ROLES = {role.name.lower(): role for role in Role}
 
 
 class HeadTokens:

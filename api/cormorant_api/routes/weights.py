@@ -1,5 +1,6 @@
 """Publishing weights and looking at them."""
 
+from collections import Counter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -116,12 +117,9 @@ async def get_model(request: Request, model: str) -> Model:
     head = head_of(request)
     specs = head.running.fleet.specs[_known(head, model)]
     stats = await head.stats()
-    by_version: dict[str, int] = {}
-    for worker in stats.workers:
-        key = str(max(0, worker.version))
-        by_version[key] = by_version.get(key, 0) + 1
+    by_version = Counter(str(max(0, worker.version)) for worker in stats.workers)
     summary = _summary(head, model, len(specs))
-    return Model(**summary.model_dump(), tensors=shapes_of(specs), workers_by_version=by_version)
+    return Model(**summary.model_dump(), tensors=shapes_of(specs), workers_by_version=dict(by_version))
 
 
 @router.put("/v1/models/{model}/weights", response_model=Update, **_PUBLISH)

@@ -34,30 +34,30 @@ _OVER = frozenset({"superseded", "applied"})
 
 @dataclass(slots=True, kw_only=True)
 class _Record:
-    staged: Update
-    """As the publisher described it; what changes is below."""
+    update: Update
+    """Without its receipts, which are below."""
     received: float
     """When the last byte arrived, by the tracker's clock."""
-    state: UpdateState = "staged"
     receipts: dict[str, UpdateReceipt] = field(default_factory=dict)
     counts: dict[ReceiptState, int] = field(
         default_factory=lambda: {"waiting": 0, "applied": 0, "refused": 0, "lost": 0}
     )
     """Number of receipts by state."""
     slowest_ms: float | None = None
-    warning: str = ""
-    applied_at: datetime | None = None
-    superseded_by: int | None = None
-    error: str = ""
-    distribute_ms: float = 0.0
-    apply_ms: float | None = None
     handed_over: float = 0.0
     waited_s: float = 0.0
     """Unpaused time since the publish."""
 
     @property
     def version(self) -> int:
-        return self.staged.version
+        return self.update.version
+
+    @property
+    def state(self) -> UpdateState:
+        return self.update.state
+
+    def change(self, **fields: Any) -> None:
+        self.update = self.update.model_copy(update=fields)
 
     @property
     def total(self) -> int:
@@ -113,7 +113,7 @@ class UpdateTracker:
         the tracker's clock.
         """
         with self._lock:
-            record = _Record(staged=staged, received=received)
+            record = _Record(update=staged, received=received)
             self._records[staged.version] = self._open[staged.version] = record
             while len(self._records) > MOST_UPDATES:
                 oldest, _ = self._records.popitem(last=False)
@@ -133,13 +133,15 @@ class UpdateTracker:
         """Attach a warning to a publish that remains valid."""
         with self._lock:
             if (record := self._records.get(version)) is not None:
-                record.warning = warning
+                record.change(warning=warning)
 
     def hand_over(self, receipt: Receipt, *, distribute_ms: float) -> None:
         """The fleet took it. Receipts that came before are kept."""
         with self._changing() as records:
             record = self._records[receipt.version]
-            record.handed_over, record.distribute_ms, record.state = self.clock(), distribute_ms, "applying"
+            record.handed_over = self.clock()
+            timings = record.update.timings.model_copy(update={"distribute_ms": distribute_ms})
+            record.change(state="applying", timings=timings)
             for name in receipt.waiting:
                 if name not in record.receipts:
                     record.mark(name, "waiting")
@@ -148,9 +150,9 @@ class UpdateTracker:
             for name, why in receipt.refused.items():
                 record.mark(name, "refused", error=why)
             for other in records:
-                covers = other.staged.models.keys() <= record.staged.models.keys()
+                covers = other.update.models.keys() <= record.update.models.keys()
                 if other.version < record.version and other.state not in FINAL_STATES and covers:
-                    other.state, other.superseded_by = "superseded", record.version
+                    other.change(state="superseded", superseded_by=record.version)
 
     def acknowledged(self, worker: str, version: int) -> None:
         """A worker acts with this version."""
@@ -248,18 +250,15 @@ class UpdateTracker:
         if record.state in ("staged", *_OVER):
             return
         if acked and acked == total:
-            record.state, record.error = "applied", ""
-            record.applied_at = datetime.now(UTC)
-            record.apply_ms = max(0.0, (self.clock() - record.handed_over) * 1000)
+            apply_ms = max(0.0, (self.clock() - record.handed_over) * 1000)
+            timings = record.update.timings.model_copy(update={"apply_ms": apply_ms})
+            record.change(state="applied", error="", applied_at=datetime.now(UTC), timings=timings)
         elif acked and (is_late or not waiting):
-            record.state = "partially_applied"
+            record.change(state="partially_applied")
         elif not acked and record.state != "failed" and (is_late or (total and not waiting)):
-            record.state = "failed"
-            reasons = sorted({r.error for r in record.receipts.values() if r.error})
-            record.error = "; ".join(reasons) or (
-                f"no worker acknowledged version {record.version} within {self.apply_within_s:.0f} s; "
-                "see GET /v1/workers"
-            )
+            reasons = "; ".join(sorted({r.error for r in record.receipts.values() if r.error}))
+            silence = f"no worker acknowledged version {record.version} within {self.apply_within_s:.0f} s"
+            record.change(state="failed", error=reasons or f"{silence}; see GET /v1/workers")
 
 
 def update_id(version: int) -> str:
@@ -275,30 +274,21 @@ def version_of(text: str) -> int | None:
 
 
 def _summarize(record: _Record) -> UpdateSummary:
+    update = record.update
     return UpdateSummary(
-        update_id=record.staged.update_id,
-        version=record.version,
-        state=record.state,
-        models=tuple(sorted(record.staged.models)),
-        bytes=record.staged.bytes,
+        update_id=update.update_id,
+        version=update.version,
+        state=update.state,
+        models=tuple(sorted(update.models)),
+        bytes=update.bytes,
         workers=record.workers,
-        staged_at=record.staged.staged_at,
+        staged_at=update.staged_at,
         slowest_ms=record.slowest_ms,
-        superseded_by=record.superseded_by,
-        error=record.error,
+        superseded_by=update.superseded_by,
+        error=update.error,
     )
 
 
 def _describe(record: _Record) -> Update:
-    timings = {"distribute_ms": record.distribute_ms, "apply_ms": record.apply_ms}
-    changes = {
-        "state": record.state,
-        "workers": record.workers,
-        "receipts": tuple(receipt for _, receipt in sorted(record.receipts.items())),
-        "superseded_by": record.superseded_by,
-        "error": record.error,
-        "warning": record.warning,
-        "applied_at": record.applied_at,
-        "timings": record.staged.timings.model_copy(update=timings),
-    }
-    return record.staged.model_copy(update=changes)
+    receipts = tuple(receipt for _, receipt in sorted(record.receipts.items()))
+    return record.update.model_copy(update={"workers": record.workers, "receipts": receipts})
