@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import ParamSpec, TypeVar
@@ -81,19 +81,14 @@ class Running:
         self.ledger: Ledger = Ledger(
             epoch=head.epoch,
             ack_within_s=settings.ack_within_s,
-            on_settled=self._settle,
+            on_settled=lambda frames: head.journal.settle(frames, self.statistics),
             traces=head.traces,
         )
-        self._journal = head.journal
         self.feeder = BatchFeeder(fleet, self.ledger)
         self.updates = UpdateTracker(apply_within_s=settings.apply_within_s, on_result=head.update_ended)
         self.publisher = WeightPublisher(fleet, head.store, self.updates, head.events, head.traces)
         self.pauses = PauseKeeper(head.leases, pause=fleet.pause, resume=fleet.resume, starts_paused=is_paused)
         self.group_sizes = GroupSizes(fleet, head.events)
-
-    def _settle(self, frames: int) -> "Future[None]":
-        """So many frames of this head will not be delivered again. Done once that is written down."""
-        return self._journal.settle(frames, self.statistics)
 
     @property
     def statistics(self) -> Statistics | None:

@@ -66,7 +66,8 @@ class _SpanRound(RoundTrace):
     def __init__(self, traces: "SpanTraces", root: Span) -> None:
         self._traces, self._root = traces, root
         self._consumer, self._lent_at, self._sent_at = "", 0.0, 0.0
-        self.headers = traces.headers_of(root)
+        self.headers: dict[str, str] = {}
+        TraceContextTextMapPropagator().inject(self.headers, set_span_in_context(root))
 
     def lent(self, consumer: str) -> None:
         self._consumer, self._lent_at = consumer, time.monotonic()
@@ -102,7 +103,6 @@ class SpanTraces(Traces):
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         log.info("traces_on", exporter=type(exporter).__name__, endpoint=endpoint)
         self._tracer = self._provider.get_tracer("cormorant")
-        self._propagator = TraceContextTextMapPropagator()
         self._lock = threading.Lock()
         """Guards what follows."""
         self._publishes: OrderedDict[int, _Publish] = OrderedDict()
@@ -116,7 +116,7 @@ class SpanTraces(Traces):
     def staged(self, version: int, headers: Mapping[str, str], *, began: float) -> None:
         root = self._tracer.start_span(
             "publish",
-            context=self._propagator.extract(dict(headers)),
+            context=TraceContextTextMapPropagator().extract(dict(headers)),
             kind=SpanKind.SERVER,
             start_time=self._ns(began),
             attributes={"cormorant.version": version},
@@ -194,11 +194,6 @@ class SpanTraces(Traces):
             closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
             closing.start()
             closing.join(_CLOSE_S)
-
-    def headers_of(self, root: Span) -> dict[str, str]:
-        headers: dict[str, str] = {}
-        self._propagator.inject(headers, set_span_in_context(root))
-        return headers
 
     def end(self, root: Span, at: float) -> None:
         if root.is_recording():

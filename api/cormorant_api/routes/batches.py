@@ -182,19 +182,16 @@ async def _lend_next(
     """
     running = head.running
     ledger, feeder = running.ledger, running.feeder
-    found: list[Lent] = []
 
-    def look() -> bool:
+    def look() -> Lent | bool:
         if head.is_closing or hangup.happened.is_set() or ledger.has_ended or feeder.error is not None:
             return True
-        if (lent := ledger.lend(consumer, oldest_version=oldest_version)) is not None:
-            found.append(lent)
-        return bool(found)
+        return ledger.lend(consumer, oldest_version=oldest_version) or False
 
     with feeder.demand():
-        await ledger.notifier.wait_for(look, timeout_s=wait_s)
-    if found:
-        return found[0]
+        found = await ledger.notifier.wait_for(look, timeout_s=wait_s)
+    if isinstance(found, Lent):
+        return found
     if ledger.has_ended:
         head.refuse_while_closing()
         total = head.job.spec.target

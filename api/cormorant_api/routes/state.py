@@ -2,30 +2,39 @@
 
 import asyncio
 import itertools
+import json
 import time
 from typing import Any
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
-from cormorant_api.control.fleet_state import read_state, weights_in
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http.conditions import check_preconditions
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import BufferResponse
+from cormorant_api.http.uploads import parse_body
 from cormorant_api.routes.routing import BINARY, GuardedRoute, author_of, guarded, head_of, log
 from cormorant_api.status import describe
 from cormorant_api.weights.store import digest_of
+from cormorant_contract.rest.base import Count, Version
 from cormorant_contract.rest.headers import SAFETENSORS
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.seed import Reseed, Seeded
 from cormorant_contract.rest.status import Status
+from cormorant_contract.tensor_file import TensorFile
+from cormorant_worker.errors import CormorantError
+from cormorant_worker.fleet.fleet_state import FleetState
+from cormorant_worker.weights.blob import WeightsBlob
 
 _PAUSE_WITHIN_S = 90.0
 _LEASE_S = 600.0
 _COPIES = 2
 """The body, and what the fleet shares with its workers."""
+_KEY = "cormorant_fleet"
+_WORKER = "worker/"
 _numbers = itertools.count(1)
 router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
 
@@ -144,3 +153,65 @@ async def _paused(head: Head, owner: str, call: Any) -> Any:
     finally:
         head.leases.end(lease.id)
         running.pauses.nudge()
+
+
+# What a client sends is checked before the fleet sees it.
+
+
+class _Document(BaseModel):
+    """Metadata of a state. The fleet judges keys of newer formats."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    format: int
+    frames: Count
+    version: Version
+    attempts: dict[str, Count]
+    seed: Count
+    run: str = ""
+    epoch: Count = 0
+    dataset: str = ""
+    written: dict[str, Count] = Field(default={})
+
+
+def read_state(data: memoryview) -> FleetState:
+    """Parse a fleet's state.
+
+    Raises:
+        ApiError: 400, 415, 422.
+    """
+    parsed = parse_body(data)
+    try:
+        document = _Document.model_validate(json.loads(parsed.metadata.get(_KEY, "")))
+        _check_parts(parsed, document)
+        return FleetState.from_bytes(data)
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
+        raise _mismatch(f"invalid {_KEY}: {found}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _mismatch(f"{_KEY} is missing from the metadata or malformed: {str(error)[:200]}") from error
+
+
+def weights_in(saved: FleetState) -> tuple[WeightsBlob, int] | None:
+    """Published weights in a state and their version; None if nothing had been published."""
+    if not saved.weights or not saved.version:
+        return None
+    blob = WeightsBlob.joined((saved.weights,))
+    blob.statistics = saved.statistics.get(saved.version)
+    try:
+        return blob.check(), saved.version
+    except CormorantError:
+        return None  # the fleet accepted the state but did not need these
+
+
+def _check_parts(parsed: TensorFile, document: _Document) -> None:
+    workers = {name.removeprefix(_WORKER) for name in parsed.tensors if name.startswith(_WORKER)}
+    if workers != set(document.attempts):
+        raise ValueError(f"it contains workers {sorted(workers)} but attempts of {sorted(document.attempts)}")
+    if odd := [name for name, entry in parsed.tensors.items() if entry.dtype != "U8" or len(entry.shape) != 1]:
+        raise ValueError(f"{odd[0][:80]} is not a byte array")
+
+
+def _mismatch(what: str) -> ApiError:
+    return ApiError(
+        ProblemType.STATE_MISMATCH, f"the body is not a state of a fleet: {what}; send what GET /v1/state returned"
+    )
