@@ -159,7 +159,7 @@ class Head:
         self._resume_is_start = is_paused and not self.leases.spec_paused
         self._unsubscribe = fleet.subscribe(self._on_fleet_event)
         self.sample(fleet.stats(workers=False))
-        if not running.publisher.inherit(fleet):
+        if not running.publisher.inherit():
             running.publisher.restore()
         self._running = running
         if self.has_queue:
@@ -353,7 +353,7 @@ class Head:
                 self.sample(stats)
                 self.keep_settled_frames(stats)
                 if not self.is_draining:
-                    running.publisher.inherit(running.fleet)  # workers join one by one
+                    running.publisher.inherit()  # workers join one by one
                 has_workers = any(group.ready or group.starting for group in stats.groups.values())
                 running.updates.tick(can_apply=running.pauses.state == "running" and has_workers)
                 is_over = running.fleet.is_done and stats.queued_batches == 0

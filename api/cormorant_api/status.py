@@ -55,7 +55,13 @@ def describe(head: Head, stats: FleetStats) -> Status:
             mean_return=_mean(stats.recent_returns),
             mean_length=_mean(stats.recent_lengths),
             metrics=stats.metric_means,
-            tasks=_tasks(stats),
+            tasks={
+                task: TaskReport(
+                    count=count,
+                    means={name: mean for (name, of), mean in stats.task_metric_means.items() if of == task},
+                )
+                for task, count in stats.task_episodes.items()
+            },
         ),
         weights=WeightsReport(
             version=stats.version,
@@ -92,14 +98,6 @@ def describe(head: Head, stats: FleetStats) -> Status:
         inference={group: _inference(head, group, stats.groups[group]) for group in stats.inference},
         counts="frames" if head.job.spec.collection.episodes is None else "episodes",
     )
-
-
-def _tasks(stats: FleetStats) -> dict[str, TaskReport]:
-    means: dict[str, dict[str, float | None]] = {task: {} for task in stats.task_episodes}
-    for (name, task), mean in stats.task_metric_means.items():
-        if task in means:
-            means[task][name] = mean
-    return {task: TaskReport(count=count, means=means[task]) for task, count in stats.task_episodes.items()}
 
 
 def _group(name: str, size: int, stats: GroupStats) -> GroupReport:
@@ -178,18 +176,20 @@ def _conditions(head: Head, stats: FleetStats) -> tuple[Condition, ...]:
 
 def _progressing(head: Head, stats: FleetStats) -> Condition:
     """Whether frames are being collected, and what the fleet waits for otherwise."""
-    if (sentence := wait_for_learner(head, stats)) and not head.is_draining:
-        return Condition(type="Progressing", status="False", reason="WaitingForConsumer", message=sentence)
     starting = sum(group.starting for group in stats.groups.values())
-    if starting and not any(group.ready for group in stats.groups.values()):
-        sentence = f"waiting for workers: {starting} are still importing code or building environments and the policy"
-        return Condition(type="Progressing", status="False", reason="WaitingForWorkers", message=sentence)
     serving = [group.name for group in head.job.spec.worker_groups if group.serves]
-    if serving and not any(stats.groups[name].ready for name in serving):
+    if (sentence := wait_for_learner(head, stats)) and not head.is_draining:
+        reason = "WaitingForConsumer"
+    elif starting and not any(group.ready for group in stats.groups.values()):
+        reason = "WaitingForWorkers"
+        sentence = f"waiting for workers: {starting} are still importing code or building environments and the policy"
+    elif serving and not any(stats.groups[name].ready for name in serving):
+        reason = "WaitingForServers"
         sentence = f"waiting for inference servers: none of {', '.join(serving)} is ready; workers keep their rows"
-        return Condition(type="Progressing", status="False", reason="WaitingForServers", message=sentence)
-    rate = head.rates.rate()
-    return _condition("Progressing", rate > 0, "FramesCollected", "NoFrames", f"{rate:.0f} frames per second")
+    else:
+        rate = head.rates.rate()
+        return _condition("Progressing", rate > 0, "FramesCollected", "NoFrames", f"{rate:.0f} frames per second")
+    return Condition(type="Progressing", status="False", reason=reason, message=sentence)
 
 
 def wait_for_learner(head: Head, stats: FleetStats) -> str:

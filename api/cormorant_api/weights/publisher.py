@@ -185,15 +185,15 @@ class WeightPublisher:
         log.info("weights_rolled_back", model=model, version=version, as_version=update.version, who=author)
         return update
 
-    def inherit(self, offers: Fleet) -> bool:
+    def inherit(self) -> bool:
         """Publish the newest weights that workers cached under an earlier head, with their version, if they are newer
         than this head's. Returns whether there were any.
         """
-        for worker, version in sorted(offers.cached_versions().items(), key=lambda item: -item[1]):
+        for worker, version in sorted(self._fleet.cached_versions().items(), key=lambda item: -item[1]):
             if version <= self.version:
                 break
             try:
-                kept = read_cached(offers.fetch_cached(worker))
+                kept = read_cached(self._fleet.fetch_cached(worker))
                 with self._publishing:
                     if version <= self.version:
                         break

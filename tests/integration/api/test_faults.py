@@ -107,22 +107,6 @@ def requests_that_are_none(account: Account) -> None:
             assert connection.recv(65536).startswith(b"HTTP/1.1 400")
 
 
-def tokens_that_may_not(account: Account) -> None:
-    served, before = account.served, account.version
-    lent = served.data.get("/v1/batches/next?wait=30&consumer=other").headers["cormorant-batch-id"]
-    for api in (
-        served.anonymous,
-        Api(served.anonymous.port, "x" * 43),
-        Api(served.anonymous.port, served.reader.token[:-1]),
-    ):
-        assert api.post(f"/v1/batches/{lent}/ack").status == 401
-        assert api.post("/v1/pause").status == 401
-        assert publish(api, before + 1).status == 401
-    assert publish(served.reader, before + 1).status == 403
-    assert served.reader.post("/v1/seed", {"seed": 1}).status == 403
-    assert account.version == before  # and the batch, which nobody could acknowledge, is taken later
-
-
 def a_consumer_that_dies_with_a_batch(account: Account) -> None:
     assert account.served.data.get("/v1/batches/next?wait=30&consumer=dead").status == 200
     send_a_part(account.served.data, ["GET /v1/batches/next?wait=30&consumer=cut HTTP/1.1"])
@@ -144,7 +128,6 @@ FAULTS = (
     a_publish_that_is_cut_off,
     two_publishers_at_once,
     requests_that_are_none,
-    tokens_that_may_not,
     a_consumer_that_dies_with_a_batch,
     a_consumer_that_is_slow,
     a_lease_whose_owner_died,
