@@ -1,18 +1,20 @@
-"""The FastAPI application over a head. Both listeners serve the same object."""
+"""The FastAPI application over a head, its documents and the live page. Both listeners serve the same object."""
 
 import asyncio
+import hashlib
 import time
+from importlib.resources import files
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi_offline import FastAPIOffline
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http import problems
-from cormorant_api.live import page_files
 from cormorant_api.live.moments import Moments
 from cormorant_api.live.previews import Previews
 from cormorant_api.routes import batches, control, live, pauses, state, status, weights
@@ -20,7 +22,7 @@ from cormorant_contract.base import in_json_schema_words
 from cormorant_contract.rest.batches import MemoryBatch
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.live import Bye, Hello, Moment, Opening
-from cormorant_contract.rest.problems import Problem
+from cormorant_contract.rest.problems import Problem, ProblemType
 
 _DESCRIPTION = """The control plane of one CollectorJob: publish weights, pause, save and restore, take batches.
 
@@ -35,6 +37,26 @@ _TAGS = [
     {"name": "health", "description": "Probes, metrics and version; no token needed."},
 ]
 _NOT_COUNTED = frozenset({"/livez", "/readyz", "/startupz", "/healthz", "/metrics"})
+
+_PAGE_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_PAGE_HEADERS = {
+    # Revalidate on every visit, so that no page mixes files of two head versions.
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": _PAGE_POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 def make_app(head: Head | None = None) -> FastAPI:
@@ -77,7 +99,26 @@ def make_app(head: Head | None = None) -> FastAPI:
         app.include_router(module.router)
     app.include_router(status.health)
     problems.install(app)
-    app.include_router(page_files.make_router())
+    page = {
+        entry.name: (entry.read_bytes(), _PAGE_TYPES[kind])
+        for entry in files("cormorant_api.live").joinpath("page").iterdir()
+        if (kind := entry.name.rpartition(".")[2]) in _PAGE_TYPES
+    }
+
+    async def page_file(request: Request) -> Response:
+        # No token: all data comes from `/v1`.
+        name = request.path_params.get("name", "index.html")
+        if name not in page:
+            raise ApiError(ProblemType.NOT_FOUND, f"the live page has no file {name[:80]!r}; open /")
+        body, media_type = page[name]
+        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        headers = {**_PAGE_HEADERS, "ETag": etag}
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type=media_type, headers=headers)
+
+    for path in ("/", "/page/{name}"):
+        app.add_api_route(path, page_file, methods=["GET", "HEAD"], include_in_schema=False)
     app.state.head = head
     if head is not None:
         app.state.live, app.state.previews = Moments(head), Previews(head)
