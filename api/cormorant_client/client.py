@@ -341,7 +341,9 @@ class Client:
             kind["If-Match"] = base
         for attempt in range(_CONFLICTS):
             # A number of our own choosing makes a repeated request harmless: the head knows it by version and digest.
-            number = self._next_version() if version is None else version
+            if version is None and self._version is None:
+                self._note(self.models().version)
+            number = (self._version or 0) + 1 if version is None else version
             params = {"version": number, "allow_nonfinite": "true" if self._allow_nonfinite else None}
             try:
                 reply = self._head.send(
@@ -368,11 +370,6 @@ class Client:
             else:
                 return self._noted(reply)
         raise AssertionError("unreachable: the last attempt returns or raises")
-
-    def _next_version(self) -> int:
-        if self._version is None:
-            self._note(self.models().version)
-        return (self._version or 0) + 1
 
     def _noted(self, reply: HttpReply) -> Update:
         update = Update(self._head, self._head.parse(rest.Update, reply))

@@ -114,11 +114,12 @@ def _close(descriptors: list[int], *, unlocks: bool = False) -> None:
 def _listens(pid: int, port: int) -> bool:
     """True when a process holds a socket that listens at a port of this machine."""
     wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
-    try:
-        with os.scandir(f"/proc/{pid}/fd") as entries:
-            return any(_link(entry.path) in wanted for entry in entries)
-    except OSError:
-        return False
+    with suppress(OSError):  # it is another user's, or gone
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed in the meantime
+                if str(descriptor.readlink()) in wanted:
+                    return True
+    return False
 
 
 def _listening_inodes(port: int) -> set[str]:
@@ -133,10 +134,3 @@ def _listening_inodes(port: int) -> set[str]:
             if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
                 found.add(fields[9])
     return found
-
-
-def _link(path: str) -> str:
-    try:
-        return str(Path(path).readlink())
-    except OSError:
-        return ""

@@ -82,7 +82,12 @@ def make_body(weights: Publishable, *, model: str = MAIN_MODEL, metadata: Mappin
     if isinstance(weights, bytes | bytearray | memoryview):
         return Body(model=model, pieces=(_checked_file(memoryview(weights).cast("B"), "the bytes"),))
     if isinstance(weights, str | os.PathLike):
-        return Body(model=model, pieces=(_read_file(Path(weights)),))
+        path = Path(weights)
+        try:
+            data = memoryview(path.read_bytes())
+        except OSError as error:
+            raise BadTensors(f"cannot read {path}: {error.strerror or error}") from error
+        return Body(model=model, pieces=(_checked_file(data, str(path)),))
     flat = _state_of(weights)
     if flat and all(isinstance(value, Mapping) or hasattr(value, "state_dict") for value in flat.values()):
         several = {f"{name}/{key}": tensor for name, group in flat.items() for key, tensor in _state_of(group).items()}
@@ -323,14 +328,6 @@ def _memory(array: Array | None) -> memoryview:
     if array is None or not array.size:
         return memoryview(b"")
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # numpy arrays are buffers
-
-
-def _read_file(path: Path) -> memoryview:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadTensors(f"cannot read {path}: {error.strerror or error}") from error
-    return _checked_file(memoryview(data), str(path))
 
 
 def _checked_file(data: memoryview, what: str) -> memoryview:

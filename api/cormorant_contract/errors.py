@@ -37,7 +37,13 @@ class Problem:
     @property
     def path(self) -> str:
         """The field as people write it: `spec.workerGroups[1].name`."""
-        return dotted(self.location)
+        path = ""
+        for part in self.location:
+            if isinstance(part, int):
+                path += f"[{part}]"
+            else:
+                path += f".{part}" if path else part
+        return path
 
     def __str__(self) -> str:
         source = f"{self.source}:{self.line}" if self.source and self.line else self.source
@@ -53,14 +59,3 @@ class ManifestError(ContractError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
-
-
-def dotted(location: Sequence[str | int]) -> str:
-    """Write a location as a path: `("spec", "workerGroups", 1, "name")` is `spec.workerGroups[1].name`."""
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        else:
-            path += f".{part}" if path else part
-    return path

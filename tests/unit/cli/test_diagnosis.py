@@ -79,47 +79,29 @@ def test_operator_of_a_namespace_is_one_sentence(operators: list[Any], job: Any,
             "ok Completed=True, AllFramesDelivered",
         ),
         (make_job(deletionTimestamp="2026-01-02T00:00:00Z"), "problem rl/pong is being deleted"),
+        ("Accepted=False/Forbidden: pods is forbidden", "Forbidden: pods is forbidden; see rbac in the chart"),
+        ("Accepted=True/UnknownFields: x", "note Accepted=True, UnknownFields: x"),
+        ("Scheduled=False/ImagePull: image i: not found", "problem Scheduled=False, ImagePull: image i: not f"),
+        ("Scheduled=False/ImagePull: image i: not found", "; check the image's name"),
+        ("Scheduled=False/QuotaExceeded: exceeded quota: q", "quota: q; raise the ResourceQuota"),
+        ("Scheduled=False/WaitingForQuota: queue q: no room", "problem Scheduled=False, WaitingForQuota: queue q"),
+        ("Scheduled=False/PodsPending: 0 of 2", "note Scheduled=False, PodsPending: 0 of 2"),
         (
-            make_job("Accepted=False/Forbidden: pods is forbidden"),
-            "Forbidden: pods is forbidden; see rbac in the chart",
-        ),
-        (make_job("Accepted=True/UnknownFields: x"), "note Accepted=True, UnknownFields: x"),
-        (
-            make_job("Scheduled=False/ImagePull: image i: not found"),
-            "problem Scheduled=False, ImagePull: image i: not f",
-        ),
-        (make_job("Scheduled=False/ImagePull: image i: not found"), "; check the image's name"),
-        (make_job("Scheduled=False/QuotaExceeded: exceeded quota: q"), "quota: q; raise the ResourceQuota"),
-        (
-            make_job("Scheduled=False/WaitingForQuota: queue q: no room"),
-            "problem Scheduled=False, WaitingForQuota: queue q",
-        ),
-        (make_job("Scheduled=False/PodsPending: 0 of 2"), "note Scheduled=False, PodsPending: 0 of 2"),
-        (
-            make_job("Ready=False/HeadNotReady: the head is not ready yet"),
+            "Ready=False/HeadNotReady: the head is not ready yet",
             "yet; `kubectl describe pods -l cormorant.dev/collectorjob=pong -n rl` shows what the pods wait for",
         ),
-        (
-            make_job("Ready=False/HeadBlocked: /data is read-only"),
-            "problem Ready=False, HeadBlocked: /data is read-only",
-        ),
-        (make_job("Progressing=Unknown/ControlPlaneUnreachable: silent"), "silent; does a NetworkPolicy block it?"),
-        (
-            make_job("Progressing=True/WaitingForConsumer: the queue is full"),
-            "note Progressing=True, WaitingForConsumer",
-        ),
-        (make_job("Stalled=True/NoProgress"), "problem Stalled=True, NoProgress"),
-        (make_job("Suspended=True/Suspended"), "problem Suspended=True, Suspended; set spec.suspend to false"),
-        (
-            make_job("Paused=True/Spec: paused by spec.paused"),
-            "note Paused=True, Spec: paused by spec.paused; `cormorant",
-        ),
-        (make_job("Paused=True/Spec: paused by spec.paused"), "; `cormorant resume pong -n rl` ends it"),
-        (make_job("Failed=True/HeadRefused: bad manifest"), "problem Failed=True, HeadRefused: bad manifest"),
+        ("Ready=False/HeadBlocked: /data is read-only", "problem Ready=False, HeadBlocked: /data is read-only"),
+        ("Progressing=Unknown/ControlPlaneUnreachable: silent", "silent; does a NetworkPolicy block it?"),
+        ("Progressing=True/WaitingForConsumer: the queue is full", "note Progressing=True, WaitingForConsumer"),
+        ("Stalled=True/NoProgress", "problem Stalled=True, NoProgress"),
+        ("Suspended=True/Suspended", "problem Suspended=True, Suspended; set spec.suspend to false"),
+        ("Paused=True/Spec: paused by spec.paused", "note Paused=True, Spec: paused by spec.paused; `cormorant"),
+        ("Paused=True/Spec: paused by spec.paused", "; `cormorant resume pong -n rl` ends it"),
+        ("Failed=True/HeadRefused: bad manifest", "problem Failed=True, HeadRefused: bad manifest"),
     ],
 )
 def test_operators_words_about_a_job_are_one_sentence(job: Any, sentence: str) -> None:
-    (found,) = said(of_job(job, now=NOW, options=" -n rl"))
+    (found,) = said(of_job(make_job(job) if isinstance(job, str) else job, now=NOW, options=" -n rl"))
     assert sentence in found
 
 
