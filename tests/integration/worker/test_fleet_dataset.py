@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from torch.nn.utils.rnn import pad_sequence
 
 from cormorant_testing.check import Checker
 from cormorant_testing.collecting import make_checker, make_job
@@ -28,40 +29,12 @@ OPTIONS = {"lengths": [3, 8, 5], "ends": "alternate"}
 
 def as_batch(frames: Frames, num_envs: int) -> TensorDict:
     """Stored frames as the batch `[B, T]` that they were."""
-    rows = [np.flatnonzero(frames.env == env) for env in range(num_envs)]
-    longest = max(map(len, rows))
-    following, next_states = frames.following()
-    mask = torch.tensor([[t < len(r) for t in range(longest)] for r in rows])
-
-    def spread(values: np.ndarray) -> torch.Tensor:
-        out = torch.zeros(num_envs, longest, *values.shape[1:], dtype=torch.as_tensor(values[:0].copy()).dtype)
-        for env, r in enumerate(rows):
-            out[env, : len(r)] = torch.as_tensor(values[r].copy())
-        return out
-
-    def flag(values: np.ndarray) -> torch.Tensor:
-        return spread(values).unsqueeze(-1)
-
-    found = {
-        "observation": spread(frames.observation[0]),
-        "action": spread(frames.action[0]),
-        "next": {
-            "observation": spread(following[0]),
-            "reward": flag(frames.reward),
-            "terminated": flag(frames.terminated),
-            "truncated": flag(frames.truncated),
-            "done": flag(frames.terminated | frames.truncated),
-        },
-        "collector": {
-            "traj_ids": spread(frames.traj_id),
-            "policy_version": spread(frames.policy_version),
-            "mask": mask,
-        },
-    }
-    if frames.states:
-        found["count"], found["next"]["count"] = spread(frames.states[0]), spread(next_states[0])
-        found["is_init"] = flag(frames.is_init)
-    return TensorDict(found, batch_size=[num_envs, longest], names=[None, "time"])
+    rows = [torch.from_numpy(np.flatnonzero(frames.env == env)) for env in range(num_envs)]
+    mask = pad_sequence([torch.ones(len(found), dtype=torch.bool) for found in rows], batch_first=True)
+    batch: TensorDict = frames.to_tensordict()[pad_sequence(rows, batch_first=True)]
+    batch["collector", "mask"] = mask
+    batch.names = [None, "time"]
+    return batch
 
 
 def check_all(uri: str, **options: object) -> Checker:

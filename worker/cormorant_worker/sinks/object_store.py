@@ -56,10 +56,16 @@ class ObjectStore:
         """The last manifest lines of the parts that are written here, up to `_LINES` each."""
 
     def read_root(self, name: str) -> bytes | None:
-        return self._read(f"{self._root}/{name}")
+        try:
+            data: bytes = self._ask(lambda: self._fs.cat_file(f"{self._root}/{name}"))
+        except FileNotFoundError:
+            return None
+        return data
 
     def write_root_once(self, name: str, data: bytes) -> None:
-        self._put_once(f"{self._root}/{name}", data)
+        """Put an object unless there is one. Of several that are put at the same moment one stays."""
+        with suppress(FileExistsError):  # a repeated request may find its own object
+            self.put(name, data, mode="create")
 
     def root_files(self) -> list[str]:
         return self._list("file")
@@ -78,15 +84,15 @@ class ObjectStore:
 
     def create_part(self, part: str) -> None:
         """Objects need no folder: an object in it says whose it is, to other jobs at the same URI."""
-        if self._find(f"{self._root}/{part}"):
-            raise FileExistsError(f"{self._root}/{part}")
-        path, ours = f"{self._root}/{part}/{_MANIFEST}/{_OWNER}", uuid.uuid4().hex.encode()
-        self._put_once(path, ours)
-        if self._read(path) != ours:
-            raise FileExistsError(f"{self._root}/{part}")
+        owner, ours = f"{part}/{_MANIFEST}/{_OWNER}", uuid.uuid4().hex.encode()
+        if not self._find(part):
+            self.write_root_once(owner, ours)
+            if self.read_root(owner) == ours:
+                return
+        raise FileExistsError(f"{self._root}/{part}")
 
     def create_shard(self, part: str, name: str) -> "ObjectShardFile":
-        return ObjectShardFile(self, f"{self._root}/{part}/{name}")
+        return ObjectShardFile(self, f"{part}/{name}")
 
     def note(self, part: str, number: int, line: str) -> None:
         """Put a manifest line as an object, with those before it in its group of `_LINES`."""
@@ -94,7 +100,7 @@ class ObjectStore:
         if number % _LINES == 0:
             lines.clear()
         text = "".join(f"{known}\n" for known in (*lines, line))
-        self.put(f"{self._root}/{part}/{_MANIFEST}/{number:06d}.json", text.encode())
+        self.put(f"{part}/{_MANIFEST}/{number:06d}.json", text.encode())
         if (counted := self._read_end(part)) is not None and counted <= number:
             raise OSError(f"another head of this job ended the part after {counted} shards")
         lines.append(line)
@@ -108,13 +114,13 @@ class ObjectStore:
         """
         counted, lines = self._read_end(part), self._lines_of(part)
         if counted is None:
-            self._put_once(f"{self._root}/{part}/{_ENDED}", json.dumps({"lines": len(lines)}).encode())
+            self.write_root_once(f"{part}/{_ENDED}", json.dumps({"lines": len(lines)}).encode())
             counted = self._read_end(part)
         # Another head may have ended it a moment later.
         return Notes(lines=lines[:counted]) if counted is not None and counted <= len(lines) else self.notes(part)
 
     def _read_end(self, part: str) -> int | None:
-        data = self._read(f"{self._root}/{part}/{_ENDED}")
+        data = self.read_root(f"{part}/{_ENDED}")
         return None if data is None else int(json.loads(data)["lines"])
 
     def _lines_of(self, part: str) -> tuple[str, ...]:
@@ -122,28 +128,27 @@ class ObjectStore:
         line into each.
         """
         found: list[str] = []
-        manifest = self._find(f"{self._root}/{part}/{_MANIFEST}")
-        paths = sorted(path for path in manifest if not path.endswith(f"/{_OWNER}"))
-        for first in range(0, len(paths), _LINES):
-            together = paths[first : first + _LINES]
-            lines = self._read_lines(together[-1])
+        manifest = f"{part}/{_MANIFEST}"
+        names = sorted(name for name in self._find(manifest) if name != _OWNER)
+
+        def read(name: str) -> list[str]:
+            data = self.read_root(f"{manifest}/{name}")
+            return [] if data is None else data.decode("utf-8", "replace").rstrip("\n").split("\n")
+
+        for first in range(0, len(names), _LINES):
+            together = names[first : first + _LINES]
+            lines = read(together[-1])
             if len(lines) < len(together):
-                lines = [line for path in together for line in self._read_lines(path)]
+                lines = [line for name in together for line in read(name)]
             found += lines
         return tuple(found)
 
-    def _read_lines(self, path: str) -> list[str]:
-        data = self._read(path)
-        return [] if data is None else data.decode("utf-8", "replace").rstrip("\n").split("\n")
-
     def files(self, part: str) -> dict[str, int]:
-        prefix = f"{self._root}/{part}/"
-        sizes = {path.removeprefix(prefix): size for path, size in self._find(prefix.rstrip("/")).items()}
         ours = (f"{_MANIFEST}/", _ENDED)
-        return {name: size for name, size in sorted(sizes.items()) if not name.startswith(ours)}
+        return {name: size for name, size in sorted(self._find(part).items()) if not name.startswith(ours)}
 
     def open(self, part: str, name: str) -> Any:
-        data = self._read(f"{self._root}/{part}/{name}")
+        data = self.read_root(f"{part}/{name}")
         if data is None:
             raise FileNotFoundError(f"{self.uri}/{part}/{name}")
         return pa.BufferReader(data)
@@ -151,7 +156,9 @@ class ObjectStore:
     def free_bytes(self) -> int | None:
         return None
 
-    def put(self, path: str, data: bytes, *, mode: str = "overwrite") -> None:
+    def put(self, name: str, data: bytes, *, mode: str = "overwrite") -> None:
+        path = f"{self._root}/{name}"
+
         def put() -> None:
             try:
                 self._fs.pipe_file(path, data, mode=mode)
@@ -169,23 +176,13 @@ class ObjectStore:
 
         self._ask(put)
 
-    def _put_once(self, path: str, data: bytes) -> None:
-        """Put an object unless there is one. Of several that are put at the same moment one stays."""
-        with suppress(FileExistsError):  # a repeated request may find its own object
-            self.put(path, data, mode="create")
-
-    def _read(self, path: str) -> bytes | None:
-        try:
-            data: bytes = self._ask(lambda: self._fs.cat_file(path))
-        except FileNotFoundError:
-            return None
-        return data
-
-    def _find(self, prefix: str) -> dict[str, int]:
-        """Paths and sizes below a prefix. Paths have the form of `url_to_fs`, with or without a leading slash."""
+    def _find(self, folder: str) -> dict[str, int]:
+        """Names below a folder, and sizes."""
+        prefix = f"{self._root}/{folder}"
         self._fs.invalidate_cache()
         found: dict[str, Any] = self._ask(lambda: self._fs.find(prefix, detail=True))
-        return {path: int(entry["size"]) for path, entry in found.items()}
+        # Paths have the form of `url_to_fs`, as the root has, with or without a leading slash.
+        return {path.removeprefix(f"{prefix}/"): int(entry["size"]) for path, entry in found.items()}
 
     def _ask(self, request: Callable[[], T]) -> T:
         """Repeat a request while the store restarts.
@@ -209,31 +206,25 @@ class ObjectStore:
                 return answer
 
 
-class ObjectShardFile:
+class ObjectShardFile(io.BytesIO):
     """A shard in memory, put as one object when it is published."""
 
-    def __init__(self, store: ObjectStore, path: str) -> None:
-        self.size_bytes = 0
-        self.closed = False
-        self._store, self._path = store, path
-        self._buffer = io.BytesIO()
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        super().__init__()
+        self._store, self._name = store, name
 
-    def write(self, data: Any) -> int:
-        count = self._buffer.write(memoryview(data).cast("B"))
-        self.size_bytes += count
-        return count
-
-    def flush(self) -> None: ...
+    @property
+    def size_bytes(self) -> int:
+        return self.tell()
 
     def publish(self) -> str:
-        data = self._buffer.getvalue()
-        self._store.put(self._path, data)
-        self.discard()
+        data = self.getvalue()
+        self._store.put(self._name, data)
+        self.close()
         return hashlib.sha256(data).hexdigest()
 
     def discard(self) -> None:
-        self.closed = True
-        self._buffer = io.BytesIO()
+        self.close()
 
 
 DatasetStore = LocalStore | ObjectStore

@@ -108,36 +108,28 @@ class Dice:
 
     def _step(self, row, column):
         block, made = self.block, self.made[self.ids[column]]
-        action = tuple(np.asarray(space.sample()) for space in leaf_spaces(self.action_space))
-        reward, version = np.float32(self.rng.normal()), self.version
         terminated, truncated = (bool(x) for x in self.rng.random(2) < self.end_odds)
-        outputs = (np.float32(self.rng.normal()),)
-        info = tuple((self.rng.normal(size=leaf.shape) * 2).astype(leaf.dtype) for leaf in self.layout.info)
-        for arrays, values in (
-            (block.observation, self.obs[column]),
-            (block.states, self.states[column]),
-            (block.action, action),
-            (block.outputs, outputs),
-            (block.info, info),
-        ):
-            for array, value in zip(arrays, values, strict=True):
+        carried = {"observation": self.obs[column], "states": self.states[column]}
+        arrays = {
+            "action": tuple(np.asarray(space.sample()) for space in leaf_spaces(self.action_space)),
+            "outputs": (np.float32(self.rng.normal()),),
+            "info": tuple((self.rng.normal(size=leaf.shape) * 2).astype(leaf.dtype) for leaf in self.layout.info),
+        }
+        plain = {
+            "reward": np.float32(self.rng.normal()),
+            "terminated": terminated,
+            "truncated": truncated,
+            "policy_version": self.version,
+        }
+        for name, values in (carried | arrays).items():
+            for array, value in zip(getattr(block, name), values, strict=True):
                 array[row, column] = value
-        block.reward[row, column] = reward
-        block.terminated[row, column], block.truncated[row, column] = terminated, truncated
-        block.is_init[row, column] = self.fresh[column]
-        block.traj_ids[row, column], block.policy_version[row, column] = self.ids[column], version
+        for name, value in (plain | {"is_init": self.fresh[column], "traj_ids": self.ids[column]}).items():
+            getattr(block, name)[row, column] = value
         if not made.observation:
             made.observation.append(self.obs[column])
             made.states.append(self.states[column])
-        for name, value in (
-            ("action", action),
-            ("outputs", outputs),
-            ("info", info),
-            ("reward", reward),
-            ("terminated", terminated),
-            ("truncated", truncated),
-            ("policy_version", version),
-        ):
+        for name, value in (arrays | plain).items():
             getattr(made, name).append(value)
         self.obs[column], self.states[column] = self._observe(), self._remember()
         made.observation.append(self.obs[column])

@@ -68,7 +68,7 @@ def test_many_shards_are_read_with_few_requests(make_dice, stored, memory_uri, m
     # As earlier versions wrote it: one line an object.
     lines = store.notes("cpu-0-0").lines
     for number, line in enumerate(lines):
-        store.put(f"{store._root}/cpu-0-0/manifest/{number:06d}.json", f"{line}\n".encode())
+        store.put(f"cpu-0-0/manifest/{number:06d}.json", f"{line}\n".encode())
     assert store.notes("cpu-0-0").lines == lines
 
 
@@ -148,7 +148,7 @@ def test_a_job_ends_its_own_parts_and_no_other_jobs(make_dice, stored, memory_ur
     dataset.begin_run(0, b'{"job": "ours"}')
     for job, has_ended in (("theirs", False), ("ours", True)):
         DatasetRoot(memory_uri, job=job)
-        names = [path.rpartition("/")[2] for path in ObjectStore(memory_uri)._find(ObjectStore(memory_uri)._root)]
+        names = [path.rpartition("/")[2] for path in dataset.store._fs.find(dataset.store._root)]
         assert names.count("ended.json") == 2 * has_ended
 
 
