@@ -165,7 +165,12 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         return None
     conditions = {item["type"]: item for item in status.get("conditions") or ()}
     ended = _ended(role, status)
-    words_left = ended.get("message") or status.get("message") or ""
+    is_rejected = _never_ran(role, status)
+    # Parse before truncating: the count is at the start, and the end is what people read.
+    frames, message = read_termination_message(ended.get("message") or status.get("message") or "")
+    # The kubelet itself ends native sidecars (init containers).
+    others = [state for name, state in _states(status).items() if name != role]
+    began, over = _moment(ended.get("startedAt")), _moment(ended.get("finishedAt"))
     disruption = conditions.get("DisruptionTarget", {})
     obstacle, words = _obstacle(status, conditions)
     containers = (raw.get("spec") or {}).get("containers") or ()
@@ -188,24 +193,23 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         phase=_phase(raw, ended),
         node=(raw.get("spec") or {}).get("nodeName") or "",
         is_taint_evicted="deletionTimestamp" in metadata and disruption.get("reason") == _EXPELLED,
-        has_sidecar=bool(ended) and _has_sidecar(role, status),
+        has_sidecar=bool(ended) and any("running" in state for state in others),
         is_scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
         scheduled_since=_since(conditions.get("PodScheduled", {})),
         ready_since=_since(conditions.get("Ready", {})),
         unready_since=_since(conditions.get("Ready", {}), "False"),
         # Kubernetes sets deletionTimestamp to the end of the grace period.
         deletion_deadline=_moment(metadata.get("deletionTimestamp")),
-        is_disrupted=disruption.get("status") == "True" or _never_ran(role, status),
-        is_rejected=_never_ran(role, status),
+        is_disrupted=disruption.get("status") == "True" or is_rejected,
+        is_rejected=is_rejected,
         obstacle=obstacle,
         obstacle_message=words[:_MAX_MESSAGE],
         reason=ended.get("reason") or status.get("reason") or "",
         exit_code=ended.get("exitCode"),
-        # Parse before truncating: the count is at the start, and the end is what people read.
-        settled_frames=settled_frames(words_left),
-        message=termination_reason(words_left)[-_MAX_MESSAGE:],
-        ended=_moment(ended.get("finishedAt")),
-        ran_s=_ran_s(ended),
+        settled_frames=frames,
+        message=message[-_MAX_MESSAGE:],
+        ended=over,
+        ran_s=max(0.0, (over - began).total_seconds()) if began is not None and over is not None else 0.0,
         retiring_since=_moment(annotations.get(names.RETIRING)),
         draining_since=_moment(annotations.get(names.DRAINING)),
         stalled_since=_moment(annotations.get(names.STALLED)),
@@ -272,11 +276,6 @@ def _ended(role: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
     return _states(status).get(role, {}).get("terminated") or {}
 
 
-def _has_sidecar(role: str, status: Mapping[str, Any]) -> bool:
-    """Whether another container is still running. The kubelet itself ends native sidecars (init containers)."""
-    return any("running" in state for name, state in _states(status).items() if name != role)
-
-
 def _never_ran(role: str, status: Mapping[str, Any]) -> bool:
     """Whether the kubelet rejected the pod (OutOfcpu, UnexpectedAdmissionError, NodeAffinity ...) before it ran."""
     reason = status.get("reason") or ""
@@ -290,11 +289,6 @@ def _never_ran(role: str, status: Mapping[str, Any]) -> bool:
 
 def _statuses(status: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
-
-
-def _ran_s(ended: Mapping[str, Any]) -> float:
-    began, over = _moment(ended.get("startedAt")), _moment(ended.get("finishedAt"))
-    return max(0.0, (over - began).total_seconds()) if began is not None and over is not None else 0.0
 
 
 def _since(condition: Mapping[str, Any], status: str = "True") -> datetime | None:
@@ -320,24 +314,20 @@ def write_time(moment: datetime) -> str:
     return moment.isoformat().replace("+00:00", "Z")
 
 
-def settled_frames(message: str) -> int | None:
-    """Settled frames in a head's termination message, `{"frames": 1000}`; None if it has none."""
-    frames = _document(message).get("frames")
-    return frames if isinstance(frames, int) and not isinstance(frames, bool) and frames >= 0 else None
+def read_termination_message(message: str) -> tuple[int | None, str]:
+    """Settled frames, and why a container ended.
 
-
-def termination_reason(message: str) -> str:
-    """Why a container ended: `reason` in the head's JSON termination message, or the last lines of its log."""
-    document = _document(message)
-    return str(document.get("reason", "")) if "frames" in document else message.strip()
-
-
-def _document(message: str) -> dict[str, Any]:
+    A head writes `{"frames": 1000, "reason": "..."}`. Other messages are the last lines of a log, and have no frames.
+    """
     try:
         document = json.loads(message)
     except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
+        document = None
+    if not isinstance(document, dict) or "frames" not in document:
+        return None, message.strip()
+    frames = document["frames"]
+    is_count = isinstance(frames, int) and not isinstance(frames, bool) and frames >= 0
+    return frames if is_count else None, str(document.get("reason", ""))
 
 
 # -- all pods of a job -------------------------------------------------------------------------------------------

@@ -37,10 +37,6 @@ class WorkQueue:
         self._waits: dict[int, float] = {}
         """Longest delay of a key, by minute; the current and the previous one."""
 
-    def __len__(self) -> int:
-        """Number of waiting keys, due or not."""
-        return len(self._due)
-
     @property
     def num_due(self) -> int:
         """Number of due keys that no worker has taken."""

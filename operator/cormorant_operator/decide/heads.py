@@ -16,7 +16,7 @@ continues with a new head.
     running -> draining (workers finish, learners take the rest, at most drainSeconds) -> deleting -> Suspended
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -34,6 +34,8 @@ from cormorant_operator.render.pods import PodOrigin, head_pod
 _CANARY_RESOURCES = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "1", "memory": "128Mi"}}
 _AGAIN_S = 30.0
 """Delay before another canary, after a kubelet rejected or evicted one."""
+_NODE_LASTS_S = 10.0
+"""How long a node check is valid."""
 _PLACED = ("nodeSelector", "affinity", "tolerations", "imagePullSecrets", "securityContext", "schedulerName")
 """Fields that decide where a head runs, and with which permissions."""
 
@@ -60,9 +62,8 @@ def plan_head(view: View, draft: Draft) -> None:
     draft.is_head_coming = True
     not_before = _blocked_until(view, newest) if newest is not None else None
     if newest is not None and not_before is not None and not_before > view.now:
-        nodes, look_at = view.nodes_to_check([newest])
-        draft.actions += [CheckNode(name=name) for name in nodes]
-        draft.dues += [not_before, look_at or not_before]
+        draft.dues.append(not_before)
+        _check_nodes(view, draft, [newest])
         return
     draft.epoch += 1
     draft.actions.append(CreatePod(owner=HEAD, manifest=render_head(view, epoch=draft.epoch)))
@@ -90,6 +91,17 @@ def _blocked_until(view: View, pod: Pod) -> datetime | None:
     if pod.is_terminating and pod.phase == "Running" and not view.is_lost(pod):
         return pod.deletion_deadline
     return None
+
+
+def _check_nodes(view: View, draft: Draft, pods: Iterable[Pod]) -> None:
+    """Check nodes whose pods were evicted by a taint: they may be lost, and the end of these pods never confirmed."""
+    for name in sorted({pod.node for pod in pods if pod.is_taint_evicted and pod.node and not view.is_lost(pod)}):
+        fact = view.state.nodes.get(name)
+        valid_until = view.after(fact.at, _NODE_LASTS_S) if fact is not None else view.now
+        if view.now >= valid_until:
+            draft.actions.append(CheckNode(name=name))
+        else:
+            draft.dues.append(valid_until)
 
 
 def _may_replace(view: View) -> bool:
@@ -195,9 +207,7 @@ def plan_suspension(view: View, draft: Draft) -> None:
         if is_wanted:
             draft.suspension = "deleting" if view.has_pods else "suspended"
             _delete_all(view, draft, (*_workers(view), *view.canaries, *view.heads))
-            nodes, due = view.nodes_to_check(view.pods)
-            draft.actions += [CheckNode(name=name) for name in nodes]
-            draft.dues += [due] if due is not None else []
+            _check_nodes(view, draft, view.pods)
     elif head.draining_since is None and is_wanted and head.is_ready:
         draft.suspension = "draining"
         draft.actions += [MarkPod(pod=head, annotation=names.DRAINING, at=view.now), DrainHead(pod=head)]

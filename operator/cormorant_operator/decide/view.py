@@ -1,6 +1,6 @@
 """A job at one moment, as all parts of `reconcile` see it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -12,15 +12,13 @@ from cormorant_operator.decide.autoscale import autoscaled
 from cormorant_operator.decide.slots import Slot, failures_after, refusal_delay_s, slots_of
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
-from cormorant_operator.job_state import HeadAnswer, JobState, Refusal, RefusalKind, Verdict
+from cormorant_operator.job_state import HeadAnswer, JobState, RefusalKind, Verdict
 from cormorant_operator.pods import Pod, PodIndex, WorkerBuild
 from cormorant_operator.templates import Templates
 from cormorant_operator.workload import NO_PLACEMENT, Placement, Workload
 
 VERDICT_LASTS_S = 600.0
 """A template that the API server refused is verified again after this time, even if unchanged."""
-_NODE_LASTS_S = 10.0
-"""How long a node check is valid."""
 _HOPELESS_S = 600.0
 """Longest delay for refusals that only a person can resolve."""
 _LEAVING_S = 1.0
@@ -324,7 +322,12 @@ class View:
         refusal = self.state.refusals.get(owner)
         if refusal is None:
             return None
-        until = self.after(refusal.at, _refusal_lasts_s(refusal))
+        lasts_s = min(_HOPELESS_S, 6 * refusal_delay_s(refusal.count))
+        if refusal.kind in (RefusalKind.QUOTA, RefusalKind.SERVER):
+            lasts_s = refusal_delay_s(refusal.count)
+        elif refusal.kind is RefusalKind.LEAVING:
+            lasts_s = _LEAVING_S
+        until = self.after(refusal.at, lasts_s)
         return until if until > self.now else None
 
     def retries(self) -> Iterator[datetime]:
@@ -350,19 +353,3 @@ class View:
         """Whether a pod's node is known to be lost, so that its end is never confirmed."""
         node = self.state.nodes.get(pod.node)
         return pod.phase == "Unknown" or (pod.is_taint_evicted and node is not None and node.is_lost)
-
-    def nodes_to_check(self, pods: Iterable[Pod]) -> tuple[tuple[str, ...], datetime | None]:
-        """Nodes of pods evicted by a taint that need a check now, and when the next check is due."""
-        names = {pod.node for pod in pods if pod.is_taint_evicted and pod.node and not self.is_lost(pod)}
-        seen = self.state.nodes
-        old = [name for name in names if name not in seen or self.now >= self.after(seen[name].at, _NODE_LASTS_S)]
-        due = min((self.after(seen[name].at, _NODE_LASTS_S) for name in names if name not in old), default=None)
-        return tuple(sorted(old)), due
-
-
-def _refusal_lasts_s(refusal: Refusal) -> float:
-    if refusal.kind in (RefusalKind.QUOTA, RefusalKind.SERVER):
-        return refusal_delay_s(refusal.count)
-    if refusal.kind is RefusalKind.LEAVING:
-        return _LEAVING_S
-    return min(_HOPELESS_S, 6 * refusal_delay_s(refusal.count))

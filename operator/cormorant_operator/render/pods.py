@@ -413,8 +413,6 @@ def _probes(port: int, *, scheme: str = "HTTP") -> dict[str, Any]:
 
 # -- templates -------------------------------------------------------------------------------------------------
 
-_KEYS = ("name", "mountPath")
-
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
     """Merge `overlay`, a user's template, into a copy of `base`.
@@ -427,30 +425,23 @@ def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]
     """
     result = dict(base)
     for key, value in overlay.items():
+        before = result.get(key)
         if value is None:
             result.pop(key, None)
+        elif isinstance(value, Mapping):
+            result[key] = merge(before if isinstance(before, Mapping) else {}, value)
+        elif isinstance(value, list) and isinstance(before, list):
+            result[key] = _merge_lists(before, value)
         else:
-            result[key] = _merge_value(result.get(key), value)
+            result[key] = value
     return result
 
 
-def _merge_value(base: Any, value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return merge(base if isinstance(base, Mapping) else {}, value)
-    if isinstance(value, list) and isinstance(base, list) and (key := _key_of([*base, *value])):
-        return _merge_lists(base, value, key)
-    return value
-
-
-def _key_of(items: list[Any]) -> str:
+def _merge_lists(base: list[Any], overlay: list[Any]) -> list[Any]:
     # mountPath first: the mounts of one volume share its name.
-    for key in reversed(_KEYS):
-        if items and all(isinstance(item, Mapping) and key in item for item in items):
-            return key
-    return ""
-
-
-def _merge_lists(base: list[Any], overlay: list[Any], key: str) -> list[Any]:
-    added = {item[key]: item for item in overlay}
-    merged = [merge(item, added.pop(item[key], {})) for item in base]
-    return [*merged, *(item for item in overlay if item[key] in added)]
+    for key in ("mountPath", "name"):
+        if all(isinstance(item, Mapping) and key in item for item in (*base, *overlay)):
+            added = {item[key]: item for item in overlay}
+            merged = [merge(item, added.pop(item[key], {})) for item in base]
+            return [*merged, *(item for item in overlay if item[key] in added)]
+    return overlay

@@ -41,8 +41,7 @@ from cormorant_operator.pods import (
     PodIndex,
     pod_identity,
     read_pod,
-    settled_frames,
-    termination_reason,
+    read_termination_message,
     write_time,
 )
 from cormorant_operator.render.children import digest_of
@@ -402,10 +401,11 @@ class World:
         **more: Any,
     ) -> None:
         """The container ends by itself."""
+        frames, words = read_termination_message(message)
         self._change(
             name,
-            message=termination_reason(message),
-            settled_frames=settled_frames(message),
+            message=words,
+            settled_frames=frames,
             phase="Succeeded" if exit_code == 0 else "Failed",
             exit_code=exit_code,
             reason="Completed" if exit_code == 0 else reason,

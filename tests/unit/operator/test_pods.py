@@ -10,7 +10,7 @@ import pytest
 from cormorant_contract.children import JOB_UID
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.names import Manifest
-from cormorant_operator.pods import NodeFact, Pod, read_node, read_pod, settled_frames, termination_reason
+from cormorant_operator.pods import NodeFact, Pod, read_node, read_pod, read_termination_message
 from cormorant_operator.render import children, entrypoints
 from cormorant_operator.render.children import derive
 from cormorant_operator.render.pods import PodOrigin, head_pod, merge, parse_bytes, worker_pod
@@ -492,4 +492,4 @@ def test_only_gpu_workers_tolerate_the_gpu_taint() -> None:
     ],
 )
 def test_last_words_of_a_head(message: str, frames: int | None, words: str) -> None:
-    assert (settled_frames(message), termination_reason(message)) == (frames, words)
+    assert read_termination_message(message) == (frames, words)
