@@ -1,5 +1,6 @@
 """`policy.compile` and `policy.dtype`: the same actions from the same streams, faster; the policy itself where not."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,16 @@ def rows(n: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(n).standard_normal((n, *(shape or (5,)))).astype(np.float32)
 
 
+def assert_same(eager: PolicyActor, fast: PolicyActor, *obs: np.ndarray, tolerance: float = 1e-5) -> None:
+    """Whole numbers exactly; other outputs within the tolerance."""
+    for expected, found in zip(acts(eager, obs), acts(fast, obs), strict=True):
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        if found.dtype.kind != "f" or not tolerance:
+            np.testing.assert_array_equal(found, expected)
+        else:
+            np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("kind", ACTIONS)
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_layers_draw_the_same_actions_for_every_action_space(kind: str, activation: str) -> None:
@@ -70,12 +81,7 @@ def test_layers_draw_the_same_actions_for_every_action_space(kind: str, activati
     eager, fast = actor_of(policy, action=ACTIONS[kind]), actor_of(policy, action=ACTIONS[kind])
     assert tried(fast).chosen == "layers"
     for n in (4, 1, 64):
-        for expected, found in zip(acts(eager, (rows(n),)), acts(fast, (rows(n),)), strict=True):
-            assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-            if found.dtype.kind != "f" or activation == "relu":
-                np.testing.assert_array_equal(found, expected)
-            else:
-                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        assert_same(eager, fast, rows(n), tolerance=0 if activation == "relu" else 1e-5)
 
 
 @pytest.mark.parametrize("exploration", [ExplorationType.RANDOM, ExplorationType.MODE])
@@ -93,29 +99,6 @@ def test_one_categorical_action_is_drawn_exactly(exploration: ExplorationType) -
                 actions = actor.act((rows(n),), (), np.zeros(n, np.bool_)).actions[0]
             drawn.append((actions.dtype, actions.tolist(), torch.get_rng_state().tolist()))
         assert drawn[0] == drawn[1]
-
-
-@pytest.mark.parametrize("change", ["forward", "params", "hook", "heads", "encoder"])
-def test_a_changed_policy_is_not_called_whole(change: str) -> None:
-    policy = mlp(BOX, ACTIONS["discrete"], activation="relu")
-    nn.init.normal_(policy.heads.linear.weight, std=5)
-    theirs = policy.forward, policy.params, policy.heads.act, policy.encoder.forward
-    large = 50 * rows(64)  # random observations of a trial are not clipped
-    match change:
-        case "forward":
-            policy.forward = lambda x: theirs[0](x.clamp(-6, 6))
-        case "params":
-            policy.params = lambda x: theirs[1](x.clamp(-6, 6))
-        case "hook":
-            policy.register_forward_pre_hook(lambda module, given: (given[0].clamp(-6, 6),))
-        case "heads":
-            policy.heads.act = lambda params: theirs[2](params.clamp(-40, 40))
-        case "encoder":
-            policy.encoder.forward = lambda x: theirs[3](x.clamp(-6, 6))
-    eager, fast = actor_of(policy), actor_of(policy)
-    tried(fast)
-    np.testing.assert_array_equal(acts(fast, (large,))[0], acts(eager, (large,))[0])
-    assert (change in policy.__dict__) == (change in ("forward", "params"))
 
 
 class AlmostHead(CategoricalHead):
@@ -143,18 +126,32 @@ class OwnHeads(nn.Module):
         return drawn, [drawn]
 
 
-@pytest.mark.parametrize("heads", ["of one leaf", "of all", "own"])
-def test_heads_of_another_class_are_asked(heads: str) -> None:
+def clamp(owner: Any, name: str, bound: float) -> None:
+    theirs = getattr(owner, name)
+    setattr(owner, name, lambda x: theirs(x.clamp(-bound, bound)))
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "forward": lambda policy: clamp(policy, "forward", 6),
+    "params": lambda policy: clamp(policy, "params", 6),
+    "hook": lambda policy: policy.register_forward_pre_hook(lambda module, given: (given[0].clamp(-6, 6),)),
+    "act of heads": lambda policy: clamp(policy.heads, "act", 40),
+    "encoder": lambda policy: clamp(policy.encoder, "forward", 6),
+    "class of a head": lambda policy: policy.heads._heads.__setitem__(0, AlmostHead(ACTIONS["discrete"])),
+    "class of heads": lambda policy: setattr(policy, "heads", AlmostHeads(64, ACTIONS["discrete"])),
+    "own heads": lambda policy: setattr(policy, "heads", OwnHeads()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_policy_is_not_called_whole(change: str) -> None:
     policy = mlp(BOX, ACTIONS["discrete"], activation="relu")
-    if heads == "of one leaf":
-        policy.heads._heads[0] = AlmostHead(ACTIONS["discrete"])
-    else:
-        policy.heads = OwnHeads() if heads == "own" else AlmostHeads(64, ACTIONS["discrete"])
+    CHANGES[change](policy)
     nn.init.normal_(policy.heads.linear.weight, std=5)
-    large = 50 * rows(64)
     eager, fast = actor_of(policy), actor_of(policy)
     tried(fast)
-    np.testing.assert_array_equal(acts(fast, (large,))[0], acts(eager, (large,))[0])
+    assert_same(eager, fast, 50 * rows(64), tolerance=0)  # random observations of a trial are not clipped
+    assert (change in policy.__dict__) == (change in ("forward", "params"))
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -203,8 +200,7 @@ def test_nested_observations_and_recurrent_policies_compile() -> None:
         eager, fast = (actor_of(policy, nested) for _ in range(2))
         assert tried(fast, nested).chosen == "layers"
         obs = (np.array([0, 2, 1, 0]), rows(4, 2, 2))
-        for expected, found in zip(acts(eager, obs), acts(fast, obs), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        assert_same(eager, fast, *obs)
 
 
 def test_a_users_layers_compile_within_any_module() -> None:
@@ -222,8 +218,7 @@ def test_a_users_layers_compile_within_any_module() -> None:
     for policy, action in zip(policies, (ACTIONS["discrete"], ACTIONS["box"]), strict=True):
         eager, fast = (actor_of(policy, action=action) for _ in range(2))
         assert tried(fast).chosen == "layers"
-        for expected, found in zip(acts(eager, (rows(6),)), acts(fast, (rows(6),)), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        assert_same(eager, fast, rows(6))
     # A learner in this process finds its module as it made it.
     own(torch.zeros(2, 5))["logits"].sum().backward()
     assert own.body[0].weight.grad is not None
@@ -286,22 +281,10 @@ def test_layers_act_in_bfloat16_under_autocast() -> None:
     assert not np.array_equal(found, exact)
 
 
-def test_a_candidate_that_differs_does_not_act(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(acting: Any) -> Any:
-        return lambda observation: acting(observation) + 2e-5
-
-    monkeypatch.setattr(compiled, "with_stacks", wrong)
-    actor = actor_of(nn.Sequential(nn.Linear(5, 2), nn.Tanh()), action=ACTIONS["box"])
-    with capture_logs() as logs:
-        found = tried(actor)
-    assert found.chosen == "eager"
-    assert found.refused["layers"].startswith("it differs from the policy by up to 2e-05")
-    assert [line["event"] for line in logs] == ["policy_not_compiled", "policy_compiled"]
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        (lambda acting: lambda obs: acting(obs) + 2e-5, "it differs from the policy by up to 2e-05"),
         (lambda acting: lambda obs: (torch.rand(1), acting(obs))[1], "it draws other random numbers than the policy"),
         (lambda acting: lambda obs: 7 - acting(obs), "whole numbers differ from the policy's"),
         (lambda acting: lambda obs: 1 // 0, "it raised ZeroDivisionError: integer"),
@@ -311,11 +294,16 @@ def test_a_wrong_candidate_is_refused_with_its_reason(
     change: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled, "with_stacks", change)
-    actor = actor_of(mlp(BOX, ACTIONS["discrete"]))
+    is_box = "differs from" in reason
+    policy = nn.Sequential(nn.Linear(5, 2), nn.Tanh()) if is_box else mlp(BOX, ACTIONS["discrete"])
+    actor = actor_of(policy, action=ACTIONS["box" if is_box else "discrete"])
     eager = actor.models.acting
-    found = tried(actor)
+    with capture_logs() as logs:
+        found = tried(actor)
+    assert found.chosen == "eager"
     assert reason in found.refused["layers"]
     assert actor.models.acting is eager
+    assert [line["event"] for line in logs] == ["policy_not_compiled", "policy_compiled"]
 
 
 def test_a_slower_candidate_does_not_act(monkeypatch: pytest.MonkeyPatch) -> None:
