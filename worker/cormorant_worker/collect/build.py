@@ -63,8 +63,6 @@ class BuiltCollector:
     collector: Collector
     num_threads: int
     """EnvPool threads of each EnvGroup; 0 without EnvPool."""
-    remote: RemoteActor | None = None
-    """The actor, where inference servers act."""
     policy_call: str = ""
     """See `ServedPolicy.call`."""
 
@@ -93,7 +91,6 @@ def build_collector(
         weights = StagedWeights({})
         normalizer = make_normalizer(job, observation)
         num_rows = envs[0].num_envs if envs[0].lockstep else envs[0].min_in_flight
-        remote: RemoteActor | None = None
         policy_call = ""
         if place.servers:
             greeting = Greeting(
@@ -103,8 +100,8 @@ def build_collector(
                 rows=max(env.num_envs for env in envs),
                 num_slots=len(envs),
             )
-            actor = remote = RemoteActor(servers or AssignedServers(place.servers), greeting)
-            weights = remote.weights
+            remote = RemoteActor(servers or AssignedServers(place.servers), greeting)
+            actor, weights = remote, remote.weights
         elif (
             served := build_policy(job, overrides, observation, action, normalizer, device=device, num_rows=num_rows)
         ) is not None:
@@ -132,7 +129,7 @@ def build_collector(
         for env in envs:
             env.close()
         raise
-    return BuiltCollector(collector=collector, num_threads=num_threads, remote=remote, policy_call=policy_call)
+    return BuiltCollector(collector=collector, num_threads=num_threads, policy_call=policy_call)
 
 
 def _refuse_unwritten(keys: Sequence[str], actor: Actor) -> None:
@@ -215,9 +212,7 @@ def build_policy(
     return ServedPolicy(actor=actor, weights=weights, observation_space=observation, action_space=action, call=call)
 
 
-def rebuild(
-    collector: Collector, job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides = NO_OVERRIDES
-) -> None:
+def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides) -> None:
     """Give a collector new environments and streams, between two batches. Its policy and its weights stay.
 
     The old environments are closed first: they may hold what only one process can have.

@@ -37,8 +37,8 @@ class EnvGroup(ABC):
         check: ActionCheck,
         *,
         random: RandomActor,
-        remote: RemoteActor | None = None,
-        max_frames: int = 0,
+        remote: RemoteActor | None,
+        max_frames: int,
     ) -> None:
         """Take environments that have not started.
 

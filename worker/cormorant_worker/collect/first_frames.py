@@ -26,7 +26,7 @@ class FirstFrames:
         policy: Actor,
         weights: StagedWeights,
         left: int,
-        outputs_of: Callable[[Arrays], Arrays] | None = None,
+        outputs_of: Callable[[Arrays], Arrays] | None,
     ) -> None:
         """`outputs_of`: what the policy would have computed beside drawn actions; may leave out the last outputs."""
         self.outputs, self.states, self.initial_states = policy.outputs, policy.states, policy.initial_states

@@ -185,9 +185,7 @@ def _find(metric: EpisodeMetric, info: Sequence[Leaf]) -> int:
 class Trajectories:
     """The open trajectory of each of B environments."""
 
-    def __init__(
-        self, num_envs: int, base: int, metrics: EpisodeMetrics | None = None, *, tasks: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, num_envs: int, base: int, metrics: EpisodeMetrics, *, tasks: Sequence[str]) -> None:
         self._tasks = tuple(tasks)
         self.next_id = base
         """The id of the next trajectory that opens: higher than any before."""
@@ -196,7 +194,7 @@ class Trajectories:
         self.lengths: Array = np.zeros(num_envs, dtype=np.int64)
         """[B] frames of the open trajectory so far."""
         self._tally = EpisodeTally(num_envs)
-        self.metrics = metrics or EpisodeMetrics((), (), num_envs)
+        self.metrics = metrics
         self.lost: set[int] = set()
         """Trajectories that a crash of their environment ended: no episodes."""
         self.open(slice(None))

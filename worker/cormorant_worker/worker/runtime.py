@@ -33,6 +33,7 @@ from cormorant_worker.errors import (
 )
 from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.inference.address import AssignedServers
+from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.weights.blob import read_weights
 from cormorant_worker.weights.cached import CachedWeights
 from cormorant_worker.weights.staged import INITIAL_VERSION, RANDOM_VERSION, PolicyVersion, StagedWeights
@@ -113,8 +114,8 @@ class WorkerRuntime:
         built = build_collector(job, start.place, self._overrides, servers=self._servers)
         self.collector: Collector = built.collector
         self._is_built = True
-        if built.remote is not None:
-            built.remote.on_waiting = self._noting(Phase.ASKING)
+        if isinstance(self.collector.actor, RemoteActor):
+            self.collector.actor.on_waiting = self._noting(Phase.ASKING)
         self.collector.pulse = self._heartbeat.frames
         self.collector.timing = timing
         # Reported wherever weights begin to act: here between batches, or in the collector as it begins one.
