@@ -15,12 +15,12 @@ from cormorant_testing.chaos.fleet_world import FleetWorld
 from cormorant_testing.chaos.head_world import HeadWorld
 from cormorant_testing.chaos.judge import Finding
 from cormorant_testing.chaos.plan import plan_of
+from cormorant_testing.fleets import ray_cluster_of_this_machine
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 
 FIRST = int(os.environ.get("CORMORANT_CHAOS_FIRST", "0"))
 SCHEDULES = int(os.environ.get("CORMORANT_CHAOS_SCHEDULES", "6"))
-STORE_BYTES = 200 << 20
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,12 +34,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     """Shared by the fleets of this process; heads have their own."""
-    from cormorant_worker.fleet.ray.cluster import RayCluster
-    from cormorant_worker.fleet.ray.options import RayOptions
-
-    cluster = RayCluster(RayOptions(object_store_bytes=STORE_BYTES))
-    yield
-    cluster.close()
+    with ray_cluster_of_this_machine():
+        yield
 
 
 def on_ray(job: Any, options: FleetOptions) -> Fleet:

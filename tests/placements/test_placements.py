@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from cormorant_testing.fleets import ray_cluster_of_this_machine
 from cormorant_testing.placements.cells import CRASHES, SIZES, Cell, cover
 from cormorant_testing.placements.echo_env import EchoEnv
 from cormorant_testing.placements.plain_loop import PlainLoop
@@ -40,12 +41,8 @@ def params() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
-    from cormorant_worker.fleet.ray.cluster import RayCluster
-    from cormorant_worker.fleet.ray.options import RayOptions
-
-    cluster = RayCluster(RayOptions(object_store_bytes=200 << 20))
-    yield
-    cluster.close()
+    with ray_cluster_of_this_machine():
+        yield
 
 
 @pytest.mark.parametrize("cell", list(params()))

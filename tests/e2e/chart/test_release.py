@@ -21,10 +21,10 @@ import pytest
 import yaml
 
 from cormorant_testing import last_release
+from cormorant_testing.api_proxy import RecordingProxy, Right
 from cormorant_testing.helm import CHART, KUBERNETES, Release, find, helm, package, render, skip_without_release
 from cormorant_testing.kubectl import Kubelet, Namespace
 from cormorant_testing.operator_world import make_spec
-from cormorant_testing.recording_proxy import RecordingProxy, Right
 from cormorant_testing.stub_heads import StubHeads
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

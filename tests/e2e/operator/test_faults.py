@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cormorant_testing.faulty_api import FaultyApi
+from cormorant_testing.api_proxy import FaultyApi
 from cormorant_testing.kubectl import Kubelet, Namespace, require_crd
 from cormorant_testing.operator_scene import Scene
 from cormorant_testing.stub_heads import StubHeads

@@ -13,7 +13,7 @@ from aiohttp import web
 from cormorant_contract.job import GROUP, VERSION
 from cormorant_contract.schema import PLURAL
 from cormorant_operator.kube.watch import Watch
-from cormorant_testing.faulty_api import kubeconfig
+from cormorant_testing.api_proxy import kubeconfig
 
 JOBS = {(GROUP, VERSION, PLURAL): "CollectorJob"}
 JOB = {"metadata": {"name": "pong", "namespace": "a", "uid": "u", "resourceVersion": "7"}}

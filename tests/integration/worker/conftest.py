@@ -8,22 +8,12 @@ from cormorant_testing import fleets
 from cormorant_worker.fleet.turn.loop import FleetLoop
 
 FleetLoop.validates = True
-STORE_BYTES = 200 << 20
 
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
-    """A Ray cluster of this machine that outlives the fleets of a module."""
-    import ray
-
-    from cormorant_worker.fleet.ray.cluster import RayCluster
-    from cormorant_worker.fleet.ray.options import RayOptions
-
-    cluster = RayCluster(RayOptions(object_store_bytes=STORE_BYTES))
-    assert ray.is_initialized()
-    yield
-    cluster.close()
-    assert not ray.is_initialized()
+    with fleets.ray_cluster_of_this_machine():
+        yield
 
 
 @pytest.fixture(autouse=True)

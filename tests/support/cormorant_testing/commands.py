@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from cormorant_testing.scripts import until
 
 START_S = 120
 """A worker's start takes 4 s on an idle machine; a busy one takes many times that."""
@@ -43,10 +44,7 @@ class Command:
 
     def wait_for_children(self, count: int) -> None:
         """Wait until so many processes exist below it."""
-        deadline = time.monotonic() + START_S
-        while len(self.children()) < count:
-            assert time.monotonic() < deadline, "no children"
-            time.sleep(0.05)
+        until(lambda: len(self.children()) >= count, seconds=START_S)
 
     def children(self) -> list[psutil.Process]:
         """Processes below it."""

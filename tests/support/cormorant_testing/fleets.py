@@ -2,6 +2,8 @@
 cluster of this machine, `@on_all_placements` with inference servers, too.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -32,6 +34,21 @@ on_all_placements_slowly = pytest.mark.parametrize(
 
 ENGINE = ["local"]
 """The engine of the test that runs now; set by the fixture `engine`."""
+
+
+@contextmanager
+def ray_cluster_of_this_machine() -> Iterator[None]:
+    """A Ray cluster that outlives the fleets on it."""
+    import ray
+
+    from cormorant_worker.fleet.ray.cluster import RayCluster
+    from cormorant_worker.fleet.ray.options import RayOptions
+
+    cluster = RayCluster(RayOptions(object_store_bytes=200 << 20))
+    assert ray.is_initialized()
+    yield
+    cluster.close()
+    assert not ray.is_initialized()
 
 
 def make_fleet(job: CollectorJob, **options: object) -> Fleet:

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from cormorant_cli.commands.crd import crd_yaml
 from cormorant_testing.needs import lacks
+from cormorant_testing.scripts import until
 
 
 def skip_without_cluster() -> None:
@@ -74,12 +75,7 @@ class Namespace:
 
     def until(self, is_so: Callable[[], object], *, what: str, within_s: float = 30.0) -> float:
         """Wait for a fact. Returns the seconds that it took."""
-        began = time.monotonic()
-        while time.monotonic() - began < within_s:
-            if is_so():
-                return time.monotonic() - began
-            time.sleep(0.1)
-        raise AssertionError(f"not within {within_s:.0f} s: {what}")
+        return until(is_so, seconds=within_s, what=what)
 
     # -- what a kubelet would say ------------------------------------------------------------------------------
 

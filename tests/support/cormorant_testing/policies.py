@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
@@ -193,11 +193,6 @@ def constant(observation_space: Any, action_space: Any, *, action: int) -> Calla
     return lambda observation: torch.full(observation.shape[:1], action)
 
 
-def out_of_range(observation_space: Any, action_space: Any, *, step: int) -> Callable[[Tensor], Tensor]:
-    """For Discrete(5): 5 at one step."""
-    return lambda observation: torch.where(observation[:, 2] == step, 5, 0)
-
-
 def raising_at(observation_space: Any, action_space: Any, *, step: int) -> Callable[[Tensor], Tensor]:
     def act(observation: Tensor) -> Tensor:
         if (observation[:, 2] == step).any():
@@ -210,12 +205,6 @@ def raising_at(observation_space: Any, action_space: Any, *, step: int) -> Calla
 def make_segfault(**_: Any) -> None:
     """An environment's entrypoint that takes the process down."""
     os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def as_tensordict(observation: Tensor, count: Tensor, is_init: Tensor) -> TensorDict:
-    return TensorDict(
-        {"observation": observation, "count": count, "is_init": is_init}, batch_size=observation.shape[:1]
-    )
 
 
 def pair(observation_space: Any, action_space: Any) -> dict[str, nn.Module]:
@@ -233,11 +222,6 @@ def pair(observation_space: Any, action_space: Any) -> dict[str, nn.Module]:
             return torch.stack([self.number.expand(n), other.number.expand(n)], -1)
 
     return {"policy": Both(), "critic": other}
-
-
-def first_legal(observation_space: Any, action_space: Any) -> Any:
-    """The first action that the mask in the observation allows."""
-    return lambda obs: obs["action_mask"].to(torch.int64).argmax(-1) + int(action_space.start)
 
 
 class Restless(torch.nn.Module):

@@ -118,12 +118,13 @@ def of_session(session: int) -> list[psutil.Process]:
     return found
 
 
-def until(what: Callable[[], object], *, seconds: float = 60.0) -> None:
-    """Wait until something is true, at most `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, f"it did not happen within {seconds:.0f} s"
+def until(is_so: Callable[[], object], *, seconds: float = 60.0, what: str = "it did not happen") -> float:
+    """Wait until something is true, at most `seconds`. Returns the seconds that it took."""
+    began = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - began < seconds, f"{what}: not within {seconds:.0f} s"
         time.sleep(0.05)
+    return time.monotonic() - began
 
 
 def unused_port() -> int:

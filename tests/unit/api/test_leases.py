@@ -8,16 +8,9 @@ import pytest
 from cormorant_api.control.leases import LeaseBook, PauseKeeper
 from cormorant_cli.commands.status import printable
 from cormorant_contract.rest.pauses import PauseRequest
+from cormorant_testing.clock import Clock
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import ControlTimeout
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Brakes:
@@ -63,7 +56,7 @@ def keep(keepers: list[PauseKeeper], book: LeaseBook, brakes: Brakes, *, starts_
 
 
 def test_an_owner_has_one_lease_and_renews_it() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     book = LeaseBook(clock=clock)
     first, is_new = book.grant("learner", reason="eval", ttl_s=10)
     clock.now += 8
@@ -79,7 +72,7 @@ def test_an_owner_has_one_lease_and_renews_it() -> None:
 
 
 def test_leases_are_bounded() -> None:
-    book = LeaseBook(clock=Clock())
+    book = LeaseBook(clock=Clock(100.0))
     for number in range(1000):
         book.grant(f"owner-{number}", reason="", ttl_s=10)
     with pytest.raises(OverflowError, match="1000 pause leases are held"):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cormorant_api.batches.ledger import Ledger
+from cormorant_testing.clock import Clock
 
 
 @dataclass(eq=False)
@@ -24,14 +25,6 @@ class FakeLoan:
 
     def release(self) -> None:
         self.releases += 1
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass

@@ -1,26 +1,18 @@
 """What becomes of a publish: every way from staged to its end."""
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cormorant_api.weights.updates import UpdateTracker, update_id, version_of
 from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateTimings, WorkerCounts
+from cormorant_testing.clock import Clock
 from cormorant_testing.cost import lines_run
 from cormorant_worker.fleet.stats import Receipt
 from cormorant_worker.weights.staged import PolicyVersion
 
 
-@dataclass
-class Clock:
-    now: float = 50.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Board:
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = Clock(50.0)
         self.results: list[tuple[int, str]] = []
         self.tracker = UpdateTracker(
             apply_within_s=10,

@@ -7,16 +7,9 @@ import pytest
 
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.kube.rate_limit import Purpose, RateLimiter, purpose
+from cormorant_testing.clock import Clock
 
 pytestmark = pytest.mark.anyio
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Bench:

@@ -5,16 +5,9 @@ import asyncio
 import pytest
 
 from cormorant_operator.work_queue import WorkQueue
+from cormorant_testing.clock import Clock
 
 pytestmark = pytest.mark.anyio
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def make_queue() -> tuple[WorkQueue, Clock]:

@@ -311,8 +311,7 @@ class Collector(Generic[Stats]):
             one = self._engine.layout(1)
             frame = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in (*one.observation, *one.states))
             most = max(1, _BLOCK_BYTES // (max(frame, 64) * self.env_num)) * self.env_num
-        made = _Made()
-        left = n_step
+        ended, steps, left = [], 0, n_step
         while left:
             count = min(left, most)
             if (rows := -(-count // self.env_num)) not in self._blocks:
@@ -320,11 +319,12 @@ class Collector(Generic[Stats]):
                 self._blocks = {rows: Block(self._engine.layout(rows))}
             block = self._blocks[rows]
             self._engine.fill(block, count)
-            made.add(self._tally.take(block, self._engine.trajectories.lost), int(block.lengths.sum()))
+            ended.append(self._tally.take(block, self._engine.trajectories.lost))
+            steps += int(block.lengths.sum())
             if self._wants_batches:
                 self._deliver(self._batch(block), block.lengths, may_store=False)
             left -= count
-        return made.stats()
+        return _stats_of(ended, steps)
 
     def _episodes(self, n_episode: int, max_frames: int) -> CollectStats:
         is_open = ~self._tally.is_fresh
@@ -333,7 +333,7 @@ class Collector(Generic[Stats]):
             self._tally.forget()
             self._hooks.forget()
             is_open[:] = False
-        made = _Made()
+        made, steps, num_skipped = [], 0, 0
         chunks: list[tuple[TensorDict, Array]] = []
         for block in self._engine.play_episodes(n_episode, is_open=is_open, max_frames=max_frames):
             skipped = _skipped(block, is_open)
@@ -343,8 +343,9 @@ class Collector(Generic[Stats]):
             counts = ~(first & is_open[columns])
             ended = np.zeros(self.env_num, dtype=np.bool_)
             ended[columns] = True
-            made.add((columns[counts], returns[counts], lengths[counts]), int((block.lengths - skipped).sum()))
-            made.skipped += int(skipped.sum())
+            made.append((columns[counts], returns[counts], lengths[counts]))
+            steps += int((block.lengths - skipped).sum())
+            num_skipped += int(skipped.sum())
             if self._wants_batches:
                 chunks.append((self._batch(block, copy=True), np.stack([skipped, block.lengths])))
                 if self._is_usual_buffer and not self._transforms and self._hooks.are_none:
@@ -354,7 +355,7 @@ class Collector(Generic[Stats]):
             is_open &= ~ended
         if chunks:
             self._deliver(*_join(chunks), may_store=True)
-        return made.stats()
+        return _stats_of(made, steps, num_skipped)
 
     @property
     def _wants_batches(self) -> bool:
@@ -418,26 +419,16 @@ class AsyncCollector(Collector[CollectStats]):
     _takes_stragglers = True
 
 
-class _Made:
-    def __init__(self) -> None:
-        self.steps = 0
-        self.skipped = 0
-        self._parts: list[tuple[Array, Array, Array]] = []
-
-    def add(self, ended: tuple[Array, Array, Array], steps: int) -> None:
-        self._parts.append(ended)
-        self.steps += steps
-
-    def stats(self) -> CollectStats:
-        columns, returns, lengths = (np.concatenate(same) for same in zip(*self._parts, strict=True))
-        order = np.argsort(columns, kind="stable")
-        return CollectStats(
-            n_collected_episodes=len(returns),
-            n_collected_steps=self.steps,
-            n_skipped_steps=self.skipped,
-            returns=returns[order],
-            lens=lengths[order],
-        )
+def _stats_of(ended: Sequence[tuple[Array, Array, Array]], steps: int, num_skipped: int = 0) -> CollectStats:
+    columns, returns, lengths = (np.concatenate(same) for same in zip(*ended, strict=True))
+    order = np.argsort(columns, kind="stable")
+    return CollectStats(
+        n_collected_episodes=len(returns),
+        n_collected_steps=steps,
+        n_skipped_steps=num_skipped,
+        returns=returns[order],
+        lens=lengths[order],
+    )
 
 
 def _skipped(block: Block, is_open: Array) -> Array:

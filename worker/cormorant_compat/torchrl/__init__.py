@@ -19,19 +19,17 @@ if TYPE_CHECKING:
         MultiaSyncDataCollector,
         MultiSyncCollector,
         MultiSyncDataCollector,
-        SyncDataCollector,
-        aSyncDataCollector,
-    )
-    from cormorant_compat.torchrl.plain_env import MultiThreadedEnv, MultiThreadedEnvWrapper
-    from cormorant_compat.torchrl.ray_collector import RayCollector
-    from cormorant_compat.torchrl.recipes import (
         OffPolicyCollectorConfig,
         OnPolicyCollectorConfig,
+        SyncDataCollector,
+        aSyncDataCollector,
         make_collector_offpolicy,
         make_collector_onpolicy,
         sync_async_collector,
         sync_sync_collector,
     )
+    from cormorant_compat.torchrl.plain_env import MultiThreadedEnv, MultiThreadedEnvWrapper
+    from cormorant_compat.torchrl.ray_collector import RayCollector
 
 __all__ = [
     "AsyncCollector",
@@ -55,11 +53,7 @@ __all__ = [
 ]
 
 _ENVS = ("MultiThreadedEnv", "MultiThreadedEnvWrapper")
-_HOMES = {
-    **{name: "recipes" for name in __all__ if name.endswith("Config") or name.startswith(("make_", "sync_"))},
-    "FleetCollector": "collector",
-    "RayCollector": "ray_collector",
-}
+_HOMES = {"FleetCollector": "collector", "RayCollector": "ray_collector"}
 """Modules of the names that are not in `collectors`."""
 
 

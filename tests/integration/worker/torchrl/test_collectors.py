@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,7 +26,7 @@ from cormorant_compat.torchrl.plan import next_seed
 from cormorant_testing.check import Checker
 from cormorant_testing.collecting import make_job
 from cormorant_testing.envs import IDENT_MODULUS, CountingEnv
-from cormorant_testing.policies import Versioned, numbered
+from cormorant_testing.policies import Versioned, constant, numbered
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import WeightsMismatch, WorkerFailed
 from cormorant_worker.launch import make_collector as stand_alone
@@ -245,15 +246,7 @@ def test_the_last_frame_is_truncated_unless_it_terminated() -> None:
 
 @pytest.mark.slow
 def test_each_collector_may_have_a_policy_of_its_own() -> None:
-    class Constant(nn.Module):
-        def __init__(self, number: int) -> None:
-            super().__init__()
-            self.number = number
-
-        def forward(self, observation: Any) -> Any:
-            return torch.full((len(observation),), self.number)
-
-    factories = [lambda: Constant(1), lambda: Constant(4)]
+    factories = [partial(constant, None, None, action=action) for action in (1, 4)]
     with sync_sync_collector(make, None, 1, 2, policy_factory=factories, frames_per_batch=8) as collector:
         assert collector.next()["action"].tolist() == [[1] * 4, [4] * 4]
 

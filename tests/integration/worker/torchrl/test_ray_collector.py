@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch import nn
 from cormorant_compat.torchrl import RayCollector
 from cormorant_testing.check import Checker, attempt_of
 from cormorant_testing.envs import CountingEnv
-from cormorant_testing.policies import Versioned, numbered
+from cormorant_testing.policies import Versioned, constant, numbered
 from cormorant_worker.errors import StateError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(600)]
@@ -412,18 +413,10 @@ def test_collectors_that_have_ended_need_no_weights() -> None:
 
 
 def test_actors_have_own_factories_and_split_trajectories() -> None:
-    class Constant(nn.Module):
-        def __init__(self, number: int) -> None:
-            super().__init__()
-            self.number = number
-
-        def forward(self, observation: Any) -> Any:
-            return torch.full((len(observation),), self.number)
-
     with RayCollector(
         CountingEnv, num_collectors=2, sync=True, frames_per_batch=20,
         create_env_kwargs=[{"lengths": 5}, {"lengths": 2}],
-        policy_factory=[lambda: Constant(1), lambda: Constant(4)], split_trajs=True, **FREE,
+        policy_factory=[partial(constant, None, None, action=action) for action in (1, 4)], split_trajs=True, **FREE,
     ) as collector:  # fmt: skip
         batch = collector.next()
         mask = batch["collector", "mask"]

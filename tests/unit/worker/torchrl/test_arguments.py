@@ -17,11 +17,11 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from cormorant_compat.torchrl import OffPolicyCollectorConfig, OnPolicyCollectorConfig, sync_sync_collector
+from cormorant_compat.torchrl.collectors import make_collector_onpolicy
 from cormorant_compat.torchrl.makers import share_out
 from cormorant_compat.torchrl.plan import CollectionPlan, next_seed
 from cormorant_compat.torchrl.policy import OnTensorDicts, as_policy, read_weights
-from cormorant_compat.torchrl.recipes import make_collector_onpolicy
-from cormorant_compat.torchrl.settings import broadcast, exploration_of, limit, read_settings
+from cormorant_compat.torchrl.settings import exploration_of, limit, read_settings
 from cormorant_testing.envs import CountingEnv
 from cormorant_worker.collect.overrides import WorkerOverrides, read_overrides
 from cormorant_worker.errors import WeightsError
@@ -175,12 +175,6 @@ def test_exploration_types_are_read_from_strings_and_enums() -> None:
 def test_the_seed_that_comes_next_is_torchrls() -> None:
     # As torchrl 0.14.1 returns them for 1, 2 and 3 environments.
     assert [next_seed(0, links) for links in (1, 2, 3)] == [795726461, 2841183792, 2309840538]
-
-
-def test_lists_of_another_length_are_refused() -> None:
-    assert broadcast(1, "policy_factory", 2) == [1, 1]
-    with pytest.raises(ValueError, match="policy_factory has 3 entries for 2 collectors"):
-        broadcast([1, 2, 3], "policy_factory", 2)
 
 
 def test_configs_have_torchrls_defaults_and_fields() -> None:

@@ -60,7 +60,6 @@ class ListBuffer(list[Any]):
         ({"weight_sync_schemes": {"policy": object()}}, ValueError, "weight_sync_schemes .*object.* was given"),
         ({"weight_updater": 3}, TypeError, "weight_updater is a int, which has no push_weights"),
         ({"weight_updater": dict}, TypeError, "weight_updater is a dict, which has no push_weights"),
-        ({"replay_buffer": 3}, ValueError, "replay_buffer is a int, which has no extend"),
         ({"trajs_per_batch": 0}, ValueError, "trajs_per_batch 0"),
         ({"trajs_per_batch": 2, "split_trajs": True}, ValueError, "come split already"),
         ({"trajs_per_batch": 2, "set_truncated": True}, ValueError, "set_truncated with trajs_per_batch"),
@@ -69,9 +68,6 @@ class ListBuffer(list[Any]):
             ValueError,
             "buffer_in_workers=False",
         ),
-        ({"frames_per_batch": 0}, ValueError, "frames_per_batch 0"),
-        ({"total_frames": -5}, ValueError, "total_frames -5"),
-        ({"device": ["cpu"] * 3}, ValueError, "device has 3 devices for 2 collectors"),
         ({"device": "cuda:99"}, ValueError, "device cuda:99 does not exist"),
         ({"collector_kwargs": [{}, {"policy_device": "xpu"}]}, ValueError, "policy_device xpu cannot be used here"),
         (
