@@ -98,28 +98,20 @@ def test_on_policy_learners_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("gap_s", "before", "after"),
     [
-        pytest.param({}, {"pod_uid": "head-2"}, id="another head"),
-        pytest.param({}, {"sizes": {"cpu": 3}}, id="another size"),
-        pytest.param({"is_resizing": True}, {}, id="resizing"),
+        pytest.param(40, {}, {"pod_uid": "head-2"}, id="another head"),
+        pytest.param(40, {}, {"sizes": {"cpu": 3}}, id="another size"),
+        pytest.param(40, {"is_resizing": True}, {}, id="resizing"),
+        pytest.param(300, {}, {}, id="a gap between answers"),
     ],
 )
-def test_evidence_is_of_one_head_and_one_size(before: dict[str, object], after: dict[str, object]) -> None:
+def test_evidence_is_of_one_head_and_one_size(gap_s: int, before: dict[str, object], after: dict[str, object]) -> None:
     state = JobState()
-    for at, changes in ((0, before), (40, after)):
+    for at, changes in ((0, before), (gap_s, after)):
         waits = Waits(consumer_s=float(at), idle_s={"cpu": 0.0}, worker_s={"cpu": 2.0 * at}, is_settled=True)
         answer = HeadAnswer(pod_uid="head-1", phase="Running", frames=0, sizes={"cpu": 2}, waits=waits)
         answer = replace(answer, **changes)  # type: ignore[arg-type]  # fields by name
-        state.record_answer(answer, at=BEGIN + timedelta(seconds=at), max_gap_s=60)
-    assert state.wait_shares == ()
-
-
-def test_a_gap_between_answers_is_no_evidence() -> None:
-    state = JobState()
-    for at in (0, 300):
-        waits = Waits(consumer_s=float(at), idle_s={}, worker_s={}, is_settled=True)
-        answer = HeadAnswer(pod_uid="head-1", phase="Running", frames=0, sizes={"cpu": 2}, waits=waits)
         state.record_answer(answer, at=BEGIN + timedelta(seconds=at), max_gap_s=60)
     assert state.wait_shares == ()
 

@@ -105,22 +105,14 @@ def test_failure_record_stays_until_the_successor_is_healthy() -> None:
     assert [pod for pod in world.pods.values() if pod.phase == "Failed"] == []
 
 
-def test_worker_on_a_lost_node_gets_a_new_name_at_once() -> None:
-    world = running()
-    old = world.live()[0].name
-    world.lose(old)
-    world.settle()
-    assert world.slots() == ["cpu-0", "cpu-1"]
-    assert world.live()[0].name != old
-    assert world.live()[0].attempt == 1
-    assert old in world.pods, "it is not deleted by force"
-
-
-def test_pod_that_comes_back_from_a_lost_node_is_superseded() -> None:
+def test_worker_on_a_lost_node_is_followed_at_once_and_superseded() -> None:
     world = running()
     old = world.live()[0]
     world.lose(old.name)
     world.settle()
+    assert world.slots() == ["cpu-0", "cpu-1"]
+    assert (world.live()[0].name != old.name, world.live()[0].attempt) == (True, 1)
+    assert old.name in world.pods, "it is not deleted by force"
     world.start_all()
     # Without our own check of two live pods: the cluster brings it back, not we.
     world.pods[old.name] = replace(old, phase="Running")
@@ -488,12 +480,8 @@ def test_pods_of_an_earlier_job_of_that_name_are_never_adopted() -> None:
     assert world.plan().due == world.now + timedelta(seconds=30)
 
 
-def test_longest_names_fit() -> None:
-    longest = names.worker_pod("j" * 40, "uid", group="g" * 10, index=9999, attempt=10**6)
-    assert len(longest) <= 63
-
-
-def test_two_jobs_of_one_name_share_no_pod_name_and_no_selector() -> None:
+def test_names_fit_and_two_jobs_of_one_name_share_none() -> None:
+    assert len(names.worker_pod("j" * 40, "uid", group="g" * 10, index=9999, attempt=10**6)) <= 63
     first = names.worker_pod("pong", "uid-a", group="cpu", index=0, attempt=0)
     assert first != names.worker_pod("pong", "uid-b", group="cpu", index=0, attempt=0)
     assert names.worker_selector("uid-a", group="cpu") != names.worker_selector("uid-b", group="cpu")

@@ -46,21 +46,17 @@ def test_scaling_down_waits_for_finished_workers() -> None:
     assert world.slots() == ["cpu-0", "cpu-1"]
 
 
-def test_scaling_down_does_not_wait_for_ever() -> None:
+@pytest.mark.parametrize("is_taken_back", [False, True])
+def test_scaling_down_waits_for_a_silent_head_no_longer_than_a_drain(*, is_taken_back: bool) -> None:
     world = running(replicas=2, runPolicy={"drainSeconds": 100, "progressDeadlineSeconds": 0})
     world.is_silent = True
     world.apply(replicas=1)
-    assert len(world.live()) == 2
+    assert [pod.retiring_since is None for pod in world.live()] == [True, False]
+    if is_taken_back:
+        world.apply(replicas=2)
+        assert [pod.retiring_since for pod in world.live()] == [None, None]
     world.wait(100)
-    assert world.slots() == ["cpu-0"]
-
-
-def test_scaling_up_again_takes_the_mark_of_retirement_away() -> None:
-    world = running(replicas=2)
-    world.is_silent = True
-    world.apply(replicas=1)
-    world.apply(replicas=2)
-    assert [pod.retiring_since for pod in world.live()] == [None, None]
+    assert len(world.live()) == 1 + is_taken_back
 
 
 def test_no_worker_at_all_pauses_the_fleet() -> None:
@@ -174,13 +170,16 @@ def test_head_that_ends_with_0_completes_the_job_and_workers_go() -> None:
     assert world.plan().actions == (DeleteJob(),)
 
 
-def test_finished_job_without_a_ttl_stays() -> None:
+def test_finished_job_without_a_ttl_stays_as_it_is() -> None:
     world = running()
     world.finish("pong-head-1", exit_code=0)
     world.settle()
     world.tick(10 * 365 * 86_400)
     plan = world.plan()
     assert (plan.actions, plan.due) == ((), None)
+    world.pods.clear()
+    world.edit(replicas=5)
+    assert world.plan().is_empty
 
 
 @pytest.mark.parametrize(("policy", "left"), [("None", 3), ("Workers", 1), ("All", 0)])
@@ -190,15 +189,6 @@ def test_clean_pod_policy(policy: str, left: int) -> None:
     world.settle()
     world.tick(60)
     assert len(world.pods) == left
-
-
-def test_completed_job_never_goes_back() -> None:
-    world = running()
-    world.finish("pong-head-1", exit_code=0)
-    world.settle()
-    world.pods.clear()
-    world.edit(replicas=5)
-    assert world.plan().is_empty
 
 
 def test_completion_that_nobody_saw_is_found_again() -> None:

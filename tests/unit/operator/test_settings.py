@@ -22,21 +22,13 @@ def test_defaults(key: str) -> None:
     assert "kkk" not in repr(settings)
 
 
-def test_namespaces_and_lease(key: str) -> None:
-    given = ["--key-file", key, "--image", "i", "--namespace", "a", "--namespace", "b", "--lease", "ns/op"]
-    settings = read_settings(given)
+def test_what_is_given(key: str) -> None:
+    given = "--namespace a --namespace b --lease ns/op --network-policies --open-to-cidr 10.0.0.0/8 --any-user"
+    more = "--architecture amd64 --architecture arm64"
+    settings = read_settings(["--key-file", key, "--image", "i", *given.split(), *more.split()])
     assert (settings.namespaces, settings.lease) == (("a", "b"), ("ns", "op"))
-
-
-def test_network_policies(key: str) -> None:
-    given = ["--key-file", key, "--image", "i", "--network-policies", "--open-to-cidr", "10.0.0.0/8"]
-    defaults = read_settings(given).defaults
+    defaults = settings.defaults
     assert (defaults.has_network_policies, defaults.open_to_cidrs) == (True, ("10.0.0.0/8",))
-
-
-def test_what_pods_are_given(key: str) -> None:
-    given = ["--key-file", key, "--image", "i", "--architecture", "amd64", "--architecture", "arm64", "--any-user"]
-    defaults = read_settings(given).defaults
     assert (defaults.architectures, defaults.has_fixed_user) == (("amd64", "arm64"), False)
 
 

@@ -10,7 +10,6 @@ from cormorant_operator.decide.plan import (
     CreatePod,
     CreateTokens,
     DeletePod,
-    SetDesired,
 )
 from cormorant_operator.job_state import Refusal, RefusalKind
 from cormorant_operator.pods import Obstacle
@@ -97,18 +96,6 @@ def test_unschedulable_pods_fail_the_job_where_it_is_told_so() -> None:
     world = unschedulable(onUnschedulable="Fail")
     world.wait(600)
     assert world.condition("Failed") == "True/Unschedulable"
-
-
-def test_scale_to_fit_does_not_count_unschedulable_pods() -> None:
-    world = unschedulable(onUnschedulable="ScaleToFit")
-    world.tick(600)
-    world.collect(1000)
-    plan = world.step()
-    assert [dict(action.sizes) for action in of_kind(plan.actions, SetDesired)] == [{"cpu": 2}]
-    assert of_kind(plan.actions, DeletePod) == []
-    world.settle()
-    world.start_all()
-    assert [dict(action.sizes) for action in of_kind(world.step().actions, SetDesired)] == [{"cpu": 4}]
 
 
 def test_unpullable_image_is_reported_until_the_startup_deadline() -> None:
@@ -338,18 +325,16 @@ def test_answering_head_without_frames_is_stalled_and_restarted() -> None:
 
 @pytest.mark.parametrize("on_stall", ["Restart", "Fail"])
 def test_operator_that_was_away_leaves_healthy_jobs_alone(on_stall: str) -> None:
-    worlds = [running(runPolicy={"onStall": on_stall, "startupDeadlineSeconds": 900}) for _ in range(50)]
-    for world in worlds:
-        pods = set(world.pods)
-        world.restart_operator()
-        world.tick(10_000)
-        world.settle()  # it leads again, and has asked no head yet
-        world.wait(599)
-        world.collect(4_000_000)
-        world.settle()
-        assert set(world.pods) == pods
-        assert (world.condition("Failed"), world.condition("Stalled")) == ("", "False/NotStalled")
-        assert of_kind(world.done, DeletePod) == []
+    world = running(runPolicy={"onStall": on_stall, "startupDeadlineSeconds": 900})
+    pods = set(world.pods)
+    world.restart_operator()
+    world.wait(10_000)  # it leads again, and has asked no head yet
+    world.wait(599)
+    world.collect(4_000_000)
+    world.settle()
+    assert set(world.pods) == pods
+    assert (world.condition("Failed"), world.condition("Stalled")) == ("", "False/NotStalled")
+    assert of_kind(world.done, DeletePod) == []
 
 
 def test_restarted_operator_restarts_the_stall_deadline() -> None:
