@@ -14,14 +14,20 @@ _FEWEST_FOR_A_BAND = 5
 _MEANS = ("per_second", "mean_return", "return_low", "return_high", "mean_length", "staleness")
 
 
-class Recorder:
-    """Turns a fleet's counters into samples. One thread."""
+class Past:
+    """Samples so far, and the next one from the fleet's counters. Not thread-safe; `sample` has one caller."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fine: int = _FINE, coarse: int = _COARSE) -> None:
+        """`fine`: newest samples kept unmerged. `coarse`: even limit for the whole run; past it, pairs are merged."""
+        self._fine: deque[Sample] = deque(maxlen=fine)
+        self._coarse: list[Sample] = []
+        self._most_coarse = coarse
+        self._stride = 1
+        self._open: list[Sample] = []
         self._spent: Mapping[str, float] | None = None
 
     def sample(self, stats: FleetStats, *, at: float, per_second: float) -> Sample:
-        """One sample; `at` in seconds since 1970, `per_second` in frames."""
+        """The next sample, for `add`; `at` in seconds since 1970, `per_second` in frames."""
         returns, lengths = stats.recent_returns, stats.recent_lengths
         low = high = None
         if len(returns) >= _FEWEST_FOR_A_BAND:
@@ -49,18 +55,6 @@ class Recorder:
         grown = {name: max(0.0, seconds - before[name]) for name, seconds in spent.items()}
         total = sum(grown.values())
         return {name: round(seconds / total, 4) for name, seconds in grown.items() if seconds} if total else {}
-
-
-class Past:
-    """Samples so far. Not thread-safe."""
-
-    def __init__(self, *, fine: int = _FINE, coarse: int = _COARSE) -> None:
-        """`fine`: newest samples kept unmerged. `coarse`: even limit for the whole run; past it, pairs are merged."""
-        self._fine: deque[Sample] = deque(maxlen=fine)
-        self._coarse: list[Sample] = []
-        self._most_coarse = coarse
-        self._stride = 1
-        self._open: list[Sample] = []
 
     def add(self, sample: Sample) -> None:
         self._fine.append(sample)

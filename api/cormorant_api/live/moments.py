@@ -13,7 +13,7 @@ import yaml
 
 from cormorant_api.control.event_ring import Ring
 from cormorant_api.head import Head
-from cormorant_api.live.history import Past, Recorder
+from cormorant_api.live.history import Past
 from cormorant_api.live.previews import find_picture, size_of
 from cormorant_api.status import describe, describe_worker
 from cormorant_contract.rest.base import Answer
@@ -41,7 +41,6 @@ class Moments(Ring[bytes]):
     def __init__(self, head: Head) -> None:
         super().__init__(_KEPT, most_listeners=128)
         self._head = head
-        self._recorder = Recorder()
         document = head.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
         self._manifest = str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
         self._lock = threading.Lock()
@@ -64,7 +63,7 @@ class Moments(Ring[bytes]):
         if now < self._next_at - _SLACK_S:
             return
         self._next_at = now + _EVERY_S
-        sample = self._recorder.sample(stats, at=time.time(), per_second=self._head.rates.rate())
+        sample = self._past.sample(stats, at=time.time(), per_second=self._head.rates.rate())
         with self._lock:
             self._past.add(sample)
         if not self.listeners:
@@ -90,14 +89,16 @@ class Moments(Ring[bytes]):
         if frame and time.monotonic() - made_at < _EVERY_S:
             return [frame], known
         layout = self._head.running.fleet.layout
-        picture = find_picture(layout.observation)
+        size = None
+        if (picture := find_picture(layout.observation)) is not None:
+            height, width = size_of(layout.observation[picture].shape)
+            size = PictureSize(height=height, width=width)
         events, _ = self._events_from(0)
         with self._lock:
             past = self._past.told()
-        height, width = size_of(picture) if picture is not None else (0, 0)
         opening = Opening(
             num_envs=layout.num_envs,
-            picture=PictureSize(height=height, width=width) if picture is not None else None,
+            picture=size,
             history=past,
             moment=self._moment(stats, events, self._lines_from(0), None, tells_workers=True),
             manifest=self._manifest,

@@ -6,9 +6,7 @@ import struct
 import threading
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,7 +20,6 @@ _FRESH_S = 0.2
 _SPACING_S = 0.02
 """Shortest time between two requests to workers."""
 _MOST_ASKING = 4
-_MOST_KEPT = 64
 _SMALLEST = 4
 _LARGEST = 480
 """Longest side in pixels; larger images are subsampled."""
@@ -36,7 +33,8 @@ class Previews:
         self._head = head
         self._lock = threading.Lock()
         """Guards everything below."""
-        self._kept: OrderedDict[tuple[str, int], tuple[float, bytes]] = OrderedDict()
+        self._kept: dict[tuple[str, int], tuple[float, bytes]] = {}
+        """When each was made, and the PNG."""
         self._asking = 0
         self._next_at = 0.0
 
@@ -68,7 +66,7 @@ class Previews:
             self._asking += 1
             self._next_at = now + _SPACING_S
         try:
-            return await self._head.bulk(self._ask, worker, env, picture.leaf)
+            return await self._head.bulk(self._ask, worker, env, picture)
         finally:
             with self._lock:
                 self._asking -= 1
@@ -84,36 +82,28 @@ class Previews:
             raise ApiError(ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known) from None
         png = png_of(newest_frame(pixels))
         with self._lock:
-            self._kept[worker, env] = time.monotonic(), png
-            self._kept.move_to_end((worker, env))
-            while len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
+            now = time.monotonic()
+            self._kept = {key: kept for key, kept in self._kept.items() if now - kept[0] < _FRESH_S}
+            self._kept[worker, env] = now, png
         return png
 
 
 # Observations as images. S frames of a stack, H rows, W columns, C channels.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    leaf: int
-    """Index in the layout."""
-    shape: tuple[int, ...]
-
-
-def find_picture(leaves: Sequence[Leaf]) -> Picture | None:
-    """The largest uint8 leaf with image shape; None if there is none."""
+def find_picture(leaves: Sequence[Leaf]) -> int | None:
+    """Index of the largest uint8 leaf with image shape; None if there is none."""
     found = [
-        Picture(leaf=i, shape=leaf.shape)
+        i
         for i, leaf in enumerate(leaves)
         if leaf.dtype == np.uint8 and len(leaf.shape) in (2, 3, 4) and min(_sides(leaf.shape)) >= _SMALLEST
     ]
-    return max(found, key=lambda picture: int(np.prod(picture.shape)), default=None)
+    return max(found, key=lambda i: int(np.prod(leaves[i].shape)), default=None)
 
 
-def size_of(picture: Picture) -> tuple[int, int]:
+def size_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """Height and width in pixels of the result of `newest_frame`."""
-    height, width = _sides(picture.shape)
+    height, width = _sides(shape)
     thin = _thinning(height, width)
     return -(-height // thin), -(-width // thin)
 

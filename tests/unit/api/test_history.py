@@ -1,8 +1,8 @@
-"""What the live page plots: `Past` and `Recorder`."""
+"""What the live page plots: `Past`."""
 
 from dataclasses import replace
 
-from cormorant_api.live.history import Past, Recorder
+from cormorant_api.live.history import Past
 from cormorant_contract.rest.live import Sample
 from cormorant_testing.stats import group_stats, make_stats
 from cormorant_worker.logs import LogTail
@@ -46,28 +46,28 @@ def test_merged_samples_leave_out_what_is_unknown() -> None:
 
 
 def test_sample_has_band_length_staleness_and_shares() -> None:
-    recorder = Recorder()
+    past = Past()
     groups = {"cpu": group_stats(spent_s={"env": 10.0, "idle": 5.0}, min_version=3)}
     stats = make_stats(recent_returns=tuple(map(float, range(11))), recent_lengths=(2, 4), version=5, groups=groups)
-    first = recorder.sample(stats, at=100.0, per_second=12.34)
+    first = past.sample(stats, at=100.0, per_second=12.34)
     assert (first.mean_return, first.return_low, first.return_high) == (5.0, 1.0, 9.0)
     assert (first.mean_length, first.staleness, first.time_shares) == (3.0, 2.0, {})
     later = {"cpu": group_stats(spent_s={"env": 13.0, "idle": 6.0}, min_version=5)}
-    second = recorder.sample(replace(stats, groups=later), at=101.0, per_second=12.34)
+    second = past.sample(replace(stats, groups=later), at=101.0, per_second=12.34)
     assert (second.staleness, second.time_shares) == (0.0, {"env": 0.75, "idle": 0.25})
 
 
 def test_worker_that_takes_its_time_along_gives_no_negative_share() -> None:
-    recorder = Recorder()
-    recorder.sample(make_stats(groups={"cpu": group_stats(spent_s={"env": 10.0})}), at=1.0, per_second=0)
-    after = recorder.sample(
+    past = Past()
+    past.sample(make_stats(groups={"cpu": group_stats(spent_s={"env": 10.0})}), at=1.0, per_second=0)
+    after = past.sample(
         make_stats(groups={"cpu": group_stats(spent_s={"env": 4.0, "idle": 1.0})}), at=2.0, per_second=0
     )
     assert after.time_shares == {"idle": 1.0}
 
 
 def test_few_returns_have_no_band() -> None:
-    made = Recorder().sample(make_stats(recent_returns=(1.0, 2.0)), at=0.0, per_second=0)
+    made = Past().sample(make_stats(recent_returns=(1.0, 2.0)), at=0.0, per_second=0)
     assert (made.return_low, made.return_high) == (None, None)
 
 
