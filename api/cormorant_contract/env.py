@@ -6,7 +6,7 @@ from pydantic import Field, WithJsonSchema
 
 from cormorant_contract.base import INT32_MAX, Contract, Count32, Entrypoint, JsonObject, Whole
 from cormorant_contract.info import InfoKeys
-from cormorant_contract.rule import Rule, Value, each_once
+from cormorant_contract.rule import Rule, Value, each_once, exactly_one
 from cormorant_contract.variants import Variant, Variants
 
 MAX_NUM_ENVS = 65536
@@ -118,17 +118,14 @@ class GymnasiumEnv(Contract):
     @classmethod
     def rules(cls) -> "tuple[Rule[GymnasiumEnv], ...]":
         return (
-            Rule(
-                cel="has(self.id) != has(self.entrypoint)",
-                holds=lambda env: (env.id is None) != (env.entrypoint is None),
-                sentence="exactly one of id and entrypoint is required, found {found}; "
+            exactly_one(
+                "id",
+                "entrypoint",
                 "write id for a registered environment, or entrypoint for a factory of your own",
-                values={
-                    "found": Value(
-                        cel="has(self.id) ? 'id ' + self.id + ' and entrypoint ' + self.entrypoint : 'neither'",
-                        get=lambda env: "neither" if env.id is None else f"id {env.id} and entrypoint {env.entrypoint}",
-                    )
-                },
+                found=Value(
+                    cel="has(self.id) ? 'id ' + self.id + ' and entrypoint ' + self.entrypoint : 'neither'",
+                    get=lambda env: "neither" if env.id is None else f"id {env.id} and entrypoint {env.entrypoint}",
+                ),
             ),
         )
 
@@ -177,17 +174,7 @@ class Env(Contract):
     @classmethod
     def rules(cls) -> "tuple[Rule[Env], ...]":
         return (
-            Rule(
-                cel="has(self.envpool) != has(self.gymnasium)",
-                holds=lambda env: (env.envpool is None) != (env.gymnasium is None),
-                sentence="exactly one of envpool and gymnasium is required, found {found}; write one of the two blocks",
-                values={
-                    "found": Value(
-                        cel="has(self.envpool) ? 'both' : 'neither'",
-                        get=lambda env: "neither" if env.envpool is None else "both",
-                    )
-                },
-            ),
+            exactly_one("envpool", "gymnasium", "write one of the two blocks"),
             each_once("info", "the key {twice} occurs twice in info; write each key once", key="key"),
             each_once(
                 "variants", "the name {twice} occurs twice in variants; give each variant a name of its own", key="name"

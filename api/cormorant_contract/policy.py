@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cormorant_contract.base import IMAGE_PATTERN, Contract, Entrypoint, Flag, JsonObject, Label, Text
-from cormorant_contract.rule import Rule, Value
+from cormorant_contract.rule import Rule, Value, exactly_one
 
 
 class RandomPolicy(Contract):
@@ -47,19 +47,16 @@ class Policy(Contract):
     @classmethod
     def rules(cls) -> "tuple[Rule[Policy], ...]":
         return (
-            Rule(
-                cel="has(self.random) != has(self.entrypoint)",
-                holds=lambda policy: (policy.random is None) != (policy.entrypoint is None),
-                sentence="exactly one of random and entrypoint is required, found {found}; "
+            exactly_one(
+                "random",
+                "entrypoint",
                 "write random: {} for random actions, or the entrypoint of a factory",
-                values={
-                    "found": Value(
-                        cel="has(self.random) ? 'random and entrypoint ' + self.entrypoint : 'neither'",
-                        get=lambda policy: (
-                            "neither" if policy.random is None else f"random and entrypoint {policy.entrypoint}"
-                        ),
-                    )
-                },
+                found=Value(
+                    cel="has(self.random) ? 'random and entrypoint ' + self.entrypoint : 'neither'",
+                    get=lambda policy: (
+                        "neither" if policy.random is None else f"random and entrypoint {policy.entrypoint}"
+                    ),
+                ),
             ),
             Rule(
                 cel="has(self.entrypoint) || (self.compile == 'off' && self.dtype == 'float32')",
@@ -98,17 +95,15 @@ class Code(Contract):
     @classmethod
     def rules(cls) -> "tuple[Rule[Code], ...]":
         return (
-            Rule(
-                cel="has(self.configMap) != has(self.image)",
-                holds=lambda code: (code.config_map is None) != (code.image is None),
-                sentence="exactly one of configMap and image is required, found {found}; write one",
-                values={
-                    "found": Value(
-                        cel="has(self.image) ? 'configMap ' + self.configMap + ' and image ' + self.image : 'neither'",
-                        get=lambda code: (
-                            "neither" if code.image is None else f"configMap {code.config_map} and image {code.image}"
-                        ),
-                    )
-                },
+            exactly_one(
+                "configMap",
+                "image",
+                "write one",
+                found=Value(
+                    cel="has(self.image) ? 'configMap ' + self.configMap + ' and image ' + self.image : 'neither'",
+                    get=lambda code: (
+                        "neither" if code.image is None else f"configMap {code.config_map} and image {code.image}"
+                    ),
+                ),
             ),
         )

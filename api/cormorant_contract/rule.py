@@ -96,3 +96,20 @@ def each_once(path: str, sentence: str, *, key: str = "") -> Rule[Any]:
         values={"twice": Value(get=twice)},
         path=(path,),
     )
+
+
+def exactly_one(first: str, second: str, remedy: str, *, found: Value[Any] | None = None) -> Rule[Any]:
+    """The rule that one of two optional fields is set. `found`: what was set instead, by default both or neither."""
+
+    def has(model: Any, name: str) -> bool:
+        return getattr(model, to_snake(name)) is not None
+
+    found = found or Value(
+        cel=f"has(self.{first}) ? 'both' : 'neither'", get=lambda model: "both" if has(model, first) else "neither"
+    )
+    return Rule(
+        cel=f"has(self.{first}) != has(self.{second})",
+        holds=lambda model: has(model, first) != has(model, second),
+        sentence=f"exactly one of {first} and {second} is required, found {{found}}; {remedy}",
+        values={"found": found},
+    )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cormorant_contract.base import LABEL_PATTERN, OPTIONAL_NAME_PATTERN, Contract, JsonObject, Whole
-from cormorant_contract.rule import Rule, Value
+from cormorant_contract.rule import Rule, exactly_one
 
 MAX_REPLICAS = 9999
 """A worker's index has at most four digits, so that pod names fit 63 characters."""
@@ -57,19 +57,7 @@ class HeadTls(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[HeadTls], ...]":
-        return (
-            Rule(
-                cel="has(self.secretName) != has(self.certManager)",
-                holds=lambda tls: (tls.secret_name is None) != (tls.cert_manager is None),
-                sentence="exactly one of secretName and certManager is required, found {found}; write one of the two",
-                values={
-                    "found": Value(
-                        cel="has(self.secretName) ? 'both' : 'neither'",
-                        get=lambda tls: "neither" if tls.secret_name is None else "both",
-                    )
-                },
-            ),
-        )
+        return (exactly_one("secretName", "certManager", "write one of the two"),)
 
 
 class Head(Contract):
