@@ -1,6 +1,5 @@
 """Shared memory that no crash can leak: it has a descriptor and no name."""
 
-import contextlib
 import mmap
 import os
 import tempfile
@@ -24,7 +23,12 @@ class SharedMemory:
         has no name.
         """
         try:
-            descriptor = _named_file(path) if path else anonymous_file("cormorant")
+            if path:
+                # A file of its own: who maps the one that was there before keeps that.
+                Path(path).unlink(missing_ok=True)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            else:
+                descriptor = anonymous_file("cormorant")
             os.ftruncate(descriptor, size_bytes)
             return cls(descriptor, size_bytes)
         except OSError as error:
@@ -40,13 +44,6 @@ class SharedMemory:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-
-
-def _named_file(path: str) -> int:
-    # A file of its own: who maps the one that was there before keeps that.
-    with contextlib.suppress(FileNotFoundError):
-        Path(path).unlink()
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 def anonymous_file(name: str) -> int:

@@ -54,7 +54,8 @@ def calibrate(task: EnvPoolTask, *, num_envs: int, max_threads: int, one_cpu: bo
         return Calibration(num_threads=1, step_seconds={})
     timed = {1: float(np.median(_times(task, num_envs=num_envs, num_threads=1, one_cpu=one_cpu)))}
     best = 1
-    for threads in _doublings(min(max_threads, num_envs)):
+    most = min(max_threads, num_envs)
+    for threads in [*(1 << power for power in range(1, (most - 1).bit_length())), most]:
         timed[threads] = float(np.median(_times(task, num_envs=num_envs, num_threads=threads)))
         if timed[threads] > timed[best] * _WORTH:
             break
@@ -62,17 +63,8 @@ def calibrate(task: EnvPoolTask, *, num_envs: int, max_threads: int, one_cpu: bo
     return Calibration(num_threads=best, step_seconds=timed)
 
 
-def _doublings(limit: int) -> list[int]:
-    found = []
-    threads = 2
-    while threads < limit:
-        found.append(threads)
-        threads *= 2
-    return [*found, limit]
-
-
 def _times(task: EnvPoolTask, *, num_envs: int, num_threads: int, one_cpu: bool = False) -> Array:
-    """Seconds of a few vector steps with random actions."""
+    # Seconds of a few vector steps with random actions.
     with started_threads() as pool_threads:
         env = EnvPoolVectorEnv(task, num_threads=num_threads, seeds=list(range(num_envs)))
     actor = RandomActor(env.action_space, seed=0)

@@ -32,7 +32,7 @@ from cormorant_worker.envs.env_row import BadObservation, EnvRow
 from cormorant_worker.envs.info import complete_fields
 from cormorant_worker.envs.saved import save_env
 from cormorant_worker.errors import EnvBuildError, EnvNotSaved, UnknownEnv
-from cormorant_worker.fork_loop import run
+from cormorant_worker.fork_server import run
 from cormorant_worker.wire.messages import MessageSocket, PeerGone
 
 

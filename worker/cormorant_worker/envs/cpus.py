@@ -26,22 +26,14 @@ def available_cpus() -> int:
         allowed = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS has no affinity
         allowed = os.cpu_count() or 1
-    quota = _cgroup_quota()
-    return max(1, min(allowed, int(quota))) if quota else allowed
-
-
-def _cgroup_quota() -> float:
-    """CPUs that the cgroup grants per period; 0 when there is no limit."""
-    try:
+    quota = 0.0
+    with suppress(OSError, ValueError):  # an unreadable limit is no limit
         if _QUOTA_V2.exists():
-            quota, period = _QUOTA_V2.read_text().split()
-            return 0.0 if quota == "max" else int(quota) / int(period)
-        if _QUOTA_V1.exists():
-            quota_us = int(_QUOTA_V1.read_text())
-            return quota_us / int(_PERIOD_V1.read_text()) if quota_us > 0 else 0.0
-    except (OSError, ValueError):
-        return 0.0  # an unreadable limit is no limit
-    return 0.0
+            limit, period = _QUOTA_V2.read_text().split()
+            quota = 0.0 if limit == "max" else int(limit) / int(period)
+        elif _QUOTA_V1.exists() and (limit_us := int(_QUOTA_V1.read_text())) > 0:
+            quota = limit_us / int(_PERIOD_V1.read_text())
+    return max(1, min(allowed, int(quota))) if quota else allowed
 
 
 log = structlog.get_logger()
@@ -124,7 +116,14 @@ class OneCpu:
                 return
             cpu = self.cpu
             if cpu is None or cpu not in self._before:
-                cpu = self._keep_to(_current_cpu())
+                cpu = int(Path("/proc/thread-self/stat").read_text().rpartition(")")[2].split()[36])
+                self._threads &= native_threads()  # some of them only built the environments
+                if not self._threads:
+                    raise ProcessLookupError("the pool's threads have ended")
+                self.cpu = cpu
+                for thread in self._threads:
+                    os.sched_setaffinity(thread, {cpu})
+                self._begin_window(self._on_cpu_ns())
             os.sched_setaffinity(0, {cpu})
         except OSError as error:  # no /proc, or no right to choose
             self._give_up(error)
@@ -163,16 +162,6 @@ class OneCpu:
         self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
         self._release()
 
-    def _keep_to(self, cpu: int) -> int:
-        self._threads &= native_threads()  # some of them only built the environments
-        if not self._threads:
-            raise ProcessLookupError("the pool's threads have ended")
-        self.cpu = cpu
-        for thread in self._threads:
-            os.sched_setaffinity(thread, {cpu})
-        self._begin_window(self._on_cpu_ns())
-        return cpu
-
     def _release(self) -> None:
         for thread in self._threads:
             self._free(thread)
@@ -197,7 +186,3 @@ class OneCpu:
             self._release()
         self._threads = frozenset()
         self.cpu = None
-
-
-def _current_cpu() -> int:
-    return int(Path("/proc/thread-self/stat").read_text().rpartition(")")[2].split()[36])

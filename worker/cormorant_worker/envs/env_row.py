@@ -162,7 +162,13 @@ class EnvRow:
         self.reset_kwargs: Mapping[str, Any] = {}
         """Given to the environment at every reset, beside the seed."""
         self._row = row
-        self._read_action = _action_reader(env.action_space, arrays.actions, row)
+        actions, build = row_views(arrays.actions, row), unflattener(env.action_space)
+        # A Python int, or copies: the environment may keep its action, and these rows are written again.
+        self._read_action: Callable[[], Any] = (
+            actions[0].item
+            if isinstance(env.action_space, gymnasium.spaces.Discrete)
+            else lambda: build([view.copy() for view in actions])
+        )
         self._write_obs = [self._writer(side.obs) for side in arrays.sides]
         self._write_final = [self._writer(side.final) for side in arrays.sides]
         self._write_info = [info_writer(info, row_views(side.info, row)) for side in arrays.sides] if info else []
@@ -275,12 +281,3 @@ def _has_nan(flat: Array) -> bool:
 def row_views(arrays: Arrays, row: int) -> list[Array]:
     """Writable views of one row, also where a leaf has the shape ()."""
     return [array[row : row + 1].reshape(array.shape[1:]) for array in arrays]
-
-
-def _action_reader(space: Space, actions: Arrays, row: int) -> Callable[[], Any]:
-    views = row_views(actions, row)
-    build = unflattener(space)
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return views[0].item  # a Python int
-    # Copies: the environment may keep its action, and these rows are written again.
-    return lambda: build([view.copy() for view in views])

@@ -76,29 +76,26 @@ class EnvFactory(EnvSource):
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            env = self._make_registered() if self.id else self._make_from_entrypoint()
+            limit = self.max_episode_steps or None
+            if self.id:
+                _check_registered(self.id)
+                env = _construct(
+                    lambda: gymnasium.make(self.id, max_episode_steps=limit, disable_env_checker=True, **self.kwargs),
+                    f"the environment {self.id}",
+                )
+            else:
+                make = load_object(self.entrypoint, what="environment")
+                env = _construct(lambda: make(**self.kwargs), f"the environment {self.entrypoint}")
+                env = _limit_episodes(env, limit) if limit else env
             for wrapper in self.wrappers:
                 env = _wrap(env, wrapper)
         leaves(env.observation_space, ("observation",))
         leaves(env.action_space, ("action",))
         return env
 
-    def _make_registered(self) -> Env:
-        _check_registered(self.id)
-        limit = self.max_episode_steps or None
-        return _construct(
-            lambda: gymnasium.make(self.id, max_episode_steps=limit, disable_env_checker=True, **self.kwargs),
-            f"the environment {self.id}",
-        )
 
-    def _make_from_entrypoint(self) -> Env:
-        make = load_object(self.entrypoint, what="environment")
-        env = _construct(lambda: make(**self.kwargs), f"the environment {self.entrypoint}")
-        return limit_episodes(env, self.max_episode_steps) if self.max_episode_steps else env
-
-
-def limit_episodes(env: Env, max_episode_steps: int) -> Env:
-    """Truncate after `max_episode_steps`, in the env's own TimeLimit where it has one: a longer limit counts too."""
+def _limit_episodes(env: Env, max_episode_steps: int) -> Env:
+    # In the env's own TimeLimit where it has one: a longer limit counts too.
     layer: Env = env
     while isinstance(layer, gymnasium.Wrapper):
         if isinstance(layer, TimeLimit):
@@ -214,9 +211,11 @@ class MadeEnvs(EnvSource):
             return self._built.pop(row)
         made = self.make(row)
         if not isinstance(made, gymnasium.Env):
-            raise EnvBuildError(
-                f"the environment maker {name_of(self._makers[row])} returned {why_unsupported(made) or _other(made)}"
+            what = why_unsupported(made) or (
+                f"a {type(made).__module__}.{type(made).__name__}; return a gymnasium.Env, or for TorchRL's collectors "
+                "also a TorchRL environment without a batch size"
             )
+            raise EnvBuildError(f"the environment maker {name_of(self._makers[row])} returned {what}")
         leaves(made.observation_space, ("observation",))
         leaves(made.action_space, ("action",))
         return made
@@ -235,13 +234,6 @@ class MadeEnvs(EnvSource):
 
 def _load(data: bytes) -> MadeEnvs:
     return MadeEnvs(pickle.loads(data))  # noqa: S301 - from our own parent
-
-
-def _other(made: object) -> str:
-    return (
-        f"a {type(made).__module__}.{type(made).__name__}; return a gymnasium.Env, or for TorchRL's collectors also a "
-        "TorchRL environment without a batch size"
-    )
 
 
 def name_of(maker: Callable[[], Any]) -> str:
@@ -263,7 +255,10 @@ def naming(variant: str) -> Iterator[None]:
 
 def check_spaces(found: Mapping[str, tuple[Space, Space]]) -> None:
     """Refuse variants of different spaces. `found`: observation and action space by the variant's name."""
-    words = {name: _words(*spaces) for name, spaces in found.items()}
+    words = {
+        name: f"observations {describe(observation)}, actions {describe(action)}"
+        for name, (observation, action) in found.items()
+    }
     (first, wanted), *others = words.items()
     for name, has in others:
         if has != wanted:
@@ -271,10 +266,6 @@ def check_spaces(found: Mapping[str, tuple[Space, Space]]) -> None:
                 f"variants {first} and {name} of spec.env.variants have different spaces: {first} has {wanted}; {name} "
                 f"has {has}; use kwargs or tasks whose spaces agree"
             )
-
-
-def _words(observation: Space, action: Space) -> str:
-    return f"observations {describe(observation)}, actions {describe(action)}"
 
 
 class VariantEnvs:

@@ -35,17 +35,14 @@ def probe(task: EnvPoolTask) -> None:
         raise EnvBuildError(f"a process that built {named} {how}; check its arguments{f': {last[-1]}' if last else ''}")
 
 
-def _step_a_little(task: EnvPoolTask) -> None:
-    env = EnvPoolVectorEnv(task, num_threads=1, seeds=list(range(_NUM_ENVS)))
-    env.start()
-    for _ in range(_STEPS):
-        env.send(env.dummy_actions, EVERY_ROW)
-        env.recv()
-
-
 if __name__ == "__main__":
     try:
         task_id, kwargs, limit = json.loads(sys.argv[1])
-        _step_a_little(EnvPoolTask(task_id=task_id, kwargs=kwargs, max_episode_steps=limit))
+        task = EnvPoolTask(task_id=task_id, kwargs=kwargs, max_episode_steps=limit)
+        env = EnvPoolVectorEnv(task, num_threads=1, seeds=list(range(_NUM_ENVS)))
+        env.start()
+        for _ in range(_STEPS):
+            env.send(env.dummy_actions, EVERY_ROW)
+            env.recv()
     except CormorantError as refused:
         sys.exit(str(refused))

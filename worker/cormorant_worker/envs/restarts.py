@@ -1,5 +1,6 @@
 """How often environments may be restarted, and the seeds of those that are."""
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -93,8 +94,13 @@ class Restarts:
             raise self._give_up(crash, f"{many} were used up, the limit")
         self._recent.append(now)
         self.count += 1
-        self._seeds[row] = self._next_seed(self._seeds[row])
-        return self._seeds[row]
+        for attempt in itertools.count(1):
+            drawn = np.random.SeedSequence(self._seeds[row], spawn_key=(attempt,)).generate_state(1)[0]
+            if (seed := int(drawn >> 1)) not in self._used:  # 31 bits
+                break
+        self._used.add(seed)
+        self._seeds[row] = seed
+        return seed
 
     def tell(self, crash: Crash, *, seconds: float) -> None:
         """Log that an environment was restarted: the first times with the traceback, always with the count."""
@@ -124,11 +130,3 @@ class Restarts:
             has_stepped=self.has_stepped,
             details=crash.details,
         )
-
-    def _next_seed(self, seed: int) -> int:
-        for attempt in range(1, 1 << 16):
-            derived = int(np.random.SeedSequence(seed, spawn_key=(attempt,)).generate_state(1)[0] >> 1)  # 31 bits
-            if derived not in self._used:
-                self._used.add(derived)
-                return derived
-        raise AssertionError("no unused seed in 65,535 draws from 2^31 numbers")

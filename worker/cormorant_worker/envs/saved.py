@@ -8,6 +8,7 @@ import base64
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import gymnasium
@@ -55,7 +56,8 @@ def save_env(env: Env) -> EnvState:
         elif isinstance(layer, OrderEnforcing | PassiveEnvChecker):
             states.append(None)
         elif names := _KEPT.get(type(layer)):
-            states.append(_plain({name: _get(layer, name) for name in names}))
+            values = ((name, attrgetter(name)(layer)) for name in names)
+            states.append(_plain({name: list(v) if isinstance(v, deque) else v for name, v in values}))
         else:
             raise EnvNotSaved(f"{type(layer).__name__} has no get_state and set_state")
     return states
@@ -76,7 +78,13 @@ def load_env(env: Env, states: EnvState) -> None:
         elif names := _KEPT.get(type(layer)):
             kept = _rich(state)
             for name in names:
-                _set(layer, name, kept[name])
+                path, _, last = name.rpartition(".")
+                owner = attrgetter(path)(layer) if path else layer
+                if isinstance(queue := getattr(owner, last), deque):
+                    queue.clear()
+                    queue.extend(kept[name])
+                else:
+                    setattr(owner, last, kept[name])
         elif not isinstance(layer, PassiveEnvChecker):
             raise StateError(f"{type(layer).__name__} has no set_state: the state was saved by another environment")
 
@@ -95,25 +103,6 @@ def unpack(state: bytes, *, num_envs: int) -> tuple[Sequence[EnvState], dict[str
     if len(envs) != num_envs:
         raise StateError(f"the state has {len(envs)} environments, this collector has {num_envs}")
     return envs, restarts
-
-
-def _get(layer: Any, name: str) -> Any:
-    *path, last = name.split(".")
-    for step in path:
-        layer = getattr(layer, step)
-    value = getattr(layer, last)
-    return list(value) if isinstance(value, deque) else value
-
-
-def _set(layer: Any, name: str, value: Any) -> None:
-    *path, last = name.split(".")
-    for step in path:
-        layer = getattr(layer, step)
-    if isinstance(found := getattr(layer, last), deque):
-        found.clear()
-        found.extend(value)
-    else:
-        setattr(layer, last, value)
 
 
 def _layers(env: Env) -> list[Any]:
