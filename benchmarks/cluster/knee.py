@@ -30,7 +30,7 @@ from benchmarks.cluster.upkeep import Objects, Raw
 from cormorant_contract.children import INDEX, JOB
 from cormorant_operator.controller import Controller
 from cormorant_operator.defaults import OperatorDefaults
-from cormorant_operator.errors import Conflict
+from cormorant_operator.errors import KubeConflict
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.kube.rate_limit import RateLimiter
 from cormorant_operator.settings import BURST, COUNTERS_SHARE, REQUESTS_PER_S
@@ -77,7 +77,7 @@ class PacedObjects(Objects):
         version = metadata.get("resourceVersion")
         if version not in (None, before["metadata"]["resourceVersion"]):
             self.refused += 1
-            raise Conflict(409, {"message": "the object has been modified"}, request="PATCH")
+            raise KubeConflict(409, {"message": "the object has been modified"}, request="PATCH")
         return self._store({**before, "status": manifest["status"]}, before=before)
 
     def read(self, kind: str) -> list[Raw]:

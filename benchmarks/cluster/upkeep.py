@@ -28,7 +28,7 @@ from benchmarks.cluster.process import move_heads, stub_heads
 from cormorant_operator.controller import Controller
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.defaults import OperatorDefaults
-from cormorant_operator.errors import NotFound
+from cormorant_operator.errors import KubeNotFound
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Job
 from cormorant_operator.kube.client import KubeClient
@@ -54,7 +54,7 @@ class Objects:
         try:
             return dict(json.loads(self._stored[kind, namespace, name]))
         except KeyError:
-            raise NotFound(404, {"message": f"{kind} {name} is not there"}, request="GET") from None
+            raise KubeNotFound(404, {"message": f"{kind} {name} is not there"}, request="GET") from None
 
     async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Raw:
         if is_dry_run or manifest["kind"] in ("Event", "Secret"):

@@ -26,7 +26,6 @@ Kind = str
 
 @dataclass(slots=True)
 class Member:
-    owner: str
     version: int
     fact: Pod | Workload | str
     name: str
@@ -157,7 +156,7 @@ class Cache:
             return self._remove(uid, is_job=False, version=version)
         record = self._records.setdefault(owner, JobRecord(raw["metadata"]["namespace"]))
         self.note_created(raw)
-        record.members[uid] = Member(owner, version, fact, raw["metadata"]["name"], raw["kind"])
+        record.members[uid] = Member(version, fact, raw["metadata"]["name"], raw["kind"])
         if isinstance(fact, Pod):
             record.pod_index.put(fact)
         if isinstance(fact, Workload):

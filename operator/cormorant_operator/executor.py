@@ -4,6 +4,7 @@ Stopping between any two actions is harmless, because the next plan starts from 
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -224,7 +225,9 @@ class Executor:
     async def _apply(self, job: Job, manifest: Manifest) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         if (kind, name) not in self._cache.record(job.uid).children:
-            await self._require_free_name(job, kind, name)
+            # Objects of an earlier job are never adopted.
+            with suppress(KubeNotFound):
+                await self._get_own(job, kind, name)
         try:
             self._cache.see(await self._api.apply(manifest))
         except KubeNotFound as error:
@@ -261,14 +264,11 @@ class Executor:
             self._cache.see(raw)
             log.info("workload_written", workload=found.name, namespace=namespace, parts=sorted(action.status))
 
-    async def _require_free_name(self, job: Job, kind: str, name: str) -> None:
-        """Raise NameTaken unless the name is free or the job's own. Objects of an earlier job are never adopted."""
-        try:
-            found = await self._api.get(kind, namespace=job.namespace, name=name)
-        except KubeNotFound:
-            return
+    async def _get_own(self, job: Job, kind: str, name: str) -> Raw:
+        found = await self._api.get(kind, namespace=job.namespace, name=name)
         if controller_uid(found) != job.uid:
             raise NameTaken(f"{kind} {name}", is_leaving=_is_leaving(found, job))
+        return found
 
     async def _create_tokens(self, job: Job, action: CreateTokens, state: JobState) -> None:
         """Create the token Secret, without permission to read or delete Secrets.
@@ -308,11 +308,7 @@ class Executor:
         except KubeConflict as conflict:
             if conflict.reason != "AlreadyExists":
                 raise
-        name = manifest["metadata"]["name"]
-        found = await self._api.get("ConfigMap", namespace=job.namespace, name=name)
-        if controller_uid(found) != job.uid:
-            raise NameTaken(f"ConfigMap {name}", is_leaving=_is_leaving(found, job))
-        return found
+        return await self._get_own(job, "ConfigMap", manifest["metadata"]["name"])
 
     async def _drop_tokens(self, job: Job, state: JobState) -> None:
         """Have Kubernetes delete a token Secret that others changed, by deleting its owner. It is created again at the

@@ -126,7 +126,7 @@ def refused_status(job: Unreadable, now: datetime) -> CollectorJobStatus | None:
 
 
 def _phase(view: View, draft: Draft) -> Phase:
-    """A one-word summary for people. No draft uses it."""
+    """A one-word summary for people. No decision uses it."""
     if draft.outcome is not None:
         return "Completed" if draft.outcome.type == "Completed" else "Failed"
     if draft.suspension != "no":

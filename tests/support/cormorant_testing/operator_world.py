@@ -126,7 +126,7 @@ class World:
     def record(self) -> JobRecord:
         """The job's objects, as an operator's cache has them."""
         members = {
-            f"{kind}/{name}": Member(owner=self.job.uid, version=1, fact=digest, name=name, kind=kind)
+            f"{kind}/{name}": Member(version=1, fact=digest, name=name, kind=kind)
             for (kind, name), digest in self.children.items()
         }
         return JobRecord(
