@@ -6,7 +6,6 @@ normalization statistics of a collector without a fleet. The weights are not in 
 """
 
 import json
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -123,8 +122,16 @@ def load_state(collector: Stateful, data: bytes, *, first_trajectory: int, rewin
             raise StateError(f"the state's {name} is {metadata[name]}, this collector's is {ours}; use the same job")
     if rewinds:
         _rewind(collector, metadata, arrays, first_trajectory=first_trajectory)
-    if collector.statistics is not None and "statistics" in metadata:
-        _restore_statistics(collector, collector.statistics, metadata["statistics"])
+    if (book := collector.statistics) is not None and "statistics" in metadata:
+        # The saved statistics act from now on, whatever the version of the weights is called here, until newer weights
+        # are offered. Weights that are offered again under a saved version get the statistics of that version.
+        saved = metadata["statistics"]
+        versions = {int(version): Statistics.of_document(document) for version, document in saved["versions"].items()}
+        book.reset(Statistics.of_document(saved["current"]), versions)
+        acting = Statistics.of_document(saved["acting"])
+        if collector.weights.normalizer is not None:
+            collector.weights.normalizer.use(acting)
+        book.stamp(collector.weights.version, acting)
     collector.frames, collector.warmup_left = metadata["frames"], metadata["warmup_left"]
 
 
@@ -153,18 +160,6 @@ def _rewind(collector: Stateful, metadata: dict[str, Any], arrays: dict[str, Arr
     if not has_envs:
         for env_group in collector.env_groups:
             env_group.restart()
-
-
-def _restore_statistics(collector: Stateful, book: StatisticsBook, saved: Mapping[str, Any]) -> None:
-    """Act with the saved statistics from now on, whatever the version of the weights is called here, until newer
-    weights are offered. Weights that are offered again under a saved version get the statistics of that version.
-    """
-    versions = {int(version): Statistics.of_document(document) for version, document in saved["versions"].items()}
-    book.reset(Statistics.of_document(saved["current"]), versions)
-    acting = Statistics.of_document(saved["acting"])
-    if collector.weights.normalizer is not None:
-        collector.weights.normalizer.use(acting)
-    book.stamp(collector.weights.version, acting)
 
 
 def _under(arrays: dict[str, Array], prefix: str) -> dict[str, Array]:

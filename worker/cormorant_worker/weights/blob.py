@@ -170,22 +170,17 @@ def to_bytes(weights: Weights) -> bytes:
 
 
 def in_models(weights: Mapping[str, torch.Tensor] | Weights) -> Weights:
-    """A state dict, or state dicts by model name, by model name."""
-    weights = _published(weights)
-    if all(isinstance(value, torch.Tensor) for value in weights.values()):
-        return by_model(weights)
-    if not all(isinstance(value, Mapping) for value in weights.values()):
+    """A state dict, or state dicts by model name, by model name; without what modules' `get_extra_state` added."""
+
+    def published(found: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in found.items() if not is_extra_state(name)}
+
+    given = published(weights)
+    if all(isinstance(value, torch.Tensor) for value in given.values()):
+        return by_model(given)
+    if not all(isinstance(value, Mapping) for value in given.values()):
         raise WeightsError("weights must be a state dict (tensors by name) or state dicts by model name")
-    return weights
-
-
-def _published(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without what modules' `get_extra_state` added."""
-    return {
-        name: _published(value) if isinstance(value, Mapping) else value
-        for name, value in weights.items()
-        if not is_extra_state(name)
-    }
+    return {model: published(tensors) for model, tensors in given.items()}
 
 
 def read_statistics(uri: str) -> Statistics | None:
