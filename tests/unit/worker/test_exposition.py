@@ -71,7 +71,7 @@ def test_a_strict_reader_of_openmetrics_takes_the_scrape() -> None:
 def test_a_label_that_was_not_declared_is_refused() -> None:
     exposition = Exposition(declared.HEAD_METRICS, collectorjob="pong")
     with pytest.raises(KeyError):
-        exposition.gauge(declared.WORKERS, group="cpu")
+        exposition.show(declared.WORKERS, 1, group="cpu")
 
 
 def test_counters_have_no_series_of_when_they_began() -> None:

@@ -87,8 +87,7 @@ class ResultFolder:
             self._write("evaluation.json", {"subject": dict(subject)})
             return
         before = found.get("subject", {})
-        if differing := [name for name in subject if before.get(name) != subject[name]]:
-            name = differing[0]
+        if name := next((name for name in subject if before.get(name) != subject[name]), ""):
             raise EvaluationError(
                 f"{self.uri} holds the results of another evaluation: {name} was {before.get(name)!r} and is "
                 f"{subject[name]!r}; use another folder, or delete this one"

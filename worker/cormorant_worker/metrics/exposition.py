@@ -56,12 +56,6 @@ class Exposition:
         assert isinstance(child, Counter), metric
         return child
 
-    def gauge(self, metric: Metric, **labels: str) -> Gauge:
-        """One series of a gauge; made at the first call, at zero."""
-        child = self._child(metric, labels)
-        assert isinstance(child, Gauge), metric
-        return child
-
     def histogram(self, metric: Metric, **labels: str) -> Histogram:
         """The series of a histogram with these labels; made at the first call."""
         child = self._child(metric, labels)
@@ -73,7 +67,9 @@ class Exposition:
         does.
         """
         if metric.kind == "gauge":
-            self.gauge(metric, **labels).set(number)
+            child = self._child(metric, labels)
+            assert isinstance(child, Gauge), metric
+            child.set(number)
             return
         counter, series = self.counter(metric, **labels), (metric.name, *sorted(labels.items()))
         with self._lock:
