@@ -48,14 +48,10 @@ def normalized(batch: TensorDictBase, statistics: Mapping[int, Document] | Docum
     index_BT, documents = _find_versions(batch, by_version, is_single=is_single)
     mask_BT = batch.get(_MASK, None)
     for name in documents[0]:
-        scale = _Scale(name, [document[name] for document in documents], index_BT, mask_BT)
-        key = tuple(name.split("/"))
-        if name == _REWARD:
-            result[key] = scale(batch.get(key, None), is_centered=False)
-            continue
-        result[key] = scale(batch.get(key, None))
-        if (following := batch.get(("next", *key), None)) is not None:
-            result["next", *key] = scale(following)
+        entries, key = [document[name] for document in documents], tuple(name.split("/"))
+        result[key] = _scale(batch.get(key, None), name, entries, index_BT, mask_BT)
+        if name != _REWARD and (following := batch.get(("next", *key), None)) is not None:
+            result["next", *key] = _scale(following, name, entries, index_BT, mask_BT)
     return result
 
 
@@ -85,47 +81,40 @@ def _find_versions(
     return (index_BT if len(needed) > 1 else None), [by_version[version] for version in needed]
 
 
-class _Scale:
-    """Statistics of one key for each version, and the index of each frame's version."""
-
-    def __init__(
-        self, name: str, entries: list[Mapping[str, Any]], index_BT: torch.Tensor | None, mask_BT: torch.Tensor | None
-    ) -> None:
-        self._name, self._index, self._mask = name, index_BT, mask_BT
-        self._clips = [float(entry["clip"]) for entry in entries]
-        centers, stds = zip(*(_center_and_std(entry) for entry in entries), strict=True)
-        self._center, self._std = torch.stack(centers), torch.stack(stds)
-
-    def __call__(self, raw: torch.Tensor | None, *, is_centered: bool = True) -> torch.Tensor:
-        name = self._name.replace("/", ".")
-        if raw is None:
-            raise PostprocError(f"the batch has no {name}, which the statistics are of; pass a batch of the same job")
-        shape = self._center.shape[1:]
-        if shape and raw.shape[-len(shape) :] != shape:
-            raise PostprocError(
-                f"{name} has shape {list(raw.shape)}, its statistics {list(shape)}; normalize before stacking frames"
-            )
-        bounds = torch.tensor([clip or torch.inf for clip in self._clips], dtype=torch.float64)
-        parts = (self._center, self._std, bounds.reshape(-1, *[1] * (self._center.ndim - 1)))
-        center, std, clip = (self._of_frames(part.to(raw.device), raw) for part in parts)
-        values = raw.to(torch.float64)
-        values = (values - center if is_centered else values) / std
-        values = values.clamp(-clip, clip).to(torch.float32)
-        if self._mask is not None:
-            mask = self._mask.to(raw.device)
-            values = torch.where(mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim)), values, 0.0)
-        return values
-
-    def _of_frames(self, values: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-        if self._index is None:
-            return values[0]
-        chosen = values[self._index.to(raw.device)]
-        return chosen.reshape(*chosen.shape, *[1] * (raw.ndim - chosen.ndim))
-
-
-def _center_and_std(entry: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    mean = torch.tensor(entry["mean"], dtype=torch.float64)
-    m2 = torch.tensor(entry["m2"], dtype=torch.float64)
-    if entry["count"] < 2:  # nothing is known yet: values pass
-        return torch.zeros_like(mean), torch.ones_like(m2)
-    return mean, torch.sqrt(m2 / entry["count"] + EPSILON)
+def _scale(
+    raw: torch.Tensor | None,
+    name: str,
+    entries: list[Mapping[str, Any]],
+    index_BT: torch.Tensor | None,
+    mask_BT: torch.Tensor | None,
+) -> torch.Tensor:
+    """One leaf, with the statistics of each version and the index of each frame's version."""
+    shown = name.replace("/", ".")
+    if raw is None:
+        raise PostprocError(f"the batch has no {shown}, which the statistics are of; pass a batch of the same job")
+    mean_V = torch.tensor([entry["mean"] for entry in entries], dtype=torch.float64)
+    shape = mean_V.shape[1:]
+    if shape and raw.shape[-len(shape) :] != shape:
+        raise PostprocError(
+            f"{shown} has shape {list(raw.shape)}, its statistics {list(shape)}; normalize before stacking frames"
+        )
+    m2_V = torch.tensor([entry["m2"] for entry in entries], dtype=torch.float64)
+    count_V, clip_V = (
+        torch.tensor(values, dtype=torch.float64).reshape(-1, *[1] * len(shape))
+        for values in ([entry["count"] for entry in entries], [entry["clip"] or torch.inf for entry in entries])
+    )
+    is_known_V = count_V >= 2  # until then values pass
+    std_V = torch.where(is_known_V, torch.sqrt(m2_V / count_V + EPSILON), 1.0)
+    parts = []
+    for part in (torch.where(is_known_V, mean_V, 0.0), std_V, clip_V):
+        chosen = part.to(raw.device)
+        chosen = chosen[0] if index_BT is None else chosen[index_BT.to(raw.device)]
+        parts.append(chosen if index_BT is None else chosen.reshape(*chosen.shape, *[1] * (raw.ndim - chosen.ndim)))
+    center, std, clip = parts
+    values = raw.to(torch.float64)
+    values = (values if name == _REWARD else values - center) / std
+    values = values.clamp(-clip, clip).to(torch.float32)
+    if mask_BT is not None:
+        mask = mask_BT.to(raw.device)
+        values = torch.where(mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim)), values, 0.0)
+    return values

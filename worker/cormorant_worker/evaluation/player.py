@@ -313,22 +313,23 @@ def build_envs(
     return vectorize(source, block, seeds=seeds, limits=RestartLimits(total=0, raises=True), info=info)
 
 
+@dataclass(frozen=True)
 class _Wrapped:
     """An EnvSource whose environments are wrapped."""
 
-    def __init__(self, source: EnvSource, wrap: Callable[[OneEnv, int], OneEnv]) -> None:
-        """`wrap` gets an environment and its row. It is pickled where environments are subprocesses."""
-        self._source, self._wrap = source, wrap
+    source: EnvSource
+    wrap: Callable[[OneEnv, int], OneEnv]
+    """Gets an environment and its row. It is pickled where environments are subprocesses."""
 
     @property
     def name(self) -> str:
-        return self._source.name
+        return self.source.name
 
     def called(self, row: int) -> str:
-        return self._source.called(row)
+        return self.source.called(row)
 
     def build(self, row: int) -> OneEnv:
-        return self._wrap(self._source.build(row), row)
+        return self.wrap(self.source.build(row), row)
 
 
 class _ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
