@@ -31,6 +31,7 @@ from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import KubeNotFound
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Job
+from cormorant_operator.job_state import JobState
 from cormorant_operator.kube.client import KubeClient
 
 Raw = dict[str, Any]
@@ -158,7 +159,8 @@ class Upkeep:
         job = self.controller.cache.job(uid)
         assert isinstance(job, Job)
         began = time.process_time()
-        reconcile(job, self.controller.observe(uid), datetime.now(UTC), defaults=self._defaults)
+        record, state = self.controller.cache.record(uid), JobState(has_tokens=True)
+        reconcile(job, record, state, datetime.now(UTC), defaults=self._defaults)
         return time.process_time() - began
 
     async def close(self) -> None:

@@ -145,7 +145,8 @@ class View:
     def placement(self, pod_set: str) -> Placement:
         """What Kueue adds to pods of the head, or of a group."""
         found = self.workload.pod_sets.get(pod_set) if self.workload is not None and self.may_create else None
-        if found is None:
+        # The flavors of a job whose queue was taken away are not read any more.
+        if found is None or self.unread_flavors:
             return NO_PLACEMENT
         return sum((self.state.flavors[name].placement for name in found.flavors), NO_PLACEMENT) + found.update
 

@@ -198,6 +198,16 @@ def test_suspend_and_a_removed_label_leave_the_queue() -> None:
     assert (world.kueue.raw, len(world.live())) == (None, 3)
 
 
+def test_job_that_left_the_queue_survives_a_restart_of_the_operator() -> None:
+    world = admitted()
+    world.enqueue(None)
+    world.restart_operator()
+    # Its Workload is still there, and the flavors in it are not known any more.
+    world.evict(world.live()[0].name)
+    world.run()
+    assert (world.kueue.raw, world.slots()) == (None, ["cpu-0", "cpu-1"])
+
+
 def test_elastic_group_starts_with_fewer_and_never_exceeds_what_is_admitted() -> None:
     group = {"name": "cpu", "minReplicas": 1, "maxReplicas": 8}
     world = admitted({"cpu": 2}, replicas=4, workerGroups=[group])
