@@ -163,28 +163,24 @@ INVALID: dict[str, Case] = {
     "no-spec": schema("spec", "is missing", {key: value for key, value in manifest().items() if key != "spec"}),
     "spec-is-a-list": schema("spec", "[] is a list, not an object", manifest() | {"spec": []}),
     "tls-of-nothing": schema(
-        "spec.head.tls",
-        "exactly one of secretName and certManager is required, found neither",
-        manifest(head={"tls": {}}),
+        "spec.head.tls", "exactly one of secretName and certManager is required, found neither", value={}
     ),
     "tls-of-both": schema(
         "spec.head.tls",
         "exactly one of secretName and certManager is required, found both",
-        manifest(head={"tls": {"secretName": "a", "certManager": {"issuerRef": {"name": "ca"}}}}),
+        value={"secretName": "a", "certManager": {"issuerRef": {"name": "ca"}}},
     ),
-    "no-env": schema("spec.env", "is missing", manifest(env=ABSENT)),
-    "no-policy": schema("spec.policy", "is missing", manifest(policy=ABSENT)),
-    "null-policy": schema("spec.policy", "is missing", manifest(policy=None)),
-    "no-frames-per-batch": schema(
-        "spec.collection.framesPerBatch", "is missing", manifest(collection__framesPerBatch=ABSENT)
-    ),
-    "env-neither": rule("spec.env", "found neither", manifest(env={})),
+    "no-env": schema("spec.env", "is missing", value=ABSENT),
+    "no-policy": schema("spec.policy", "is missing", value=ABSENT),
+    "null-policy": schema("spec.policy", "is missing", value=None),
+    "no-frames-per-batch": schema("spec.collection.framesPerBatch", "is missing", value=ABSENT),
+    "env-neither": rule("spec.env", "found neither", value={}),
     "env-both": rule(
         "spec.env",
         "exactly one of envpool and gymnasium is required, found both",
         manifest(env__gymnasium={"id": "CartPole-v1", "numEnvs": 8}),
     ),
-    "policy-neither": rule("spec.policy", "found neither", manifest(policy={})),
+    "policy-neither": rule("spec.policy", "found neither", value={}),
     "policy-compiled-random": rule(
         "spec.policy", "compile auto and dtype float32 need an entrypoint", manifest(policy__compile="auto")
     ),
@@ -193,41 +189,31 @@ INVALID: dict[str, Case] = {
     "gymnasium-both": rule(
         "spec.env.gymnasium", "found id CartPole-v1 and entrypoint a:b", gymnasium(entrypoint="a:b")
     ),
-    "output-neither": rule("spec.output", "both missing", manifest(output={})),
-    "no-envs": schema(
-        "spec.env.envpool.numEnvs",
-        "0 is less than 1; write a number from 1 to 65536",
-        manifest(env__envpool__numEnvs=0),
-    ),
-    "too-many-envs": schema(
-        "spec.env.envpool.numEnvs", "65537 is greater than 65536", manifest(env__envpool__numEnvs=65537)
-    ),
-    "empty-task": schema("spec.env.envpool.taskId", "is empty", manifest(env__envpool__taskId="")),
+    "output-neither": rule("spec.output", "both missing", value={}),
+    "no-envs": schema("spec.env.envpool.numEnvs", "0 is less than 1; write a number from 1 to 65536", value=0),
+    "too-many-envs": schema("spec.env.envpool.numEnvs", "65537 is greater than 65536", value=65537),
+    "empty-task": schema("spec.env.envpool.taskId", "is empty", value=""),
     "batch-not-multiple": rule(
         "spec.collection.framesPerBatch",
         "framesPerBatch 100 is not a multiple of numEnvs 8; write a multiple of it, for example 104",
-        manifest(collection__framesPerBatch=100),
+        value=100,
     ),
     "batch-below-envs": rule(
         "spec.collection.framesPerBatch",
         "framesPerBatch 4 is not a multiple of numEnvs 8; write a multiple of it, for example 8",
-        manifest(collection__framesPerBatch=4),
+        value=4,
     ),
     "batch-not-multiple-gymnasium": rule(
         "spec.collection.framesPerBatch",
         "framesPerBatch 64 is not a multiple of numEnvs 7",
         manifest(env={"gymnasium": {"id": "CartPole-v1", "numEnvs": 7}}),
     ),
-    "batch-size-above-envs": rule(
-        "spec.env.envpool.batchSize", "batchSize 16 does not divide numEnvs 8", manifest(env__envpool__batchSize=16)
-    ),
-    "batch-size-no-divisor": rule(
-        "spec.env.envpool.batchSize", "batchSize 3 does not divide numEnvs 8", manifest(env__envpool__batchSize=3)
-    ),
+    "batch-size-above-envs": rule("spec.env.envpool.batchSize", "batchSize 16 does not divide numEnvs 8", value=16),
+    "batch-size-no-divisor": rule("spec.env.envpool.batchSize", "batchSize 3 does not divide numEnvs 8", value=3),
     "variant-twice": schema(
         "spec.env.variants",
         "the name easy occurs twice in variants; give each variant a name of its own",
-        manifest(env__variants=[{"name": "easy"}, {"name": "hard"}, {"name": "easy"}]),
+        value=[{"name": "easy"}, {"name": "hard"}, {"name": "easy"}],
     ),
     "variant-without-weight": schema(
         "spec.env.variants[0].weight", "0", manifest(env__variants=[{"name": "easy", "weight": 0}])
@@ -258,29 +244,15 @@ INVALID: dict[str, Case] = {
         manifest(collection__multiStep={"steps": 3}, output={"dataset": {"uri": "file:///data/x"}}),
     ),
     "normalize-nothing": rule(
-        "spec.collection.normalize",
-        "normalize is empty; write observation: {}, reward: {} or both",
-        manifest(collection__normalize={}),
+        "spec.collection.normalize", "normalize is empty; write observation: {}, reward: {} or both", value={}
     ),
     "normalize-key-twice": rule(
-        "spec.collection.normalize.observation.keys",
-        "keys contains a key twice",
-        manifest(collection__normalize={"observation": {"keys": ["pos", "arm", "pos"]}}),
+        "spec.collection.normalize.observation.keys", "keys contains a key twice", value=["pos", "arm", "pos"]
     ),
-    "normalize-gamma": schema(
-        "spec.collection.normalize.reward.gamma",
-        "1.01 is greater than 1",
-        manifest(collection__normalize={"reward": {"gamma": 1.01}}),
-    ),
-    "normalize-clip": schema(
-        "spec.collection.normalize.observation.clip",
-        "-1 is less than 0",
-        manifest(collection__normalize={"observation": {"clip": -1}}),
-    ),
+    "normalize-gamma": schema("spec.collection.normalize.reward.gamma", "1.01 is greater than 1", value=1.01),
+    "normalize-clip": schema("spec.collection.normalize.observation.clip", "-1 is less than 0", value=-1),
     "preempt-async": rule(
-        "spec.collection.preemptiveThreshold",
-        "preemptiveThreshold below 1 needs mode sync",
-        manifest(collection__preemptiveThreshold=0.5),
+        "spec.collection.preemptiveThreshold", "preemptiveThreshold below 1 needs mode sync", value=0.5
     ),
     "preempt-nobody": rule(
         "spec.collection.preemptiveThreshold",
@@ -301,7 +273,7 @@ INVALID: dict[str, Case] = {
         f"envpool-kwargs-{name}": rule(
             "spec.env.envpool.kwargs",
             "write envpool.numEnvs, batchSize and numThreads, env.maxEpisodeSteps and collection.seed instead",
-            manifest(env__envpool__kwargs={name: 100}),
+            value={name: 100},
         )
         for name in ("num_envs", "batch_size", "num_threads", "max_episode_steps", "seed", "env_seed")
     },
@@ -315,36 +287,22 @@ INVALID: dict[str, Case] = {
         "multiStep and splitTrajectories need output.queue",
         manifest(collection__splitTrajectories=True, output={"dataset": {"uri": "file:///data/x"}}),
     ),
-    "no-frames": schema("spec.collection.totalFrames", "0 is less than 1", manifest(collection__totalFrames=0)),
-    "frames-overflow": schema(
-        "spec.collection.totalFrames", "is greater than", manifest(collection__totalFrames=2**63)
-    ),
-    "frames-huge-float": schema(
-        "spec.collection.totalFrames", "1e+30 is greater than", manifest(collection__totalFrames=1e30)
-    ),
+    "no-frames": schema("spec.collection.totalFrames", "0 is less than 1", value=0),
+    "frames-overflow": schema("spec.collection.totalFrames", "is greater than", value=2**63),
+    "frames-huge-float": schema("spec.collection.totalFrames", "1e+30 is greater than", value=1e30),
     "batch-overflows-int32": schema(
-        "spec.collection.framesPerBatch",
-        "2147483648 is greater than 2147483647",
-        manifest(collection__framesPerBatch=2**31),
+        "spec.collection.framesPerBatch", "2147483648 is greater than 2147483647", value=2**31
     ),
-    "fraction": schema(
-        "spec.collection.framesPerBatch", "64.5 is not an integer", manifest(collection__framesPerBatch=64.5)
-    ),
+    "fraction": schema("spec.collection.framesPerBatch", "64.5 is not an integer", value=64.5),
     "quoted-number": schema(
-        "spec.collection.framesPerBatch",
-        '"64" is a string, not an integer; write it without quotes',
-        manifest(collection__framesPerBatch="64"),
+        "spec.collection.framesPerBatch", '"64" is a string, not an integer; write it without quotes', value="64"
     ),
-    "boolean-for-number": schema("spec.replicas", "true is a boolean, not an integer", manifest(replicas=True)),
-    "boolean-for-string": schema("spec.image", "false is a boolean, not a string; quote it", manifest(image=False)),
-    "string-for-boolean": schema("spec.suspend", '"no" is a string, not true or false', manifest(suspend="no")),
-    "kwargs-is-a-list": schema(
-        "spec.env.envpool.kwargs", "[] is a list, not an object", manifest(env__envpool__kwargs=[])
-    ),
+    "boolean-for-number": schema("spec.replicas", "true is a boolean, not an integer", value=True),
+    "boolean-for-string": schema("spec.image", "false is a boolean, not a string; quote it", value=False),
+    "string-for-boolean": schema("spec.suspend", '"no" is a string, not true or false', value="no"),
+    "kwargs-is-a-list": schema("spec.env.envpool.kwargs", "[] is a list, not an object", value=[]),
     "unknown-mode": schema(
-        "spec.collection.mode",
-        '"asynch" is not one of sync, async; did you mean async?',
-        manifest(collection__mode="asynch"),
+        "spec.collection.mode", '"asynch" is not one of sync, async; did you mean async?', value="asynch"
     ),
     "unknown-device": schema(
         "spec.workerGroups[0].device", "did you mean gpu?", groups({"name": "cpu", "device": "GPU"})
@@ -352,7 +310,7 @@ INVALID: dict[str, Case] = {
     "entrypoint-without-colon": schema(
         "spec.policy.entrypoint", "write package.module:attribute", manifest(policy={"entrypoint": "my_pkg.policies"})
     ),
-    "empty-uri": schema("spec.output.dataset.uri", "is empty", manifest(output={"dataset": {"uri": ""}})),
+    "empty-uri": schema("spec.output.dataset.uri", "is empty", value=""),
     "no-groups": schema("spec.workerGroups", "has 0 items; write at least 1", groups()),
     "nine-groups": schema(
         "spec.workerGroups",
@@ -449,34 +407,24 @@ INVALID: dict[str, Case] = {
         "nothing says how many workers are needed; add output.queue: {} or remove autoscale",
         groups({"name": "cpu", "autoscale": {"maxReplicas": 2}}, output={"dataset": {"uri": "data/x"}}),
     ),
-    "negative-replicas": schema("spec.replicas", "-1 is less than 0", manifest(replicas=-1)),
+    "negative-replicas": schema("spec.replicas", "-1 is less than 0", value=-1),
     "no-unavailable": schema(
-        "spec.runPolicy.maxUnavailable",
-        "0: write a whole number from 1, or a percentage from 1% to 100%",
-        manifest(runPolicy={"maxUnavailable": 0}),
+        "spec.runPolicy.maxUnavailable", "0: write a whole number from 1, or a percentage from 1% to 100%", value=0
     ),
     "unavailable-without-percent": schema(
-        "spec.runPolicy.maxUnavailable",
-        '"5": write a whole number from 1, or a percentage from 1% to 100%',
-        manifest(runPolicy={"maxUnavailable": "5"}),
+        "spec.runPolicy.maxUnavailable", '"5": write a whole number from 1, or a percentage from 1% to 100%', value="5"
     ),
-    "unknown-field": strict(
-        "spec.env.envpool.num_envs", "unknown field; did you mean numEnvs?", manifest(env__envpool__num_envs=8)
-    ),
+    "unknown-field": strict("spec.env.envpool.num_envs", "unknown field; did you mean numEnvs?", value=8),
     "unknown-field-without-neighbour": strict(
-        "spec.output.queue.zzz",
-        "unknown field; valid fields: capacityBatches, onFull",
-        manifest(output={"queue": {"zzz": 1}}),
+        "spec.output.queue.zzz", "unknown field; valid fields: capacityBatches, onFull", value=1
     ),
     "random-has-no-options": strict(
-        "spec.policy.random.seed",
-        "unknown field; no fields are allowed here, write {}",
-        manifest(policy={"random": {"seed": 1}}),
+        "spec.policy.random.seed", "unknown field; no fields are allowed here, write {}", value=1
     ),
     "managed-by-no-controller": schema(
         "spec.managedBy",
         '"kueue" is not valid; write a domain, a slash and a name, such as example.com/controller',
-        manifest(managedBy="kueue"),
+        value="kueue",
     ),
     "unknown-metadata": strict(
         "metadata.lables",

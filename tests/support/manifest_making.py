@@ -56,4 +56,10 @@ class Case:
     """Who refuses it at the API server: schema, rule, or strict (unknown fields, refused with strict validation)."""
 
 
-schema, rule, strict = (partial(Case, by=by) for by in ("schema", "rule", "strict"))
+def _case(path: str, sentence: str, document: Document | None = None, *, by: str, value: Any = None) -> Case:
+    """Without a document: of a manifest that has `value` at the path."""
+    at = path.removeprefix("spec.").replace(".", "__")
+    return Case(path, sentence, manifest(**{at: value}) if document is None else document, by)
+
+
+schema, rule, strict = (partial(_case, by=by) for by in ("schema", "rule", "strict"))
