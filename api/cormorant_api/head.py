@@ -204,11 +204,7 @@ class Head:
 
     @property
     def running(self) -> Running:
-        """The parts that need a fleet.
-
-        Raises:
-            ApiError: 503, no worker has started yet.
-        """
+        """The parts that need a fleet; 503 before the first worker has started."""
         if self._running is None:
             raise ApiError(ProblemType.NO_WORKERS, "the first worker has not started yet; retry", retry_after_s=2)
         return self._running

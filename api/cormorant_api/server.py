@@ -199,11 +199,7 @@ class HeadServer:
 
 
 def _lock(directory: Path | None) -> FolderLock | None:
-    """Lock the directory: two heads would mix their frame counts and weights versions.
-
-    Raises:
-        StoreError: another process holds it, or it cannot be used.
-    """
+    """Lock the directory: two heads would mix their frame counts and weights versions."""
     if directory is None:
         return None
     try:

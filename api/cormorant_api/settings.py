@@ -45,11 +45,7 @@ class HeadSettings:
     """After the end of the job: time for consumers to learn about it."""
 
     def check(self) -> None:
-        """Validate the settings.
-
-        Raises:
-            HeadFault: with the conflicting values.
-        """
+        """Refuse values that conflict."""
         if not self.has_tokens and not is_loopback(self.host):
             raise HeadFault(
                 f"--no-tokens on {self.host}: a head without tokens may listen on loopback only; use --host 127.0.0.1"

@@ -34,12 +34,7 @@ _CLOSE_S = 3.0
 
 
 def make_exporter(name: str) -> SpanExporter:
-    """The exporter that OTEL_TRACES_EXPORTER names.
-
-    Raises:
-        HeadFault: it is unknown, or its protocol is.
-        ImportError: its package is not installed.
-    """
+    """The exporter that OTEL_TRACES_EXPORTER names; ImportError if its package is not installed."""
     protocol = os.environ.get(
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     )

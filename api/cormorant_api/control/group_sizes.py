@@ -39,9 +39,6 @@ class GroupSizes:
         Args:
             groups: workers by group.
             empty_slots: skipped indices by group; groups in `groups` that are missing here skip none.
-
-        Raises:
-            ApiError: 422, unknown group; 409, no worker would be left.
         """
         with self._lock:
             if unknown := sorted(set(groups) - set(self.groups)):

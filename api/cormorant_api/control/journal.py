@@ -207,22 +207,14 @@ class Journal:
         return self.exported_frames
 
     def reserve_epoch(self, epoch: int) -> None:
-        """Give no later head this epoch, or a lower one: a restored state uses it.
-
-        Raises:
-            StoreError: the disk does not take it.
-        """
+        """Give no later head this epoch, or a lower one: a restored state uses it. Waits as `await_write`."""
         if self._folder is None or epoch <= self._reserved_epoch:
             return
         self.await_write(self._writer.submit(_write_epoch, self._folder, epoch))
         self._reserved_epoch = epoch
 
     def await_write(self, asked: "Future[None]") -> None:
-        """Wait until a write is done.
-
-        Raises:
-            StoreError: the disk does not take it, or does not answer.
-        """
+        """Wait until a write is done; StoreError if the disk does not take it or does not answer."""
         try:
             asked.result(_ANSWER_WITHIN_S)
         except TimeoutError:

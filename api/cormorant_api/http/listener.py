@@ -22,11 +22,7 @@ class Listener:
     """Serves an application on one port from `start` to `stop`."""
 
     def __init__(self, app: Any, settings: HeadSettings, *, port: int, name: str) -> None:
-        """Bind the port; 0: any free one.
-
-        Raises:
-            HeadFault: the port is not available.
-        """
+        """Bind the port; 0: any free one. A HeadFault says that it is not available."""
         host = settings.host
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -63,11 +59,6 @@ class Listener:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start serving.
-
-        Raises:
-            HeadFault: the server did not start.
-        """
         self._thread.start()
         deadline = time.monotonic() + _START_S
         while not self._server.started:

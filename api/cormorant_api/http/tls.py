@@ -16,11 +16,7 @@ _NOT_YET_VALID = 9
 
 
 def check_tls(cert: Path, key: Path) -> None:
-    """Check that a server can use these files now.
-
-    Raises:
-        TlsError: unreadable, not a pair, or the certificate is not valid now.
-    """
+    """Check that a server can use these files now; a TlsError says why not."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:

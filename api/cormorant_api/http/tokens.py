@@ -38,11 +38,7 @@ class HeadTokens:
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Read the file; make it if there is none.
-
-        Raises:
-            TokenError: it is invalid, readable by other users, or cannot be written.
-        """
+        """Read the file; make it if there is none. A TokenError says what is wrong with it."""
         if path is not None and not path.exists():
             write_tokens(path, {role: secrets.token_urlsafe(32) for role in _ROLES.values()})
             log.info("tokens_made", path=str(path))
@@ -51,11 +47,7 @@ class HeadTokens:
         self._seen = self._stamp()
 
     def demand(self, needed: Role, authorization: str | None, *, what: str) -> Role:
-        """The caller's role, if it is sufficient. An unknown token reloads a changed file first.
-
-        Raises:
-            ApiError: 401, no bearer token, or not a token of this job; 403, another role is needed.
-        """
+        """The caller's role; 401 or 403 if it does not suffice. An unknown token reloads a changed file first."""
         try:
             role = self._role_of(authorization)
         except ApiError:
@@ -108,11 +100,7 @@ class HeadTokens:
 
 
 def read_tokens(path: Path) -> dict[Role, str]:
-    """Read a token file: JSON with read, write and operator.
-
-    Raises:
-        TokenError: the file is invalid, or readable by other users.
-    """
+    """Read a token file: JSON with read, write and operator."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         document = json.loads(path.read_text("utf-8"))
@@ -132,11 +120,7 @@ def read_tokens(path: Path) -> dict[Role, str]:
 
 
 def write_tokens(path: Path, by_role: Mapping[Role, str]) -> None:
-    """Write a token file with mode 0600.
-
-    Raises:
-        TokenError: it exists, or cannot be written.
-    """
+    """Write a new token file with mode 0600."""
     text = json.dumps({role.name.lower(): token for role, token in by_role.items()}, indent=2)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -51,11 +51,7 @@ class UploadRoom:
 
     @contextmanager
     def of(self, size_bytes: int) -> Iterator[None]:
-        """Inside, one body has its room.
-
-        Raises:
-            ApiError: 429, others have it.
-        """
+        """Inside, one body has its room; 429 if others have it."""
         with self._lock:
             taken = sum(self._sizes)
             if len(self._sizes) >= self._most or (self._sizes and taken + size_bytes > self._most_bytes):
@@ -89,11 +85,7 @@ class UploadRoom:
 
 
 def _check_headers(request: Request, *, limit_bytes: int) -> int:
-    """Refuse what the headers already rule out, before the body is read. Returns the size of the body.
-
-    Raises:
-        ApiError: 400, 411, 413, 415.
-    """
+    """Refuse what the headers already rule out, before the body is read. Returns the size of the body."""
     headers = request.headers
     media = headers.get("content-type", SAFETENSORS).partition(";")[0].strip().lower()
     if media not in _ACCEPTED:
@@ -176,11 +168,7 @@ async def _receive(
 
 
 def parse_body(body: bytes | memoryview) -> TensorFile:
-    """The header of a complete body.
-
-    Raises:
-        ApiError: 400, it is not safetensors; 415, it is a pickle.
-    """
+    """The header of a complete body; 400 or 415 if it is not safetensors."""
     try:
         return parse_header(body)
     except MalformedTensorFile as error:

@@ -100,11 +100,7 @@ class GuardedRoute(APIRoute):
 
 
 def refuse_cross_origin(headers: Mapping[str, str], *, what: str) -> None:
-    """Refuse a request that a browser sends for a page of another origin. `headers` have lower-case names.
-
-    Raises:
-        ApiError: 403.
-    """
+    """Refuse a request that a browser sends for a page of another origin (403). `headers` have lower-case names."""
     site, origin = headers.get("sec-fetch-site", ""), headers.get("origin", "")
     is_other = site not in _OURS if site else bool(origin) and urlsplit(origin).netloc != headers.get("host", "")
     if is_other:
@@ -117,11 +113,7 @@ def refuse_cross_origin(headers: Mapping[str, str], *, what: str) -> None:
 
 
 def refuse_other_hosts(headers: Mapping[str, str], *, listens_on: str, what: str) -> None:
-    """Refuse a request whose Host is not localhost, a loopback address or the address that the head listens on.
-
-    Raises:
-        ApiError: 403.
-    """
+    """Refuse a Host that is not localhost, a loopback address or the address that the head listens on (403)."""
     host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
     if host in ("", listens_on) or host.endswith(".localhost") or is_loopback(host):
         return

@@ -174,11 +174,7 @@ class _Document(BaseModel):
 
 
 def read_state(data: memoryview) -> FleetState:
-    """Parse a fleet's state.
-
-    Raises:
-        ApiError: 400, 415, 422.
-    """
+    """Parse a fleet's state; 400, 415 or 422 if it is none."""
     parsed = parse_body(data)
     try:
         document = _Document.model_validate(json.loads(parsed.metadata.get(_KEY, "")))

@@ -170,11 +170,7 @@ class WeightPublisher:
         return self.publish(whole, replace(received, digest=digest_of([whole.buffer])), wanted)
 
     def rollback(self, model: str, version: int, *, author: str) -> Update:
-        """Publish a retained version again under a new version number.
-
-        Raises:
-            ApiError: 404, the version is not retained.
-        """
+        """Publish a retained version again under a new version number; 404 if it is not retained."""
         stored = self.find(model, version)
         blob = WeightsBlob.joined(stored.buffers)
         kept = self.store.version(stored.version)
@@ -256,11 +252,7 @@ class WeightPublisher:
         self._kept(version)
 
     def find(self, model: str, version: int | None = None) -> StoredModel:
-        """A model's bytes.
-
-        Raises:
-            ApiError: 404, with the reason.
-        """
+        """A model's bytes; 404 if they are not retained."""
         stored = self.store.model(model, version)
         if stored is not None:
             return stored
@@ -293,11 +285,7 @@ class WeightPublisher:
         check_specs(blob.tensors, specs, only=model, is_partial=is_partial)
 
     def _put(self, stored: StoredVersion) -> StoredVersion:
-        """Store a version, unless the disk answers too late.
-
-        Raises:
-            StoreError: it is not stored.
-        """
+        """Store a version; StoreError if the disk answers too late or does not take it."""
         limit_s = self._limit_s(stored.size_bytes)
         writing = self._writer.submit(self.store.write, stored)
         try:

@@ -88,11 +88,8 @@ class UpdateTracker:
         clock: Callable[[], float] = time.monotonic,
         on_result: Callable[[Update], None] | None = None,
     ) -> None:
-        """Make a tracker.
-
-        Args:
-            apply_within_s: unpaused seconds after which a worker is late.
-            on_result: called when an update is applied, late, failed or superseded.
+        """`apply_within_s`: unpaused seconds after which a worker is late. `on_result`: called when an update is
+        applied, late, failed or superseded.
         """
         self._on_result = on_result or (lambda _: None)
         self.apply_within_s = apply_within_s
@@ -178,11 +175,7 @@ class UpdateTracker:
                     record.mark(worker, "lost")
 
     def tick(self, *, can_apply: bool) -> None:
-        """Advance time. Call it about every second.
-
-        Args:
-            can_apply: False while paused: workers reach no batch boundary and are not late.
-        """
+        """Advance time. `can_apply`: False while paused: workers reach no batch boundary and are not late."""
         now = self.clock()
         elapsed, self._last_tick = now - self._last_tick, now
         with self._changing() as records:
