@@ -254,31 +254,29 @@ def load_job(manifest: Manifest, *, name: str = "") -> CollectorJob:
         ManifestError: the manifest is refused, with every problem found; or the file holds several jobs and none of
             that name.
     """
+    source = "the manifest"
     try:
         if isinstance(manifest, CollectorJob):
-            return _pick([manifest], name, source="the manifest")
-        if isinstance(manifest, Mapping):
-            return _pick([parse_job(dict(manifest))], name, source="the manifest")
-        path = os.fspath(manifest)
-        job = _pick(load_jobs(path), name, source=path)
+            jobs = [manifest]
+        elif isinstance(manifest, Mapping):
+            jobs = [parse_job(dict(manifest))]
+        else:
+            source = os.fspath(manifest)
+            jobs = load_jobs(source)
     except contract.ManifestError as error:
         raise ManifestError(str(error)) from error
-    # This process and the workers it starts import from the manifest's folder, as from the job's `code` in pods.
-    if path != STDIN and (folder := str(Path(path).resolve().parent)) not in sys.path:
-        sys.path.insert(0, folder)
-    return job
-
-
-def _pick(jobs: list[CollectorJob], name: str, *, source: str) -> CollectorJob:
     names = [job.metadata.name for job in jobs]
-    if not name and len(jobs) == 1:
-        return jobs[0]
-    if not name:
+    if not name and len(jobs) != 1:
         raise ManifestError(f"{source} holds {len(jobs)} CollectorJobs ({', '.join(names)}); choose one by its name")
-    found = [job for job in jobs if job.metadata.name == name]
+    found = [job for job in jobs if name in ("", job.metadata.name)]
     if len(found) != 1:
         many = "no CollectorJob" if not found else f"{len(found)} CollectorJobs"
         raise ManifestError(f'{source} holds {many} named "{name}"; it has {", ".join(names)}')
+    # This process and the workers it starts import from the manifest's folder, as from the job's `code` in pods.
+    if isinstance(manifest, str | os.PathLike) and source != STDIN:
+        folder = str(Path(source).resolve().parent)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
     return found[0]
 
 
