@@ -297,7 +297,10 @@ def _build_pools(
     env_groups = 1
     if assignment is not None:
         check_spaces({name: task.spaces() for name, task in tasks.items()})
-        shares = [(variant.name, seeds[columns]) for variant, columns in assignment.shares()]
+        by_variant: dict[str, list[int]] = {}
+        for task_id, seed in zip(assignment.task_ids.tolist(), seeds, strict=True):
+            by_variant.setdefault(assignment.names[task_id], []).append(seed)
+        shares = list(by_variant.items())
     else:
         if is_async:
             tasks[""] = _limit_async(tasks[""], job.spec.collection.max_frames_per_trajectory)

@@ -88,15 +88,6 @@ class Assignment:
     def tasks(self) -> tuple[str, ...]:
         return tuple(self.names[i] for i in self.task_ids.tolist())
 
-    def shares(self) -> list[tuple[Variant, slice]]:
-        """The variants that this worker plays, with their columns."""
-        ids, firsts = np.unique(self.task_ids, return_index=True)
-        stops = [*firsts[1:].tolist(), len(self.task_ids)]
-        return [
-            (self.variants[i], slice(first, stop))
-            for i, first, stop in zip(ids.tolist(), firsts.tolist(), stops, strict=True)
-        ]
-
 
 def assign(env: EnvBlock, place: WorkerPlace) -> Assignment | None:
     """The variants of a worker's environments; None: the manifest has no variants."""
@@ -107,9 +98,7 @@ def assign(env: EnvBlock, place: WorkerPlace) -> Assignment | None:
 
 
 def envpool_tasks(env: EnvBlock) -> dict[str, EnvPoolTask]:
-    """The EnvPool task of each variant by its name, or one under an empty name; none where EnvPool is not used."""
-    if env.envpool is None:
-        return {}
+    """The EnvPool task of each variant by its name, or one under an empty name."""
     if not env.variants:
         return {"": envpool_task(env)}
     return {variant.name: envpool_task(env.of_variant(variant)) for variant in env.variants}
