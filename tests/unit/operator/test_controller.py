@@ -116,6 +116,20 @@ class Scene:
     def status(self) -> dict[str, Any]:
         return dict(self.api.stored["CollectorJob", "pong"].get("status") or {})
 
+    def condition(self, kind: str) -> dict[str, Any]:
+        (found,) = [condition for condition in self.status["conditions"] if condition["type"] == kind]
+        return dict(found)
+
+    def pods(self) -> set[str]:
+        """Uids of the job's pods, as the operator has seen them."""
+        return {pod.uid for pod in self.controller.cache.record("j").pods}
+
+    def lose_a_worker(self) -> tuple[str, str]:
+        """A pod is gone, and no watch tells of it. Returns its key."""
+        victim = next(key for key in self.api.stored if key[1].startswith("pong-cpu-0-"))
+        del self.api.stored[victim]
+        return victim
+
     async def until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(5):
             while not is_so():
@@ -167,24 +181,20 @@ async def test_unchanged_head_is_polled_less_until_it_changes(scene: Scene) -> N
 
 
 async def test_silence_is_said_once_and_so_is_its_end(scene: Scene) -> None:
-    def progressing() -> str:
-        (found,) = [c for c in scene.status["conditions"] if c["type"] == "Progressing"]
-        return str(found["reason"])
-
     scene.head.is_silent = True
-    await scene.until(lambda: progressing() == "ControlPlaneUnreachable")
+    await scene.until(lambda: scene.condition("Progressing")["reason"] == "ControlPlaneUnreachable")
     decided = scene.decided
     await scene.until_asked(5)
     assert scene.decided <= decided + 1
     scene.head.is_silent = False
-    await scene.until(lambda: progressing() != "ControlPlaneUnreachable")
+    await scene.until(lambda: scene.condition("Progressing")["reason"] != "ControlPlaneUnreachable")
 
 
 async def test_rejected_token_recreates_a_deleted_secret(scene: Scene) -> None:
     del scene.api.stored["Secret", "pong-tokens"]  # nothing tells the operator: it may not look
     scene.head.is_refusing = True
     await scene.until(lambda: ("Secret", "pong-tokens") in scene.api.stored)
-    (found,) = [c for c in scene.status["conditions"] if c["type"] == "Progressing"]
+    found = scene.condition("Progressing")
     assert (found["status"], found["reason"]) == ("Unknown", "TokenRefused")
     assert dict(scene.controller.census.counts) == {"answering": 0, "refusing": 1}
     scene.head.is_refusing = False
@@ -203,17 +213,13 @@ async def test_ignored_command_is_resent_after_a_delay(scene: Scene) -> None:
 
 
 async def test_refused_change_is_said_and_holds_up_nothing_else(scene: Scene) -> None:
-    def accepted() -> dict[str, Any]:
-        (found,) = [c for c in scene.status["conditions"] if c["type"] == "Accepted"]
-        return dict(found)
-
     scene.api.refused["PATCH"] = 403
     # The worker beyond the new size cannot be marked; the head is told of the size and of the pause all the same.
     scene.edit(generation=2, replicas=1, paused=True)
     await scene.until(lambda: scene.head.answer.is_spec_paused)
-    await scene.until(lambda: accepted()["reason"] == "Forbidden")
+    await scene.until(lambda: scene.condition("Accepted")["reason"] == "Forbidden")
     pod = next(name for kind, name in scene.api.stored if name.startswith("pong-cpu-1-"))
-    assert accepted()["message"] == f"cannot annotate pod {pod}: {pod} is not to be touched"
+    assert scene.condition("Accepted")["message"] == f"cannot annotate pod {pod}: {pod} is not to be touched"
     await scene.until(lambda: scene.status["phase"] == "Paused")
     patches = scene.api.asked("PATCH")
     await scene.until_asked(5)
@@ -270,23 +276,19 @@ async def test_undeletable_pods_of_a_finished_job_are_reported_once(scene: Scene
 
 async def test_full_list_that_failed_is_tried_again_soon(scene: Scene) -> None:
     scene.api.is_away = True
-    before = {pod.uid for pod in scene.controller.cache.record("j").pods}
-    victim = next(key for key in scene.api.stored if key[1].startswith("pong-cpu-0-"))
-    del scene.api.stored[victim]  # and no watch tells of it
+    before = scene.pods()
+    victim = scene.lose_a_worker()
     lists = scene.api.lists
     scene.controller.want_resync()
     await scene.until(lambda: scene.api.lists >= lists + 2)
     scene.api.is_away = False
-    await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.record("j").pods} - before) == 1)
+    await scene.until(lambda: len(scene.pods() - before) == 1)
     assert victim not in scene.api.stored
 
 
 async def test_condition_overtakes_waiting_counters(scene: Scene) -> None:
-    def progressing() -> str:
-        return next(str(c["reason"]) for c in scene.status["conditions"] if c["type"] == "Progressing")
-
     api = scene.api
-    await scene.until(lambda: progressing() == "NoFrames")
+    await scene.until(lambda: scene.condition("Progressing")["reason"] == "NoFrames")
     hang = api.counters_hang = asyncio.Event()
     scene.head.answer = replace(scene.head.answer, version=3)  # a counter, and no condition
     await scene.until(lambda: api.counters_held == 1)
@@ -298,11 +300,11 @@ async def test_condition_overtakes_waiting_counters(scene: Scene) -> None:
 
 
 async def test_glance_finds_that_all_pods_went_unseen(scene: Scene) -> None:
-    before = {pod.uid for pod in scene.controller.cache.record("j").pods}
+    before = scene.pods()
     for key in [key for key in scene.api.stored if key[0] == "Pod"]:
         del scene.api.stored[key]  # and no watch tells of it
     await scene.controller.quick_resync()
-    await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.record("j").pods} - before) == 3)
+    await scene.until(lambda: len(scene.pods() - before) == 3)
 
 
 async def test_glance_reads_no_third_page_and_asks_for_no_secret(scene: Scene) -> None:
@@ -318,12 +320,11 @@ async def test_glance_reads_no_third_page_and_asks_for_no_secret(scene: Scene) -
 
 
 async def test_missed_events_cost_no_request_for_secrets(scene: Scene) -> None:
-    before = {pod.uid for pod in scene.controller.cache.record("j").pods}
+    before = scene.pods()
     refused, lists = scene.api.refused_secrets, scene.api.lists
-    victim = next(key for key in scene.api.stored if key[1].startswith("pong-cpu-0-"))
-    del scene.api.stored[victim]  # and no watch tells of it
+    scene.lose_a_worker()
     scene.controller.want_resync()
-    await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.record("j").pods} - before) == 1)
+    await scene.until(lambda: len(scene.pods() - before) == 1)
     await asyncio.sleep(3 * SITE.poll_s)
     assert scene.api.lists > lists
     assert scene.api.refused_secrets == refused
