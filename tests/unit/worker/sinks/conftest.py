@@ -2,7 +2,7 @@
 
 import uuid
 from collections import defaultdict
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -33,19 +33,13 @@ INFO = (
 HIDDEN = Leaf(key=("hidden",), shape=(2, 3), dtype=np.dtype(np.float32))
 
 
-@dataclass
-class Made:
-    """One trajectory as it was made."""
+LEAVES = ("observation", "states", "action", "outputs", "info")
+PLAIN = ("reward", "terminated", "truncated", "policy_version")
 
-    observation: list = field(default_factory=list)
-    states: list = field(default_factory=list)
-    action: list = field(default_factory=list)
-    outputs: list = field(default_factory=list)
-    info: list = field(default_factory=list)
-    reward: list = field(default_factory=list)
-    terminated: list = field(default_factory=list)
-    truncated: list = field(default_factory=list)
-    policy_version: list = field(default_factory=list)
+
+def as_made():
+    """One trajectory as it was made: a list of values by name."""
+    return SimpleNamespace(**{name: [] for name in LEAVES + PLAIN})
 
 
 class Dice:
@@ -74,7 +68,7 @@ class Dice:
             info=INFO if info else (),
         )
         self.block = Block(self.layout)
-        self.made: dict[int, Made] = defaultdict(Made)
+        self.made = defaultdict(as_made)
         self.next_id = num_envs
         self.ids = list(range(num_envs))
         self.obs = [self._observe() for _ in range(num_envs)]
@@ -168,11 +162,11 @@ class Dice:
         for traj_id, made in self.made.items():
             stored = stretches[traj_id]
             assert stored.first_step == 0
-            for name in ("observation", "states", "action", "outputs", "info"):
+            for name in LEAVES:
                 arrays, steps = getattr(stored, name), getattr(made, name)
                 for leaf, array in enumerate(arrays):
                     np.testing.assert_array_equal(array, np.array([step[leaf] for step in steps]))
-            for name in ("reward", "terminated", "truncated", "policy_version"):
+            for name in PLAIN:
                 np.testing.assert_array_equal(getattr(stored, name), np.array(getattr(made, name)))
             assert (stored.ending == "ended") == (made.terminated[-1] or made.truncated[-1])
 
