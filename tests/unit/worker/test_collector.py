@@ -271,8 +271,6 @@ def test_a_policy_that_raises_says_so_with_its_own_words() -> None:
 
 
 def test_environments_of_other_spaces_do_not_mix() -> None:
-    from cormorant_testing.collecting import env_groups_of
-
     envs = [*env_groups_of(2, 1, {}), *env_groups_of(2, 1, {"observation": "discrete"})]
     with pytest.raises(EnvBuildError, match="have different spaces"):
         make_collector(envs=envs)
@@ -379,7 +377,6 @@ def test_environments_of_a_fleet_have_seeds_of_their_own() -> None:
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert not set(seeds) & set(SeedPath(job_seed=4, index=0).env_seeds(8))
     assert len({path.seed("policy") for path in paths}) == len(paths)
-    assert len(np.unique(seeds)) == len(seeds)
 
 
 def test_seeds_of_a_later_epoch_are_others() -> None:

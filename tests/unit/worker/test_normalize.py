@@ -1,5 +1,6 @@
 """Normalization: moments, what a batch adds to them, what a policy sees, and what a learner makes of it again."""
 
+import json
 from typing import Any
 
 import gymnasium
@@ -114,11 +115,13 @@ def test_returns_go_on_from_a_restored_state() -> None:
         assert found["next/reward"]["count"] == 12
 
 
+def seeing_job() -> Any:
+    collection = {"normalize": {"observation": {"clip": 3}}}
+    return make_job(policy="seer", action="box", num_envs=2, lengths=4, collection=collection)
+
+
 def test_a_collector_alone_keeps_its_own_statistics() -> None:
-    job = make_job(
-        policy="seer", action="box", num_envs=2, lengths=4, collection={"normalize": {"observation": {"clip": 3}}}
-    )
-    with stand_alone(job) as collector:
+    with stand_alone(seeing_job()) as collector:
         first = collector.collect(num_steps=8)
         assert torch.equal(normalized(first, collector.statistics)["observation"], first["seen"])
         collector.weights.offer({"policy": numbered(1)}, version=1)
@@ -130,9 +133,7 @@ def test_a_collector_alone_keeps_its_own_statistics() -> None:
 
 
 def test_a_restored_collector_acts_with_its_statistics() -> None:
-    job = make_job(
-        policy="seer", action="box", num_envs=2, lengths=4, collection={"normalize": {"observation": {"clip": 3}}}
-    )
+    job = seeing_job()
     with stand_alone(job) as first, stand_alone(job) as second, stand_alone(job) as third:
         first.collect(num_steps=8)
         first.weights.offer({"policy": numbered(1)}, version=1)
@@ -291,8 +292,6 @@ def test_a_book_goes_on_from_earlier_statistics_once() -> None:
 
 def test_documents_are_read_back_exactly_and_others_refused() -> None:
     statistics = one(np.random.default_rng(1).normal(size=(9, 3)))
-    import json
-
     again = Statistics.of_document(json.loads(json.dumps(statistics.document())))
     assert again.document() == statistics.document()
     for wrong in ([], {"observation": {}}, {"observation": {"count": 1, "mean": [1.0], "m2": [-1.0], "clip": 1.0}}):

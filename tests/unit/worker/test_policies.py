@@ -85,14 +85,11 @@ def test_the_dry_run_stays_within_the_observation_space(factory: Callable) -> No
     PolicyActor(models, space, spaces.Discrete(2), device=torch.device("cpu"))
 
 
-def box(policy: Callable, **options: int) -> PolicyActor:
-    space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    return PolicyActor(wrap_policy(policy, "test"), space, space, device=torch.device("cpu"), **options)
+BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
-def indices(policy: Callable) -> PolicyActor:
-    space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    return PolicyActor(wrap_policy(policy, "test"), space, spaces.Discrete(3), device=torch.device("cpu"))
+def box(policy: Callable, action: gymnasium.Space = BOX, **options: int) -> PolicyActor:
+    return PolicyActor(wrap_policy(policy, "test"), BOX, action, device=torch.device("cpu"), **options)
 
 
 def test_a_policy_of_one_number_of_rows_is_tried_with_it() -> None:
@@ -121,7 +118,7 @@ def test_an_output_of_a_dtype_that_numpy_lacks_is_named() -> None:
 
 def test_whole_floats_are_valid_integer_actions() -> None:
     first = np.ones(1, np.bool_)
-    actor = indices(lambda obs: obs[:, 0] * 2 if len(obs) == 1 else torch.ones(len(obs)))
+    actor = box(lambda obs: obs[:, 0] * 2 if len(obs) == 1 else torch.ones(len(obs)), spaces.Discrete(3))
     assert actor.act((np.ones((1, 2), np.float32),), (), first).actions[0].tolist() == [2]
     with pytest.raises(PolicyMismatch, match=r"float32 with 0\.5, the environment expects whole numbers"):
         actor.act((np.full((1, 2), 0.25, np.float32),), (), first)
@@ -139,7 +136,7 @@ def test_a_policy_that_answers_for_other_rows_is_refused(is_output: bool) -> Non
 
 
 def test_one_row_may_be_squeezed() -> None:
-    actor = indices(lambda obs: obs[:, 0].long().squeeze())
+    actor = box(lambda obs: obs[:, 0].long().squeeze(), spaces.Discrete(3))
     assert actor.act((np.ones((1, 2), np.float32),), (), np.ones(1, np.bool_)).actions[0].tolist() == [1]
 
 
@@ -179,9 +176,7 @@ def test_documented_recurrent_policy_carries_its_state() -> None:
     text = (Path(__file__).parents[3] / "docs/how-to/own-policy.md").read_text()
     found: dict = {}
     exec(text.split("```python\n")[1].split("```")[0], found)  # our own page
-    space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    models = wrap_policy(found["make_policy"](space, spaces.Discrete(3)), "test")
-    actor = PolicyActor(models, space, spaces.Discrete(3), device=torch.device("cpu"))
+    actor = box(found["make_policy"](BOX, spaces.Discrete(3)), spaces.Discrete(3))
     assert [(leaf.key, leaf.shape) for leaf in actor.states] == [(("hidden",), (32,))]
 
 
@@ -406,8 +401,6 @@ def test_lstm_states_are_carried_reset_and_replayed_bit_by_bit() -> None:
             if key in carried:
                 assert torch.equal(state[:, 0][~init[:, 0]], carried[key][~init[:, 0]])
             carried[key] = following[:, -1]
-        from tensordict import TensorDict
-
         states = {key: batch[key][:, 0].clone() for key in STATES}
         for t in range(batch.shape[1]):
             given = {"observation": batch["observation"][:, t], "is_init": batch["is_init"][:, t], **states}
