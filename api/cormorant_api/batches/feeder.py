@@ -26,8 +26,9 @@ class BatchFeeder:
         """The failure of the fleet that ended the batches."""
         self._fleet, self._ledger = fleet, ledger
         self._changed = threading.Condition()
-        """Guards `_waiting`, `_is_probing`, `_is_closed`."""
-        self._waiting = 0
+        """Guards `num_waiting`, `_is_probing`, `_is_closed`."""
+        self.num_waiting = 0
+        """Consumers that wait for a batch."""
         self._is_probing = False
         self._is_closed = False
         self._borrower = threading.Thread(target=self._borrow, name="batches", daemon=True)
@@ -46,21 +47,17 @@ class BatchFeeder:
             if thread.is_alive():
                 thread.join(timeout=5)
 
-    @property
-    def num_waiting(self) -> int:
-        return self._waiting
-
     @contextmanager
     def demand(self) -> Iterator[None]:
         """Within the block, one more consumer waits for a batch."""
         with self._changed:
-            self._waiting += 1
+            self.num_waiting += 1
             self._changed.notify_all()
         try:
             yield
         finally:
             with self._changed:
-                self._waiting -= 1
+                self.num_waiting -= 1
 
     def probe(self) -> None:
         """Find out that the fleet is done even if no consumer asks."""
@@ -69,7 +66,7 @@ class BatchFeeder:
             self._changed.notify_all()
 
     def _wants_more(self) -> bool:
-        return self._is_probing or self._waiting > self._ledger.counts().ready
+        return self._is_probing or self.num_waiting > self._ledger.counts().ready
 
     def _borrow(self) -> None:
         try:

@@ -107,7 +107,8 @@ class Journal:
                 os.pwrite(self._exported, _digits(self.exported_frames), 0)
         except (OSError, ValueError, KeyError, StateError) as error:
             raise StoreError(f"cannot use {folder} for the frame count: {error}") from error
-        self._settled = self._written = self._base = self.frames
+        self.settled_frames = self._written = self._base = self.frames
+        """Frames of this and earlier heads that no later head collects again."""
         self._exporting = self.exported_frames
         self._reserved_epoch = self.epoch
         self._reason, self._width = "", 0
@@ -121,11 +122,6 @@ class Journal:
                     f"cannot write the termination message to {termination_message_file}: {error}"
                 ) from error
             self._write_message()
-
-    @property
-    def settled_frames(self) -> int:
-        """Frames of this and earlier heads that no later head collects again."""
-        return self._settled
 
     def settle(self, frames: int, statistics: Statistics | None = None) -> "Future[None]":
         """Set the frames that this head has settled, with their statistics. A killed process leaves the old or the new
@@ -141,11 +137,11 @@ class Journal:
     def settle_all(self, frames: int, statistics: Statistics | None = None) -> "Future[None]":
         """Set the settled frames of all heads; a lower count is ignored. Otherwise as `settle`."""
         with self._lock:
-            self._settled = max(self._settled, frames)
+            self.settled_frames = max(self.settled_frames, frames)
             if statistics is not None:
                 self._unkept = statistics
             is_sync_due = not self._is_synced and time.monotonic() >= self._sync_at
-            if self._unkept is not None or self._settled != self._written or is_sync_due:
+            if self._unkept is not None or self.settled_frames != self._written or is_sync_due:
                 self._ask_to_write()
             return self._newest
 
@@ -157,7 +153,7 @@ class Journal:
     def _write(self, *, is_last: bool = False) -> None:
         with self._lock:
             self._is_due = False
-            settled, statistics, exporting = self._settled, self._unkept, self._exporting
+            settled, statistics, exporting = self.settled_frames, self._unkept, self._exporting
         with self._disk:
             if statistics is not None:
                 with self._failures_logged("statistics_not_kept"):
@@ -235,12 +231,9 @@ class Journal:
             last = self._writer.submit(self._write_last)
         self._writer.shutdown(wait=False)
         if not wait([last], _ANSWER_WITHIN_S).done:
-            log.warning(
-                "journal_not_closed",
-                folder=str(self._folder),
-                reason=f"the disk did not answer within {_ANSWER_WITHIN_S:.0f} s; {self._settled - self._written:,} "
-                "frames may be collected again",
-            )
+            unwritten = f"{self.settled_frames - self._written:,} frames may be collected again"
+            reason = f"the disk did not answer within {_ANSWER_WITHIN_S:.0f} s; {unwritten}"
+            log.warning("journal_not_closed", folder=str(self._folder), reason=reason)
 
     def _write_last(self) -> None:
         self._write(is_last=True)
@@ -266,7 +259,7 @@ class Journal:
         if self._message < 0:
             return
         # Pad with blanks instead of truncating: a truncated file would be empty for a moment.
-        text = encode(self._settled, self._reason).ljust(self._width)
+        text = encode(self.settled_frames, self._reason).ljust(self._width)
         self._width = len(text)
         os.pwrite(self._message, text, 0)
 
