@@ -110,23 +110,14 @@ UP_AFTER_S, DOWN_AFTER_S = 30.0, 120.0
 """Lengths of the periods of waiting that `decide/autoscale.py` decides by."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitSample:
-    at: datetime
-    pod_uid: str
-    sizes: Mapping[str, int]
-    waits: Waits
-
-
-def shares_between(first: WaitSample, last: WaitSample) -> WaitShares:
-    seconds = (last.at - first.at).total_seconds()
+def shares_between(first: Waits, last: Waits, *, seconds: float, sizes: Mapping[str, int]) -> WaitShares:
     idle = {}
-    for group, spent in last.waits.worker_s.items():
-        worker_s = spent - first.waits.worker_s.get(group, 0.0)
-        idle_s = last.waits.idle_s.get(group, 0.0) - first.waits.idle_s.get(group, 0.0)
+    for group, spent in last.worker_s.items():
+        worker_s = spent - first.worker_s.get(group, 0.0)
+        idle_s = last.idle_s.get(group, 0.0) - first.idle_s.get(group, 0.0)
         idle[group] = min(1.0, max(0.0, idle_s / worker_s)) if worker_s > 0 else 0.0
-    consumer_s = last.waits.consumer_s - first.waits.consumer_s
-    return WaitShares(seconds=seconds, sizes=last.sizes, consumer=min(1.0, max(0.0, consumer_s / seconds)), idle=idle)
+    consumer = min(1.0, max(0.0, (last.consumer_s - first.consumer_s) / seconds))
+    return WaitShares(seconds=seconds, sizes=sizes, consumer=consumer, idle=idle)
 
 
 _MAX_VERDICTS = 64
@@ -178,8 +169,8 @@ class JobState:
     """Maximum age of the head's answer; None: there is no head to poll."""
     still_polls: int = 0
     """Polls in a row whose answer was the one before."""
-    waits: deque[WaitSample] = field(default_factory=deque)
-    """The newest answers; all come from one head and one set of group sizes."""
+    waits: deque[tuple[datetime, Waits]] = field(default_factory=deque)
+    """Of the newest answers; all come from one head and one set of group sizes."""
     told: tuple[object, ...] = ()
     """Last commands sent to the head."""
     is_answer_due: bool = False
@@ -192,17 +183,18 @@ class JobState:
         if answer.waits is None or not answer.waits.is_settled or answer.is_resizing:
             self.waits.clear()
             return
-        sample = WaitSample(at=at, pod_uid=answer.pod_uid, sizes=dict(answer.sizes), waits=answer.waits)
-        if self.waits and (self.waits[-1].pod_uid, self.waits[-1].sizes) != (sample.pod_uid, sample.sizes):
+        before = self.answer
+        if before is None or (before.pod_uid, before.sizes) != (answer.pod_uid, answer.sizes):
             self.waits.clear()
-        self.waits.append(sample)
-        while len(self.waits) > 2 and (at - self.waits[1].at).total_seconds() >= DOWN_AFTER_S:
+        self.waits.append((at, answer.waits))
+        while len(self.waits) > 2 and (at - self.waits[1][0]).total_seconds() >= DOWN_AFTER_S:
             self.waits.popleft()
-        ages = [(at - sample.at).total_seconds() for sample in self.waits]
         for period_s in (UP_AFTER_S, DOWN_AFTER_S):
-            first = next((i for i in reversed(range(len(ages))) if ages[i] >= period_s), None)
-            if first is not None:
-                self.wait_shares += (shares_between(self.waits[first], sample),)
+            for since, waits in reversed(self.waits):
+                if (seconds := (at - since).total_seconds()) >= period_s:
+                    shares = shares_between(waits, answer.waits, seconds=seconds, sizes=answer.sizes)
+                    self.wait_shares += (shares,)
+                    break
 
     @property
     def head_report(self) -> tuple[HeadAnswer | None, bool, bool, str]:
