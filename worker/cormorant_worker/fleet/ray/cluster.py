@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import ray
@@ -72,32 +73,26 @@ class RayCluster:
         # Ray prints reports of lost workers to this process's stdout, whatever `log_to_driver` says; the fleet logs
         # them itself.
         ray._private.worker._worker_logs_enabled = False
-        # Folders are sent along with the connection alone, not with an actor.
-        runtime_env = dict(options.runtime_env) or None
+        ours: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        store: dict[str, Any] = {}
+        if not options.address:
+            # No CPUs: Ray starts no processes ahead of time, and workers ask for none.
+            ours |= {"include_dashboard": False, "num_cpus": 0}
+            store = {"object_store_memory": options.object_store_bytes or None}
+        connect = partial(
+            ray.init,
+            **{**ours, **options.init},
+            address=options.address or "local",
+            # Folders are sent along with the connection alone, not with an actor.
+            runtime_env=dict(options.runtime_env) or None,
+            **store,
+        )
         try:
             if options.address:
-                _in_a_thread(
-                    lambda: ray.init(
-                        **{"log_to_driver": False, "logging_level": logging.ERROR, **options.init},
-                        address=options.address,
-                        runtime_env=runtime_env,
-                    )
-                )
+                _in_a_thread(connect)
             else:
                 with _signals_kept():
-                    ray.init(
-                        **{
-                            "include_dashboard": False,
-                            "log_to_driver": False,
-                            "logging_level": logging.ERROR,
-                            # No CPUs: Ray starts no processes ahead of time, and workers ask for none.
-                            "num_cpus": 0,
-                            **options.init,
-                        },
-                        address="local",
-                        runtime_env=runtime_env,
-                        object_store_memory=options.object_store_bytes or None,
-                    )
+                    connect()
         except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
             if not options.address:
                 raise FleetError(f"cannot start a Ray cluster on this machine: {error}") from error

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import structlog
 
-from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import (
     ControlTimeout,
@@ -24,7 +23,7 @@ from cormorant_worker.errors import (
 )
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.fleet_state import CURRENT, FleetState
-from cormorant_worker.fleet.slot import Question, Slot, SlotState, WorkerHandle
+from cormorant_worker.fleet.slot import Question, Slot, SlotState
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.weights.staged import INITIAL_VERSION
@@ -170,30 +169,25 @@ class Quiesce:
         if publish is not None and saved.version > core.offers.version:
             publish()
         handles = {handle.slot: handle for handle in core.slots.workers if not handle.slot.is_server}
-        rewinds = {
-            slot: told[name]["envs_saved"] and (not core.dataset_uri or is_last[slot]) for name, slot in names.items()
-        }
-        streams = {
-            slot: core.lineage.begin(slot, replace(handle.stream, seed=saved.seed, warmup_frames=-1))
-            for slot, handle in handles.items()
-            if not (rewinds[slot] and is_last[slot])
-        }
-        self._reseed({slot: handles[slot] for slot in streams if not rewinds[slot]}, streams)
-        asked = []
+        commands, reseeded = {}, []
         for name, slot in names.items():
-            first = streams[slot].first_trajectory if slot in streams else 0
-            command = Restore(first_trajectory=first, rewinds=rewinds[slot])
-            asked.append(handles[slot].ask(command, states[name]))
+            rewinds, first = told[name]["envs_saved"] and (not core.dataset_uri or is_last[slot]), 0
+            if not (rewinds and is_last[slot]):
+                place = replace(handles[slot].stream, seed=saved.seed, warmup_frames=-1)
+                stream = core.lineage.begin(slot, place)
+                first = stream.first_trajectory
+                if not rewinds:
+                    reseeded.append((handles[slot], stream))
+            commands[slot] = Restore(first_trajectory=first, rewinds=rewinds)
+        asked = [handle.reseed(stream) for handle, stream in reseeded]
+        self._all_replies(asked, "reseed", timeout_s=core.options.startup_timeout_s)
+        for handle, _ in reseeded:
+            core.queue.count_dropped("restore", handle.drop_ahead())
+        asked = [handles[slot].ask(commands[slot], states[name]) for name, slot in names.items()]
+        for name, slot in names.items():
             slot.warmup_frames = max(0, told[name]["warmup_left"])
         self._all_replies(asked, "restore its state")
         core.scheduler.count_from(saved.frames if core.dataset is None else collected)
-
-    def _reseed(self, handles: Mapping[Slot, WorkerHandle], streams: Mapping[Slot, WorkerPlace]) -> None:
-        core = self._core
-        asked = [handle.reseed(streams[slot]) for slot, handle in handles.items()]
-        self._all_replies(asked, "reseed", timeout_s=core.options.startup_timeout_s)
-        for handle in handles.values():
-            core.queue.count_dropped("restore", handle.drop_ahead())
 
     def reseed(self, seed: int) -> tuple[str, ...]:
         """Reseed every worker. Between batches. Returns those that have."""
