@@ -34,42 +34,6 @@ _SWEPT = 256
 """Workers whose heartbeats are read for an answer: of a larger fleet, the others' were within the last second."""
 
 
-class Lifecycle:
-    """Guarded by the fleet's condition."""
-
-    def __init__(self, events: Events, *, is_paused: bool) -> None:
-        self._events = events
-        self.is_paused = is_paused
-        self.is_closing = False
-        self.error: CormorantError | None = None
-        """Why the fleet cannot go on: the first cause."""
-
-    @property
-    def can_collect(self) -> bool:
-        return not (self.is_paused or self.is_closing or self.error is not None)
-
-    def pause(self) -> None:
-        if not self.is_paused:
-            self._events.note("paused")
-        self.is_paused = True
-
-    def resume(self) -> None:
-        if self.is_paused:
-            self._events.note("resumed")
-        self.is_paused = False
-
-    def fail(self, error: Exception, *, what: str = "") -> None:
-        """The fleet cannot go on. `what`: what could not be done, for errors that are not ours: "start a worker"."""
-        if self.error is None:
-            known = isinstance(error, CormorantError)
-            self.error = error if known else WorkerFailed(f"cannot {what}: {type(error).__name__}: {error}")  # type: ignore[assignment]  # checked
-            self._events.note("failed", reason=str(self.error))
-
-    def raise_error(self) -> None:
-        if self.error is not None:
-            raise self.error
-
-
 class FleetCore:
     def __init__(self, job: CollectorJob, options: FleetOptions, engine: Engine) -> None:
         """An empty fleet. The engine stays the caller's to close."""
@@ -79,7 +43,9 @@ class FleetCore:
         collection, queue = job.spec.collection, job.spec.output.queue
         self.waker, self.events = Waker(), Events()
         self.background = BackgroundTasks(self.waker.wake)
-        self.lifecycle = Lifecycle(self.events, is_paused=options.starts_paused)
+        self.is_paused, self.is_closing = options.starts_paused, False
+        self.error: CormorantError | None = None
+        """Why the fleet cannot go on: the first cause."""
         self.episodes: EpisodeBook | None = None
         """Set for an evaluation, whose frames are episodes."""
         self.dataset: DatasetRoot | None = None
@@ -136,6 +102,26 @@ class FleetCore:
             warmup_frames=max(0, collection.init_random_frames - self.found_frames),
         )
 
+    # -- paused, closing, failed -------------------------------------------------------------------------------
+
+    def set_paused(self, *, is_paused: bool) -> None:
+        if is_paused is not self.is_paused:
+            self.events.note("paused" if is_paused else "resumed")
+        self.is_paused = is_paused
+
+    def fail(self, error: Exception, *, what: str = "") -> None:
+        """The fleet cannot go on. `what`: what could not be done, for errors that are not ours: "start a worker"."""
+        if self.error is None:
+            known = isinstance(error, CormorantError)
+            self.error = error if known else WorkerFailed(f"cannot {what}: {type(error).__name__}: {error}")  # type: ignore[assignment]  # checked
+            self.events.note("failed", reason=str(self.error))
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    # -- what follows from the rest ----------------------------------------------------------------------------
+
     @property
     def dataset_uri(self) -> str:
         """Empty: none."""
@@ -185,7 +171,7 @@ class FleetCore:
             restarts=sum(books.restarts.total() for books in counters.groups.values()),
             env_failures=self.env_failures.sentence,
             queued_batches=self.queue.num_waiting,
-            paused=self.lifecycle.is_paused,
+            paused=self.is_paused,
             workers=(),
             groups={
                 group.name: counters.group(group.name, desired=self.slots.sizes.get(group.name, 0))

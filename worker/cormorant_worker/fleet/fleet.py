@@ -120,7 +120,7 @@ class Fleet:
         with self._changed:
             if self._is_closed:
                 return
-            core.lifecycle.is_closing = True
+            core.is_closing = True
             began = time.monotonic()
             core.slots.tell_all(ResumeStepping())
             for handle in tuple(core.slots.workers):
@@ -228,7 +228,7 @@ class Fleet:
         core = self._core
         with self._changed, core.queue.asking(core.waker):
             while True:
-                core.lifecycle.raise_error()
+                core.raise_error()
                 if (delivery := self._take_delivery()) is not None:
                     loan = core.queue.loan(
                         delivery,
@@ -239,7 +239,7 @@ class Fleet:
                     break
                 if self._loop.is_done and core.scheduler.is_done:
                     return None
-                if core.lifecycle.is_closing:
+                if core.is_closing:
                     raise FleetClosed("the fleet was closed")
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
@@ -347,7 +347,7 @@ class Fleet:
         workers: Sequence[str] = (),
     ) -> Receipt:
         core, offers = self._core, self._core.offers
-        core.lifecycle.raise_error()
+        core.raise_error()
         number = offers.next_version(version)
         offers.publish(blob, number, payload, core.servers.named(workers))
         core.waker.wake()
@@ -368,8 +368,8 @@ class Fleet:
         """
         core = self._core
         with self._changed:
-            core.lifecycle.raise_error()
-            core.lifecycle.pause()
+            core.raise_error()
+            core.set_paused(is_paused=True)
             core.waker.wake()
             # A worker that dies meanwhile is paused for good; its replacement gets no ticket.
             asked = core.slots.ask_all(PauseStepping())
@@ -381,7 +381,7 @@ class Fleet:
             self._resume()
 
     def _resume(self) -> None:
-        self._core.lifecycle.resume()
+        self._core.set_paused(is_paused=False)
         self._core.slots.tell_all(ResumeStepping())
         self._core.waker.wake()
 
@@ -390,7 +390,7 @@ class Fleet:
         then None; workers end. A paused fleet goes on to finish its batches. Returns at once.
         """
         with self._changed:
-            self._core.lifecycle.raise_error()
+            self._core.raise_error()
             self._core.queue.complete(self._core.scheduler.drain())
             self._resume()
 
@@ -471,7 +471,7 @@ class Fleet:
             WorkerFailed, ControlTimeout: new workers did not start.
         """
         with self._changed:
-            self._core.lifecycle.raise_error()
+            self._core.raise_error()
             self._life.resize(workers)
             self._core.waker.wake()
             if wait:
@@ -489,7 +489,7 @@ class Fleet:
         """One worker, without reading the others; None if no worker has that name."""
         with self._changed:
             handle = self._core.slots.find(name)
-            return None if handle is None else handle.stats(is_paused=self._core.lifecycle.is_paused)
+            return None if handle is None else handle.stats(is_paused=self._core.is_paused)
 
     @property
     def version(self) -> PolicyVersion:
@@ -510,16 +510,16 @@ class Fleet:
     def is_done(self) -> bool:
         """True when `totalFrames` have been accepted (and made durable, with a dataset)."""
         with self._changed:
-            self._core.lifecycle.raise_error()
+            self._core.raise_error()
             return self._loop.is_done
 
     def wait_until_done(self, timeout_s: float) -> bool:
         """For jobs with a dataset and no queue: wait for the end. False after `timeout_s`."""
         with self._changed:
             self._quiesce.wait_until(
-                lambda: self._loop.is_done or self._core.lifecycle.error is not None, time.monotonic() + timeout_s
+                lambda: self._loop.is_done or self._core.error is not None, time.monotonic() + timeout_s
             )
-            self._core.lifecycle.raise_error()
+            self._core.raise_error()
             return self._loop.is_done
 
     @property
@@ -570,7 +570,7 @@ class Fleet:
             ControlTimeout: it did not answer within 2 s, for example because it is saving its state.
         """
         with self._changed:
-            self._core.lifecycle.raise_error()
+            self._core.raise_error()
             data = self._quiesce.peek(worker, column=column, leaf=leaf)
         shown = self._known.layout.observation[leaf]
         return np.frombuffer(data, shown.dtype).reshape(shown.shape)
@@ -590,5 +590,5 @@ class Fleet:
             StateError: its disk failed.
         """
         with self._changed:
-            self._core.lifecycle.raise_error()
+            self._core.raise_error()
             return self._quiesce.fetch_cached(worker)

@@ -103,7 +103,7 @@ class SlotLife:
     def start_missing(self, now: float) -> None:
         """Start workers in vacant slots that need not wait."""
         core = self._core
-        if core.lifecycle.error or core.lifecycle.is_closing or core.scheduler.is_done:
+        if core.error or core.is_closing or core.scheduler.is_done:
             return
         vacant = (slot for slot in core.slots.in_state(SlotState.VACANT) if now >= slot.not_before)
         due = (slot for slot in sorted(vacant, key=lambda slot: slot.key) if core.servers.can_start(slot))
@@ -112,7 +112,7 @@ class SlotLife:
                 self._start(slot)
             except CormorantError as error:
                 core.slots.vacate(slot)
-                core.lifecycle.fail(error)
+                core.fail(error)
                 return
 
     def _start(self, slot: Slot) -> None:
@@ -163,7 +163,7 @@ class SlotLife:
         core = self._core
         if isinstance(connection, Exception):
             core.slots.vacate(slot)
-            core.lifecycle.fail(connection, what="start a worker")
+            core.fail(connection, what="start a worker")
             return
         handle = WorkerHandle(slot, connection, core.slots.stuck, last_progress=core.hang_detector.lived_s)
         core.slots.fill(slot, handle)
@@ -173,7 +173,7 @@ class SlotLife:
         core.counters.joined(slot.group)
         if not slot.is_wanted:
             self.let_go(handle)
-        if core.lifecycle.is_closing:
+        if core.is_closing:
             self.lose(handle, is_killed=True)  # it has nothing to lose yet
 
     def tell_spaces(self, handle: WorkerHandle) -> None:
@@ -200,7 +200,7 @@ class SlotLife:
             handle.send(Begin(dataset_uri=core.dataset_uri, seal_after_s=core.options.seal_after_s))
         if not core.offers.offer_next(handle):
             handle.sync = handle.ask(ResumeStepping())
-        if core.lifecycle.is_paused and not slot.is_server:
+        if core.is_paused and not slot.is_server:
             handle.tell(PauseStepping())
         event = "inference_server_ready" if slot.is_server else "worker_ready"
         log.info(event, worker=handle.name, seconds=round(time.monotonic() - handle.started, 2))
@@ -216,7 +216,7 @@ class SlotLife:
             core.scheduler.may_collect(slot.key, holds=0)
         core.events.note("worker_ready", worker=handle.name, version=handle.version, reason=handle.policy_call)
         if reply.error:
-            core.lifecycle.fail(WorkerFailed(f"worker {handle.name} refused the current weights: {reply.error}"))
+            core.fail(WorkerFailed(f"worker {handle.name} refused the current weights: {reply.error}"))
 
     def hand_out_tickets(self) -> bool:
         """Hand out what the scheduler allows. Returns whether there may be more."""
@@ -266,8 +266,8 @@ class SlotLife:
         be more of them.
         """
         core = self._core
-        is_done, lifecycle = core.scheduler.is_done, core.lifecycle
-        is_over = is_done or lifecycle.is_closing or lifecycle.error is not None
+        is_done = core.scheduler.is_done
+        is_over = is_done or core.is_closing or core.error is not None
         staying = (SlotState.BUILDING, SlotState.READY, SlotState.WORKING) if is_over else ()
         # Servers end after the workers that need them.
         untold = (
@@ -280,14 +280,14 @@ class SlotLife:
         for handle in idle:
             core.slots.move(handle.slot, SlotState.FINISHING)
             core.scheduler.may_not_collect(handle.slot.key)  # frames found stale from now on are another worker's
-            handle.send(Finish(saves=is_done and not lifecycle.is_closing))
+            handle.send(Finish(saves=is_done and not core.is_closing))
         return len(idle) == _MOST_FINISHES
 
     # -- GONE --------------------------------------------------------------------------------------------------
 
     def end_hung(self, now: float) -> None:
         core = self._core
-        for handle, silent_s, limit_s in core.hang_detector.turn(now, is_paused=core.lifecycle.is_paused):
+        for handle, silent_s, limit_s in core.hang_detector.turn(now, is_paused=core.is_paused):
             log.warning("worker_hung", worker=handle.name, seconds=round(silent_s, 1))
             doing = handle.connection.describe_doing()
             reason = f"made no progress for {limit_s:.0f} s and was killed ({doing})"
@@ -303,7 +303,7 @@ class SlotLife:
         if (is_final or core.ready is None) and not is_misplaced:
             error = WorkerFailed(f"worker {handle.name}: {failed.message}", kind=failed.kind)
             error.add_note(failed.traceback)
-            core.lifecycle.fail(error)
+            core.fail(error)
         self.lose(handle, reason=f"failed: {failed.message}", kind="error", is_misplaced=is_misplaced)
 
     def lose(
@@ -342,7 +342,7 @@ class SlotLife:
         core, slot = self._core, handle.slot
         core.slots.vacate(slot)
         if isinstance(seen, Exception):
-            core.lifecycle.fail(seen, what="see a worker off")
+            core.fail(seen, what="see a worker off")
             seen = str(seen), handle.durable_frames if core.dataset is not None else None
         how, durable_frames = seen
         reason = reason or how
@@ -350,19 +350,19 @@ class SlotLife:
         if is_first and not has_finished and kind == "crash":
             reason += f" {_describe_env(core.job)}: check its arguments"
         core.counters.follow(handle)
-        is_closing = core.lifecycle.is_closing
+        is_closing = core.is_closing
         # Asynchronous environments may have stepped past the last ticket of a worker that was told to end.
         dropped = "drain" if is_closing or has_finished else "crash"
         again, hopeless = self._settle(handle, durable_frames=durable_frames, reason=dropped)
         if hopeless and not is_closing:
-            core.lifecycle.fail(WorkerFailed(f"worker {handle.name} {reason}; {hopeless}"))
+            core.fail(WorkerFailed(f"worker {handle.name} {reason}; {hopeless}"))
         if not slot.is_wanted:
             core.lineage.give_up(slot)
         is_filled_again = slot.is_wanted and not is_closing and not core.scheduler.is_draining
         core.queue.complete(core.scheduler.forget_member(slot.key, only_preempted=is_filled_again))
         if has_finished and not again:
             return
-        if not is_closing and core.lifecycle.error is None:
+        if not is_closing and core.error is None:
             log.warning("worker_lost", worker=handle.name, reason=reason, frames_to_collect_again=again)
             core.events.note("worker_lost", worker=handle.name, reason=reason, frames=again)
             core.counters.replaced(slot.group, kind)
@@ -402,7 +402,7 @@ class SlotLife:
         core, slot, now = self._core, handle.slot, time.monotonic()
         # A pod that ends while its worker starts says nothing of the manifest.
         if is_first and not core.options.waits_for_places:
-            core.lifecycle.fail(WorkerFailed(f"worker {handle.name} {reason}"))
+            core.fail(WorkerFailed(f"worker {handle.name} {reason}"))
             return
         if is_misplaced:
             core.misplaced = f"worker {handle.name} {reason}"
@@ -417,7 +417,7 @@ class SlotLife:
             field = "max_restarts" if core.options.overrides else "spec.runPolicy.maxRestartsPerSlot"
             between = f", and never lived {healthy_s:g} s in between" if math.isfinite(healthy_s) else ""
             often = "once" if limit == 1 else f"{limit} times"
-            core.lifecycle.fail(
+            core.fail(
                 WorkerFailed(f"worker {handle.name} {reason}; it was restarted {often} already ({field}){between}")
             )
         elif slot.failures > 1:

@@ -169,7 +169,7 @@ class Inbox:
     def _laid_out(self, ready: Ready, blocks: BlockPool | Exception) -> None:
         core = self._core
         if isinstance(blocks, Exception):
-            core.lifecycle.fail(blocks, what="lay out memory for batches")
+            core.fail(blocks, what="lay out memory for batches")
             return
         core.ready = ready
         for handle in core.slots.workers:
@@ -194,7 +194,7 @@ class Inbox:
         if ready.layout == first.layout:
             self._life.welcome(handle, ready)
             return
-        self._core.lifecycle.fail(
+        self._core.fail(
             WorkerFailed(
                 f"worker {handle.name} makes batches of another layout than the first one: {ready.layout} instead of "
                 f"{first.layout}; environments and policies must not differ between workers"
@@ -330,7 +330,7 @@ class FleetLoop:
                     time.sleep(_BREATH_S)  # callers that wait for the condition get it
         except Exception as error:
             with self._changed:
-                core.lifecycle.fail(FleetError(f"the fleet's thread failed: {type(error).__name__}: {error}"))
+                core.fail(FleetError(f"the fleet's thread failed: {type(error).__name__}: {error}"))
                 self._changed.notify_all()
             with suppress(OSError, ValueError):  # what failed may be a log line, into a closed pipe or file
                 log.exception("fleet_thread_failed")
@@ -349,7 +349,7 @@ class FleetLoop:
         core.queue.accept()
         core.counters.tick(is_full=core.queue.is_full)
         has_more |= core.offers.send_due(_MOST_OFFERS)
-        if core.lifecycle.can_collect and not self._quiesce.is_wanted:
+        if not (core.is_paused or core.is_closing or core.error) and not self._quiesce.is_wanted:
             has_more |= self._life.hand_out_tickets()
         has_more |= self._life.finish_idle()
         if core.scheduler.is_done and core.queue.is_drained:

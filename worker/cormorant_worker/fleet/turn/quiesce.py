@@ -62,8 +62,8 @@ class Quiesce:
             StateError: an evaluation has nothing to change between batches.
         """
         core, timeout_s = self._core, self._core.options.control_timeout_s
-        lifecycle, slots = core.lifecycle, core.slots
-        lifecycle.raise_error()
+        slots = core.slots
+        core.raise_error()
         if core.episodes is not None:
             raise StateError(
                 "an evaluation has no state, and each of its episodes a seed of its own: it goes on from its results "
@@ -71,16 +71,15 @@ class Quiesce:
             )
         self._holders += 1
         try:
-            if lifecycle.is_paused:
+            if core.is_paused:
                 core.slots.tell_all(ResumeStepping())
             is_still = self.wait_until(
                 lambda: (
-                    lifecycle.error is not None
-                    or (self._life.is_idle and (slots.is_complete or core.scheduler.is_done))
+                    core.error is not None or (self._life.is_idle and (slots.is_complete or core.scheduler.is_done))
                 ),
                 time.monotonic() + timeout_s,
             )
-            lifecycle.raise_error()
+            core.raise_error()
             if not is_still:
                 raise ControlTimeout(
                     f"batches under way did not end within {timeout_s:.0f} s (control_timeout_s); {slots.describe()}"
@@ -88,7 +87,7 @@ class Quiesce:
             yield
         finally:
             self._holders -= 1
-            if lifecycle.is_paused:
+            if core.is_paused:
                 core.slots.tell_all(PauseStepping())
             core.waker.wake()
 
@@ -209,7 +208,7 @@ class Quiesce:
                 stream = replace(handle.stream, seed=seed, warmup_frames=warmup_frames)
                 asked.append(handle.reseed(stream))
         self.replies(asked, "reseed", timeout_s=core.options.startup_timeout_s)
-        core.lifecycle.raise_error()
+        core.raise_error()
         # Of those that died meanwhile, the replacements begin with the new seed.
         reseeded = [question.handle for question in asked if question.reply is not None]
         for handle in reseeded:
@@ -240,16 +239,16 @@ class Quiesce:
 
         in_time = self.wait_until(
             lambda: (
-                core.lifecycle.error is not None
-                or core.lifecycle.is_closing
+                core.error is not None
+                or core.is_closing
                 or core.scheduler.is_done
                 or is_there()
                 or options.should_stop()
             ),
             time.monotonic() + timeout_s,
         )
-        core.lifecycle.raise_error()
-        if not is_there() and core.lifecycle.is_closing:
+        core.raise_error()
+        if not is_there() and core.is_closing:
             raise FleetClosed(f"the fleet was closed while waiting for workers {what}")
         if not is_there() and options.should_stop():
             raise FleetInterrupted(f"waiting for the fleet {what} was cancelled")
