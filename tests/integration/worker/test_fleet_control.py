@@ -270,6 +270,8 @@ def test_worker_killed_during_a_restore_is_named_and_it_can_be_repeated() -> Non
     with start(job, workers=2, starts_paused=True) as fleet:
         victim = fleet.stats().workers[0].pid
         os.kill(victim, signal.SIGSTOP)  # it does not answer, so that it dies in the middle
+        tasks = tuple(Path(f"/proc/{victim}/task").iterdir())
+        until(lambda: all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks))
         failed: list[Exception] = []
 
         def restore() -> None:

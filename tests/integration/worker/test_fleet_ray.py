@@ -316,21 +316,3 @@ def test_workers_without_a_place_cost_no_call_to_rays_head(ray_cluster: None, mo
     cluster.close()
     assert len(calls) == 1
     assert words == {"1 living node with nothing"} or torch.cuda.is_available()
-
-
-@pytest.mark.slow
-def test_any_slots_of_a_group_may_be_left_empty(ray_cluster: None) -> None:
-    # What ScaleToFit asks for where the pods of some slots have no node.
-    job, checker = scene("counter", collection={"mode": "sync"})
-    with Fleet(job, FleetOptions(workers=2), engine=RayEngine(NO_CPUS)) as fleet:
-        for slots in ((1, 3), (0, 1)):
-            fleet.resize({"cpu": slots}, wait=False)
-            wanted = [f"cpu-{slot}" for slot in slots]
-            deadline = time.monotonic() + 100
-            while [worker.name for worker in fleet.stats().workers if worker.frames] != wanted:
-                assert time.monotonic() < deadline, fleet.stats().workers
-                batch = fleet.take(timeout_s=60)
-                assert batch is not None
-                checker.take(batch.tensordict)
-        stats = fleet.stats()
-        assert (stats.restarts, stats.dropped) == (0, {})
