@@ -27,8 +27,6 @@ class StatisticsBook(Mapping[int, Document]):
         self._current = found or Statistics()
         self._is_first = found is None
         self._versions: OrderedDict[int, Statistics] = OrderedDict()
-        self._documents: dict[int, Document] = {}
-        """Serialized statistics of versions that were asked for."""
 
     @property
     def current(self) -> Statistics:
@@ -65,9 +63,8 @@ class StatisticsBook(Mapping[int, Document]):
         """
         with self._lock:
             found = self._versions[version] = statistics or self._versions.get(version) or self._current
-            self._documents.pop(version, None)
             while len(self._versions) > KEPT_VERSIONS:
-                self._documents.pop(self._versions.popitem(last=False)[0], None)
+                self._versions.popitem(last=False)
             return found
 
     def reset(self, current: Statistics, versions: Mapping[int, Statistics]) -> None:
@@ -76,7 +73,6 @@ class StatisticsBook(Mapping[int, Document]):
             self._current, self._is_first = current, False
             known = {**versions, **self._versions}
             self._versions = OrderedDict((v, known[v]) for v in sorted(v for v in known if v >= 0)[-KEPT_VERSIONS:])
-            self._documents.clear()
 
     def glance(self) -> dict[str, StatisticsGlance]:
         """The current statistics by key, beside those of the newest version."""
@@ -104,16 +100,11 @@ class StatisticsBook(Mapping[int, Document]):
         with self._lock:
             known = list(self._versions)
             wanted = [version for version in known if oldest <= version <= newest] or known[-1:]
-            return {version: self._document(version) for version in wanted}
-
-    def _document(self, version: int) -> Document:
-        if version not in self._documents:
-            self._documents[version] = self._versions[version].document()
-        return self._documents[version]
+            return {version: self._versions[version].document() for version in wanted}
 
     def __getitem__(self, version: int) -> Document:
         with self._lock:
-            return self._document(version)
+            return self._versions[version].document()
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.versions())
