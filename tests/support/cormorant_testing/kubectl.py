@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -35,6 +35,12 @@ def require_crd() -> None:
     """Applies the CRD; skips where there is no API server, or no kubectl."""
     skip_without_cluster()
     apply_crd()
+
+
+def condition_of(status: Mapping[str, Any], kind: str) -> str:
+    """`True/Reason` of a condition; empty when there is none."""
+    found = next((c for c in status.get("conditions", ()) if c["type"] == kind), None)
+    return f"{found['status']}/{found['reason']}" if found is not None else ""
 
 
 class Namespace:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cormorant_testing.kubectl import Namespace
+from cormorant_testing.kubectl import Namespace, condition_of
 from cormorant_testing.operator_world import make_spec
 from cormorant_testing.stub_heads import StubHeads
 
@@ -79,8 +79,7 @@ class Scene:
         return dict(self.namespace.get("cjob", name).get("status") or {})
 
     def condition(self, kind: str, name: str = "pong") -> str:
-        found = [c for c in self.status(name).get("conditions", []) if c["type"] == kind]
-        return f"{found[0]['status']}/{found[0]['reason']}" if found else ""
+        return condition_of(self.status(name), kind)
 
     def scale(self, name: str = "pong") -> dict[str, Any]:
         """What the scale subresource says to autoscalers."""

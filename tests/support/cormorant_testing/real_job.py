@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cormorant_testing.kubectl import Namespace
+from cormorant_testing.kubectl import Namespace, condition_of
 from cormorant_testing.serving import Api, Reply
 
 WAIT_S = 180.0
@@ -57,9 +57,7 @@ class Job:
         return dict(self.raw.get("status") or {})
 
     def condition(self, kind: str) -> str:
-        """`True/Reason`; empty when there is none."""
-        found = [c for c in self.status.get("conditions", ()) if c["type"] == kind]
-        return f"{found[0]['status']}/{found[0]['reason']}" if found else ""
+        return condition_of(self.status, kind)
 
     def frames(self) -> int:
         return int(self.status.get("frames", {}).get("collected", 0))

@@ -17,6 +17,7 @@ from cormorant_compat.torchrl import RayCollector
 from cormorant_testing.check import Checker, attempt_of
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.policies import Versioned, constant, numbered
+from cormorant_testing.scripts import until
 from cormorant_worker.errors import StateError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(600)]
@@ -270,10 +271,7 @@ def test_buffers_are_extended_and_trajs_per_batch_holds() -> None:
         time.sleep(0.3)
         assert len(kept) == before
         raise KeyError("the user's: it goes on all the same")
-    deadline = time.monotonic() + 60
-    while collector.is_running():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not collector.is_running())
     collector.shutdown()
     # Twenty whole episodes of 2 and 5 steps by turns.
     assert len(kept) == 70
@@ -404,10 +402,7 @@ def test_collectors_that_have_ended_need_no_weights() -> None:
         CountingEnv, Versioned(), total_frames=20, update_after_each_batch=True, **given, **FREE
     ) as collector:
         assert collector.next() is not None
-        deadline = time.monotonic() + 60
-        while collector.fleet.stats().workers:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: not collector.fleet.stats().workers)
         assert collector.next() is not None
         assert collector.next() is None
 
