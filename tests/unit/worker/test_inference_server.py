@@ -34,8 +34,6 @@ from cormorant_worker.wire.messages import MessageSocket
 
 OBS = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = gymnasium.spaces.Discrete(1000)
-
-
 AT_ONCE_OR_ALL = Gathering()
 ACTORS: list[RemoteActor] = []
 BETWEEN_NODES = [False]

@@ -179,60 +179,47 @@ def other_threads() -> Iterator[list[int]]:
             thread.join()
 
 
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    torch_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(torch_threads)
+
+
+@pytest.mark.usefixtures("one_torch_thread")
 def test_threads_that_others_start_meanwhile_stay_free() -> None:
-    before, torch_threads = os.sched_getaffinity(0), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with other_threads() as others:
-            calibrate(EnvPoolTask(task_id="CartPole-v1", kwargs={}), num_envs=64, max_threads=2, one_cpu=True)
-            with cartpoles(1) as collector:
-                collector.fill(Block(collector.layout(8)), 64)
-            assert collector.cpu.cpu is not None
-            assert others
-            assert [thread for thread in others if os.sched_getaffinity(thread) != before] == []
-    finally:
-        torch.set_num_threads(torch_threads)
-
-
-def test_a_policy_that_gives_torch_threads_is_left_alone() -> None:
-    torch_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-
-    def make_policy(observation: Space, action: Space) -> nn.Module:
-        torch.set_num_threads(2)
-        return mlp(observation, action)
-
-    try:
-        with cartpoles(1, WorkerOverrides(policy_factory=make_policy, takes_spaces=True)) as collector:
-            collector.fill(Block(collector.layout(8)), 64)
-    finally:
-        torch.set_num_threads(torch_threads)
-    assert collector.cpu.cpu is None
-
-
-@pytest.mark.parametrize(("num_threads", "keeps"), [(1, True), (2, False)])
-def test_a_pool_of_one_thread_keeps_to_the_cpu_of_its_policy(num_threads: int, keeps: bool) -> None:
-    known, torch_threads = native_threads(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with cartpoles(num_threads) as collector:
-            collector.fill(Block(collector.layout(8)), 64)
-            pool = [os.sched_getaffinity(thread) for thread in native_threads() - known]
-    finally:
-        torch.set_num_threads(torch_threads)
-    assert (collector.cpu.cpu is not None) == keeps
-    assert ({collector.cpu.cpu} in pool) == keeps
-
-
-def test_a_script_whose_torch_has_threads_is_left_alone() -> None:
-    torch_threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    before = os.sched_getaffinity(0)
+    with other_threads() as others:
+        calibrate(EnvPoolTask(task_id="CartPole-v1", kwargs={}), num_envs=64, max_threads=2, one_cpu=True)
         with cartpoles(1) as collector:
             collector.fill(Block(collector.layout(8)), 64)
-    finally:
-        torch.set_num_threads(torch_threads)
-    assert collector.cpu.cpu is None
+        assert collector.cpu.cpu is not None
+        assert others
+        assert [thread for thread in others if os.sched_getaffinity(thread) != before] == []
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+@pytest.mark.parametrize(
+    ("num_threads", "of_script", "of_policy", "keeps"),
+    [(1, 1, 1, True), (2, 1, 1, False), (1, 2, 2, False), (1, 1, 2, False)],
+)
+def test_a_pool_of_one_thread_keeps_to_the_cpu_of_its_policy(
+    num_threads: int, of_script: int, of_policy: int, *, keeps: bool
+) -> None:
+    """Unless the script or its policy has given torch threads."""
+
+    def make_policy(observation: Space, action: Space) -> nn.Module:
+        torch.set_num_threads(of_policy)
+        return mlp(observation, action)
+
+    torch.set_num_threads(of_script)
+    known = native_threads()
+    with cartpoles(num_threads, WorkerOverrides(policy_factory=make_policy, takes_spaces=True)) as collector:
+        collector.fill(Block(collector.layout(8)), 64)
+        pool = [os.sched_getaffinity(thread) for thread in native_threads() - known]
+    assert (collector.cpu.cpu is not None) == keeps
+    assert ({collector.cpu.cpu} in pool) == keeps
 
 
 def cartpoles(num_threads: int, overrides: WorkerOverrides = NO_OVERRIDES) -> Collector:

@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,51 +20,48 @@ from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_testing.vectors import Referee, assert_arrays, counting, sample_actions, stack, step_times
 from cormorant_worker.envs.gymnasium_env import EnvFactory
 from cormorant_worker.envs.inline import InlineVectorEnv
-from cormorant_worker.envs.protocol import EVERY_ROW, VectorEnv
+from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.subprocess import SubprocessVectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError, UnknownEnv
 
 SEEDS = [7, 70, 700]
+both = pytest.mark.parametrize("kind", [InlineVectorEnv, SubprocessVectorEnv])
 
 
 @contextlib.contextmanager
 def subprocesses(
     num_envs: int = 3,
     *,
+    kind: type = SubprocessVectorEnv,
     limits: RestartLimits | None = None,
     step_timeout_s: float = 30.0,
     reset_timeout_s: float = 60.0,
     **options: object,
-) -> Iterator[SubprocessVectorEnv]:
-    env = SubprocessVectorEnv(
+) -> Iterator[Any]:
+    timeouts = {"step_timeout_s": step_timeout_s, "reset_timeout_s": reset_timeout_s}
+    env = kind(
         counting(**options),
         seeds=SEEDS[:num_envs],
         limits=limits or RestartLimits(),
-        step_timeout_s=step_timeout_s,
-        reset_timeout_s=reset_timeout_s,
+        **(timeouts if kind is SubprocessVectorEnv else {}),
     )
     with contextlib.closing(env):
         yield env
 
 
-def test_it_is_a_vector_env() -> None:
-    protocol: type[VectorEnv] = SubprocessVectorEnv
-    assert protocol.lockstep is True
-    assert protocol.min_in_flight == 1
-
-
 # Values
 
 
+@both
 @pytest.mark.parametrize(
     ("observation", "action"),
     list(zip(sorted(OBSERVATION_SPACES), [*sorted(ACTION_SPACES), "discrete"], strict=True)),
 )
-def test_every_kind_of_space_is_exact(observation: str, action: str) -> None:
+def test_every_kind_of_space_is_exact(observation: str, action: str, kind: type) -> None:
     options = {"observation": observation, "lengths": (3, 1, 4), "ends": "alternate"}
     referee = Referee(SEEDS[:2], options, action=action)
-    with subprocesses(2, action=action, **options) as env:
+    with subprocesses(2, kind=kind, action=action, **options) as env:
         assert_arrays(env.start(), referee.first())
         for actions in sample_actions(action, 20, 2):
             referee.drive(env, actions)
@@ -94,9 +92,10 @@ def test_steps_equal_those_of_inline_environments(
             assert_arrays(ours[2:6], theirs[2:6])  # reward, flags, ended
 
 
-def test_rows_can_be_sent_in_any_order_and_part() -> None:
+@both
+def test_rows_can_be_sent_in_any_order_and_part(kind: type) -> None:
     referee = Referee(SEEDS, {"lengths": (2, 3)})
-    with subprocesses(lengths=(2, 3)) as env:
+    with subprocesses(kind=kind, lengths=(2, 3)) as env:
         env.start()
         for rows in ([2, 0], [1], [0, 1, 2], [2], [2, 1], [0]):
             referee.drive(env, [1] * len(rows), rows)
@@ -114,9 +113,10 @@ def test_a_step_stays_as_it_is_while_the_next_one_is_under_way() -> None:
         np.testing.assert_array_equal(env.recv().obs[0][:, 2], [2, 2, 2])
 
 
-def test_restart_begins_a_new_episode_in_those_rows_only() -> None:
+@both
+def test_restart_begins_a_new_episode_in_those_rows_only(kind: type) -> None:
     referee = Referee(SEEDS, {"lengths": 5})
-    with subprocesses(lengths=5) as env:
+    with subprocesses(kind=kind, lengths=5) as env:
         env.start()
         referee.drive(env, [1, 1, 1])
         obs = env.restart(np.array([2, 0]))
@@ -125,10 +125,11 @@ def test_restart_begins_a_new_episode_in_those_rows_only() -> None:
         referee.drive(env, [1, 1, 1])
 
 
-def test_restored_environments_go_on_bit_by_bit() -> None:
+@both
+def test_restored_environments_go_on_bit_by_bit(kind: type) -> None:
     options = {"lengths": (3, 5)}
     referee = Referee(SEEDS, options)
-    with subprocesses(**options) as one, subprocesses(**options) as other:
+    with subprocesses(kind=kind, **options) as one, subprocesses(kind=kind, **options) as other:
         one.start()
         for actions in sample_actions("discrete", 4, 3):
             referee.drive(one, actions)
@@ -169,12 +170,14 @@ def test_a_refused_state_leaves_environments_that_step() -> None:
         step_times(env, 5)
 
 
-def test_environments_without_states_cannot_be_saved() -> None:
-    with contextlib.closing(SubprocessVectorEnv(EnvFactory(id="CartPole-v1"), seeds=[1, 2])) as env:
+@both
+def test_environments_without_states_cannot_be_saved(kind: type) -> None:
+    with contextlib.closing(kind(EnvFactory(id="CartPole-v1"), seeds=[1, 2])) as env:
         env.start()
         with pytest.raises(EnvNotSaved, match=r"^CartPoleEnv has no get_state and set_state$"):
             env.state()
         step_times(env, 1)
+        env.close()  # as when it is left
 
 
 def test_actions_of_another_dtype_are_refused() -> None:
@@ -200,30 +203,33 @@ def test_a_second_start_begins_again_with_the_same_seeds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "reason"),
+    ("kind", "failure", "reason"),
     [
-        ({"how": "raise"}, "raised ValueError: told to fail"),
-        ({"how": "exit"}, "exited with code 7"),
-        ({"how": "kill"}, "was killed by SIGKILL"),
-        ({"how": "hang"}, "did not answer within 2 s"),
+        (InlineVectorEnv, {"how": "raise"}, "raised ValueError: told to fail"),
+        (SubprocessVectorEnv, {"how": "raise"}, "raised ValueError: told to fail"),
+        (SubprocessVectorEnv, {"how": "exit"}, "exited with code 7"),
+        (SubprocessVectorEnv, {"how": "kill"}, "was killed by SIGKILL"),
+        (SubprocessVectorEnv, {"how": "hang"}, "did not answer within 2 s"),
     ],
 )
-def test_a_failing_environment_is_restarted_alone(failure: dict, reason: str) -> None:
+def test_a_failing_environment_is_restarted_alone(kind: type, failure: dict, reason: str) -> None:
     referee = Referee(SEEDS, {"lengths": 4})
     failures = [{"step": 6, "seeds": [70], **failure}]
     timeout_s = 2 if failure["how"] == "hang" else 30
     with (
         structlog.testing.capture_logs() as logs,
-        subprocesses(lengths=4, failures=failures, step_timeout_s=timeout_s) as env,
+        subprocesses(kind=kind, lengths=4, failures=failures, step_timeout_s=timeout_s) as env,
     ):
         env.start()
-        pids = [process.pid for process in env._processes]
+        processes = getattr(env, "_processes", [])
+        pids = [process.pid for process in processes]
         fresh = [list(referee.drive(env, actions).fresh) for actions in sample_actions("discrete", 10, 3)]
         assert fresh == [[]] * 5 + [[1]] + [[]] * 4
         assert env.restarts == 1
         assert referee.oracles[1].seed != 70
-        assert [a == b.pid for a, b in zip(pids, env._processes, strict=True)] == [True, False, True]
-        assert not Path(f"/proc/{pids[1]}").exists()
+        if processes:
+            assert [a == b.pid for a, b in zip(pids, processes, strict=True)] == [True, False, True]
+            assert not Path(f"/proc/{pids[1]}").exists()
     (entry,) = [entry for entry in logs if entry["event"] == "env_restarted"]
     assert (entry["env"], entry["reason"], entry["steps"]) == (1, reason, 5)
 
@@ -252,10 +258,11 @@ def test_an_environment_killed_between_steps_comes_back_fresh() -> None:
         np.testing.assert_array_equal(env.restart(np.array([0]))[0][:, 1:3], [[0, 0]])
 
 
-def test_a_reset_that_hangs_at_the_end_of_an_episode_is_restarted(tmp_path: Path) -> None:
-    failures = [{"at": "reset", "how": "hang", "seeds": [70], "flag": str(tmp_path / "flag"), "skip": 1}]
+@pytest.mark.parametrize(("kind", "how"), [(InlineVectorEnv, "raise"), (SubprocessVectorEnv, "hang")])
+def test_a_failing_reset_at_the_end_of_an_episode_is_restarted(kind: type, how: str, tmp_path: Path) -> None:
+    failures = [{"at": "reset", "how": how, "seeds": [70], "flag": str(tmp_path / "flag"), "skip": 1}]
     referee = Referee(SEEDS, {"lengths": 3})
-    with subprocesses(lengths=3, failures=failures, step_timeout_s=1) as env:
+    with subprocesses(kind=kind, lengths=3, failures=failures, step_timeout_s=1) as env:
         env.start()
         assert [list(referee.drive(env, [1, 2, 3]).fresh) for _ in range(5)] == [[], [], [1], [], []]
 
@@ -272,8 +279,9 @@ def test_a_restart_that_fails_is_tried_again(tmp_path: Path) -> None:
         assert env.restarts == 3
 
 
-def test_an_environment_that_always_raises_in_step_1_is_given_up() -> None:
-    with subprocesses(2, failures=[{"step": 1, "words": "the simulator is gone"}]) as env:
+@both
+def test_an_environment_that_always_raises_in_step_1_is_given_up(kind: type) -> None:
+    with subprocesses(2, kind=kind, failures=[{"step": 1, "words": "the simulator is gone"}]) as env:
         env.start()
         with pytest.raises(EnvCrashed) as caught:
             step_times(env, 10)
@@ -281,7 +289,7 @@ def test_an_environment_that_always_raises_in_step_1_is_given_up() -> None:
     assert "raised ValueError: the simulator is gone (after 0 completed steps" in message
     assert "restarted 3 times without completing a step" in message
     assert "\n" not in message
-    assert "in step\n" in caught.value.__notes__[0]  # a line of the child's traceback
+    assert "in step\n" in caught.value.__notes__[0]  # a line of the environment's traceback
     assert not caught.value.has_stepped
 
 
@@ -306,19 +314,33 @@ def test_an_environment_that_never_returns_is_given_up() -> None:
             step_times(env, 10)
 
 
-@pytest.mark.parametrize("observation", ["box", "nested"])
-def test_nan_observations_are_refused(observation: str) -> None:
+@both
+@pytest.mark.parametrize(
+    ("lengths", "observation", "key"),
+    [(9, "box", "observation"), (9, "nested", "observation.pos.counts"), (3, "box", "observation")],
+    ids=["next", "nested", "final"],
+)
+def test_nan_observations_are_refused(lengths: int, observation: str, key: str, kind: type) -> None:
     failures = [{"how": "nan", "step": 3, "seeds": [70]}]
-    with subprocesses(observation=observation, failures=failures) as env:
+    with subprocesses(kind=kind, lengths=lengths, observation=observation, failures=failures) as env:
         env.start()
-        with pytest.raises(EnvCrashed, match="environment 1 returned NaN in observation"):
+        with pytest.raises(EnvCrashed, match=f"environment 1 returned NaN in {key}"):
             step_times(env, 3)
 
 
-def test_misshapen_observations_are_refused() -> None:
-    with subprocesses(failures=[{"how": "shape", "step": 3, "seeds": [70]}]) as env:
+@both
+@pytest.mark.parametrize(
+    ("observation", "words"),
+    [
+        ("box", r"returned observation of shape \(99,\) in step 3.*\(4,\)"),
+        ("dict", "does not fit its space"),
+    ],
+)
+def test_misshapen_observations_are_refused(observation: str, words: str, kind: type) -> None:
+    failures = [{"how": "shape", "step": 3, "seeds": [70]}]
+    with subprocesses(kind=kind, observation=observation, failures=failures) as env:
         env.start()
-        with pytest.raises(EnvCrashed, match=r"environment 1 returned observation of shape \(99,\) in step 3"):
+        with pytest.raises(EnvCrashed, match=words):
             step_times(env, 3)
 
 

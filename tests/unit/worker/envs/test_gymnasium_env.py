@@ -11,34 +11,33 @@ from cormorant_worker.errors import EnvBuildError, UnknownEnv
 COUNTING = "cormorant_testing.envs:make_counting"
 
 
-def test_a_registered_id_is_built_with_its_kwargs() -> None:
+def test_ids_and_entrypoints_are_built_with_their_kwargs() -> None:
     env = EnvFactory(id="CartPole-v1", kwargs={"sutton_barto_reward": True}).build()
     assert env.unwrapped._sutton_barto_reward is True
     assert env.spec.max_episode_steps == 500
-
-
-def test_an_entrypoint_is_built_with_its_kwargs() -> None:
     env = EnvFactory(entrypoint=COUNTING, kwargs={"observation": "image"}).build()
     assert isinstance(env, CountingEnv)
     assert env.observation_space.shape == (4, 6, 6)
 
 
-def test_max_episode_steps_replaces_a_registered_limit() -> None:
-    assert _steps_until_truncated(EnvFactory(id="Pendulum-v1", max_episode_steps=300)) == 300
-    assert _steps_until_truncated(EnvFactory(id="Pendulum-v1", max_episode_steps=3)) == 3
-    assert _steps_until_truncated(EnvFactory(id="Pendulum-v1")) == 200
+LIMITED = {"entrypoint": "cormorant_testing.envs:make_limited", "kwargs": {"limit": 6, "lengths": 100}}
 
 
-@pytest.mark.parametrize("limit", [3, 9])
-def test_max_episode_steps_replaces_an_entrypoints_own_limit(limit: int) -> None:
-    factory = EnvFactory(
-        entrypoint="cormorant_testing.envs:make_limited", kwargs={"limit": 6, "lengths": 100}, max_episode_steps=limit
-    )
-    assert _steps_until_truncated(factory) == limit
-
-
-def test_max_episode_steps_applies_to_an_entrypoint() -> None:
-    assert _steps_until_truncated(EnvFactory(entrypoint=COUNTING, kwargs={"lengths": 100}, max_episode_steps=4)) == 4
+@pytest.mark.parametrize(
+    ("factory", "limit", "steps"),
+    [
+        ({"id": "Pendulum-v1"}, 0, 200),
+        ({"id": "Pendulum-v1"}, 300, 300),
+        ({"id": "Pendulum-v1"}, 3, 3),
+        (LIMITED, 3, 3),
+        (LIMITED, 9, 9),
+        ({"entrypoint": COUNTING, "kwargs": {"lengths": 100}}, 4, 4),
+    ],
+)
+def test_max_episode_steps_replaces_an_environments_own_limit(factory: dict, limit: int, steps: int) -> None:
+    env = EnvFactory(**factory, max_episode_steps=limit).build()
+    env.reset(seed=1)
+    assert next(n for n in range(1, 1000) if env.step(env.action_space.sample())[3]) == steps
 
 
 def test_wrappers_are_applied_from_the_inside_out() -> None:
@@ -70,19 +69,17 @@ def test_gymnasiums_warnings_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factory", "words"),
+    ("env_id", "words"),
     [
-        ({"id": "CartPole-v9"}, ['"CartPole-v9"', "CartPole-v1"]),
-        ({"id": "cartpol-v1"}, ["did you mean CartPole-v1"]),
-        ({"id": "Xyzzy"}, ['registered as "Xyzzy"', "package:Name-v0"]),
-        ({"id": "gymnasium.envs:Pendulm-v1"}, ["Pendulum-v1"]),
+        ("CartPole-v9", '"CartPole-v9".*CartPole-v1'),
+        ("cartpol-v1", "did you mean CartPole-v1"),
+        ("Xyzzy", 'registered as "Xyzzy".*package:Name-v0'),
+        ("gymnasium.envs:Pendulm-v1", "Pendulum-v1"),
     ],
 )
-def test_an_unknown_id_is_refused_with_near_matches(factory: dict, words: list[str]) -> None:
-    with pytest.raises(UnknownEnv) as caught:
-        EnvFactory(**factory).build()
-    for word in words:
-        assert word in str(caught.value)
+def test_an_unknown_id_is_refused_with_near_matches(env_id: str, words: str) -> None:
+    with pytest.raises(UnknownEnv, match=words):
+        EnvFactory(id=env_id).build()
 
 
 @pytest.mark.parametrize(
@@ -109,21 +106,8 @@ def test_what_cannot_be_built_is_refused_with_a_sentence(factory: dict, words: l
         EnvFactory(**factory).build()
     for word in words:
         assert word in str(caught.value)
-
-
-def test_a_constructors_traceback_is_kept() -> None:
-    with pytest.raises(EnvBuildError) as caught:
-        EnvFactory(entrypoint=COUNTING, kwargs={"failures": [{"at": "init"}]}).build()
-    assert isinstance(caught.value.__cause__, ValueError)
-
-
-def _steps_until_truncated(factory: EnvFactory) -> int:
-    env = factory.build()
-    env.reset(seed=1)
-    for step in range(1, 1000):
-        if env.step(env.action_space.sample())[3]:
-            return step
-    raise AssertionError("never truncated")
+    if "told to fail" in words[0]:
+        assert isinstance(caught.value.__cause__, ValueError), "its traceback is kept"
 
 
 @pytest.mark.parametrize(
