@@ -24,7 +24,7 @@ from cormorant_worker.evaluation.results import ResultFolder
 from cormorant_worker.sinks.dataset import Dataset, open_dataset, read_dataset
 from cormorant_worker.sinks.object_store import ObjectStore
 from cormorant_worker.sinks.verify import verify
-from cormorant_worker.weights import file
+from cormorant_worker.weights.blob import read_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 WRITER = Path(__file__).with_name("writer_process.py")
@@ -155,7 +155,7 @@ def test_results_and_weights_are_read_from_a_store(uri: str) -> None:
     fs.pipe_file(f"{uri}/played/b.json", b"[]")  # another process's
     assert folder._list("played") == ["b.json"]
     fs.pipe_file(f"{uri}/w.safetensors", safetensors.torch.save({"a": torch.ones(3)}))
-    assert file.read(f"{uri}/w.safetensors", allow_nonfinite=False)["policy"]["a"].tolist() == [1, 1, 1]
+    assert read_file(f"{uri}/w.safetensors", allow_nonfinite=False)["policy"]["a"].tolist() == [1, 1, 1]
 
 
 def test_a_store_that_never_answered_is_told_at_once(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
