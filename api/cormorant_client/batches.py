@@ -16,7 +16,7 @@ from typing import Literal
 
 from cormorant_client import memory
 from cormorant_client.batch import Batch, decode, decode_memory
-from cormorant_client.errors import ClientError, NotFound, StreamEnded
+from cormorant_client.errors import BadBatch, ClientError, NotFound, StreamEnded
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.memory import Held, Mappings, NotHere
 from cormorant_client.transport import HttpReply, Interrupt
@@ -270,6 +270,9 @@ class _Fetcher:
                 held.release()  # the head may have taken it back before it was held; it comes again
                 return None
             batch = decode_memory(told.metadata, parts, on_ack=self._ack, on_forget=held.release)
+        except BadBatch:
+            held.release()  # or it would be held as long as the error is
+            raise
         except NotHere:
             held.release()
             # A head that was killed in between has forgotten the batch; the next one's memory may be in reach.
