@@ -93,7 +93,7 @@ def _policy_alone(env: Any, workload: Workload) -> Run:
 
 def _own_policy(workload: Workload, env: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """This project's policy: the same layers, its own way to sample."""
-    from cormorant_worker import policies  # the plain bare loop needs nothing of this project
+    from cormorant import policies  # the plain bare loop needs nothing of this project
 
     factory = {"mlp": policies.mlp, "atari_cnn": policies.atari_cnn}[workload.policy]
     return factory(env.observation_space, env.action_space).eval()

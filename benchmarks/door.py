@@ -14,9 +14,9 @@ import envpool
 
 from benchmarks import protocol
 from benchmarks.workloads import Workload, num_cores
-from cormorant_compat.tianshou import Collector, LatestBatch
-from cormorant_compat.torchrl import MultiThreadedEnv, sync_async_collector
-from cormorant_worker import policies
+from cormorant import policies
+from cormorant.tianshou import Collector, LatestBatch
+from cormorant.torchrl import MultiThreadedEnv, sync_async_collector
 
 WORKERS = 2
 

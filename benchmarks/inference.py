@@ -86,7 +86,7 @@ def frames_per_second(fleet: Fleet, seconds: float) -> float:
 
 def row() -> None:
     """The server in a process of its own; the worker's act over the server's, and over its own."""
-    made = job(cartpole(64), {"entrypoint": "cormorant_worker.policies:mlp"}, 64, servers=False)
+    made = job(cartpole(64), {"entrypoint": "cormorant.policies:mlp"}, 64, servers=False)
     env = gymnasium.make("CartPole-v1")
     spaces = env.observation_space, env.action_space
     cpu = torch.device("cpu")
@@ -162,7 +162,7 @@ def megabytes(pid: int, kind: str) -> float:
 
 def pong() -> None:
     env = {"envpool": {"taskId": "Pong-v5", "numEnvs": 64}}
-    policy = {"entrypoint": "cormorant_worker.policies:atari_cnn"}
+    policy = {"entrypoint": "cormorant.policies:atari_cnn"}
     found = {}
     for servers in (False, True):
         with Fleet(job(env, policy, 64 * 16, servers=servers), FleetOptions(workers=2)) as fleet:

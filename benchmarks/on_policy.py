@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from cormorant_worker import make_collector, open_fleet
-from cormorant_worker.policies import mlp
+from cormorant import make_collector, open_fleet
+from cormorant.policies import mlp
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from ppo import Agent, Ppo, Settings, make_critic
@@ -83,7 +83,7 @@ def job(num_envs: int, seed: int) -> dict[str, Any]:
         "metadata": {"name": "on-policy"},
         "spec": {
             "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": num_envs, "numThreads": 1}},
-            "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
+            "policy": {"entrypoint": "cormorant.policies:mlp"},
             "collection": {
                 "mode": "sync",
                 "framesPerBatch": num_envs * STEPS,

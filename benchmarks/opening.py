@@ -34,7 +34,7 @@ print("done")
 """
 _FLEET = f"""{_POLICY}
 import time
-from cormorant_worker import open_fleet
+from cormorant import open_fleet
 for name in ("fleet", "second"):
     began = time.time()
     with open_fleet(env="CartPole-v1", policy=policy, workers=2, vectorization="VECTORIZATION") as fleet:

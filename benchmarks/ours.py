@@ -18,7 +18,7 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 
-ENTRYPOINTS = {"mlp": "cormorant_worker.policies:mlp", "atari_cnn": "cormorant_worker.policies:atari_cnn"}
+ENTRYPOINTS = {"mlp": "cormorant.policies:mlp", "atari_cnn": "cormorant.policies:atari_cnn"}
 
 
 def make_job(workload: Workload, *, workers: int, compiled: str = "off") -> CollectorJob:

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from ppo import Agent, Ppo, Settings, make_critic
 
-from cormorant_worker import open_fleet
-from cormorant_worker.policies import mlp
+from cormorant import open_fleet
+from cormorant.policies import mlp
 
 MANIFEST = Path(__file__).with_name("cartpole-ppo.yaml")
 GOAL = 450.0

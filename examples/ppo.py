@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from cormorant_worker.policies import Policy
+from cormorant.policies import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

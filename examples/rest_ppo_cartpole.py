@@ -13,8 +13,8 @@ import gymnasium
 import torch
 from ppo import Agent, Ppo, Settings, make_critic
 
-from cormorant_client import Client, LearnerLink, connect
-from cormorant_worker.policies import mlp
+from cormorant import Client, LearnerLink, connect
+from cormorant.policies import mlp
 
 GOAL = 450.0
 

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from ppo import Agent, Ppo, Settings, make_critic
 
-from cormorant_client import Batch, Client, connect
-from cormorant_postproc import normalized
-from cormorant_worker.policies import mlp
+from cormorant import Batch, Client, connect
+from cormorant.policies import mlp
+from cormorant.postproc import normalized
 
 SETTINGS = Settings(gamma=0.99, lambda_=0.95, epochs=10, minibatch=64, learning_rate=3e-4, entropy_bonus=0.0)
 KEY = "learner"

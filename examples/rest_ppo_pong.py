@@ -17,8 +17,8 @@ import torch
 from ppo import Ppo, Settings, SharedAgent
 from torch import nn
 
-from cormorant_client import Client, LearnerLink, connect
-from cormorant_worker.policies import atari_cnn
+from cormorant import Client, LearnerLink, connect
+from cormorant.policies import atari_cnn
 
 SETTINGS = Settings(
     gamma=0.99, lambda_=0.95, clip=0.1, epochs=3, minibatch=256, learning_rate=2.5e-4, entropy_bonus=0.01

@@ -20,7 +20,7 @@ class Policy(Contract):
 
     entrypoint: Entrypoint | None = None
     """Factory called with the observation space, the action space and kwargs; it returns a TensorDictModule, a torch
-    module or a callable. For example my_pkg.policies:make_policy, or cormorant_worker.policies:mlp. Cannot be
+    module or a callable. For example my_pkg.policies:make_policy, or cormorant.policies:mlp. Cannot be
     changed."""
 
     kwargs: JsonObject = Field(default={})

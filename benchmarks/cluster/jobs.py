@@ -21,7 +21,7 @@ def manifest(number: int, *, namespace: str, workers: int, is_played: bool = Fal
         "metadata": {"name": f"bench-{number}", "namespace": namespace},
         "spec": {
             "env": {"envpool": {"taskId": "Pong-v5", "numEnvs": 64}, "maxEpisodeSteps": 27000},
-            "policy": {"entrypoint": "cormorant_worker.policies:atari_cnn"},
+            "policy": {"entrypoint": "cormorant.policies:atari_cnn"},
             "collection": {"framesPerBatch": 4096, "totalFrames": 50_000_000_000},
             "image": "example/cormorant:1",
             "head": {"resources": resources, "template": on_fake_nodes},

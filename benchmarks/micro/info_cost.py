@@ -28,7 +28,7 @@ def _collector(*, info: tuple[dict[str, Any], ...] = (), metrics: tuple[dict[str
             "metadata": {"name": "cartpole"},
             "spec": {
                 "env": env,
-                "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
+                "policy": {"entrypoint": "cormorant.policies:mlp"},
                 "collection": collection,
             },
         }

@@ -22,7 +22,7 @@ def _collector(**collection: Any) -> Collector:
             "metadata": {"name": "cheetah"},
             "spec": {
                 "env": {"envpool": {"taskId": "HalfCheetah-v4", "numEnvs": NUM_ENVS, "numThreads": 1}},
-                "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
+                "policy": {"entrypoint": "cormorant.policies:mlp"},
                 "collection": {"framesPerBatch": NUM_ENVS * STEPS, "seed": 1, **collection},
             },
         }

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from benchmarks.micro import rows
+from cormorant.policies import mlp
 from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Step, VectorEnv
-from cormorant_worker.policies import mlp
 from cormorant_worker.policy.actor import Acted, Actor, PolicyActor
 from cormorant_worker.policy.loading import PolicyModels
 from cormorant_worker.policy.random_actor import RandomActor

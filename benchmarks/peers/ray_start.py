@@ -57,7 +57,7 @@ def _theirs(workload: Workload, policy: Any) -> Any:
 
 
 def _ours(workload: Workload, policy: Any) -> Any:
-    from cormorant_compat.torchrl import MultiThreadedEnv, RayCollector
+    from cormorant.torchrl import MultiThreadedEnv, RayCollector
 
     maker = functools.partial(
         MultiThreadedEnv,

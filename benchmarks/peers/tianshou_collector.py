@@ -71,7 +71,7 @@ def open_tianshou(workload: Workload, args: argparse.Namespace) -> Iterator[prot
 
 
 def _door() -> type:
-    from cormorant_worker import tianshou
+    from cormorant import tianshou
 
     return tianshou.Collector
 

@@ -63,7 +63,7 @@ def test_the_contract_needs_pydantic_only() -> None:
 
 def test_worker_processes_start_without_tensordict() -> None:
     # It takes seconds to import, and workers hand over blocks.
-    statement = "import cormorant_worker.fleet.local.worker_main, cormorant_worker.policies"
+    statement = "import cormorant_worker.fleet.local.worker_main, cormorant.policies"
     assert not imported_by(statement) & {"tensordict", "pyarrow", "ray"}
 
 

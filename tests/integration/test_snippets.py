@@ -21,7 +21,7 @@ WITH_BIN = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
 MY_PKG = '''
 """What a reader has: a policy, a buffer, and a way to learn, which ends the page's loop after three calls."""
 import gymnasium
-from cormorant_worker.policies import mlp
+from cormorant.policies import mlp
 
 class Enough(Exception): ...
 

@@ -4,10 +4,10 @@ from manifest_making import ABSENT, Case, Document, groups, gymnasium, manifest,
 
 CPU, GPU = {"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}
 SERVERS = {**GPU, "role": "inference"}
-MLP = {"entrypoint": "cormorant_worker.policies:mlp"}
+MLP = {"entrypoint": "cormorant.policies:mlp"}
 
 _WON, _SUCCESS = {"key": "won"}, {"name": "success", "key": "won"}
-_MLP = {"policy": {"entrypoint": "cormorant_worker.policies:mlp"}}
+_MLP = {"policy": {"entrypoint": "cormorant.policies:mlp"}}
 _SWEEP = {"count": 3, "checkpoints": ["a", "b"]}
 _IN_PLACE = "checkpoints are weights for policy.entrypoint in place of policy.initialWeights"
 _ONE_LIST = "exactly one of count, seeds and resetOptions is required"

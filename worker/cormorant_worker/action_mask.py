@@ -97,7 +97,7 @@ def legal_action(action: Space, obs: Any, info: Mapping[str, Any], *, seed: int)
 
 class ObservedActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Moves `info["action_mask"]` into the observation, which policies see: a Dict of `observation` and `action_mask`.
-    Use it as `spec.env.gymnasium.wrappers: [{entrypoint: "cormorant_worker.action_mask:ObservedActionMask"}]`.
+    Use it as `spec.env.gymnasium.wrappers: [{entrypoint: "cormorant.wrappers:ObservedActionMask"}]`.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:

@@ -1,6 +1,6 @@
 """The Python API: from a manifest, or Python objects, to a running fleet or to one collector in this process.
 
-    from cormorant_worker import open_fleet
+    from cormorant import open_fleet
 
     with open_fleet("job.yaml", workers=2) as fleet:
         for batch in fleet.batches():                  # TensorDict [B, T]

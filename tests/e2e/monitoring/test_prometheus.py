@@ -38,7 +38,7 @@ JOB = {
             # With variants, episodes are reported by variant, too.
             "variants": [{"name": "plain"}, {"name": "sutton", "kwargs": {"sutton_barto_reward": True}}],
         },
-        "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
+        "policy": {"entrypoint": "cormorant.policies:mlp"},
         "collection": {
             "mode": "async",
             "framesPerBatch": 128,

@@ -18,20 +18,20 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cormorant.policies import mlp
 from cormorant_cli.__main__ import run
 from cormorant_testing.kubectl import Namespace
 from cormorant_testing.real_cluster import Installation
 from cormorant_testing.real_job import Job as RealJob
 from cormorant_testing.real_job import note
 from cormorant_testing.terminal import Terminal
-from cormorant_worker.policies import mlp
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 HIDDEN = [1024, 1024]
 START_S = 240
 CODE = """
-from cormorant_worker.policies import mlp
+from cormorant.policies import mlp
 
 
 def make(observation_space, action_space, **kwargs):

@@ -13,7 +13,7 @@ MANIFEST = {
     "metadata": {"name": "mixed"},
     "spec": {
         "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}},
-        "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
+        "policy": {"entrypoint": "cormorant.policies:mlp"},
         "collection": {"framesPerBatch": 256, "seed": 7},
         "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
         "head": {

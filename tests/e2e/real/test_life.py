@@ -34,7 +34,7 @@ MANIFEST = {
     "metadata": {"name": "marked"},
     "spec": {
         "env": {"gymnasium": {"entrypoint": "my_env:make", "vectorization": "subprocess", "numEnvs": 4}},
-        "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
+        "policy": {"entrypoint": "cormorant.policies:mlp"},
         "code": {"configMap": "my-code"},
         "collection": {"framesPerBatch": FRAMES, "totalFrames": TOTAL, "seed": 7},
         "output": {"queue": {"capacityBatches": 4}},

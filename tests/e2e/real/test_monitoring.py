@@ -45,7 +45,7 @@ MANIFEST = {
             # With variants, episodes are reported by variant, too.
             "variants": [{"name": "plain"}, {"name": "sutton", "kwargs": {"sutton_barto_reward": True}}],
         },
-        "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
+        "policy": {"entrypoint": "cormorant.policies:mlp"},
         "collection": {
             "framesPerBatch": 128,
             "totalFrames": 100_000_000,

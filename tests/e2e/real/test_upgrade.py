@@ -18,7 +18,7 @@ MANIFEST = {
     "metadata": {"name": "live"},
     "spec": {
         "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}},
-        "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
+        "policy": {"entrypoint": "cormorant_worker.policy.zoo:mlp"},
         "collection": {"framesPerBatch": 256, "seed": 7},
         "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
         "head": {"resources": SMALL},

@@ -10,16 +10,16 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
+from cormorant import evaluate
 from cormorant_cli import __main__ as entry
 from cormorant_testing.collecting import make_job
 from cormorant_testing.heads import HeadProcess
 from cormorant_testing.scripts import until
-from cormorant_worker import evaluate
 
 
 def write_evaluation(folder: Path, results: Path) -> Path:
     job = make_job(
-        policy="cormorant_worker.policies:mlp", dataset=str(results), longest=60, step_s=0.005,
+        policy="cormorant.policies:mlp", dataset=str(results), longest=60, step_s=0.005,
         collection={"framesPerBatch": 2, "episodes": {"count": 30, "deterministic": False}},
     )  # fmt: skip
     path = folder / "evaluation.yaml"

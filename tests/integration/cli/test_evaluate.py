@@ -9,7 +9,7 @@ import torch
 from cormorant_cli import __main__ as entry
 from cormorant_testing.commands import Written
 
-MLP = {"entrypoint": "cormorant_worker.policies:mlp"}
+MLP = {"entrypoint": "cormorant.policies:mlp"}
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 
+from cormorant import load_job, make_collector
 from cormorant_cli import __main__ as entry
 from cormorant_testing.commands import START_S, Started
-from cormorant_worker import load_job, make_collector
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MANIFESTS = sorted(EXAMPLES.glob("*.yaml"))
@@ -51,7 +51,7 @@ def test_initial_weights_are_those_of_the_workers(tmp_path: Path, capsys: pytest
 def test_policy_without_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = tmp_path / "job.yaml"
     text = (EXAMPLES / "cartpole-ppo.yaml").read_text()
-    job.write_text(text.replace("entrypoint: cormorant_worker.policies:mlp", "random: {}"))
+    job.write_text(text.replace("entrypoint: cormorant.policies:mlp", "random: {}"))
     assert entry.run(["weights", "init", str(job), str(tmp_path / "out")]) == 2
     assert "has no weights: it is random or not a torch module" in capsys.readouterr().err
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cormorant import load_job, make_collector, open_fleet
 from cormorant_testing.commands import START_S, Written
-from cormorant_worker import load_job, make_collector, open_fleet
 from cormorant_worker.errors import ManifestError, UnknownEnv
 
 
@@ -33,7 +33,7 @@ def test_one_collector_in_this_process_from_a_mapping(write: Written) -> None:
 
 def test_entrypoints_are_found_beside_the_manifest(write: Written, tmp_path: Path) -> None:
     (tmp_path / "beside_policies.py").write_text(
-        "from cormorant_worker.policies import mlp\ndef make(o, a):\n    return mlp(o, a, hidden=[8])\n"
+        "from cormorant.policies import mlp\ndef make(o, a):\n    return mlp(o, a, hidden=[8])\n"
     )
     with make_collector(write(policy={"entrypoint": "beside_policies:make"})) as collector:
         assert collector.collect(num_steps=4).shape == (4, 1)

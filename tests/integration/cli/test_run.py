@@ -153,7 +153,7 @@ def test_sigterm_while_workers_start_leaves_no_process_behind(start: Started, wr
 def test_a_signal_ends_a_serving_run_in_any_phase(
     number: signal.Signals, after_s: float, start: Started, write: Written
 ) -> None:
-    write(output={"queue": {"capacityBatches": 2}}, policy={"entrypoint": "cormorant_worker.policies:mlp"}, replicas=2)
+    write(output={"queue": {"capacityBatches": 2}}, policy={"entrypoint": "cormorant.policies:mlp"}, replicas=2)
     command = start("run", "job.yaml", "--serve", "--port", "0", "--directory", "head")
     assert command.process.stdout is not None
     command.process.stdout.readline()

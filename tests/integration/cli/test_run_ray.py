@@ -22,7 +22,7 @@ def test_dataset_is_identical_on_both_engines(start: Started, write: Written, tm
     for fleet in ("local", "ray"):
         write(
             env={"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}},
-            policy={"entrypoint": "cormorant_worker.policies:mlp"},
+            policy={"entrypoint": "cormorant.policies:mlp"},
             collection={"mode": "sync", "framesPerBatch": 256, "totalFrames": 3001, "seed": 5},
             output={"queue": {}, "dataset": {"uri": f"data/{fleet}"}},
             replicas=2,

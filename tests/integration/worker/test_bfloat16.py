@@ -6,12 +6,12 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 
+from cormorant import make_collector
 from cormorant_client import connect
 from cormorant_contract.job import CollectorJob
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import make_fleet
 from cormorant_testing.serving import serve
-from cormorant_worker import make_collector
 from cormorant_worker.errors import ManifestError, WorkerFailed
 
 pytestmark = pytest.mark.usefixtures("engine")

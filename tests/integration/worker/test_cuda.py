@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cormorant_worker import Fleet, FleetOptions, make_collector, open_fleet
+from cormorant import Fleet, FleetOptions, make_collector, open_fleet
 from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.launch import load_job
 from cormorant_worker.policy.actor import Staging
@@ -22,7 +22,7 @@ def job(*, device: str = "cpu", entrypoint: str = "mlp", task: str = "CartPole-v
         "metadata": {"name": "cuda"},
         "spec": {
             "env": {"envpool": {"taskId": task, "numEnvs": 16, "numThreads": 1}},
-            "policy": {"entrypoint": f"cormorant_worker.policies:{entrypoint}", "explorationType": exploration},
+            "policy": {"entrypoint": f"cormorant.policies:{entrypoint}", "explorationType": exploration},
             "collection": {"framesPerBatch": 128, "totalFrames": 640, "seed": 3},
             "workerGroups": [{"name": "main", "device": device}],
         },

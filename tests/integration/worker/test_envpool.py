@@ -107,9 +107,9 @@ def assert_same(record: Record, found: list[dict[str, list[Any]]]) -> None:
     ("task", "num_envs", "policy", "sizes", "limit", "more"),
     [
         ("CartPole-v1", 3, "", [200, 101, 300], 0, {}),
-        ("CartPole-v1", 4, "cormorant_worker.policies:mlp", [400, 400], 12, {}),
+        ("CartPole-v1", 4, "cormorant.policies:mlp", [400, 400], 12, {}),
         ("CartPole-v1", 6, "", [300, 301, 300], 0, {"batchSize": 2, "numThreads": 2}),
-        ("CartPole-v1", 6, "cormorant_worker.policies:mlp", [60] * 12, 9, {"batchSize": 3, "numThreads": 2}),
+        ("CartPole-v1", 6, "cormorant.policies:mlp", [60] * 12, 9, {"batchSize": 3, "numThreads": 2}),
         ("Pendulum-v1", 2, "", [150], 30, {}),
         ("Ant-v4", 2, "", [150], 25, {}),
         ("Breakout-v5", 2, "", [300, 300], 0, {"kwargs": {"episodic_life": True}}),

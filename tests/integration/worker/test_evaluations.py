@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from cormorant import evaluate
 from cormorant_contract.job import CollectorJob
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import on_both_engines, on_both_engines_slowly
 from cormorant_testing.snippets import ROOT, blocks
-from cormorant_worker import evaluate
 from cormorant_worker.errors import EnvError, EvaluationError, ManifestError, StateError, WeightsError, WorkerFailed
 from cormorant_worker.evaluation.results import ResultFolder
 from cormorant_worker.fleet.fleet import Fleet
@@ -27,7 +27,7 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.run_evaluation import evaluation_job
 
 
-def job_of(env: Mapping[str, Any], policy: str = "cormorant_worker.policies:mlp") -> CollectorJob:
+def job_of(env: Mapping[str, Any], policy: str = "cormorant.policies:mlp") -> CollectorJob:
     job: CollectorJob = make_job(env=env, policy=policy, collection={"framesPerBatch": 66, "seed": 3})
     return job
 
@@ -87,7 +87,7 @@ def test_killed_workers_change_no_bit_of_the_table(engine: str, tmp_path: Path) 
 
 _RUN = """
 import sys
-from cormorant_worker import evaluate
+from cormorant import evaluate
 from cormorant_contract.parsing import parse_job
 import json
 evaluate(parse_job(json.load(open(sys.argv[1]))), episodes=24, workers=2, deterministic=False, directory=sys.argv[2])
@@ -131,8 +131,8 @@ def test_environments_that_are_built_slowly_are_not_taken_to_hang(tmp_path: Path
 
 
 def test_weights_decide_the_table_and_must_fit(tmp_path: Path) -> None:
-    from cormorant_worker import make_collector
-    from cormorant_worker.policies import mlp
+    from cormorant import make_collector
+    from cormorant.policies import mlp
 
     with make_collector(CARTPOLE) as collector:
         spaces = collector.spaces
@@ -251,8 +251,8 @@ def test_the_python_of_the_how_to_runs(
 ) -> None:
     from safetensors.torch import save_file
 
-    from cormorant_worker import make_collector
-    from cormorant_worker.policies import mlp
+    from cormorant import make_collector
+    from cormorant.policies import mlp
 
     (block,) = blocks("docs/how-to/evaluate.md", "python")
     (tmp_path / "job.yaml").write_text((ROOT / "examples/cartpole-ppo.yaml").read_text())

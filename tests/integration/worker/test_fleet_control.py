@@ -513,9 +513,7 @@ def test_no_process_is_left_when_the_fleets_own_is_killed(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_neither_memory_nor_descriptors_grow_over_batches() -> None:
-    job = make_job(
-        num_envs=2, policy="cormorant_worker.policies:mlp", lengths=(3, 8), collection={"framesPerBatch": 200}
-    )
+    job = make_job(num_envs=2, policy="cormorant.policies:mlp", lengths=(3, 8), collection={"framesPerBatch": 200})
     with start(job, workers=1) as fleet:
         worker = psutil.Process(fleet.stats().workers[0].pid)
         us = psutil.Process()

@@ -290,9 +290,7 @@ def test_slow_consumer_bounds_the_number_of_blocks() -> None:
 
 def test_an_asynchronous_pool_is_exact_in_a_fleet() -> None:
     env = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 6, "batchSize": 2, "numThreads": 2}}
-    job = make_job(
-        env=env, policy="cormorant_worker.policies:mlp", collection={"framesPerBatch": 60, "totalFrames": 1000}
-    )
+    job = make_job(env=env, policy="cormorant.policies:mlp", collection={"framesPerBatch": 60, "totalFrames": 1000})
     last: dict[tuple[int, int], tuple] = {}
     frames = 0
     with fleet_of(job, workers=1) as fleet:
@@ -321,7 +319,7 @@ def test_async_batch_has_its_oldest_and_newest_version() -> None:
     env = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 6, "batchSize": 2, "numThreads": 2}}
     job = make_job(
         env=env,
-        policy="cormorant_worker.policies:mlp",
+        policy="cormorant.policies:mlp",
         queue={"capacityBatches": 1},
         collection={"framesPerBatch": 60, "totalFrames": 3000},
     )

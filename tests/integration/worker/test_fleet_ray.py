@@ -51,7 +51,7 @@ CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}}
     "given",
     [
         {"policy": "counter", "num_envs": 2, "lengths": (3, 1, 7), "ends": "alternate"},
-        pytest.param({"policy": "cormorant_worker.policies:mlp", "env": CARTPOLE}, marks=pytest.mark.slow),
+        pytest.param({"policy": "cormorant.policies:mlp", "env": CARTPOLE}, marks=pytest.mark.slow),
     ],
     ids=["counting", "cartpole"],
 )

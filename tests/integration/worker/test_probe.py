@@ -2,7 +2,7 @@
 
 import pytest
 
-from cormorant_worker import make_collector
+from cormorant import make_collector
 from cormorant_worker.errors import EnvBuildError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
     import gymnasium, numpy as np, torch
-    from cormorant_worker import open_fleet
+    from cormorant import open_fleet
 
     class Countdown(gymnasium.Env):
         observation_space = gymnasium.spaces.Box(0, 10, (1,), np.float32)

@@ -25,9 +25,7 @@ def write_manifest(folder: Path, task: str, **collection: Any) -> Path:
         "metadata": {"name": task.partition("-")[0].lower(), "namespace": "team-a"},
         "spec": {
             "env": {"envpool": {"taskId": task, "numEnvs": 4, "numThreads": 1}},
-            "policy": {
-                "entrypoint": f"cormorant_worker.policies:{'mlp' if task.startswith('CartPole') else 'atari_cnn'}"
-            },
+            "policy": {"entrypoint": f"cormorant.policies:{'mlp' if task.startswith('CartPole') else 'atari_cnn'}"},
             "collection": {"framesPerBatch": 64, "seed": 7, **collection},
             "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
             "replicas": 2,

@@ -32,7 +32,7 @@ kind: CollectorJob
 metadata: {name: wire}
 spec:
   env: {gymnasium: {id: CartPole-v1, vectorization: inline, numEnvs: 2}}
-  policy: {entrypoint: "cormorant_worker.policies:mlp"}
+  policy: {entrypoint: "cormorant.policies:mlp"}
   collection: {framesPerBatch: 32, seed: 3, mode: sync%s}
   output: {%s}
   replicas: 1
@@ -141,7 +141,7 @@ def _write_weights(path: Path) -> None:
     import gymnasium
     from safetensors.torch import save_file
 
-    from cormorant_worker.policies import mlp
+    from cormorant.policies import mlp
 
     save_file(mlp(gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)).state_dict(), path)
 

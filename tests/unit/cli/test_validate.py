@@ -213,7 +213,7 @@ def test_misspelt_key_is_one_problem(tmp_path: Path) -> None:
 def test_entrypoints_are_looked_up_when_asked(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     text = (Path(__file__).parents[3] / "examples/pong.yaml").read_text()
-    job.write_text(text.replace("cormorant_worker.policies:atari_cnn", "mine:make"))
+    job.write_text(text.replace("cormorant.policies:atari_cnn", "mine:make"))
     (tmp_path / "mine.py").write_text("def maker(observation_space, action_space): ...\n")
     assert judge(str(job))[1] == ()
     (problem,) = judge(str(job), imports=True)[1]

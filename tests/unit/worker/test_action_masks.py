@@ -51,7 +51,7 @@ def test_random_frames_and_probes_take_legal_actions_only(*, warmup: bool, vecto
     collection = {"initRandomFrames": 300, "resetAtEachBatch": True} if warmup else {"maxFramesPerTrajectory": 7}
     with make_collector(
         env=lambda: Masked(in_info=in_info),
-        policy="cormorant_worker.policies:mlp" if warmup else None,
+        policy="cormorant.policies:mlp" if warmup else None,
         num_envs=3,
         vectorization=vectorization,
         info=["chosen"],

@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from cormorant.policies import ActionHeads, lstm, mlp
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.build import build_collector, build_policy
 from cormorant_worker.collect.overrides import NO_OVERRIDES
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.policies import ActionHeads, lstm, mlp
 from cormorant_worker.policy import compiled
 from cormorant_worker.policy.actor import PolicyActor
 from cormorant_worker.policy.compiled import compile_actor, in_dtype
@@ -352,7 +352,7 @@ def test_bfloat16_layers_give_float32_log_probabilities(factory: Any) -> None:
 def job(**policy: Any) -> CollectorJob:
     spec = {
         "env": {"gymnasium": {"id": "CartPole-v1", "vectorization": "inline", "numEnvs": 4}},
-        "policy": {"entrypoint": "cormorant_worker.policies:mlp", "kwargs": {"activation": "relu"}, **policy},
+        "policy": {"entrypoint": "cormorant.policies:mlp", "kwargs": {"activation": "relu"}, **policy},
         "collection": {"framesPerBatch": 64, "seed": 5},
         "output": {"queue": {"capacityBatches": 2}},
     }

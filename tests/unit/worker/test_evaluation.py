@@ -14,6 +14,7 @@ import torch
 from pydantic.alias_generators import to_camel
 from safetensors.torch import load_file, save_file
 
+from cormorant.policies import mlp
 from cormorant_contract.base import Contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
@@ -38,7 +39,6 @@ from cormorant_worker.evaluation.results import (
     summarize,
     wilson,
 )
-from cormorant_worker.policies import mlp
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.run_evaluation import evaluation_job
 
@@ -115,8 +115,8 @@ def played_by(job: CollectorJob, *chunks: Sequence[int]) -> dict[int, PlayedEpis
     return {at: row for chunk in chunks for at, row in zip(chunk, player.play(chunk), strict=True)}
 
 
-MLP = {"entrypoint": "cormorant_worker.policies:mlp"}
-LSTM = {"entrypoint": "cormorant_worker.policies:lstm"}
+MLP = {"entrypoint": "cormorant.policies:mlp"}
+LSTM = {"entrypoint": "cormorant.policies:lstm"}
 CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 2}}
 CASES = {
     "envpool-mlp": (CARTPOLE, MLP),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from cormorant.policies import mlp
 from cormorant_contract.job import CollectorJob
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.block import Block
@@ -22,7 +23,6 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.envs.calibration import calibrate
 from cormorant_worker.envs.cpus import OneCpu, native_threads
 from cormorant_worker.envs.envpool import EnvPoolTask
-from cormorant_worker.policies import mlp
 from cormorant_worker.spaces import Space
 
 pytestmark = pytest.mark.skipif(
@@ -230,7 +230,7 @@ def cartpoles(num_threads: int, overrides: WorkerOverrides = NO_OVERRIDES) -> Co
             "metadata": {"name": "one-cpu"},
             "spec": {
                 "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": num_threads}},
-                "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
+                "policy": {"entrypoint": "cormorant.policies:mlp"},
                 "collection": {"framesPerBatch": 64, "seed": 1},
             },
         }

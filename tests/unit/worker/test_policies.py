@@ -13,10 +13,10 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 
+from cormorant.policies import ActionHeads, atari_cnn, lstm, mlp
 from cormorant_testing.collecting import make_checker, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_worker.errors import PolicyError, PolicyLoadError, PolicyMismatch
-from cormorant_worker.policies import ActionHeads, atari_cnn, lstm, mlp
 from cormorant_worker.policy.actor import PolicyActor
 from cormorant_worker.policy.exploration import ExplorationType, exploring, is_greedy
 from cormorant_worker.policy.loading import wrap_policy
@@ -70,7 +70,7 @@ def test_further_outputs_are_stored_where_they_were_computed() -> None:
         ),
         ("floats", PolicyMismatch, "is float32, the environment expects whole numbers"),
         ("in_place", PolicyMismatch, "changes its observations in place"),
-        ("cormorant_worker.policies:atari_cnn", PolicyLoadError, "expects one uint8 image"),
+        ("cormorant.policies:atari_cnn", PolicyLoadError, "expects one uint8 image"),
     ],
 )
 def test_policy_for_other_spaces_is_refused_before_a_step(policy: str, error: type, words: str) -> None:
@@ -206,7 +206,7 @@ def test_exploration_types_choose_or_draw() -> None:
 
 def test_only_a_greedy_collector_repeats_itself() -> None:
     def actions(exploration: str, seed: int) -> list[int]:
-        collector = make_collector(policy="cormorant_worker.policies:mlp", exploration=exploration)
+        collector = make_collector(policy="cormorant.policies:mlp", exploration=exploration)
         collector.rng.state = torch.Generator().manual_seed(seed).get_state()
         return collector.collect(num_steps=60)["action"].flatten().tolist()
 
@@ -218,7 +218,7 @@ def test_only_a_greedy_collector_repeats_itself() -> None:
 @pytest.mark.parametrize("factory", ["mlp", "lstm"])
 def test_shipped_policies_fit_every_action_space(action: str, factory: str) -> None:
     kwargs = {"return_log_prob": True}
-    name = f"cormorant_worker.policies:{factory}"
+    name = f"cormorant.policies:{factory}"
     collector = make_collector(policy=name, policy_kwargs=kwargs, action=action, lengths=(3, 5))
     checker = make_checker(action=action, lengths=(3, 5))
     batch = collector.collect(num_steps=24)
@@ -238,7 +238,7 @@ def test_shipped_policies_fit_every_action_space(action: str, factory: str) -> N
 def test_mlp_and_lstm_read_observations(observation: str) -> None:
     for factory in (mlp, lstm):
         factory(OBSERVATION_SPACES[observation], ACTION_SPACES["discrete"])
-    collector = make_collector(policy="cormorant_worker.policies:mlp", observation=observation, lengths=5)
+    collector = make_collector(policy="cormorant.policies:mlp", observation=observation, lengths=5)
     make_checker(observation=observation, lengths=5).take(collector.collect(num_steps=12))
 
 
@@ -386,7 +386,7 @@ STATES = ("recurrent_state_h", "recurrent_state_c")
 
 
 def test_lstm_states_are_carried_reset_and_replayed_bit_by_bit() -> None:
-    options = {"lengths": (3, 1, 5), "policy": "cormorant_worker.policies:lstm", "policy_kwargs": {"hidden": 8}}
+    options = {"lengths": (3, 1, 5), "policy": "cormorant.policies:lstm", "policy_kwargs": {"hidden": 8}}
     collector = make_collector(**options)
     policy = collector.actor.models.acting
     carried: dict[str, torch.Tensor] = {}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from cormorant_worker import make_collector, open_fleet
+from cormorant import make_collector, open_fleet
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.errors import EnvBuildError, ManifestError, PolicyLoadError, UnknownEnv
 from cormorant_worker.policy.loading import load_policy

@@ -44,7 +44,7 @@ def frames_of(batch: dict) -> torch.Tensor:
 
 
 @given(
-    policy=st.sampled_from(["", "counter", "cormorant_worker.policies:lstm", "cormorant_worker.policies:mlp"]),
+    policy=st.sampled_from(["", "counter", "cormorant.policies:lstm", "cormorant.policies:mlp"]),
     before=st.lists(st.integers(1, 20), max_size=3),
     after=st.lists(st.integers(1, 20), min_size=1, max_size=3),
     env_groups=st.integers(1, 2),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from cormorant.policies import mlp
 from cormorant_compat.tianshou import AsyncCollector, Collector, LatestBatch
 from cormorant_testing.policies import Counter
 from cormorant_worker.errors import EnvError
-from cormorant_worker.policies import mlp
 
 BOX, TWO = gymnasium.spaces.Box(-5, 5, (4,)), gymnasium.spaces.Discrete(2)
 

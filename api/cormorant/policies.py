@@ -1,4 +1,4 @@
-"""The built-in policies, under the name that manifests use: `entrypoint: cormorant_worker.policies:mlp`."""
+"""The policies that ship, and the parts that they are made of. In manifests: `entrypoint: cormorant.policies:mlp`."""
 
 from cormorant_worker.policy.networks import ActionHeads, ImageEncoder, Perceptron, VectorEncoder
 from cormorant_worker.policy.zoo import Policy, atari_cnn, lstm, mlp

@@ -1,0 +1,64 @@
+"""Users import `cormorant`: it is light, it has what it names, and whatever they read imports nothing else of ours."""
+
+import ast
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import cormorant
+from cormorant_testing.snippets import PAGES, ROOT, blocks
+
+OURS = re.compile(r"cormorant_[a-z]+")
+HEAVY = {"torch", "tensordict", "numpy", "ray", "envpool", "gymnasium", "fastapi", "kubernetes", "pydantic"}
+MODULES = sorted(path.stem for path in (ROOT / "api" / "cormorant").glob("*.py"))
+
+
+def examples() -> list[Path]:
+    return sorted((ROOT / "examples").rglob("*.py"))
+
+
+def imported(code: str) -> set[str]:
+    """Packages that a program imports."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_the_import_is_light() -> None:
+    code = "import cormorant, sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & HEAVY
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_has_what_it_names(name: str) -> None:
+    module = import_module("cormorant" if name == "__init__" else f"cormorant.{name}")
+    assert all(getattr(module, entry).__module__.startswith("cormorant") for entry in module.__all__)
+
+
+def test_what_does_not_exist_is_said_in_a_sentence() -> None:
+    with pytest.raises(AttributeError, match=r"module 'cormorant' has no attribute 'open_flet'; it has Batch, Client,"):
+        _ = cormorant.open_flet
+
+
+@pytest.mark.parametrize("path", examples(), ids=lambda path: path.name)
+def test_examples_import_one_package_of_ours(path: Path) -> None:
+    assert not [name for name in imported(path.read_text()) if OURS.match(name)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/decisions")])
+def test_pages_import_one_package_of_ours(page: str) -> None:
+    assert not [name for text in blocks(page, "python") for name in imported(text) if OURS.match(name)]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_manifests_name_policies_by_that_package(path: Path) -> None:
+    assert not re.findall(r"entrypoint:\s*\"?cormorant_", path.read_text())
