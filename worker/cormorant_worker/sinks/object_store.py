@@ -181,8 +181,9 @@ class ObjectStore:
         prefix = f"{self._root}/{folder}"
         self._fs.invalidate_cache()
         found: dict[str, Any] = self._ask(lambda: self._fs.find(prefix, detail=True))
-        # Paths have the form of `url_to_fs`, as the root has, with or without a leading slash.
-        return {path.removeprefix(f"{prefix}/"): int(entry["size"]) for path, entry in found.items()}
+        # Paths begin with a slash or not, whatever the root does: `s3:///bucket/a` has one, and s3fs finds `bucket/a`.
+        above = f"{prefix}/".lstrip("/")
+        return {path.lstrip("/").removeprefix(above): int(entry["size"]) for path, entry in found.items()}
 
     def _ask(self, request: Callable[[], T]) -> T:
         """Repeat a request while the store restarts.

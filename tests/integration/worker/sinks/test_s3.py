@@ -19,6 +19,7 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.datasets import described, iter_frames
 from cormorant_testing.s3 import BUCKET, VARIABLE, Network, S3Server
 from cormorant_testing.scripts import environment, start_script, until
+from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.evaluation.results import ResultFolder
 from cormorant_worker.sinks.dataset import Dataset, open_dataset, read_dataset
@@ -164,6 +165,19 @@ def test_a_store_that_never_answered_is_told_at_once(uri: str, monkeypatch: pyte
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     with pytest.raises(DatasetError, match="cannot be read: Could not connect to the endpoint URL"):
         read_dataset(uri)
+
+
+def test_a_leading_slash_hides_no_frame(uri: str) -> None:
+    layout, description = described(num_rows=1, num_envs=1)
+    dataset = open_dataset(uri.replace("s3://", "s3:///"), description)
+    block = Block(layout)
+    block.begin(1)
+    block.lengths[:] = 1
+    with dataset.writer("cpu-0-0", layout) as writer:
+        writer.append(block)
+    part = dataset.part("cpu-0-0")
+    assert (part.frames, dataset.leftovers(part)) == (1, ())
+    assert read_dataset(uri).durable_frames("cpu-0-0") == dataset.durable_frames("cpu-0-0") == 1
 
 
 def test_a_bucket_is_never_made(uri: str) -> None:
