@@ -56,11 +56,13 @@ class ObjectStore:
         """The last manifest lines of the parts that are written here, up to `_LINES` each."""
 
     def read_root(self, name: str) -> bytes | None:
-        try:
-            data: bytes = self._ask(lambda: self._fs.cat_file(f"{self._root}/{name}"))
-        except FileNotFoundError:
-            return None
-        return data
+        for _ in range(2):
+            with suppress(FileNotFoundError):
+                data: bytes = self._ask(lambda: self._fs.cat_file(f"{self._root}/{name}"))
+                return data
+            # s3fs asks its listings first, which do not have what another process has put since.
+            self._fs.invalidate_cache()
+        return None
 
     def write_root_once(self, name: str, data: bytes) -> None:
         """Put an object unless there is one. Of several that are put at the same moment one stays."""

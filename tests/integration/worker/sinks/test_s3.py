@@ -167,6 +167,15 @@ def test_a_store_that_never_answered_is_told_at_once(uri: str, monkeypatch: pyte
         read_dataset(uri)
 
 
+def test_what_another_process_puts_is_read(uri: str) -> None:
+    store, fs = ObjectStore(uri), fsspec.filesystem("s3", skip_instance_cache=True)
+    fs.pipe_file(f"{uri}/dataset.json", b"{}")
+    assert store.root_files() == ["dataset.json"]
+    fs.pipe_file(f"{uri}/run-000000.json", b"another")
+    assert store.read_root("run-000000.json") == b"another"
+    assert store.read_root("run-000001.json") is None
+
+
 def test_a_leading_slash_hides_no_frame(uri: str) -> None:
     layout, description = described(num_rows=1, num_envs=1)
     dataset = open_dataset(uri.replace("s3://", "s3:///"), description)
