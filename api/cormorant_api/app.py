@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from fastapi_offline import FastAPIOffline
 from starlette.responses import Response
@@ -61,15 +62,14 @@ _PAGE_HEADERS = {
 
 def make_app(head: Head | None = None) -> FastAPI:
     """Make the application; without a head it serves only the OpenAPI document."""
-    app = FastAPIOffline(  # `/docs` works in a cluster without a way out
+    app = FastAPIOffline(  # brings the files of `/docs`: a cluster may have no way out
+        docs_url=None,  # its page works only at the root
         redoc_url=None,
         static_url="/docs-static",
         title="Cormorant",
         version="1",
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
-        # Swagger UI would show its online validator's badge.
-        swagger_ui_parameters={"validatorUrl": None},
         redirect_slashes=False,
         separate_input_output_schemas=False,
         generate_unique_id_function=lambda route: route.name,
@@ -117,6 +117,19 @@ def make_app(head: Head | None = None) -> FastAPI:
             return Response(status_code=304, headers=headers)
         return Response(body, media_type=media_type, headers=headers)
 
+    async def docs() -> Response:
+        return get_swagger_ui_html(
+            title=f"{app.title} - Swagger UI",
+            # Relative, as on the live page: a proxy may serve the head below a path of its own.
+            openapi_url="openapi.json",
+            swagger_js_url="docs-static/swagger-ui-bundle.js",
+            swagger_css_url="docs-static/swagger-ui.css",
+            swagger_favicon_url="docs-static/favicon.png",
+            # Swagger UI would show its online validator's badge.
+            swagger_ui_parameters={"validatorUrl": None},
+        )
+
+    app.add_api_route("/docs", docs, include_in_schema=False)
     for path in ("/", "/page/{name}"):
         app.add_api_route(path, page_file, methods=["GET", "HEAD"], include_in_schema=False)
     app.state.head = head

@@ -104,7 +104,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
                 scopes = {method: {**request.scope, "method": method} for method in _METHODS}
                 routes = request.app.routes
                 allowed = [m for m in scopes if any(route.matches(scopes[m])[0] is Match.FULL for route in routes)]
-                headers["Allow"] = ", ".join(allowed)
+                # No route matches below the mount of static files, which moved the scope's root.
+                headers["Allow"] = ", ".join(allowed) or "GET, HEAD"
                 detail = f"{request.method} is not allowed at {path}; use {headers['Allow']}"
             found = ApiError(_KIND_OF_STATUS.get(status, ProblemType.MALFORMED_REQUEST), detail, status=status)
         case _:
