@@ -141,14 +141,15 @@ def play_fleet(cell: Cell, loop: PlainLoop) -> None:
 def open_placed(cell: Cell) -> Any:
     from cormorant_worker.fleet.fleet import Fleet
 
-    engine = None
+    ray = None
     if cell.choices[1].startswith("ray"):
         from cormorant_worker.fleet.ray.engine import RayEngine
         from cormorant_worker.fleet.ray.options import RayOptions
 
-        engine = RayEngine(RayOptions(num_cpus=0))
+        ray = RayOptions(num_cpus=0)
     if "script" not in cell:
+        engine = RayEngine(ray) if ray else None
         return Fleet(load_job(cell.manifest()), FleetOptions(workers=cell.workers), engine=engine)
     amounts = {"frames_per_batch": cell.frames_per_batch, "total_frames": cell.total_frames, "mode": cell.choices[5]}
-    where = {"engine": "ray", "ray": RayOptions(num_cpus=0)} if engine else {}
+    where = {"engine": "ray", "ray": ray} if ray else {}
     return open_fleet(**script_of(cell, policy_of(cell)), **amounts, workers=cell.workers, **where)
