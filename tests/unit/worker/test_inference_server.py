@@ -95,10 +95,14 @@ class Running:
         while not self._is_over.is_set():
             self.server.turn(nullcontext)
 
-    def stop(self) -> None:
-        """May be called twice."""
+    def pause(self) -> None:
+        """It turns no more."""
         self._is_over.set()
         self._thread.join(10)
+
+    def stop(self) -> None:
+        """May be called twice."""
+        self.pause()
         self.server.close()
 
 
@@ -162,6 +166,16 @@ def test_rows_of_all_workers_are_acted_on_at_once() -> None:
         asked = [actor.ask(rows_of(i, i + 1), (), init(2)) for i, actor in enumerate(actors)]
         assert [a.answer()[0].actions[0].tolist() for a in asked] == [[0, 1], [1, 2], [2, 3]]
         assert server.policy.sizes == [6]
+
+
+def test_all_that_a_worker_asked_is_acted_on_at_once() -> None:
+    with running(Gathering(max_wait_s=0.0)) as (server, listener):
+        _, actor = worker(listener), worker(listener, slots=3)
+        server.pause()
+        asked = [actor.ask(rows_of(i), (), init(1)) for i in range(2)]
+        server.server.turn(nullcontext)
+        assert server.policy.sizes == [2]
+        assert [int(one.answer()[0].actions[0][0]) for one in asked] == [0, 1]
 
 
 def test_batches_are_no_larger_than_max_rows_and_padded_to_shapes() -> None:

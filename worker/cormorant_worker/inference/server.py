@@ -195,7 +195,10 @@ class InferenceServer:
             if not events & _READ:
                 return
             if client.slots:
-                if (header := client.read_request()) is not None:
+                # All that it asked until now is acted on at once: a request a slot.
+                for _ in client.slots:
+                    if (header := client.read_request()) is None:
+                        break
                     self._waiting.append(_Waiting(client, client.slots[header.slot], header, self._clock_ns()))
                 return
             greeting = client.read_greeting()
