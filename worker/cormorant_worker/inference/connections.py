@@ -228,7 +228,7 @@ class FrameReader:
                 whole, self._header = self._header, None
                 views.append(memoryview(self._start))
             # The kernel reports the socket when it has much of a large frame, and not for each packet.
-            missing = sum(map(len, views))
+            missing = 0 if whole else sum(map(len, views))
             at_once = min(missing, _MOST_AT_ONCE) if missing > _LARGE else 1
             if at_once != self._at_once:
                 self._at_once = at_once

@@ -311,7 +311,8 @@ class InferenceServer:
             at += n
             with suppress(OSError):  # that the worker is gone shows at the next turn
                 client.answer(waiting.header._replace(version=version))
-                self._watch_unsent(client)
+                if client.messages.has_unsent:
+                    self._watch_unsent(client)
         act_ns = self._clock_ns() - began_ns
         self._act_s += _NEWEST * (act_ns / 1e9 - self._act_s) if self._act_s else act_ns / 1e9
         served = self.served
