@@ -71,6 +71,15 @@ def test_an_owner_has_one_lease_and_renews_it() -> None:
     assert book.expire() == []
 
 
+@pytest.mark.parametrize("spec_paused", [False, True])
+def test_fleet_is_paused_until_the_last_lease_is_gone_or_longer(*, spec_paused: bool) -> None:
+    book = LeaseBook(spec_paused=spec_paused, clock=Clock(100.0))
+    one, _ = book.grant("one", reason="", ttl_s=10)
+    two, _ = book.grant("two", reason="", ttl_s=10)
+    assert (book.end(one.id), book.end(one.id), book.wants_pause) == (one, None, True)
+    assert (book.end_of("two"), book.end_of("two"), book.wants_pause) == (two, None, spec_paused)
+
+
 def test_leases_are_bounded() -> None:
     book = LeaseBook(clock=Clock(100.0))
     for number in range(1000):

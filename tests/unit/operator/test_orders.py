@@ -101,10 +101,12 @@ def test_suspend_drains_and_resume_is_a_new_epoch() -> None:
     assert world.job.status.start_time == world.now
 
 
-def test_draining_unready_head_keeps_its_time() -> None:
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_draining_head_keeps_its_time_and_no_longer(*, is_ready: bool) -> None:
     world = running(runPolicy={"drainSeconds": 100})
     world.apply(suspend=True)
-    world.unready("pong-head-1")
+    if not is_ready:
+        world.unready("pong-head-1")
     world.wait(99)
     plan = world.plan()
     assert (len(world.pods), plan.poll_s) == (3, world.defaults.fast_poll_s)

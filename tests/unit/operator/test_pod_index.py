@@ -13,6 +13,7 @@ from cormorant_operator.decide.plan import CreatePod, DeletePod
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.view import View
 from cormorant_operator.pods import Pod, PodIndex
+from cormorant_testing.cost import lines_run
 from cormorant_testing.operator_world import BEGIN, World, of_kind, running
 
 PODS = st.builds(
@@ -96,7 +97,13 @@ def test_one_changed_pod_of_5000_is_all_that_is_looked_at() -> None:
     assert [pod.name for pod in view.examined] == [world.head.name, "w7"]
     assert [slot.index for slot in view.slots["cpu"]] == [7]
     assert view.ready("cpu") == 4999
-    (created,) = reconcile(world.job, record, state, world.now, defaults=world.defaults).actions
+    decided = []
+
+    def decide() -> None:
+        decided.append(reconcile(world.job, record, state, world.now, defaults=world.defaults))
+
+    assert lines_run(decide) < 8000, "5,100, however many pods there are: one look at each would be as many again"
+    (created,) = decided[0].actions
     assert isinstance(created, CreatePod)
     assert created.manifest["metadata"]["labels"]["cormorant.dev/index"] == "7"
 

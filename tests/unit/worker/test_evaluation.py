@@ -291,11 +291,13 @@ def subject_job(folder: Path, **changes: Any) -> CollectorJob:
         ("policy.explorationType", "mean"),
         ("code", {"image": "registry/code:2"}),
         ("image", "registry/worker:2"),
+        ("workerGroups", [{"name": "cpu", "device": "gpu"}]),
     ],
 )
 def test_what_changes_a_number_needs_another_folder(tmp_path: Path, path: str, value: Any) -> None:
     EpisodeBook(subject_job(tmp_path))
-    with pytest.raises(EvaluationError, match=f"holds the results of another evaluation: {path.split('.')[0]} was"):
+    changed = "devices" if path == "workerGroups" else path.split(".")[0]
+    with pytest.raises(EvaluationError, match=f"holds the results of another evaluation: {changed} was"):
         EpisodeBook(subject_job(tmp_path, **{path: value}))
 
 
