@@ -75,8 +75,8 @@ def describe(loan: Loan, batch_id: str, delivery: int) -> dict[str, Any]:
         for part in loan.parts
     ]
     asked: dict[str, Any] = {"post_processing": loan.post_processing} if loan.post_processing else {}
-    if loan.statistics:
-        asked["statistics"] = loan.statistics
+    if statistics := loan.statistics:
+        asked["statistics"] = statistics
     if names := loan.parts[0].block.layout.task_names:
         asked["tasks"] = names
     return asked | {
