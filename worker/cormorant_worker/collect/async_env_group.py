@@ -116,7 +116,7 @@ class AsyncEnvGroup(EnvGroup):
         raise EnvNotSaved("with batchSize below numEnvs some environments always have a step in flight")
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Never called: there is no state."""
+        """Refuse a state of environments that could be saved: another kind with the same spaces."""
         raise EnvCrashed("environments with steps in flight cannot be restored")
 
     def _end(self, columns: Array, following: Array, final: Arrays) -> None:
