@@ -55,13 +55,7 @@ def describe(head: Head, stats: FleetStats) -> Status:
             mean_return=_mean(stats.recent_returns),
             mean_length=_mean(stats.recent_lengths),
             metrics=stats.metric_means,
-            tasks={
-                task: TaskReport(
-                    count=count,
-                    means={name: mean for (name, of), mean in stats.task_metric_means.items() if of == task},
-                )
-                for task, count in stats.task_episodes.items()
-            },
+            tasks=tasks_of(stats),
         ),
         weights=WeightsReport(
             version=stats.version,
@@ -98,6 +92,16 @@ def describe(head: Head, stats: FleetStats) -> Status:
         inference={group: _inference(head, group, stats.groups[group]) for group in stats.inference},
         counts="frames" if head.job.spec.collection.episodes is None else "episodes",
     )
+
+
+def tasks_of(stats: FleetStats) -> dict[str, TaskReport]:
+    """What each variant's episodes came to."""
+    means: dict[str, dict[str, float | None]] = {task: {} for task in stats.task_episodes}
+    # Asked once: every mean is computed anew.
+    for (name, task), mean in stats.task_metric_means.items():
+        if task in means:
+            means[task][name] = mean
+    return {task: TaskReport(count=count, means=means[task]) for task, count in stats.task_episodes.items()}
 
 
 def _group(name: str, size: int, stats: GroupStats) -> GroupReport:
