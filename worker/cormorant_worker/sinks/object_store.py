@@ -56,13 +56,17 @@ class ObjectStore:
         """The last manifest lines of the parts that are written here, up to `_LINES` each."""
 
     def read_root(self, name: str) -> bytes | None:
-        for _ in range(2):
-            with suppress(FileNotFoundError):
-                data: bytes = self._ask(lambda: self._fs.cat_file(f"{self._root}/{name}"))
+        path = f"{self._root}/{name}"
+        while True:
+            try:
+                data: bytes = self._ask(lambda: self._fs.cat_file(path))
+            except FileNotFoundError:
+                # s3fs asks its listings first, which do not have what another process has put since.
+                if path.rpartition("/")[0].lstrip("/") not in self._fs.dircache:
+                    return None
+                self._fs.invalidate_cache()
+            else:
                 return data
-            # s3fs asks its listings first, which do not have what another process has put since.
-            self._fs.invalidate_cache()
-        return None
 
     def write_root_once(self, name: str, data: bytes) -> None:
         """Put an object unless there is one. Of several that are put at the same moment one stays."""
