@@ -153,7 +153,7 @@ _CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError")
 _REJECTIONS = ("UnexpectedAdmissionError", "NodeAffinity", "TopologyAffinityError", "NodeShutdown", "Terminated")
 _EXPELLED = "DeletionByTaintManager"
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-_MAX_MESSAGE = 1024
+_MAX_MESSAGE, _MAX_DIGITS = 1024, 9
 
 
 def read_pod(raw: Mapping[str, Any]) -> Pod | None:
@@ -296,7 +296,8 @@ def _since(condition: Mapping[str, Any], status: str = "True") -> datetime | Non
 
 
 def _count(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() else 0
+    # Python refuses to read an annotation of thousands of digits.
+    return int(text) if text is not None and text.isdecimal() and len(text) <= _MAX_DIGITS else 0
 
 
 def _moment(text: str | None) -> datetime | None:
@@ -321,7 +322,7 @@ def read_termination_message(message: str) -> tuple[int | None, str]:
     """
     try:
         document = json.loads(message)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter for a thousand brackets
         document = None
     if not isinstance(document, dict) or "frames" not in document:
         return None, message.strip()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cormorant_contract.children import JOB_UID
+from cormorant_contract.children import JOB_UID, RESTARTS
+from cormorant_operator import names
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import NodeFact, Pod, read_node, read_pod, read_termination_message
@@ -421,6 +422,13 @@ def test_pod_that_its_kubelet_refused_did_not_fail(reason: str) -> None:
     assert (ran.is_rejected, ran.is_failure) == (False, True)
 
 
+def test_count_of_thousands_of_digits_is_none() -> None:
+    raw = worker()
+    raw["metadata"]["annotations"] |= {names.FAILURES: "9" * 5000, RESTARTS: "7"}
+    pod = seen(raw, phase="Running")
+    assert (pod.failures, pod.restarts) == (0, 7)
+
+
 def test_long_last_words_are_read_before_they_are_cut() -> None:
     words = json.dumps({"frames": 123456, "reason": "x" * 3000 + " the end"})
     pod = seen(
@@ -489,6 +497,7 @@ def test_only_gpu_workers_tolerate_the_gpu_taint() -> None:
         ("a line of a log\n", None, "a line of a log"),
         ("[1]", None, "[1]"),
         ("", None, ""),
+        ("[" * 4096, None, "[" * 4096),
     ],
 )
 def test_last_words_of_a_head(message: str, frames: int | None, words: str) -> None:
