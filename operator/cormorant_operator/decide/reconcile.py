@@ -119,7 +119,7 @@ def _without_refused(view: View, plan: Plan) -> Plan:
         if until is None:
             actions.append(action)
         else:
-            dues.append(until)
+            dues.append(_whole(until))
     return replace(plan, actions=tuple(actions), due=min(dues, default=None))
 
 

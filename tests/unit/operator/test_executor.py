@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -274,13 +274,17 @@ def test_refused_deletion_of_a_pod_is_kept_for_this_pod(code: int, kind: str) ->
 def test_pod_that_may_not_be_deleted_waits_and_others_do_not() -> None:
     world = running(runPolicy={"maxUnavailable": 2})
     first, second = world.live()
-    world.refusals[f"pod/{first.name}"] = Refusal(kind=RefusalKind.FORBIDDEN, message="cannot delete pod", at=world.now)
+    at = world.now + timedelta(seconds=0.4)
+    world.refusals[f"pod/{first.name}"] = Refusal(kind=RefusalKind.FORBIDDEN, message="cannot delete pod", at=at)
     world.edit(workerGroups=[{"name": "cpu", "template": {"metadata": {"labels": {"a": "b"}}}}])
     world.step()
     plan = world.step()
     assert [order.pod.name for order in of_kind(plan.actions, DeletePod)] == [second.name]
     assert (world.condition("Accepted"), world.message("Accepted")) == ("False/Forbidden", "cannot delete pod")
+    over = at + timedelta(seconds=30)
     assert plan.due is not None
+    later = world.plan(now=over)
+    assert later.due is None or later.due > over, "no hot loop until the next whole second"
 
 
 def test_missing_cert_manager_is_named() -> None:
