@@ -558,16 +558,3 @@ def test_a_fleet_leaves_no_descriptor_behind() -> None:
         return us.num_fds()
 
     assert run(1) == run(2)
-
-
-@pytest.mark.slow
-def test_weights_that_are_published_while_no_worker_lives_act_in_all_of_the_next() -> None:
-    job, checker = scene("versioned", lengths=5, step_s=0.001)
-    with start(job, workers=2) as fleet:
-        fleet.publish(numbered(3), version=3, wait_s=20)
-        for worker in fleet.stats().workers:
-            os.kill(worker.pid, signal.SIGKILL)
-        fleet.publish(numbered(4), version=4)
-        while not {(0, 0, 1), (0, 1, 1)} <= checker.attempts:
-            checker.take(fleet.take().tensordict)
-        assert all(stream.version == 4 for (a, _), stream in checker.streams.items() if a[2] == 1)
