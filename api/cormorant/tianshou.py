@@ -1,5 +1,4 @@
 """Tianshou's collectors on this engine: `docs/how-to/migrating-from-tianshou.md` has the table of all arguments."""
 
-from cormorant_compat.tianshou import AsyncCollector, Collector, CollectStats, LatestBatch, SequenceStats
-
-__all__ = ["AsyncCollector", "CollectStats", "Collector", "LatestBatch", "SequenceStats"]
+from cormorant_compat.tianshou import *  # noqa: F403
+from cormorant_compat.tianshou import __all__ as __all__

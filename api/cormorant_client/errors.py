@@ -23,6 +23,26 @@ from collections.abc import Mapping
 
 from cormorant_contract.rest.problems import TYPE_PREFIX, Problem, ProblemType
 
+__all__ = [
+    "BadAddress",
+    "BadBatch",
+    "BadTensors",
+    "BatchGone",
+    "ClientError",
+    "Conflict",
+    "Forbidden",
+    "HeadError",
+    "HeadFailed",
+    "HeadUnreachable",
+    "NotFound",
+    "NotNow",
+    "Refused",
+    "StreamEnded",
+    "TensorMismatch",
+    "Unauthenticated",
+    "UpdateFailed",
+]
+
 _NAMED_TENSORS = 3
 
 

@@ -40,6 +40,41 @@
 A message says what happened, the values, and what to do.
 """
 
+__all__ = [
+    "ControlTimeout",
+    "CormorantError",
+    "DatasetCorrupt",
+    "DatasetError",
+    "DatasetMismatch",
+    "DeviceUnavailable",
+    "EnvBuildError",
+    "EnvCrashed",
+    "EnvError",
+    "EnvNotSaved",
+    "EnvRaised",
+    "EvaluationError",
+    "FleetClosed",
+    "FleetError",
+    "FleetInterrupted",
+    "InferenceUnavailable",
+    "InvalidAction",
+    "LastWorker",
+    "MalformedWeights",
+    "ManifestError",
+    "NoSuchWorker",
+    "NonfiniteWeights",
+    "PartExists",
+    "PolicyError",
+    "PolicyLoadError",
+    "PolicyMismatch",
+    "StaleWeights",
+    "StateError",
+    "UnknownEnv",
+    "WeightsError",
+    "WeightsMismatch",
+    "WorkerFailed",
+]
+
 
 class CormorantError(RuntimeError):
     """Root of the errors that a user can do something about: shown as one sentence, without a traceback.
