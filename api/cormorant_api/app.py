@@ -100,7 +100,7 @@ def make_app(head: Head | None = None) -> FastAPI:
     app.include_router(status.health)
     problems.install(app)
     page = {
-        entry.name: (entry.read_bytes(), _PAGE_TYPES[kind])
+        entry.name: (body := entry.read_bytes(), _PAGE_TYPES[kind], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
         for entry in files("cormorant_api.live").joinpath("page").iterdir()
         if (kind := entry.name.rpartition(".")[2]) in _PAGE_TYPES
     }
@@ -110,8 +110,7 @@ def make_app(head: Head | None = None) -> FastAPI:
         name = request.path_params.get("name", "index.html")
         if name not in page:
             raise ApiError(ProblemType.NOT_FOUND, f"the live page has no file {name[:80]!r}; open /")
-        body, media_type = page[name]
-        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        body, media_type, etag = page[name]
         headers = {**_PAGE_HEADERS, "ETag": etag}
         if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)

@@ -97,7 +97,7 @@ def describe(head: Head, stats: FleetStats) -> Status:
 def tasks_of(stats: FleetStats) -> dict[str, TaskReport]:
     """What each variant's episodes came to."""
     means: dict[str, dict[str, float | None]] = {task: {} for task in stats.task_episodes}
-    # Asked once: every mean is computed anew.
+    # Read once: each access to this property computes every mean.
     for (name, task), mean in stats.task_metric_means.items():
         if task in means:
             means[task][name] = mean

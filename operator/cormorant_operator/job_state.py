@@ -170,7 +170,7 @@ class JobState:
     still_polls: int = 0
     """Polls in a row whose answer was the one before."""
     waits: deque[tuple[datetime, Waits]] = field(default_factory=deque)
-    """Of the newest answers; all come from one head and one set of group sizes."""
+    """How workers waited, by the newest answers; all are from one head and one set of group sizes."""
     told: tuple[object, ...] = ()
     """Last commands sent to the head."""
     is_answer_due: bool = False

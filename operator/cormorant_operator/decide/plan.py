@@ -199,7 +199,7 @@ class Draft:
     """What a reconcile has decided so far. The parts of `decide` fill it; its plan and the status are made from it."""
 
     epoch: int
-    """Of the live head, or of the one created now."""
+    """The epoch of the live head, or of the head that this plan creates."""
     head_restarts: int
     actions: list[Action] = field(default_factory=list)
     dues: list[datetime] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The live page when heads are killed, stopped and replaced, and when somebody looks closely."""
+"""The live page while heads are killed, stopped and replaced, and its previews of observations."""
 
 import signal
 import time
