@@ -106,7 +106,7 @@ function show(news) {
   const word = wordOf(status);
   setText($("job"), status.namespace && status.namespace !== "default" ? `${status.namespace}/${status.job}` : status.job);
   showPhase(word === status.phase ? word : "Waiting", word);
-  setText($("waiting"), waitOf(status) || failingOf(status));
+  setText($("waiting"), failingOf(status) || waitOf(status));
   if (before && before !== word) say(`${status.job}: ${word}.`);
   document.title = `${status.job}: ${word}`;
   setText($("epoch"), status.epoch);
@@ -139,7 +139,8 @@ function failingOf(status) {
   return status.phase === "Running" && failing?.status === "True" ? failing.message : "";
 }
 
-const wordOf = (status) => (waitOf(status) ? "Waiting" : failingOf(status) ? "Environments fail" : status.phase);
+/** The phase in a word. A fault is told before a wait: a full queue does not make it go away. */
+const wordOf = (status) => (failingOf(status) ? "Environments fail" : waitOf(status) ? "Waiting" : status.phase);
 
 /** Columns as rows. */
 function samplesOf(history) {
