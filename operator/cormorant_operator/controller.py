@@ -276,13 +276,12 @@ class Controller:
             await self._decide(job)
 
     async def _decide(self, job: Job) -> None:
-        uid = job.uid
+        uid, now = job.uid, now_utc()
         if uid not in self._states:
             head = _live_head(self.cache.record(uid).pod_index)
             # A head that is ready has mounted the Secret.
-            self._states[uid] = JobState(has_tokens=head is not None and head.is_ready)
+            self._states[uid] = JobState(led_since=now, has_tokens=head is not None and head.is_ready)
         state = self._states[uid]
-        now = now_utc()
         state.is_cut_off = state.is_silent and self.census.is_cut_off
         record = self.cache.record(uid)
         plan = reconcile(job, record, state, now, defaults=self._defaults.for_jobs(len(self._polled)))

@@ -4,7 +4,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Literal
 
@@ -120,6 +120,7 @@ def shares_between(first: Waits, last: Waits, *, seconds: float, sizes: Mapping[
     return WaitShares(seconds=seconds, sizes=sizes, consumer=consumer, idle=idle)
 
 
+_ALWAYS = datetime.min.replace(tzinfo=UTC)
 _MAX_VERDICTS = 64
 _REMAKE_S = 30.0
 """Minimum interval between attempts to recreate a token Secret."""
@@ -128,6 +129,8 @@ _REMAKE_S = 30.0
 @dataclass(slots=True)
 class JobState:
     # What decisions read.
+    led_since: datetime = _ALWAYS
+    """Since when this operator has looked after the job. What a status says from before may be long over."""
     has_tokens: bool = False
     """The token Secret exists, as far as known since its last check, at most one full resync ago."""
     answer: HeadAnswer | None = None

@@ -213,7 +213,7 @@ def plan_suspension(view: View, draft: Draft) -> None:
         draft.actions += [MarkPod(pod=head, annotation=names.DRAINING, at=view.now), DrainHead(pod=head)]
     elif head.draining_since is not None or is_wanted:
         # A head that is not ready holds nothing to drain. One that is draining keeps its time, whatever its probe says.
-        until = view.after(head.draining_since, view.policy.drain_seconds) if head.draining_since else view.now
+        until = view.drained_by(head.draining_since) if head.draining_since else view.now
         if view.now >= until:
             draft.suspension = "deleting"
             _delete_all(view, draft, (*view.heads, *(_workers(view) if is_wanted else ())))

@@ -40,16 +40,13 @@ def frames_settled(view: View) -> int:
     return max(known)
 
 
-def frames_collected(view: View, *, epoch: int = 0) -> int:
-    """Collected frames. They decrease only at a new epoch, by the frames that were lost with the head. `epoch`: the
-    epoch to count for; 0: the newest.
-    """
-    before, newest = view.job.status, view.newest_head
+def frames_collected(view: View) -> int:
+    """Collected frames. They decrease only at a new epoch, by the frames that were lost with the head."""
+    before, answer, newest = view.job.status, view.state.answer, view.newest_head
     known = [frames_settled(view)]
-    if max(epoch, view.epoch) == before.epoch:
+    if view.epoch == before.epoch:
         known.append(before.frames.collected)
-    answer = view.state.answer
-    if answer is not None and newest is not None and answer.pod_uid == newest.uid and newest.epoch >= epoch:
+    if answer is not None and newest is not None and (answer.pod_uid, view.epoch) == (newest.uid, newest.epoch):
         known.append(answer.frames)
     return max(known)
 
@@ -59,9 +56,8 @@ def is_all_collected(view: View) -> bool:
     return target is not None and frames_collected(view) >= target
 
 
-def frames_status(view: View, *, epoch: int = 0) -> FramesStatus:
-    """`status.frames`, for the newest epoch or for one that starts now."""
-    before, collected = view.job.status.frames, frames_collected(view, epoch=epoch)
+def frames_status(view: View) -> FramesStatus:
+    before, collected = view.job.status.frames, frames_collected(view)
     answer = view.answer
     head = view.live_head
     if answer is not None:
@@ -164,36 +160,41 @@ def stall_deadline(view: View) -> Deadline | None:
         _unpaused_at(view),
         _waited_until(view, "Progressing", "WaitingForConsumer", "False"),
     )
-    return _deadline(starts, limit_s=limit, known_until=until)
+    return _deadline(view, starts, limit_s=limit, known_until=until)
 
 
 def startup_deadline(view: View) -> Deadline | None:
     """When a job that is not ready, or has never collected frames, fails; None: it has started, or has no limit now.
 
     The full time starts again when a pod is scheduled, and after a pause. It does not run while pods are unschedulable
-    (see `onUnschedulable`), refused by a quota or a server error, or about to be created.
+    (see `onUnschedulable`), refused by a quota or a server error, or about to be created, nor while a ready head is
+    silent.
     """
     limit, status = view.policy.startup_deadline_seconds, view.job.status
     if not limit or status.start_time is None or is_all_collected(view) or pause_reason(view):
         return None
     if is_waiting_for_room(view) or _is_awaiting_pod(view):
         return None
-    known_until = view.now
+    head, began, known_until = view.live_head, list[datetime | None](), view.now
     if not view.has_enough:
         needed = (pod for pod in view.examined if pod.role != "canary")
         starting = [pod.starting_since for pod in needed if pod.is_live and not pod.is_ready]
         placed_at = _waited_until(view, "Scheduled", "VolumeOnLostNode", "True")
         began = [since(status, "Ready", "False") or view.now, placed_at, *starting]
-    elif has_collected(view) or view.answering_since is None or view.answered_at is None:
+    elif has_collected(view):
         return None
-    else:
-        began, known_until = [view.answering_since], view.answered_at
+    if head is not None and head.is_ready:
+        # Only its answer says that no frames came.
+        if view.answering_since is None or view.answered_at is None:
+            return None
+        began, known_until = [*began, view.answering_since], view.answered_at
     starts = (*began, frames_status(view).last_progress_time, status.start_time, _unpaused_at(view))
-    return _deadline(starts, limit_s=limit, known_until=known_until)
+    return _deadline(view, starts, limit_s=limit, known_until=known_until)
 
 
-def _deadline(starts: Iterable[datetime | None], *, limit_s: float, known_until: datetime) -> Deadline:
-    began = max(start for start in starts if start is not None)
+def _deadline(view: View, starts: Iterable[datetime | None], *, limit_s: float, known_until: datetime) -> Deadline:
+    """A status may be from before an absence of any length: no clock begins before this operator began to look."""
+    began = max(start for start in (*starts, view.state.led_since) if start is not None)
     return Deadline(at=began + timedelta(seconds=limit_s), known_until=known_until)
 
 
@@ -225,7 +226,7 @@ def drain_deadline(view: View) -> Deadline | None:
         return None
     if is_true(view.job.status, "Suspended"):
         return None
-    return _deadline((last, heard), limit_s=view.policy.drain_seconds, known_until=until)
+    return _deadline(view, (last, heard), limit_s=view.policy.drain_seconds, known_until=until)
 
 
 # -- the end ---------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def _decide(view: View) -> Plan:
     if stalled is not None and stalled.is_over:
         # Replace the head and all workers. The stall counts as a failure of the head.
         assert head is not None, "a job without a head is not stalled"
-        draft.is_stalled, draft.epoch = True, head.epoch
+        draft.is_stalled = True
         draft.head_restarts += head.stalled_since is None
         draft.actions.append(MarkPod(pod=head, annotation=names.STALLED, at=view.now))
         draft.actions += [DeletePod(pod=pod, why="the job stalled") for pod in view.pods if pod.is_live]

@@ -78,12 +78,13 @@ def make_status(view: View, draft: Draft) -> CollectorJobStatus:
         observed_generation=generation,
         phase=_phase(view, draft),
         reason=_blocking_reason(found),
-        epoch=max(before.epoch, draft.epoch),
+        # Not that of a head whose creation may have failed, or whose answer was lost: asking again finds out.
+        epoch=view.epoch,
         head_restarts=draft.head_restarts,
         start_time=None if draft.suspension == "suspended" else before.start_time or view.now,
         completion_time=None if draft.outcome is None else before.completion_time or view.now,
         workers=f"{sum(group.ready for group in groups)}/{sum(group.desired for group in groups)}",
-        frames=progress.frames_status(view, epoch=draft.epoch),
+        frames=progress.frames_status(view),
         weights=progress.weights_status(view),
         groups=groups,
         elastic=ElasticStatus(

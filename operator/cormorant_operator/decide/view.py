@@ -345,6 +345,12 @@ class View:
     def after(self, moment: datetime, seconds: float) -> datetime:
         return moment + timedelta(seconds=seconds)
 
+    def drained_by(self, since: datetime) -> datetime:
+        """When a drain that was marked `since` has had its time. The operator that marked it may have ended before it
+        told the head.
+        """
+        return self.after(max(since, self.state.led_since), self.policy.drain_seconds)
+
     @property
     def has_pods(self) -> bool:
         """Whether a pod exists on a reachable node; one on a lost node may stay listed forever."""

@@ -134,7 +134,7 @@ class _WorkerPlan:
             elif pod.retiring_since is None:
                 draft.is_urgent = True
                 draft.actions.append(MarkPod(pod=pod, annotation=names.RETIRING, at=view.now))
-            elif view.now >= (until := view.after(pod.retiring_since, view.policy.drain_seconds)):
+            elif view.now >= (until := view.drained_by(pod.retiring_since)):
                 draft.actions.append(DeletePod(pod=pod, why="it did not finish its batch in time"))
             else:
                 draft.is_urgent = True

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,6 +109,26 @@ def test_api_server_that_fails_at_random(place: Place) -> None:
         assert untouched <= place.uids_of()
         assert place.status()["epoch"] == 1, "no healthy pod is restarted"
     assert place.api.faults > 20
+
+
+@pytest.mark.parametrize("faults", [["answer lost", "409"], ["409", "409"]], ids=["it exists", "it does not"])
+def test_head_of_unknown_creation_keeps_its_epoch(place: Place, faults: list[str]) -> None:
+    def judge(request: Any) -> str:
+        if request.method != "POST" or not request.path.endswith("/pods") or "dryRun" in request.query:
+            return ""
+        place.api.is_deaf = True  # no watch tells of it
+        return faults.pop(0) if faults else ""
+
+    with Kubelet(place.namespace), place.operator():
+        time.sleep(4)  # what the operator lists anew because it has begun is behind it
+        place.api.judge = judge
+        place.submit(replicas=1)
+        _watch_slots(place, lambda: len(place.slots()) == 2, what="a head and a worker")
+        place.api.is_deaf = False
+        place.api.expire_watches()
+        _watch_slots(place, lambda: place.workers() == "1/1", what="one worker")
+    assert (place.namespace.names("pods", "cormorant.dev/role=head"), place.status()["epoch"]) == (["pong-head-1"], 1)
+    assert faults == []
 
 
 def test_outage_ends_the_leader_and_costs_no_pod(place: Place) -> None:

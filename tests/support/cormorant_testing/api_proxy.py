@@ -102,6 +102,8 @@ class FaultyApi(ApiProxy):
         """Watches tell nothing: what happens meanwhile is not heard of."""
         self.after_write: Callable[[int], None] = lambda number: None
         """Called after each write was done and before its answer is given."""
+        self.judge: Callable[[web.Request], str] = lambda request: ""
+        """Names the fault of a request, as `_draw` does; empty: chance decides."""
         self.requests: Counter[tuple[str, str]] = Counter()
         """Requests that the API server did, by method and kind."""
         self.dry_runs = 0
@@ -131,7 +133,7 @@ class FaultyApi(ApiProxy):
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         is_watch = request.query.get("watch") in ("true", "1")
-        fault = self._draw(is_watch=is_watch)
+        fault = self.judge(request) or self._draw(is_watch=is_watch)
         if fault in ("429", "500", "503"):
             headers = {"Retry-After": "1"} if fault == "429" else {}
             return web.json_response({"kind": "Status", "reason": "Faulty"}, status=int(fault), headers=headers)

@@ -100,6 +100,7 @@ class World:
         self.has_tokens = False
         self.answer: HeadAnswer | None = None
         self.answering_since: datetime | None = None
+        self.led_since = BEGIN
         self.is_silent = False
         self.wait_shares: tuple[WaitShares, ...] = ()
         self.refusals: dict[str, Refusal] = {}
@@ -141,6 +142,7 @@ class World:
     def state(self, **changes: Any) -> JobState:
         """What an operator knows besides them."""
         known = JobState(
+            led_since=self.led_since,
             has_tokens=self.has_tokens,
             answer=self.answer,
             answering_since=self.answering_since,
@@ -201,7 +203,7 @@ class World:
         """What lives in the operator's state is gone."""
         self.has_tokens, self.answer, self.answering_since, self.is_silent = False, None, None, False
         self.refusals, self.verdicts, self.nodes, self.wait_shares = {}, {}, {}, ()
-        self.attempts, self.epoch = {}, 0
+        self.attempts, self.epoch, self.led_since = {}, 0, self.now
         self.kueue.forget_reads()
         for pod in self.pods.values():
             self._notice(pod)

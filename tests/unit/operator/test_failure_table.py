@@ -136,6 +136,7 @@ def test_head_killed_begins_a_new_epoch_and_workers_stay(reason: str, code: int)
     assert command[command.index("--floor-frames") + 1] == "1000"
     selectors = {a.manifest["spec"]["selector"]["cormorant.dev/epoch"] for a in of_kind(plan.actions, ApplyChild)}
     assert selectors == {"2"}, "Services lead to the new head alone"
+    world.settle()
     assert (world.job.status.epoch, world.job.status.head_restarts) == (2, 1)
     world.settle()
     assert world.job.status.phase == "Restarting"
@@ -163,6 +164,7 @@ def test_only_unacknowledged_frames_of_a_dead_head_repeat() -> None:
     (created,) = of_kind(plan.actions, CreatePod)
     command = created.manifest["spec"]["containers"][0]["command"]
     assert command[command.index("--floor-frames") + 1] == "4000"
+    world.settle()
     frames = world.job.status.frames
     assert (world.job.status.epoch, frames.collected, frames.settled) == (2, 4000, 4000)
     world.start("pong-head-2")

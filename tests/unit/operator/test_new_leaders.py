@@ -1,0 +1,152 @@
+"""A leader that comes after any absence, to a status of any age: nothing ends, stalls or goes before it has heard."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator.decide.plan import CreatePod, DeletePod
+from cormorant_testing.operator_world import World, of_kind, running
+
+POLICY = {
+    "startupDeadlineSeconds": 300,
+    "progressDeadlineSeconds": 300,
+    "drainSeconds": 60,
+    "onStall": "Fail",
+    "unschedulableAfterSeconds": 200,
+    "onUnschedulable": "ScaleToFit",
+}
+Step = Callable[[World], object]
+START: tuple[Step, ...] = (
+    World.step,
+    World.step,
+    World.place_all,
+    World.step,
+    lambda world: world.start("pong-head-1"),
+    World.settle,
+    lambda world: world.start(world.live()[0].name),
+    World.settle,
+    World.start_all,
+    World.settle,
+    lambda world: world.tick(20),
+    lambda world: world.collect(28_672, settled=8_192),
+    World.settle,
+)
+SCHEDULES: dict[str, tuple[Step, ...]] = {
+    "workers turn unready": (*START, lambda world: [world.unready(pod.name) for pod in world.live()], World.settle),
+    "a worker is replaced": (*START, lambda world: world.vanish(world.live()[0].name), World.settle, World.place_all),
+    "the head is replaced": (
+        *START,
+        lambda world: world.vanish("pong-head-1"),
+        World.settle,
+        World.place_all,
+        World.step,
+        World.start_all,
+        World.settle,
+    ),
+    "the head turns unready": (*START, lambda world: world.unready("pong-head-1"), World.settle),
+    "a pause": (*START, lambda world: world.edit(paused=True), World.settle, lambda world: world.edit(paused=False)),
+    "the last frames": (*START, lambda world: world.collect(100_000, settled=90_000), World.settle),
+    "a scale-down": (*START, lambda world: world.edit(replicas=1), World.step),
+    "a suspension": (*START, lambda world: world.edit(suspend=True), World.step),
+}
+
+
+@pytest.mark.parametrize("absence_s", [310, 86_400])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_new_leader_with_any_stored_status_harms_nothing(schedule: str, absence_s: int) -> None:
+    for length in range(1, len(SCHEDULES[schedule]) + 1):
+        statuses = _replay(schedule, length)[1]
+        for stored in dict.fromkeys(statuses):
+            _lead(schedule, length, stored, absence_s)
+
+
+def _replay(schedule: str, length: int) -> tuple[World, list[CollectorJobStatus]]:
+    world, statuses = World(runPolicy=POLICY), []
+    for step in SCHEDULES[schedule][:length]:
+        step(world)
+        statuses.append(world.job.status)
+    return world, statuses
+
+
+def _lead(schedule: str, length: int, stored: CollectorJobStatus, absence_s: int) -> None:
+    """A new leader comes after step `length`, and the status is of an earlier one."""
+    world, _ = _replay(schedule, length)
+    world.job = replace(world.job, status=stored)
+    world.tick(absence_s)
+    answer, healthy = world.answer, {pod.uid for pod in world.pods.values() if pod.is_ready}
+    world.restart_operator()
+    _watch(world)
+    world.tick(5)  # the head answers
+    head = next((pod for pod in world.pods.values() if pod.role == "head" and pod.is_ready), None)
+    if answer is not None and head is not None and head.uid == answer.pod_uid:
+        world.say(head, frames=answer.frames, settled=answer.settled)
+    _watch(world)
+    assert schedule == "a scale-down" or healthy <= {pod.uid for pod in world.pods.values()}
+
+
+def _watch(world: World) -> None:
+    """Let the leader do what it wants: nothing ends, stalls, or is deleted, but what its head has released."""
+    for _ in range(8):
+        plan = world.step()
+        assert not world.job.is_over, (world.condition("Failed"), world.condition("Completed"))
+        assert world.condition("Stalled") != "True/NoProgress"
+        reasons = {order.why for order in of_kind(plan.actions, DeletePod)}
+        assert reasons <= ({"its group was scaled down"} if world.answer is not None else set())
+        if plan.is_empty:
+            return
+
+
+def test_operator_that_returns_to_a_job_that_was_starting_lets_it_run() -> None:
+    world = World(replicas=1, runPolicy={"startupDeadlineSeconds": 300})
+    world.settle()
+    world.place_all()
+    world.settle()
+    assert world.job.status.phase == "Starting"
+    world.start_all()  # the operator is away
+    world.tick(900)
+    world.unready(world.live()[0].name)
+    world.restart_operator()
+    world.settle()
+    assert not world.job.is_over
+    world.tick(1)
+    world.collect(28_672)
+    world.settle()
+    assert (world.job.is_over, world.job.status.frames.collected) == (False, 28_672)
+
+
+def test_deadline_passes_in_the_time_of_one_leader() -> None:
+    world = World(runPolicy={"startupDeadlineSeconds": 300})
+    world.settle()
+    world.place_all()
+    world.settle()
+    world.wait(200)
+    world.restart_operator()
+    world.wait(299)
+    assert not world.job.is_over
+    world.wait(1)
+    assert world.condition("Failed") == "True/StartupDeadlineExceeded"
+
+
+def test_head_whose_creation_failed_takes_no_epoch() -> None:
+    world = World()
+    world.step()
+    plan = world.plan()
+    (created,) = [action for action in of_kind(plan.actions, CreatePod) if action.owner == "head"]
+    world.write(plan)  # every action failed, or its answer was lost
+    assert world.job.status.epoch == 0
+    again = [action for action in of_kind(world.plan().actions, CreatePod) if action.owner == "head"]
+    assert [action.manifest["metadata"]["name"] for action in again] == [created.manifest["metadata"]["name"]]
+
+
+def test_drain_of_a_leader_that_went_has_its_full_time() -> None:
+    world = running(runPolicy={"drainSeconds": 60})
+    world.edit(suspend=True)
+    world.step(crash_after=1)  # marked, and not told
+    world.tick(3600)
+    world.restart_operator()
+    world.settle()
+    assert world.head.draining_since is not None
+    world.wait(59)
+    assert not world.head.is_terminating
