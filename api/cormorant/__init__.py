@@ -31,12 +31,15 @@ if TYPE_CHECKING:
     from cormorant_worker.fleet.stats import Receipt
     from cormorant_worker.launch import load_job, make_collector, open_fleet
     from cormorant_worker.run_evaluation import evaluate
+    from cormorant_worker.sinks.reader import Dataset, DatasetInfo, read_dataset
 
 __all__ = [
     "Batch",
     "Client",
     "Collector",
     "CollectorJob",
+    "Dataset",
+    "DatasetInfo",
     "Fleet",
     "FleetOptions",
     "LearnerLink",
@@ -50,11 +53,14 @@ __all__ = [
     "load_job",
     "make_collector",
     "open_fleet",
+    "read_dataset",
 ]
 
 _HOMES = {
     "Collector": "cormorant_worker.collect.collector",
     "CollectorJob": "cormorant_contract.job",
+    "Dataset": "cormorant_worker.sinks.reader",
+    "DatasetInfo": "cormorant_worker.sinks.reader",
     "Fleet": "cormorant_worker.fleet.fleet",
     "FleetOptions": "cormorant_worker.fleet.options",
     "RayOptions": "cormorant_worker.fleet.ray.options",
@@ -64,6 +70,7 @@ _HOMES = {
     "load_job": "cormorant_worker.launch",
     "make_collector": "cormorant_worker.launch",
     "open_fleet": "cormorant_worker.launch",
+    "read_dataset": "cormorant_worker.sinks.reader",
 }
 """Modules of the names that are not the client's."""
 

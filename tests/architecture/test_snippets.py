@@ -18,6 +18,7 @@ RUN_BY = {
     "docs/how-to/episode-metrics.md": "tests/integration/test_snippets.py",
     "docs/how-to/normalize.md": "tests/integration/test_snippets.py",
     "docs/how-to/evaluate.md": "tests/integration/worker/test_evaluations.py",
+    "docs/how-to/read-a-dataset.md": "tests/integration/test_snippets.py",
     "docs/how-to/resume.md": "tests/integration/test_snippets.py",
     "docs/how-to/ray.md": "tests/integration/test_snippets.py",
     "docs/how-to/own-policy.md": "tests/unit/worker/test_policies.py",

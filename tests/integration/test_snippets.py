@@ -184,6 +184,15 @@ def test_how_to_python_runs(page: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_reading_page_runs(tmp_path: Path) -> None:
+    """docs/how-to/read-a-dataset.md, but for what needs TorchRL, which tests/peers/test_replay_buffers.py runs."""
+    run("bash", "-euc", "cormorant init . && cormorant run job.yaml", cwd=tmp_path)
+    page = [block for block in blocks("docs/how-to/read-a-dataset.md", "python") if "torchrl" not in block]
+    run(sys.executable, "-c", "\n".join(page), cwd=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_ray_page_runs(tmp_path: Path) -> None:
     """docs/how-to/ray.md on a cluster of its own: an empty address starts one."""
     (block,) = blocks("docs/how-to/ray.md", "python")

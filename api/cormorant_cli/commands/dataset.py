@@ -27,9 +27,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 def ls(uri: Uri, as_json: AsJson = False) -> None:
     """List the part written by each worker attempt."""
     with _sentences():
-        from cormorant_worker.sinks.dataset import read_dataset
+        from cormorant_worker.sinks.dataset import existing_dataset
 
-        dataset = read_dataset(uri)
+        dataset = existing_dataset(uri)
         parts = dataset.parts()
         leftovers = {part.name: list(dataset.leftovers(part)) for part in parts}
     rows = [

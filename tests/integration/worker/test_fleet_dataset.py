@@ -20,7 +20,7 @@ from cormorant_testing.scripts import until
 from cormorant_worker.errors import DatasetMismatch
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.sinks.dataset import read_dataset
+from cormorant_worker.sinks.dataset import existing_dataset
 from cormorant_worker.sinks.frames import Frames
 from cormorant_worker.sinks.verify import verify
 
@@ -40,7 +40,7 @@ def as_batch(frames: Frames, num_envs: int) -> TensorDict:
 def check_all(uri: str, **options: object) -> Checker:
     """Every value of every durable frame."""
     checker = make_checker(2, **options)
-    for frames in iter_frames(read_dataset(uri)):
+    for frames in iter_frames(existing_dataset(uri)):
         checker.take(as_batch(frames, 2))
     report = verify(uri)
     assert report.is_good, report
@@ -119,7 +119,7 @@ def test_fleet_survives_a_dataset_part_of_another_process(tmp_path: Path) -> Non
             attempts |= {worker.attempt for worker in fleet.stats().workers}
         stats = fleet.stats()
     assert (stats.frames, stats.restarts, max(attempts)) == (600, 2, 2)
-    assert read_dataset(str(tmp_path)).frames == 600
+    assert existing_dataset(str(tmp_path)).frames == 600
 
 
 @pytest.mark.slow
@@ -129,9 +129,9 @@ def test_what_an_idle_worker_sealed_is_not_collected_again(tmp_path: Path) -> No
         collection={"mode": "async", "totalFrames": 400}, **OPTIONS,
     )  # fmt: skip
     with Fleet(job, FleetOptions(workers=1)) as fleet:
-        until(lambda: read_dataset(str(tmp_path)).frames > 0)  # the queue is full: the worker has nothing to do
+        until(lambda: existing_dataset(str(tmp_path)).frames > 0)  # the queue is full: the worker has nothing to do
         (worker,) = fleet.stats().workers
-        sealed = read_dataset(str(tmp_path)).frames
+        sealed = existing_dataset(str(tmp_path)).frames
         os.kill(worker.pid, signal.SIGKILL)
         until(lambda: fleet.stats().restarts == 1)
         # What it sealed was kept, and is counted before anybody collects anew.
@@ -165,14 +165,14 @@ def test_a_state_that_the_dataset_has_passed_writes_no_row_twice(tmp_path: Path,
     report = verify(str(tmp_path))
     assert (report.frames, report.problems) == (600, ())
     # Not under other names either: no two rows are the same step of the same episode.
-    found = list(iter_frames(read_dataset(str(tmp_path))))
+    found = list(iter_frames(existing_dataset(str(tmp_path))))
     rows = np.concatenate([frames.observation[0].reshape(len(frames), -1) for frames in found])
     assert len(np.unique(rows, axis=0)) == 600
 
 
 def stored(folder: Path) -> dict[str, np.ndarray]:
     """Every frame of a dataset, part by part."""
-    found = list(iter_frames(read_dataset(str(folder))))
+    found = list(iter_frames(existing_dataset(str(folder))))
     names = ("env", "traj_id", "step", "reward", "truncated")
     columns = {name: [getattr(frames, name) for frames in found] for name in names}
     columns["observation"] = [frames.observation[0] for frames in found]
@@ -204,7 +204,7 @@ def test_a_state_goes_on_where_its_dataset_ends(tmp_path: Path) -> None:
         fleet.resume()
         assert sum(batch.numel() for batch in fleet.batches()) == 400 - collected
         assert fleet.wait_until_done(30)
-    assert read_dataset(str(tmp_path / "halves")).part_names() == ("cpu-0-0", "cpu-0-1")
+    assert existing_dataset(str(tmp_path / "halves")).part_names() == ("cpu-0-0", "cpu-0-1")
     whole, halves = stored(tmp_path / "whole"), stored(tmp_path / "halves")
     ours, theirs = whole.pop("traj_id"), halves.pop("traj_id")
     for name, values in whole.items():

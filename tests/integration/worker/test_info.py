@@ -14,7 +14,7 @@ from cormorant_testing.info import INFO, METRICS, assert_info, expected_metrics
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.launch import make_collector
-from cormorant_worker.sinks.dataset import read_dataset
+from cormorant_worker.sinks.dataset import existing_dataset
 
 COUNTED = {
     "gymnasium": {
@@ -108,7 +108,7 @@ def test_info_of_a_fleet_and_its_dataset_is_exact(engine: str, tmp_path: Path) -
     for name in ("steps", "mean_step", "longest", "any_even"):
         assert list(stats.recent_metrics[name]) == [episode[name] for episode in expected]
     assert set(stats.recent_metrics["success"]) == {0.0, 1.0}
-    frames = [frames.to_tensordict() for frames in iter_frames(read_dataset(uri))]
+    frames = [frames.to_tensordict() for frames in iter_frames(existing_dataset(uri))]
     assert sum(len(part) for part in frames) == 200
     for part in frames:
         assert_info(part)

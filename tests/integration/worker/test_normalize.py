@@ -18,7 +18,7 @@ from cormorant_testing.policies import numbered
 from cormorant_worker.errors import ControlTimeout
 from cormorant_worker.launch import load_job
 from cormorant_worker.normalize.moments import Statistics
-from cormorant_worker.sinks.dataset import read_dataset
+from cormorant_worker.sinks.dataset import existing_dataset
 
 NORMALIZE = {"observation": {"clip": 3}, "reward": {"gamma": 0.9}}
 
@@ -155,7 +155,7 @@ def test_a_dataset_tells_the_next_run_the_statistics_of_its_frames(tmp_path: Pat
         while fleet.take() is not None:
             pass
         wanted = fleet.statistics.current
-    found = read_dataset(uri)
+    found = existing_dataset(uri)
     frames = [part.statistics.moments["observation"].count for part in found.parts()]
     assert sum(frames) == found.frames == 200
     with make_fleet(job_of(400, dataset=uri, queue={"capacityBatches": 2}), workers=2) as fleet:

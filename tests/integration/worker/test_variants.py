@@ -17,7 +17,7 @@ from cormorant_testing.serving import serve
 from cormorant_testing.vectors import COUNTING
 from cormorant_worker.errors import CormorantError, DatasetMismatch
 from cormorant_worker.launch import make_collector, open_fleet
-from cormorant_worker.sinks.dataset import read_dataset
+from cormorant_worker.sinks.dataset import existing_dataset
 from cormorant_worker.sinks.export import export
 
 VARIANTS = [{"name": "easy", "kwargs": {"lengths": [3]}}, {"name": "hard", "kwargs": {"lengths": [7]}}]
@@ -69,7 +69,7 @@ def test_a_fleet_stores_and_exports_the_ids(tmp_path: Path) -> None:
     total = {"totalFrames": 80, "mode": "sync"}
     with open_fleet(make_job(dataset=data, collection=total, **job), workers=2) as fleet:
         assert fleet.wait_until_done(100)
-    dataset = read_dataset(data)
+    dataset = existing_dataset(data)
     described = dataset.description.env["variants"]
     assert [(variant["id"], variant["name"]) for variant in described] == [(0, "easy"), (1, "hard")]
     ids = {frames.part: set(frames.tasks[0].tolist()) for frames in iter_frames(dataset)}

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 
 from cormorant_worker.collect.block import Layout
-from cormorant_worker.sinks.dataset import Dataset
+from cormorant_worker.sinks.dataset import StoredDataset
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.frames import Frames
 from cormorant_worker.spaces import leaves
@@ -24,7 +24,7 @@ def described(*, num_rows: int, num_envs: int, job: str = "") -> tuple[Layout, D
     return layout, DatasetDescription.of({"gymnasium": {"id": "Count"}}, observation, action, layout, job=job)
 
 
-def iter_frames(dataset: Dataset) -> Iterator[Frames]:
+def iter_frames(dataset: StoredDataset) -> Iterator[Frames]:
     """Every durable frame: parts in order, each part's batches as they were collected."""
     for part in dataset.parts():
         yield from dataset.iter_frames(part)

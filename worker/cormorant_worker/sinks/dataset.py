@@ -6,7 +6,7 @@
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -20,7 +20,7 @@ from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.frames import Frames, decode
 from cormorant_worker.sinks.local_store import LocalStore, local_path
-from cormorant_worker.sinks.schema import FrameSchema
+from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name
 from cormorant_worker.sinks.shards import ShardLimits, ShardRecord, ShardWriter
 
 if TYPE_CHECKING:
@@ -51,11 +51,13 @@ class DatasetPart:
         return reduce(Statistics.merged, found, Statistics())
 
 
-class Dataset:
-    """A dataset that exists. Cheap to hold; every call reads the files again."""
+class StoredDataset:
+    """The files of a dataset that exists, for those who write, check and read it. Cheap to hold; every call reads the
+    files again.
+    """
 
     def __init__(self, store: "DatasetStore", description: DatasetDescription) -> None:
-        """Use `open_dataset`, `find_dataset` or `read_dataset`."""
+        """Use `open_dataset`, `find_dataset` or `existing_dataset`."""
         self.store = store
         self.description = description
 
@@ -144,30 +146,41 @@ class Dataset:
         )
         return DatasetPart(name=name, records=records, is_torn=notes.is_torn)
 
-    def iter_frames(self, part: DatasetPart) -> Iterator[Frames]:
+    def iter_frames(self, part: DatasetPart, schema: FrameSchema | None = None) -> Iterator[Frames]:
         """A part's durable frames, batch by batch, as they were collected. Holds one batch at a time.
 
         Arrays look into the shard's file (or, for compressed shards, into memory that the batch owns). Digests are not
         looked at; `verify` does that.
 
+        Args:
+            part: of this dataset; its records say which shards are read.
+            schema: the leaves to read, the dataset's or fewer: other columns are neither read nor decompressed.
+
         Raises:
             DatasetCorrupt: a shard is missing or cannot be read.
         """
+        whole = self.description.schema
+        schema = schema or whole
+        marks = NEXT + column_name(whole.carried[0])
+        columns = None if schema == whole else (*schema.columns(), marks)
         for record in part.records:
-            with self.reading(part, record) as reader:
+            with self.reading(part, record, columns) as reader:
                 for number in range(reader.num_record_batches):
-                    yield decode(self.description.schema, part.name, reader.get_batch(number))
+                    yield decode(schema, part.name, reader.get_batch(number), marks=marks)
 
     @contextmanager
-    def reading(self, part: DatasetPart, record: ShardRecord) -> Iterator[Any]:
-        """Open one shard as a pyarrow.ipc.RecordBatchFileReader.
+    def reading(self, part: DatasetPart, record: ShardRecord, columns: Collection[str] | None = None) -> Iterator[Any]:
+        """Open one shard as a pyarrow.ipc.RecordBatchFileReader, of all columns or of these.
 
         Raises:
             DatasetCorrupt: the shard is missing, not an Arrow file, or of another schema.
         """
         where = f"{self.uri}/{part.name}/{record.shard}"
         try:
-            reader = pa.ipc.open_file(self.store.open(part.name, record.shard))
+            names = self.description.schema.columns()
+            chosen = None if columns is None else [place for place, name in enumerate(names) if name in columns]
+            options = pa.ipc.IpcReadOptions(included_fields=chosen)
+            reader = pa.ipc.open_file(self.store.open(part.name, record.shard), options=options)
             stored = (reader.schema.metadata or {}).get(b"cormorant.schema", b"").decode()
             if stored != self.description.schema.fingerprint():
                 raise DatasetCorrupt(
@@ -205,7 +218,7 @@ def open_store(uri: str) -> "DatasetStore":
         raise DatasetError(f"the dataset URI {uri} cannot be opened: {error}") from error
 
 
-def find_dataset(uri: str) -> Dataset | None:
+def find_dataset(uri: str) -> StoredDataset | None:
     """The dataset at a URI, or None when nothing is there yet.
 
     Raises:
@@ -216,10 +229,10 @@ def find_dataset(uri: str) -> Dataset | None:
         data = store.read_root(DESCRIPTION)
     if data is None:
         return None
-    return Dataset(store, DatasetDescription.from_bytes(data, where=f"{uri}/{DESCRIPTION}"))
+    return StoredDataset(store, DatasetDescription.from_bytes(data, where=f"{uri}/{DESCRIPTION}"))
 
 
-def read_dataset(uri: str) -> Dataset:
+def existing_dataset(uri: str) -> StoredDataset:
     """The dataset at a URI.
 
     Raises:
@@ -231,7 +244,7 @@ def read_dataset(uri: str) -> Dataset:
     return dataset
 
 
-def open_dataset(uri: str, description: DatasetDescription) -> Dataset:
+def open_dataset(uri: str, description: DatasetDescription) -> StoredDataset:
     """Begin a dataset at a URI, or go on with the one that is there. Called by every process that writes. `uri`: a
     path, `file://`, or what fsspec opens.
 
@@ -245,7 +258,7 @@ def open_dataset(uri: str, description: DatasetDescription) -> Dataset:
         with _writable(uri):
             store.write_root_once(DESCRIPTION, description.to_bytes())
         # Another process may have come first: its description counts.
-        dataset = read_dataset(uri)
+        dataset = existing_dataset(uri)
     _refuse(uri, dataset.description.differences(description))
     return dataset
 

@@ -4,11 +4,12 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
@@ -19,7 +20,7 @@ from cormorant_worker.spaces import Array, Leaf, Space, describe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetDescription:
-    """What every frame of a dataset has in common. The last four fields are notes: a rerun may differ in them."""
+    """What every frame of a dataset has in common. The last five fields are notes: a rerun may differ in them."""
 
     env: Mapping[str, Any]
     """JSON values that tell environments apart, for example `{"envpool": {"taskId": "Pong-v5", "kwargs": {}}}`;
@@ -32,6 +33,8 @@ class DatasetDescription:
     seed: int = 0
     manifest_sha256: str = ""
     """Digest of the manifest that created the dataset."""
+    env_spec: str = ""
+    """Gymnasium's EnvSpec of the environment, as JSON; empty where `gymnasium.make` cannot build it."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Anything else worth keeping, for example versions."""
 
@@ -54,7 +57,7 @@ class DatasetDescription:
             "formatVersion": FORMAT_VERSION,
             "job": self.job,
             "env": dict(self.env),
-            "envSpec": "",  # v0.2.0 refuses a dataset without this key
+            "envSpec": self.env_spec,
             "observationSpace": space_to_json(self.observation_space),
             "actionSpace": space_to_json(self.action_space),
             "schema": self.schema.fingerprint(),
@@ -96,6 +99,7 @@ class DatasetDescription:
                 job=value["job"],
                 seed=value["seed"],
                 manifest_sha256=value["manifestSha256"],
+                env_spec=value["envSpec"],
                 notes=value["notes"],
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -157,7 +161,30 @@ def describe_job(job: CollectorJob, layout: Layout, observation: Space, action: 
         job=job.metadata.name,
         seed=job.spec.collection.seed,
         manifest_sha256=hashlib.sha256(manifest).hexdigest(),
+        env_spec=_env_spec(job),
     )
+
+
+def _env_spec(job: CollectorJob) -> str:
+    """What `gymnasium.make` takes to build the job's environment, as JSON. Empty for EnvPool, whose environments are
+    batches; for objects of a script; and for an id that this process does not know.
+    """
+    env = job.spec.env.gymnasium
+    entrypoint = (env and env.entrypoint) or ""
+    if env is None or entrypoint.startswith("script:"):
+        return ""
+    name = entrypoint.partition(":")[2].replace(".", "-")
+    wrappers = tuple(
+        WrapperSpec(name=w.entrypoint.partition(":")[2], entry_point=w.entrypoint, kwargs=dict(w.kwargs))
+        for w in env.wrappers
+    )
+    try:
+        spec = gymnasium.spec(env.id) if env.id else EnvSpec(f"{name}-v0", entrypoint)
+        kwargs = {**spec.kwargs, **env.kwargs}
+        limit = job.spec.env.max_episode_steps or spec.max_episode_steps
+        return replace(spec, kwargs=kwargs, max_episode_steps=limit, additional_wrappers=wrappers).to_json()
+    except (gymnasium.error.Error, ImportError, ValueError):
+        return ""
 
 
 def _describe_env(job: CollectorJob) -> dict[str, Any]:

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cormorant_worker.errors import DatasetError
-from cormorant_worker.sinks.dataset import Dataset, read_dataset
+from cormorant_worker.sinks.dataset import StoredDataset, existing_dataset
 from cormorant_worker.sinks.frames import Frames
 from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name
 from cormorant_worker.sinks.trajectories import Stretch, iter_stretches
@@ -64,7 +64,7 @@ def export(uri: str, target: Path, *, to: ExportFormat) -> Exported:
     Raises:
         DatasetError: the target is not empty or cannot be written; h5py is not installed; the dataset is corrupt.
     """
-    dataset = read_dataset(uri)
+    dataset = existing_dataset(uri)
     try:
         if target.exists() and any(target.iterdir()):
             raise DatasetError(f"{target} is not empty; export into a new folder")
@@ -74,7 +74,7 @@ def export(uri: str, target: Path, *, to: ExportFormat) -> Exported:
         raise DatasetError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
-def _export_minari(dataset: Dataset, target: Path) -> Exported:
+def _export_minari(dataset: StoredDataset, target: Path) -> Exported:
     """Write `<target>/data`. Episodes are numbered as they ended. Whole ones are written at once, long ones
     grow stretch by stretch.
     """
@@ -88,12 +88,11 @@ def _export_minari(dataset: Dataset, target: Path) -> Exported:
     description = dataset.description
     observation = _paths(description.observation_space, "observations")
     action = _paths(description.action_space, "actions")
-    growing: dict[tuple[str, int, int], tuple[int, int]] = {}  # by trajectory: episode number, frames so far
+    growing: dict[int, tuple[int, int]] = {}  # by trajectory: episode number, frames so far
     episodes = steps = cut = 0
     with h5py.File(path, "w", libver="latest") as file:
         for stretch in iter_stretches(dataset, max_bytes=_HELD_BYTES):
-            key = (stretch.part, stretch.env, stretch.traj_id)
-            number, start = growing.pop(key, (episodes, 0))
+            number, start = growing.pop(stretch.traj_id, (episodes, 0))
             episodes += start == 0
             steps += len(stretch)
             group = file.require_group(f"episode_{number}")
@@ -105,7 +104,7 @@ def _export_minari(dataset: Dataset, target: Path) -> Exported:
                 else:
                     _put_part(group, place, values, start)
             if stretch.ending == "open":
-                growing[key] = (number, start + len(stretch))
+                growing[stretch.traj_id] = (number, start + len(stretch))
                 continue
             cut += stretch.ending == "cut"
             group.attrs["id"] = number
@@ -233,7 +232,7 @@ def _minari_space(space: Space) -> dict[str, Any]:
     raise TypeError(f"{space} has no leaves")
 
 
-def _export_parquet(dataset: Dataset, target: Path) -> Exported:
+def _export_parquet(dataset: StoredDataset, target: Path) -> Exported:
     """Write `<target>/<part>.parquet` for each part that has frames."""
     schema = dataset.description.schema
     arrow = _parquet_schema(dataset)
@@ -273,7 +272,7 @@ def _count_cut(frames: Frames, seen: dict[int, tuple[int, bool]]) -> int:
     return cut
 
 
-def _parquet_schema(dataset: Dataset) -> Any:
+def _parquet_schema(dataset: StoredDataset) -> Any:
     fields = []
     schema = dataset.description.schema
     leaves = {column_name(leaf): leaf for _, leaves in schema.kinds for leaf in leaves}

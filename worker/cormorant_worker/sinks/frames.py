@@ -5,7 +5,7 @@ Rows are time-major: (step 0, env 0), (step 0, env 1), ... A full block is not c
 # T steps, B envs, n frames, k frames whose `next` is stored apart
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.runs import Carry
 from cormorant_worker.sinks.schema import KINDS, NEXT, FrameSchema, column_name, next_type, to_arrow, to_numpy
-from cormorant_worker.spaces import Array, Arrays, Leaf
+from cormorant_worker.spaces import Array, Arrays, Key, Leaf, put_nested
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -154,50 +154,61 @@ class Frames:
         env, traj_id = self.env[order], self.traj_id[order]
         return order, np.flatnonzero(np.r_[True, (env[1:] != env[:-1]) | (traj_id[1:] != traj_id[:-1])])
 
-    def following(self) -> tuple[Arrays, Arrays]:
-        """What each frame led to: observations and states, [n, ...] a leaf, copied."""
+    def following(self) -> Iterator[Array]:
+        """What each frame led to: [n, ...] of each observation leaf, then of each state, copied."""
         order = np.argsort(self.env, kind="stable")
         after = np.zeros(len(self), dtype=np.int64)
         after[order[:-1]] = order[1:]
-
-        def follow(values: Array, apart: Array) -> Array:
+        carried, apart = self.observation + self.states, self.next_observation + self.next_states
+        for values, finals in zip(carried, apart, strict=True):
             found: Array = values[after]
-            found[self.next_rows] = apart
-            return found
+            found[self.next_rows] = finals
+            yield found
 
-        return (
-            tuple(follow(v, a) for v, a in zip(self.observation, self.next_observation, strict=True)),
-            tuple(follow(v, a) for v, a in zip(self.states, self.next_states, strict=True)),
-        )
+    def to_tensordict(self, keys: Collection[Key] | None = None) -> "TensorDict":
+        """The frames as a TensorDict `[n]` with the keys of a batch, or those of `FrameSchema.keys` that are given.
 
-    def to_tensordict(self) -> "TensorDict":
-        """The frames as a TensorDict `[n]` with the keys of a batch: see `batch.to_tensordict`. Always a copy."""
+        Observations and actions are views of the shard, what followed is a copy.
+        """
         # Verifying and exporting a dataset need no torch and start faster without it.
         import torch
         from tensordict import TensorDict
 
-        next_observation, next_states = self.following()
-        root: dict[Any, Any] = {}
-        roots = dict.fromkeys(self.schema.info, ("next",)) | dict.fromkeys(self.schema.tasks, ("collector",))
-        for leaf, value in self.schema.arrays_of(self):
-            root[*roots.get(leaf, ()), *leaf.key] = torch.from_numpy(value.copy())
-        for leaf, value in zip(self.schema.carried, next_observation + next_states, strict=True):
-            root["next", *leaf.key] = torch.from_numpy(value)
-        if self.schema.states:
-            root["is_init",] = torch.from_numpy(self.is_init.copy()).unsqueeze(-1)
+        schema = self.schema
         flags = {"reward": self.reward, "terminated": self.terminated, "truncated": self.truncated}
         flags["done"] = self.terminated | self.truncated
-        root |= {("next", name): torch.from_numpy(value.copy()).unsqueeze(-1) for name, value in flags.items()}
-        root["collector", "traj_ids"] = torch.from_numpy(self.traj_id.copy())
-        root["collector", "policy_version"] = torch.from_numpy(self.policy_version.copy())
-        frames = TensorDict({}, batch_size=[len(self)])
-        for key, value in root.items():
-            frames.set(key, value)
-        return frames
+        found = dict(zip(schema.keys(), (value for _, value in schema.arrays_of(self)), strict=False))
+        found |= {("is_init",): self.is_init[:, None]} if schema.states else {}
+        found |= {("next", name): value[:, None] for name, value in flags.items()}
+        found |= {("collector", "traj_ids"): self.traj_id, ("collector", "policy_version"): self.policy_version}
+        following = [("next", *leaf.key) for leaf in schema.carried]
+        if keys is None or not set(following).isdisjoint(keys):
+            found |= dict(zip(following, self.following(), strict=True))
+        root: dict[str, Any] = {}
+        for key, value in found.items():
+            if keys is None or key in keys:
+                put_nested(root, key, torch.from_numpy(np.asarray(_Writable(value))))
+        return TensorDict(root, batch_size=[len(self)])
 
 
-def decode(schema: FrameSchema, part: str, batch: Any) -> Frames:
-    """Read a record batch (pyarrow.RecordBatch) that `FrameEncoder.encode` made, without copying its leaves."""
+class _Writable:
+    """An array of a shard, without numpy's mark that it must not be written: torch knows no such tensors. A local
+    shard is mapped copy-on-write (`LocalStore.open`), so that writing changes this process's pages and no file.
+    """
+
+    def __init__(self, values: Array) -> None:
+        self._owner = values
+        self.__array_interface__ = values.__array_interface__ | {"data": (values.ctypes.data, False)}
+
+
+def decode(schema: FrameSchema, part: str, batch: Any, *, marks: str = "") -> Frames:
+    """Read a record batch (pyarrow.RecordBatch) that `FrameEncoder.encode` made, without copying its leaves.
+
+    Args:
+        schema: the leaves to read.
+        part: the worker attempt that wrote the batch.
+        marks: the `next.` column that says where a `next` is stored apart; empty: that of the first leaf.
+    """
 
     def read(leaves: tuple[Leaf, ...]) -> Iterator[Array]:
         return (to_numpy(leaf, batch.column(column_name(leaf))) for leaf in leaves)
@@ -209,7 +220,7 @@ def decode(schema: FrameSchema, part: str, batch: Any) -> Frames:
         values: Array = batch.column(name).to_numpy(zero_copy_only=False)
         return values
 
-    offsets = batch.column(NEXT + column_name(schema.carried[0])).offsets.to_numpy()
+    offsets = batch.column(marks or NEXT + column_name(schema.carried[0])).offsets.to_numpy()
     columns: dict[str, Any] = {name: tuple(read(getattr(schema, name))) for name in KINDS.values()}
     columns["is_init"] = np.zeros(0, dtype=np.bool_)
     columns |= {name: plain(name) for name, _ in schema.plain}

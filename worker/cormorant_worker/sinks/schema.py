@@ -17,7 +17,7 @@ trajectory (the true final observation) and at a column's last frame of a batch.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetError
-from cormorant_worker.spaces import Array, Leaf
+from cormorant_worker.spaces import Array, Key, Leaf
 
 FORMAT_VERSION = 1
 NEXT = "next."
@@ -79,10 +79,34 @@ class FrameSchema:
     def carried(self) -> tuple[Leaf, ...]:
         return self.observation + self.states
 
+    def keys(self) -> dict[Key, Leaf | None]:
+        """Keys of the frames as a TensorDict, and the leaf of each; what every frame has beside its leaves has none."""
+        roots = {"info": ("next",), "tasks": ("collector",)}
+        found: dict[Key, Leaf | None] = {
+            (*roots.get(name, ()), *leaf.key): leaf for name in KINDS.values() for leaf in getattr(self, name)
+        }
+        found |= {("next", *leaf.key): leaf for leaf in self.carried}
+        found |= dict.fromkeys((("is_init",),) if self.states else ())
+        found |= dict.fromkeys(("next", name) for name in ("reward", "done", "terminated", "truncated"))
+        return found | dict.fromkeys(("collector", name) for name in ("traj_ids", "policy_version"))
+
+    def select(self, keys: Collection[Key]) -> "FrameSchema":
+        """The leaves that these of `keys()` are made of."""
+        wanted = {leaf for key, leaf in self.keys().items() if key in keys}
+        return FrameSchema(
+            **{name: tuple(leaf for leaf in getattr(self, name) if leaf in wanted) for name in KINDS.values()}
+        )
+
     @property
     def plain(self) -> tuple[tuple[str, np.dtype[Any]], ...]:
         """Columns that every frame has beside its leaves: name and dtype."""
         return (*_PLAIN, ("is_init", np.dtype(np.bool_))) if self.states else _PLAIN
+
+    def columns(self) -> tuple[str, ...]:
+        """Names of a shard's columns, in order."""
+        leaves = tuple(column_name(leaf) for _, leaves in self.kinds for leaf in leaves)
+        carried = tuple(NEXT + column_name(leaf) for leaf in self.carried)
+        return (*leaves, *(name for name, _ in self.plain), *carried)
 
     def frame_bytes(self) -> int:
         """Bytes of one frame before compression, without its `next.` columns."""

@@ -3,6 +3,7 @@
 # n frames of a stretch
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +12,9 @@ from typing import Any, Literal
 import numpy as np
 
 from cormorant_worker.errors import DatasetCorrupt
-from cormorant_worker.sinks.dataset import Dataset
+from cormorant_worker.sinks.dataset import DatasetPart, StoredDataset, split_part_name
 from cormorant_worker.sinks.frames import Frames
+from cormorant_worker.sinks.schema import FrameSchema
 from cormorant_worker.spaces import Array, Arrays
 
 _LEAVES = ("action", "outputs", "info", "tasks")
@@ -59,26 +61,56 @@ class Stretch:
         """Memory of the observations, which is nearly all."""
         return sum(values.nbytes for values in self.observation)
 
+    def leads_to(self, piece: "Stretch") -> bool:
+        return self.traj_id == piece.traj_id and self.first_step + len(self) == piece.first_step
 
-def iter_stretches(dataset: Dataset, *, max_bytes: float = math.inf) -> Iterator[Stretch]:
-    """Every trajectory of a dataset, part by part, in the order in which they ended; what was cut comes last. A
-    trajectory that does not fit comes in several stretches.
+    def frames(self, schema: FrameSchema) -> Frames:
+        """Its frames, in order; `schema` is the one it was read with."""
+        count = len(self)
+        return Frames(
+            schema=schema,
+            part=self.part,
+            observation=tuple(values[:-1] for values in self.observation),
+            states=tuple(values[:-1] for values in self.states),
+            **{name: getattr(self, name) for name in (*_LEAVES, *_PLAIN)},
+            traj_id=np.full(count, self.traj_id),
+            step=np.arange(self.first_step, self.first_step + count, dtype=np.int32),
+            env=np.full(count, self.env, dtype=np.int32),
+            is_init=np.arange(self.first_step, self.first_step + count) == 0,
+            next_rows=np.array([count - 1]),
+            next_observation=tuple(values[-1:] for values in self.observation),
+            next_states=tuple(values[-1:] for values in self.states),
+        )
+
+
+def iter_stretches(
+    dataset: StoredDataset,
+    *,
+    parts: Sequence[DatasetPart] | None = None,
+    schema: FrameSchema | None = None,
+    max_bytes: float = math.inf,
+) -> Iterator[Stretch]:
+    """Every trajectory of a dataset, slot by slot, in the order in which they ended; what was cut comes last. One that
+    a later attempt of its worker went on with is one. A trajectory that does not fit comes in several stretches.
 
     Args:
         dataset: what to read.
+        parts: those of its parts to read; None: all.
+        schema: the leaves to read; None: all.
         max_bytes: when more than this is held, what is held is given out as open stretches. The memory taken is
             about this, and two batches. Infinite: every trajectory comes whole.
 
     Raises:
         DatasetCorrupt: a shard is missing or cannot be read.
     """
-    for part in dataset.parts():
+    slots = itertools.groupby(dataset.parts() if parts is None else parts, lambda part: split_part_name(part.name)[:2])
+    for _, attempts in slots:
         held: dict[int, list[Stretch]] = {}
         held_bytes = 0
-        for frames in dataset.iter_frames(part):
+        for frames in itertools.chain.from_iterable(dataset.iter_frames(part, schema) for part in attempts):
             for piece in _pieces(frames):
                 pieces = held.setdefault(piece.env, [])
-                if pieces and pieces[-1].traj_id != piece.traj_id:
+                if pieces and not pieces[-1].leads_to(piece):
                     held_bytes -= sum(p.size_bytes for p in pieces)
                     yield _join(pieces, "cut")
                     pieces.clear()

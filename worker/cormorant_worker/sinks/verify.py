@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cormorant_worker.errors import DatasetCorrupt, DatasetError
-from cormorant_worker.sinks.dataset import Dataset, DatasetPart, read_dataset
+from cormorant_worker.sinks.dataset import DatasetPart, StoredDataset, existing_dataset
 from cormorant_worker.sinks.frames import Frames, decode
 from cormorant_worker.sinks.shards import ShardRecord
 from cormorant_worker.spaces import Array
@@ -45,7 +45,7 @@ def verify(uri: str) -> Report:
     Raises:
         DatasetError: there is no dataset at the URI, or `dataset.json` cannot be read.
     """
-    dataset = read_dataset(uri)
+    dataset = existing_dataset(uri)
     parts: list[DatasetPart] = []
     problems: list[str] = []
     notes: list[str] = []
@@ -106,7 +106,7 @@ def _check_shared(stretches: list[Array], parts: list[str]) -> Iterator[str]:
     )
 
 
-def _check_part(dataset: Dataset, part: DatasetPart, continuity: "_Continuity") -> Iterator[str]:
+def _check_part(dataset: StoredDataset, part: DatasetPart, continuity: "_Continuity") -> Iterator[str]:
     next_frame = 0
     for number, record in enumerate(part.records):
         where = f"{part.name}/{record.shard}"
@@ -129,7 +129,7 @@ def _check_part(dataset: Dataset, part: DatasetPart, continuity: "_Continuity") 
             yield str(error)
 
 
-def _check_bytes(dataset: Dataset, part: DatasetPart, record: ShardRecord) -> str:
+def _check_bytes(dataset: StoredDataset, part: DatasetPart, record: ShardRecord) -> str:
     sha = hashlib.sha256()
     size = 0
     try:
@@ -148,7 +148,9 @@ def _check_bytes(dataset: Dataset, part: DatasetPart, record: ShardRecord) -> st
     return ""
 
 
-def _check_frames(dataset: Dataset, part: DatasetPart, record: ShardRecord, continuity: "_Continuity") -> Iterator[str]:
+def _check_frames(
+    dataset: StoredDataset, part: DatasetPart, record: ShardRecord, continuity: "_Continuity"
+) -> Iterator[str]:
     schema = dataset.description.schema
     frames = ends = batches = 0
     versions: list[int] = []

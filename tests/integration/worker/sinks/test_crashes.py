@@ -16,7 +16,7 @@ import pytest
 from cormorant_testing.datasets import described
 from cormorant_testing.scripts import environment
 from cormorant_worker.errors import DatasetError
-from cormorant_worker.sinks.dataset import open_dataset, read_dataset
+from cormorant_worker.sinks.dataset import existing_dataset, open_dataset
 from cormorant_worker.sinks.verify import verify
 
 SCRIPT = Path(__file__).with_name("writer_process.py")
@@ -46,7 +46,7 @@ def assert_exact(dataset, part):
     found = np.concatenate(rewards) if rewards else np.zeros(0)
     np.testing.assert_array_equal(found, np.arange(part.frames))
     for frames in dataset.iter_frames(part):
-        following, _ = frames.following()
+        following = [*frames.following()]
         np.testing.assert_array_equal(following[0][:, 0], frames.reward + 4)
 
 
@@ -63,7 +63,7 @@ def test_kill_9_at_any_moment_loses_at_most_the_open_shard(tmp_path, start, seed
         promised.append([int(number) for number in lines[-1].split()] if lines else [0, 0])
 
     assert verify(str(tmp_path)).problems == ()
-    dataset = read_dataset(str(tmp_path))
+    dataset = existing_dataset(str(tmp_path))
     for part, (durable, appended) in zip(dataset.parts(), promised, strict=True):
         assert_exact(dataset, part)
         assert durable <= part.frames

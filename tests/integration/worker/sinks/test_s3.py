@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
+from torch.utils.data import DataLoader
 
+import cormorant
 from cormorant_testing.collecting import make_job
 from cormorant_testing.datasets import described, iter_frames
 from cormorant_testing.s3 import BUCKET, VARIABLE, Network, S3Server
@@ -22,7 +25,7 @@ from cormorant_testing.scripts import environment, start_script, until
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.evaluation.results import ResultFolder
-from cormorant_worker.sinks.dataset import Dataset, open_dataset, read_dataset
+from cormorant_worker.sinks.dataset import StoredDataset, existing_dataset, open_dataset
 from cormorant_worker.sinks.object_store import ObjectStore
 from cormorant_worker.sinks.verify import verify
 from cormorant_worker.weights.blob import read_file
@@ -97,7 +100,7 @@ def assert_kept(writer: "subprocess.Popen[str]", uri: str, frames: int) -> None:
     """Kill the writer: the frames that it promised are in the dataset, which has no fault."""
     writer.kill()
     writer.wait()
-    assert read_dataset(uri).durable_frames("cpu-0-0") >= frames
+    assert existing_dataset(uri).durable_frames("cpu-0-0") >= frames
     assert verify(uri).is_good
 
 
@@ -108,7 +111,7 @@ def test_a_line_that_arrives_after_its_writer_was_killed_does_not_count(
     until(lambda: network.num_held == 1)
     write.kill()
     write.wait()
-    dataset = read_dataset(uri)
+    dataset = existing_dataset(uri)
     assert dataset.durable_frames("cpu-0-0") == 2 * SHARD_FRAMES
     network.released.set()
     until(lambda: "000002.json" in dataset.store._find("cpu-0-0/manifest"))
@@ -119,18 +122,39 @@ def test_a_line_that_arrives_after_its_writer_was_killed_does_not_count(
 
 def test_a_writer_whose_part_was_ended_stops(write: "subprocess.Popen[str]", uri: str) -> None:
     promised(write, SHARD_FRAMES)
-    counted = read_dataset(uri).durable_frames("cpu-0-0")
+    counted = existing_dataset(uri).durable_frames("cpu-0-0")
     assert write.stdout is not None
     last = write.stdout.read().splitlines()[-1]
     assert f"another head of this job ended the part after {counted // SHARD_FRAMES} shards" in last
-    assert read_dataset(uri).frames == counted
+    assert existing_dataset(uri).frames == counted
+
+
+def test_a_learner_reads_from_the_store(uri: str) -> None:
+    layout, description = described(num_rows=4, num_envs=2)
+    block = Block(layout)
+    block.begin(4)
+    block.lengths[:] = 4
+    block.traj_ids[:] = [0, 1]
+    with open_dataset(uri, description).writer("cpu-0-0", layout) as writer:
+        for shard in range(6):
+            block.observation[0][:] = shard
+            writer.append(block)
+            writer.flush()
+    dataset = cormorant.read_dataset(uri)
+    stream = dataset.to_torch(batch_size=3, shuffle=True)
+    read = list(
+        DataLoader(stream, batch_size=None, collate_fn=stream.collate, num_workers=2)
+    )  # forked after this process has used the store
+    found = Counter(torch.cat([frames["observation"] for frames in read])[:, 0].tolist())
+    assert found == {float(shard): 8 for shard in range(6)}
+    assert len(dataset) == sum(map(len, dataset.frames())) == 48
 
 
 def test_of_runs_that_begin_at_once_one_has_the_epoch(uri: str) -> None:
     _, description = described(num_rows=1, num_envs=1)
     barrier, winners, losers = threading.Barrier(6), [], []
 
-    def begin(number: int, dataset: Dataset) -> None:
+    def begin(number: int, dataset: StoredDataset) -> None:
         barrier.wait()
         try:
             dataset.begin_run(0, f"run {number}".encode())
@@ -146,7 +170,7 @@ def test_of_runs_that_begin_at_once_one_has_the_epoch(uri: str) -> None:
     (winner,) = winners
     assert len(losers) == 5
     assert all(f"at the same moment (run {winner})" in words for words in losers)
-    assert read_dataset(uri).runs() == (0,)
+    assert existing_dataset(uri).runs() == (0,)
 
 
 def test_results_and_weights_are_read_from_a_store(uri: str) -> None:
@@ -164,7 +188,7 @@ def test_a_store_that_never_answered_is_told_at_once(uri: str, monkeypatch: pyte
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     with pytest.raises(DatasetError, match="cannot be read: Could not connect to the endpoint URL"):
-        read_dataset(uri)
+        existing_dataset(uri)
 
 
 def test_what_another_process_puts_is_read(uri: str) -> None:
@@ -186,7 +210,7 @@ def test_a_leading_slash_hides_no_frame(uri: str) -> None:
         writer.append(block)
     part = dataset.part("cpu-0-0")
     assert (part.frames, dataset.leftovers(part)) == (1, ())
-    assert read_dataset(uri).durable_frames("cpu-0-0") == dataset.durable_frames("cpu-0-0") == 1
+    assert existing_dataset(uri).durable_frames("cpu-0-0") == dataset.durable_frames("cpu-0-0") == 1
 
 
 def test_a_bucket_is_never_made(uri: str) -> None:
@@ -233,7 +257,7 @@ def test_kill_9_of_heads_and_workers_with_a_slow_store_is_exact(
     def frames() -> int:
         assert heads[-1].poll() is None, heads[-1].communicate()
         try:
-            return read_dataset(uri).frames
+            return existing_dataset(uri).frames
         except DatasetError:
             return 0
 
@@ -249,7 +273,7 @@ def test_kill_9_of_heads_and_workers_with_a_slow_store_is_exact(
         time.sleep(1)
         heads[-1].kill()
         server.thaw()
-        kept = read_dataset(uri).frames
+        kept = existing_dataset(uri).frames
     heads.append(start_script(HEAD, **more))
     words = heads[-1].communicate(timeout=300)
     assert heads[-1].returncode == 0, words
@@ -258,6 +282,6 @@ def test_kill_9_of_heads_and_workers_with_a_slow_store_is_exact(
     time.sleep(1)  # what dead workers had sent has arrived
     report = verify(uri)
     assert (report.is_good, report.frames) == (True, 6000), report
-    found = list(iter_frames(read_dataset(uri)))
+    found = list(iter_frames(existing_dataset(uri)))
     ids = np.concatenate([np.stack([part.traj_id, part.step], axis=1) for part in found])
     assert len(np.unique(ids, axis=0)) == 6000

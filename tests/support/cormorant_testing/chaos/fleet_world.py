@@ -146,12 +146,12 @@ class FleetWorld(World):
         return report.frames
 
     def _judge_dataset(self, frames: int) -> None:
-        from cormorant_worker.sinks.dataset import read_dataset
+        from cormorant_worker.sinks.dataset import existing_dataset
         from cormorant_worker.sinks.trajectories import iter_stretches
 
         _equal(self._judge_durable(), frames, "frames in the dataset")
         seen: set[int] = set()
-        for stretch in iter_stretches(read_dataset(self._dataset)):
+        for stretch in iter_stretches(existing_dataset(self._dataset)):
             obs = stretch.observation[0]
             if stretch.traj_id in seen:
                 raise Finding(f"trajectory {stretch.traj_id} is in the dataset twice")

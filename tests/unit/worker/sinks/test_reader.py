@@ -1,0 +1,261 @@
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cormorant_worker.errors import DatasetError
+from cormorant_worker.sinks import reader as readers
+from cormorant_worker.sinks.reader import read_dataset
+
+polars = pytest.importorskip("polars")
+
+CASES = [
+    {"observation": "box", "action": "discrete"},
+    {"observation": "image", "action": "box"},
+    {"observation": "nested", "action": "nested", "recurrent": True, "info": True},
+]
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request, make_dice, spaces, stored):
+    """The dice that made a dataset, and the dataset as users read it."""
+    named = {name: spaces.get(value, value) for name, value in request.param.items()}
+    dice = make_dice(**named)
+    return dice, read_dataset(stored(dice, parts=("cpu-0-0", "cpu-0-1")).uri)
+
+
+@pytest.fixture
+def dataset(make_dice, stored):
+    return read_dataset(stored(make_dice(), shards=5).uri)
+
+
+def places(frames):
+    """What tells frames apart: no trajectory has two frames of the same observation."""
+    return [tuple(row) for row in frames["observation"].double().tolist()]
+
+
+def assert_trajectory(dice, read):
+    """A TensorDict `[T]` has every value of the trajectory that the dice made."""
+    made = dice.made[int(read["collector", "traj_ids"][0])]
+    assert read.batch_size == (len(made.reward),)
+    keyed = [(leaf.key, made.observation, i) for i, leaf in enumerate(dice.layout.observation)]
+    keyed += [(leaf.key, made.states, i) for i, leaf in enumerate(dice.layout.states)]
+    for key, steps, leaf in keyed:
+        wanted = np.array([step[leaf] for step in steps])
+        np.testing.assert_array_equal(read[key], wanted[:-1])
+        np.testing.assert_array_equal(read["next", *key], wanted[1:])
+    for name in ("action", "outputs", "info"):
+        for place, leaf in enumerate(getattr(dice.layout, name)):
+            wanted = np.array([step[place] for step in getattr(made, name)])
+            key = ("next", *leaf.key) if name == "info" else leaf.key
+            np.testing.assert_array_equal(read[key], wanted)
+            assert str(read[key].dtype).removeprefix("torch.") == leaf.dtype.name
+    for name in ("reward", "terminated", "truncated"):
+        np.testing.assert_array_equal(read["next", name][:, 0], np.array(getattr(made, name)))
+    np.testing.assert_array_equal(read["collector", "policy_version"], np.array(made.policy_version))
+
+
+def test_trajectories_have_every_value(case):
+    dice, dataset = case
+    found = list(dataset.trajectories())
+    assert len(dataset) == dice.frames == sum(map(len, found))
+    assert {int(read["collector", "traj_ids"][0]) for read in found} == set(dice.made)
+    for read in found:
+        assert_trajectory(dice, read)
+
+
+@pytest.mark.parametrize("batch_size", [None, 7])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_frames_give_each_frame_once(case, batch_size, shuffle):
+    dice, dataset = case
+    read = torch.cat(list(dataset.frames(batch_size=batch_size, shuffle=shuffle)))
+    assert len(read) == dice.frames
+    ids = read["collector", "traj_ids"]
+    for traj_id in dice.made:
+        rows = read[ids == traj_id]
+        key = next(leaf.key for leaf in dice.layout.observation if leaf.dtype.kind != "b")
+        order = {value.tobytes(): n for n, value in enumerate(_leaf(dice, traj_id, key))}
+        at = [order[value.numpy().tobytes()] for value in rows[key]]
+        assert len(order) <= len(set(at)) + 1
+        if not shuffle:
+            assert_trajectory(dice, rows)
+
+
+def _leaf(dice, traj_id, key):
+    leaf = [leaf.key for leaf in dice.layout.observation].index(key)
+    return [step[leaf] for step in dice.made[traj_id].observation]
+
+
+def test_the_keys_are_those_that_are_read(case):
+    _, dataset = case
+    read = next(dataset.frames())
+    assert {key if isinstance(key, tuple) else (key,) for key in read.keys(True, True)} == set(dataset.keys)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 12, 1000])
+def test_batches_have_their_size_and_the_last_one_the_rest(dataset, batch_size):
+    sizes = [len(frames) for frames in dataset.frames(batch_size=batch_size)]
+    assert set(sizes[:-1]) <= {batch_size}
+    assert sum(sizes) == len(dataset) == 120
+
+
+def test_a_seed_gives_an_order(dataset):
+    orders = [torch.cat(list(dataset.frames(shuffle=True, seed=seed)))["observation"] for seed in (-1, -1, 1)]
+    assert (orders[0] == orders[1]).all()
+    assert (orders[0] != orders[2]).any()
+
+
+def test_little_memory_mixes_frames_too(dataset, monkeypatch):
+    monkeypatch.setattr(readers, "_MIXED_BYTES", 1)
+    monkeypatch.setattr(readers, "_MIXED_SHARDS", 2)
+    found = places(torch.cat(list(dataset.frames(shuffle=True, batch_size=10))))
+    kept = places(torch.cat(list(dataset.frames())))
+    assert sorted(found) == sorted(kept)
+    assert found != kept
+
+
+def test_columns_choose_all_below_them(case):
+    _, dataset = case
+    (only,) = {tuple(read.keys(True, True)) for read in dataset.frames(columns=[("next", "reward")])}
+    assert only == (("next", "reward"),)
+    read = next(dataset.frames(columns=["observation", ("next", "observation")]))
+    whole = next(dataset.frames())
+    assert set(read.keys()) == {"observation", "next"}
+    assert (read == whole.select("observation", ("next", "observation"))).all()
+
+
+def test_a_column_that_does_not_exist_is_a_sentence(dataset):
+    with pytest.raises(DatasetError, match=r"no column 'reward'; it has observation, action, .*\('next', 'reward'\)"):
+        dataset.frames(columns=["reward"])
+    with pytest.raises(DatasetError, match=r"give a list of keys: columns=\['action'\]"):
+        dataset.frames(columns="action")
+    with pytest.raises(DatasetError, match="no column 'obs'; it has observation, action"):
+        dataset.to_arrow(["obs"])
+    with pytest.raises(DatasetError, match="batch_size is 0; use 1 or more"):
+        dataset.frames(batch_size=0)
+
+
+def test_writing_into_frames_never_writes_into_the_dataset(dataset):
+    before = places(torch.cat(list(dataset.frames())))
+    for frames in dataset.frames():
+        frames["observation"].zero_()
+    assert places(torch.cat(list(dataset.frames()))) == before
+
+
+def test_frames_of_a_local_dataset_are_not_copied(dataset):
+    for frames in dataset.frames():
+        maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(".arrow")]
+        ranges = [[int(end, 16) for end in line[0].split("-")] for line in maps]
+        for key in ("observation", "action", ("next", "reward")):
+            at = frames[key].data_ptr()
+            assert any(start <= at < stop for start, stop in ranges)
+
+
+def test_frames_that_come_later_are_not_part_of_it(make_dice, stored):
+    dice = make_dice()
+    whole = stored(dice)
+    dataset = read_dataset(whole.uri)
+    with whole.writer("cpu-2-0", dice.layout) as writer:
+        writer.go_on(np.array(dice.ids), np.array([len(dice.made[number].reward) for number in dice.ids]))
+        writer.append(dice.fill())
+    assert len(read_dataset(whole.uri)) == len(dataset) + 12
+    assert sum(map(len, dataset.frames())) == len(dataset) == sum(dataset.episodes["length"].to_pylist())
+
+
+def test_an_empty_dataset_has_no_frames(make_dice, stored):
+    dataset = read_dataset(stored(make_dice(), parts=()).uri)
+    assert len(dataset) == dataset.episodes.num_rows == dataset.to_arrow().num_rows == 0
+    assert list(dataset.frames(batch_size=3, shuffle=True)) == list(dataset.trajectories()) == []
+    assert dataset.info.policy_versions is None
+
+
+def test_episodes_say_what_the_trajectories_were(case):
+    dice, dataset = case
+    table = dataset.episodes
+    for row, read in zip(table.to_pylist(), dataset.trajectories(), strict=True):
+        made = dice.made[row["traj_id"]]
+        assert row["traj_id"] == read["collector", "traj_ids"][0]
+        assert (row["length"], row["first_step"]) == (len(made.reward), 0)
+        assert row["return"] == sum(map(float, made.reward))
+        assert (row["terminated"], row["truncated"]) == (made.terminated[-1], made.truncated[-1])
+        assert row["min_policy_version"] == min(made.policy_version)
+        assert row["max_policy_version"] == max(made.policy_version)
+        if dice.layout.info:
+            assert (row["info.lives"], row["info.won"]) == (made.info[-1][0], made.info[-1][2])
+            assert "info.traj_id" not in row
+    assert sum(map(any, zip(*table.select(["terminated", "truncated"]), strict=True))) == dataset.info.episodes
+
+
+def test_polars_reads_the_table_of_frames(case):
+    dice, dataset = case
+    table = polars.from_arrow(dataset.to_arrow())
+    assert table.height == dice.frames
+    returns = dict(table.group_by("traj_id").agg(polars.col("reward").cast(polars.Float64).sum()).iter_rows())
+    for traj_id, made in dice.made.items():
+        assert returns[traj_id] == pytest.approx(sum(map(float, made.reward)))
+    leaf = dice.layout.observation[0]
+    rows = table.filter(polars.col("traj_id") == 0)[".".join(leaf.key)].to_list()
+    wanted = np.array([step[0] for step in dice.made[0].observation[:-1]]).reshape(len(rows), -1)
+    np.testing.assert_array_equal(np.array(rows).reshape(wanted.shape), wanted)
+
+
+def test_info_says_what_the_dataset_is_of(make_dice, stored):
+    dice = make_dice()
+    info = read_dataset(stored(dice).uri).info
+    assert (info.frames, info.parts, info.policy_versions) == (72, ("cpu-0-0", "cpu-1-0"), (1, 6))
+    assert info.observation_space == dice.observation_space
+    assert info.env == {"gymnasium": {"id": "Dice-v0"}}
+    assert info.env_spec is None
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_ranks_share_every_frame(dataset, world_size, drop_last, shuffle):
+    def share(rank, epoch):
+        frames = dataset.to_torch(rank=rank, world_size=world_size, drop_last=drop_last, shuffle=shuffle, batch_size=4)
+        frames.set_epoch(epoch)
+        return [places(batch) for batch in frames]
+
+    epochs = [[share(rank, epoch) for rank in range(world_size)] for epoch in range(2)]
+    for ranks in epochs:
+        found = [frame for batches in ranks for batch in batches for frame in batch]
+        assert len(set(found)) == len(found)
+        if drop_last:
+            assert len({len(batches) for batches in ranks}) == 1
+            assert {len(batch) for batches in ranks for batch in batches} == {4}
+        else:
+            assert sorted(found) == sorted(places(torch.cat(list(dataset.frames()))))
+    assert (epochs[0] != epochs[1]) == shuffle
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"rank": 2, "world_size": 2}, "there is no rank 2 among 2"),
+        ({"rank": 1}, "rank is 1 and world_size is None; give both or neither"),
+        ({"batch_size": -1}, "batch_size is -1"),
+        ({"columns": ["nothing"]}, "no column 'nothing'"),
+    ],
+)
+def test_a_share_that_does_not_exist_is_a_sentence(dataset, arguments, words):
+    with pytest.raises(DatasetError, match=words):
+        dataset.to_torch(**arguments)
+
+
+def test_the_environment_tells_the_rank(dataset, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert sum(map(len, dataset.to_torch())) == 40
+
+
+def test_another_process_may_have_it(dataset):
+    read = pickle.loads(pickle.dumps(dataset))
+    assert places(torch.cat(list(read.frames()))) == places(torch.cat(list(dataset.frames())))
+
+
+def test_no_dataset_is_a_sentence(tmp_path):
+    with pytest.raises(DatasetError, match="there is no dataset at"):
+        read_dataset(str(tmp_path))

@@ -1,0 +1,105 @@
+"""A dataset's frames for torch's DataLoader: split among ranks and workers. Made by `Dataset.to_torch`."""
+
+import os
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from tensordict import TensorDict
+from torch.utils.data import IterableDataset, get_worker_info
+
+from cormorant_worker.errors import DatasetError
+from cormorant_worker.spaces import Key
+
+
+class FrameSource(Protocol):
+    """What a stream needs of a `Dataset`, which says what the methods do."""
+
+    def __len__(self) -> int: ...
+    def reopened(self) -> "FrameSource": ...
+    def read(
+        self,
+        keys: tuple[Key, ...],
+        start: int,
+        stop: int,
+        *,
+        batch_size: int | None,
+        seeds: tuple[int, ...] | None,
+        drop_last: bool,
+    ) -> Iterator[TensorDict]: ...
+
+
+class FrameStream(IterableDataset[TensorDict]):
+    """Iterates over this rank's share of a dataset; in a worker of a DataLoader, over the worker's share of that.
+
+    Shares are ranges of the shards in an order that all ranks draw alike, so that each shard is read by few of them.
+    """
+
+    def __init__(
+        self,
+        dataset: "FrameSource",
+        keys: tuple[Key, ...],
+        *,
+        batch_size: int | None,
+        shuffle: bool,
+        seed: int,
+        drop_last: bool,
+        ranks: tuple[int, int],
+    ) -> None:
+        """Use `Dataset.to_torch`."""
+        self._dataset, self._keys = dataset, keys
+        self._batch_size, self._drop_last = batch_size, drop_last
+        self._shuffle, self._seed = shuffle, seed
+        self._rank, self._world_size = ranks
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers that persist see it change
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle the next pass in another way. Call it on every rank, before each epoch, with the same number."""
+        self._epoch.fill_(epoch)
+
+    @staticmethod
+    def collate(batch: TensorDict) -> TensorDict:
+        """For DataLoader, whose own function takes a TensorDict apart."""
+        return batch
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        """Read this share from its beginning."""
+        worker = get_worker_info()
+        place, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        dataset = self._dataset if worker is None else self._dataset.reopened()
+        frames = len(dataset)
+        if self._drop_last:
+            frames -= frames % self._world_size
+        start, stop = _share(0, frames, self._rank, self._world_size)
+        start, stop = _share(start, stop, place, workers)
+        return dataset.read(
+            self._keys,
+            start,
+            stop,
+            batch_size=self._batch_size,
+            seeds=(self._seed, int(self._epoch)) if self._shuffle else None,
+            drop_last=self._drop_last,
+        )
+
+
+def place_among_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """This process's rank and how many there are.
+
+    Raises:
+        DatasetError: only one of them is given, or there is no such rank.
+    """
+    if (rank is None) != (world_size is None):
+        raise DatasetError(f"rank is {rank} and world_size is {world_size}; give both or neither")
+    if rank is None or world_size is None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        else:
+            rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if not 0 <= rank < world_size:
+        raise DatasetError(f"there is no rank {rank} among {world_size}; ranks are numbered from 0")
+    return rank, world_size
+
+
+def _share(start: int, stop: int, place: int, places: int) -> tuple[int, int]:
+    count = stop - start
+    return start + count * place // places, start + count * (place + 1) // places

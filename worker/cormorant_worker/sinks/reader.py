@@ -1,0 +1,400 @@
+"""What was collected, for learners and for analysis: `cormorant.read_dataset`.
+
+# N frames of a batch, T frames of a trajectory
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from gymnasium.envs.registration import EnvSpec
+
+from cormorant_worker.errors import DatasetError
+from cormorant_worker.sinks.dataset import DatasetPart, StoredDataset, existing_dataset
+from cormorant_worker.sinks.schema import FrameSchema, column_name
+from cormorant_worker.sinks.shards import ShardRecord
+from cormorant_worker.sinks.trajectories import iter_stretches
+from cormorant_worker.spaces import Key, Space
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from cormorant_worker.sinks.frame_stream import FrameStream
+
+_MIXED_BYTES = 256 << 20
+_MIXED_SHARDS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetInfo:
+    """What a dataset is of, and how much of it there is."""
+
+    uri: str
+    job: str
+    """Name of the job that began the dataset."""
+    seed: int
+    """The job's seed."""
+    env: Mapping[str, Any]
+    """The environment as the manifest names it, for example `{"envpool": {"taskId": "Pong-v5", "kwargs": {}}}`."""
+    env_spec: EnvSpec | None
+    """What `gymnasium.make` takes to build the environment again; None: EnvPool or an object of a script built it."""
+    observation_space: Space
+    """Space of one environment."""
+    action_space: Space
+    frames: int
+    episodes: int
+    """Trajectories that ended, terminated or truncated."""
+    policy_versions: tuple[int, int] | None
+    """Lowest and highest version that acted; None without frames."""
+    parts: tuple[str, ...]
+    """Worker attempts that wrote it, `<group>-<index>-<attempt>`."""
+    size_bytes: int
+    """Of its shards."""
+
+
+class Dataset:
+    """A dataset as it was when it was opened: frames that are collected later are not part of it.
+
+    Read-only, and safe to use in several threads and processes at once.
+    """
+
+    def __init__(self, stored: StoredDataset) -> None:
+        """Use `read_dataset`."""
+        self._stored = stored
+        self._parts = stored.parts()
+        self._schema = stored.description.schema
+
+    def __len__(self) -> int:
+        """Frames."""
+        return sum(part.frames for part in self._parts)
+
+    def __repr__(self) -> str:
+        return f"Dataset({self._stored.uri!r}, {len(self):,} frames)"
+
+    @property
+    def info(self) -> DatasetInfo:
+        """What the dataset is of; reads no frames."""
+        description = self._stored.description
+        records = [record for part in self._parts for record in part.records]
+        versions = [version for r in records for version in (r.min_policy_version, r.max_policy_version)]
+        return DatasetInfo(
+            uri=self._stored.uri,
+            job=description.job,
+            seed=description.seed,
+            env=description.env,
+            env_spec=EnvSpec.from_json(description.env_spec) if description.env_spec else None,
+            observation_space=description.observation_space,
+            action_space=description.action_space,
+            frames=len(self),
+            episodes=sum(record.ends for record in records),
+            policy_versions=(min(versions), max(versions)) if versions else None,
+            parts=tuple(part.name for part in self._parts),
+            size_bytes=sum(record.size_bytes for record in records),
+        )
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """Keys of its frames as a TensorDict, for example `("observation",)` and `("next", "reward")`."""
+        return tuple(self._schema.keys())
+
+    def frames(
+        self,
+        *,
+        columns: Sequence[str | Key] | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+    ) -> "Iterator[TensorDict]":
+        """Every frame once, as TensorDicts `[N]` with the keys of a batch (`docs/reference/batches.md`).
+
+            for frames in dataset.frames(columns=["observation", "action"], batch_size=256, shuffle=True):
+                loss = (policy(frames["observation"]) - frames["action"]).square().mean()
+
+        A TensorDict of a local dataset looks into its files, which are mapped into memory: nothing is copied but what
+        followed a frame (`("next", "observation")`) and what was compressed (images). Writing into its tensors changes
+        this process's copy and never the dataset.
+
+        Args:
+            columns: keys to read, a nested key as a tuple; one key chooses all below it. None: all.
+            batch_size: N, less for the last batch. None: as stored, or as mixed.
+            shuffle: mix the frames of 8 shards at a time, in random order, with 256 MiB of frames in memory.
+            seed: of the shuffle; another number gives another order.
+
+        Raises:
+            DatasetError: there is no such column, or the batch size is below 1.
+            DatasetCorrupt: a shard is missing or cannot be read.
+        """
+        seeds = (seed,) if shuffle else None
+        return self.read(self.choose(columns), 0, len(self), batch_size=check_batch_size(batch_size), seeds=seeds)
+
+    def trajectories(self, *, columns: Sequence[str | Key] | None = None) -> "Iterator[TensorDict]":
+        """Every trajectory whole, as a TensorDict `[T]`, in the order of `episodes`.
+
+        The last frame of a trajectory that was cut (the job ended, or its worker died) is neither terminated nor
+        truncated. Holds the trajectories that are open at once; tensors are copies.
+
+        Args:
+            columns: as in `frames`.
+        """
+        keys = self.choose(columns)
+        schema = self._schema.select(keys)
+        stretches = iter_stretches(self._stored, parts=self._parts, schema=schema)
+        return (stretch.frames(schema).to_tensordict(keys) for stretch in stretches)
+
+    @cached_property
+    def episodes(self) -> Any:
+        """One row per trajectory, as a pyarrow.Table: `dataset.episodes.to_pandas()`, `polars.from_arrow(...)`.
+
+        `part` (the worker attempt), `env` (its column there), `traj_id`, `first_step` (more than 0: the trajectory
+        began in an earlier part), `length`, `return` (float64), `terminated` and `truncated` (neither: it was cut),
+        `min_policy_version`, `max_policy_version`; with variants `task_id`; and the last value of each scalar
+        `info.<key>`. Reads no observations.
+        """
+        infos = [leaf for leaf in self._schema.info if leaf.shape == ()]
+        schema = FrameSchema(observation=(), action=(), info=tuple(infos), tasks=self._schema.tasks)
+        rows = [
+            (
+                *(stretch.part, stretch.env, stretch.traj_id, stretch.first_step, len(stretch)),
+                stretch.reward.sum(dtype=np.float64),
+                *(bool(stretch.terminated[-1]), bool(stretch.truncated[-1])),
+                *(int(stretch.policy_version.min()), int(stretch.policy_version.max())),
+                *(values[-1].item() for values in stretch.tasks + stretch.info),
+            )
+            for stretch in iter_stretches(self._stored, parts=self._parts, schema=schema)
+        ]
+        plain = {"part": pa.string(), "env": pa.int32(), "traj_id": pa.int64(), "first_step": pa.int64()}
+        plain |= {"length": pa.int64(), "return": pa.float64(), "terminated": pa.bool_(), "truncated": pa.bool_()}
+        plain |= dict.fromkeys(("min_policy_version", "max_policy_version"), pa.int64())
+        fields = [*plain.items(), *((column_name(leaf), leaf.dtype.name) for leaf in (*schema.tasks, *infos))]
+        columns = list(zip(*rows, strict=True)) or [()] * len(fields)
+        named = zip(fields, columns, strict=True)
+        return pa.table({name: pa.array(values, type=kind) for (name, kind), values in named})
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
+        """All frames as a pyarrow.Table, for pandas, polars, DuckDB: `dataset.to_arrow(["reward"]).to_pandas()`.
+
+        One row per frame: leaves by their dotted names (`observation.cam`, `action`), `reward`, `terminated`,
+        `truncated`, `traj_id`, `step`, `env`, `policy_version`. An array is a list of numbers in row-major order, its
+        shape in the field's metadata. Of a local dataset nothing is copied but what was compressed.
+
+        Args:
+            columns: names of columns; None: all. What followed a frame is the next row of its `traj_id`.
+
+        Raises:
+            DatasetError: there is no such column.
+        """
+        arrow = self._schema.arrow({})
+        names = [name for name in self._schema.columns() if not pa.types.is_list(arrow.field(name).type)]
+        chosen = names if columns is None else list(columns)
+        if unknown := [name for name in chosen if name not in names]:
+            raise DatasetError(f"the dataset has no column {unknown[0]!r}; it has {', '.join(names)}")
+        batches = []
+        for part, record in self._shards():
+            with self._stored.reading(part, record, chosen) as reader:
+                batches += [reader.get_batch(number).select(chosen) for number in range(reader.num_record_batches)]
+        table = pa.Table.from_batches(batches, pa.schema([arrow.field(name) for name in chosen]))
+        plain = [field.with_type(getattr(field.type, "storage_type", field.type)) for field in table.schema]
+        columns = [
+            pa.chunked_array([getattr(chunk, "storage", chunk) for chunk in column.chunks], type=field.type)
+            for column, field in zip(table.columns, plain, strict=True)
+        ]
+        return pa.table(columns, schema=pa.schema(plain))
+
+    def to_torch(
+        self,
+        *,
+        columns: Sequence[str | Key] | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> "FrameStream":
+        """A torch IterableDataset of TensorDicts `[N]`, split among ranks and the workers of a DataLoader.
+
+            frames = dataset.to_torch(batch_size=256, shuffle=True, drop_last=True)
+            for epoch in range(10):
+                frames.set_epoch(epoch)  # another order, and another share for each rank
+                for batch in DataLoader(frames, batch_size=None, collate_fn=frames.collate, num_workers=4):
+                    ...
+
+        No frame comes twice in an epoch, on any rank or worker. Shares differ by one frame at most.
+
+        Args:
+            columns: as in `frames`.
+            batch_size: N. Each worker batches its own share.
+            shuffle: as in `frames`; all ranks need the same seed.
+            seed: of the shuffle.
+            drop_last: leave out frames so that each rank gets the same number of batches, all full.
+            rank: of this process. None: torch.distributed's, else $RANK, else 0.
+            world_size: ranks that share the dataset. None: torch.distributed's, else $WORLD_SIZE, else 1.
+
+        Raises:
+            DatasetError: a column or a rank that does not exist, or a batch size below 1.
+        """
+        from cormorant_worker.sinks.frame_stream import FrameStream, place_among_ranks
+
+        return FrameStream(
+            self,
+            self.choose(columns),
+            batch_size=check_batch_size(batch_size),
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            ranks=place_among_ranks(rank, world_size),
+        )
+
+    def choose(self, columns: Sequence[str | Key] | None) -> tuple[Key, ...]:
+        """The keys that these columns name: a key chooses all below it."""
+        if isinstance(columns, str):
+            raise DatasetError(f"columns is the text {columns!r}; give a list of keys: columns=[{columns!r}]")
+        if columns is None:
+            return self.keys
+        chosen: list[Key] = []
+        for column in columns:
+            key = (column,) if isinstance(column, str) else tuple(column)
+            found = [known for known in self.keys if known[: len(key)] == key]
+            if not found:
+                known = ", ".join(str(name[0] if len(name) == 1 else name) for name in self.keys)
+                raise DatasetError(f"the dataset has no column {column!r}; it has {known}")
+            chosen += found
+        return tuple(dict.fromkeys(chosen))
+
+    def read(
+        self,
+        keys: tuple[Key, ...],
+        start: int,
+        stop: int,
+        *,
+        batch_size: int | None,
+        seeds: tuple[int, ...] | None,
+        drop_last: bool = False,
+    ) -> "Iterator[TensorDict]":
+        """Frames `start` to `stop` of the shards in order; with seeds, of the order that they give, and mixed."""
+        shards = self._shards()
+        if seeds is not None:
+            _generator(*seeds).shuffle(shards)
+        schema = self._schema.select(keys)
+        streams = (
+            self._read_shard(part, record, schema, keys, first, last)
+            for part, record, first, last in _cut(shards, start, stop)
+        )
+        chunks: Iterator[TensorDict] = itertools.chain.from_iterable(streams)
+        if seeds is not None:
+            rng = _generator(*seeds, start + 1)
+            most = max(batch_size or 1, _MIXED_BYTES // max(1, schema.frame_bytes()))
+            chunks = _mixed(_interleaved(streams, rng), rng, most=most, size=batch_size or most)
+        return chunks if batch_size is None else _batched(chunks, batch_size, drop_last=drop_last)
+
+    def reopened(self) -> "Dataset":
+        """The same frames through connections of this process: those of an object store do not survive a fork."""
+        fresh = Dataset.__new__(Dataset)
+        fresh.__dict__ |= self.__dict__ | {"_stored": existing_dataset(self._stored.uri)}
+        return fresh
+
+    def _shards(self) -> list[tuple[DatasetPart, ShardRecord]]:
+        return [(part, record) for part in self._parts for record in part.records]
+
+    def _read_shard(
+        self, part: DatasetPart, record: ShardRecord, schema: FrameSchema, keys: tuple[Key, ...], first: int, last: int
+    ) -> "Iterator[TensorDict]":
+        seen = 0
+        for frames in self._stored.iter_frames(replace(part, records=(record,)), schema):
+            rows = slice(max(0, first - seen), max(0, last - seen))
+            seen += len(frames)
+            if seen > first:
+                yield frames.to_tensordict(keys)[rows]
+            if seen >= last:
+                return
+
+
+def read_dataset(uri: str) -> Dataset:
+    """Open a dataset that jobs collected, for reading; jobs may still write to it.
+
+        dataset = cormorant.read_dataset("data/cartpole")
+        print(len(dataset), dataset.info.env, dataset.episodes.to_pandas()["return"].mean())
+        for frames in dataset.frames(batch_size=256, shuffle=True):
+            learn(frames)
+
+    Args:
+        uri: a folder, or any URI that fsspec knows, for example `s3://bucket/pong`.
+
+    Raises:
+        DatasetError: there is no dataset, or it cannot be read.
+    """
+    return Dataset(existing_dataset(str(uri)))
+
+
+def _generator(*seeds: int) -> np.random.Generator:
+    """A generator from any numbers, negative ones too."""
+    return np.random.default_rng([seed % 2**63 for seed in seeds])
+
+
+def check_batch_size(batch_size: int | None) -> int | None:
+    if batch_size is not None and batch_size < 1:
+        raise DatasetError(f"batch_size is {batch_size}; use 1 or more, or None for batches as they are stored")
+    return batch_size
+
+
+def _cut(
+    shards: list[tuple[DatasetPart, ShardRecord]], start: int, stop: int
+) -> Iterator[tuple[DatasetPart, ShardRecord, int, int]]:
+    """The shards that hold frames `start` to `stop` of all, and which rows of them."""
+    begin = 0
+    for part, record in shards:
+        first, last = max(start - begin, 0), min(stop - begin, record.frames)
+        if first < last:
+            yield part, record, first, last
+        begin += record.frames
+
+
+def _interleaved(streams: "Iterator[Iterator[TensorDict]]", rng: np.random.Generator) -> "Iterator[TensorDict]":
+    """What some of the streams give next, drawn at random; a stream that ends is replaced by another."""
+    held = list(itertools.islice(streams, _MIXED_SHARDS))
+    while held:
+        place = int(rng.integers(len(held)))
+        try:
+            yield next(held[place])
+        except StopIteration:
+            held[place : place + 1] = itertools.islice(streams, 1)
+
+
+def _mixed(chunks: "Iterator[TensorDict]", rng: np.random.Generator, *, most: int, size: int) -> "Iterator[TensorDict]":
+    """Frames in random order, among about `most` of them, `size` at a time."""
+    import torch
+
+    while held := list(_up_to(chunks, most)):
+        frames = torch.cat(held)
+        del held
+        for rows in torch.from_numpy(rng.permutation(len(frames))).split(size):
+            yield frames[rows]
+
+
+def _up_to(chunks: "Iterator[TensorDict]", most: int) -> "Iterator[TensorDict]":
+    count = 0
+    while count < most and (chunk := next(chunks, None)) is not None:
+        count += len(chunk)
+        yield chunk
+
+
+def _batched(chunks: "Iterator[TensorDict]", size: int, *, drop_last: bool) -> "Iterator[TensorDict]":
+    """The same frames in TensorDicts `[size]`: views, unless a batch spans two chunks."""
+    import torch
+
+    held: list[TensorDict] = []
+    for chunk in chunks:
+        start = 0
+        while start < len(chunk):
+            piece = chunk[start : start + size - sum(map(len, held))]
+            start += len(piece)
+            held.append(piece)
+            if sum(map(len, held)) == size:
+                yield held[0] if len(held) == 1 else torch.cat(held)
+                held = []
+    if held and not drop_last:
+        yield torch.cat(held)
