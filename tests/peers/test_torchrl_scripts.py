@@ -5,13 +5,14 @@
 
 import pytest
 import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peers` runs these tests")
 
 from torchrl.data import Bounded, LazyTensorStorage, TensorDictReplayBuffer
-from torchrl.envs import GymEnv, SerialEnv
-from torchrl.modules import RandomPolicy
+from torchrl.envs import GymEnv, SerialEnv, StepCounter
+from torchrl.modules import GRUModule, RandomPolicy
 
 from cormorant_compat.torchrl import Collector, MultiSyncCollector
 
@@ -50,6 +51,21 @@ def test_a_random_policy_of_the_environments_spec_is_the_collectors() -> None:
         assert 0 <= float(next(iter(both))["action"].min()) < 0.2
 
 
+@pytest.mark.parametrize("registers", [None, True, False])
+def test_recurrent_policies_need_no_transforms(registers: bool | None) -> None:
+    names = {"in_keys": ["observation", "state", "is_init"], "out_keys": ["features", ("next", "state")]}
+    recurrent = GRUModule(input_size=3, hidden_size=8, num_layers=1, **names)
+    head = TensorDictModule(nn.Linear(8, 1), in_keys=["features"], out_keys=["action"])
+    policy = TensorDictSequential(recurrent, head)
+    options = {"frames_per_batch": 20, "auto_register_policy_transforms": registers}
+    with Collector(lambda: pendulum().append_transform(StepCounter(7)), policy, **options) as collector:
+        batch = next(iter(collector))
+    assert batch["is_init"].flatten().nonzero().flatten().tolist() == [0, 7, 14]
+    assert not batch["state"][batch["is_init"].squeeze(-1)].any()
+    goes_on = ~batch["is_init"][1:].squeeze(-1)
+    assert torch.equal(batch["state"][1:][goes_on], batch["next", "state"][:-1][goes_on])
+
+
 def test_torchrls_trainer_trains_on_our_collector() -> None:
     from torchrl.modules import EGreedyModule, QValueActor
     from torchrl.objectives import DQNLoss
@@ -58,8 +74,6 @@ def test_torchrls_trainer_trains_on_our_collector() -> None:
     env = GymEnv("CartPole-v1", categorical_action_encoding=True)
     network = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
     actor = QValueActor(network, in_keys=["observation"], spec=env.action_spec, action_space="categorical")
-    from tensordict.nn import TensorDictSequential
-
     exploring = TensorDictSequential(actor, EGreedyModule(env.action_spec, annealing_num_steps=100))
     loss = DQNLoss(actor, action_space="categorical", delay_value=True)
     loss.make_value_estimator(gamma=0.99)

@@ -29,13 +29,11 @@ class BufferRoom:
 
     max_frames: int | None
     """None where it is unknown: buffers of other kinds, and those of another process."""
-    is_wide: bool
-    """The storage has two dimensions or more: it takes batches `[B, T]`, no single frames."""
+    num_dims: int
+    """Dimensions of the storage: with 2 it takes batches `[B, T]`, with 1 single frames."""
 
 
 def room_of(buffer: Any) -> BufferRoom:
     storage = getattr(buffer, "_storage", None)
     found = getattr(storage, "max_size", None)
-    return BufferRoom(
-        max_frames=found if isinstance(found, int) else None, is_wide=int(getattr(storage, "ndim", 1)) > 1
-    )
+    return BufferRoom(max_frames=found if isinstance(found, int) else None, num_dims=int(getattr(storage, "ndim", 1)))

@@ -72,7 +72,7 @@ class Extended:
                 f"the buffer holds {room.max_frames:,} frames and {asked}: the first would be overwritten before "
                 "anybody reads them; make it larger, or collect less at once"
             )
-        if not room.is_wide:
+        if room.num_dims == 1:
             return
         if num_episodes and not self._keeps_time:
             raise ValueError(
@@ -88,7 +88,7 @@ class Extended:
     def take(self, batch: "TensorDict", lengths: Array) -> None:
         from cormorant_worker.collect.batch import frames_of
 
-        self._buffer.extend(batch if self._keeps_time or self._room.is_wide else frames_of(batch))
+        self._buffer.extend(batch if self._keeps_time or self._room.num_dims > 1 else frames_of(batch))
 
     def reset(self, *, keep_statistics: bool) -> None:
         self._buffer.empty()

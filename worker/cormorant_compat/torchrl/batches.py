@@ -6,10 +6,12 @@
 from collections import deque
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
+from cormorant_compat.arguments import room_of
 from cormorant_compat.torchrl.settings import CollectorSettings, limit
 from cormorant_postproc import split_trajectories
 from cormorant_worker.collect.batch import frames_of, stack_workers, to_tensordict, with_mask
@@ -151,6 +153,17 @@ class EpisodePool:
         return stack_workers([with_mask(self._ended.popleft().unsqueeze(0)) for _ in range(count)])
 
 
+def extend_buffer(buffer: Any, batch: TensorDictBase) -> None:
+    """Extend a replay buffer with a batch `[..., T]`: with single frames where its storage has one dimension, else with
+    as many dimensions as it has, the leading ones in one.
+    """
+    num_dims = room_of(buffer).num_dims
+    if num_dims > 1:
+        batch = batch[(None,) * (num_dims - batch.ndim)]
+        batch = batch.flatten(0, batch.ndim - num_dims)
+    buffer.extend(batch if num_dims > 1 else frames_of(batch))
+
+
 def truncate_last(batch: TensorDictBase) -> None:
     """Mark the last frame of each row `[B, T]` done, and truncated unless it terminated; in place."""
     following = batch["next"]
@@ -180,4 +193,4 @@ class StoreInBuffer:
             truncate_last(batch)
         if self._splits:
             batch = split_trajectories(batch)
-        self._buffer.extend(frames_of(batch if self._postproc is None else self._postproc(batch)))
+        extend_buffer(self._buffer, batch if self._postproc is None else self._postproc(batch))

@@ -3,6 +3,7 @@
 # W collectors, B environments of each, T steps
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,19 +19,19 @@ from cormorant_compat.torchrl.batches import (
     StepCounts,
     StoreInBuffer,
     add_torchrls,
+    extend_buffer,
     mark_padding,
     track,
     truncate_last,
 )
 from cormorant_compat.torchrl.devices import devices_of, storing_devices
 from cormorant_compat.torchrl.free_running import FreeRunning
-from cormorant_compat.torchrl.makers import Maker, policy_maker
+from cormorant_compat.torchrl.makers import place_envs, policy_maker
 from cormorant_compat.torchrl.plan import CollectionPlan, next_seed
 from cormorant_compat.torchrl.policy import as_policy, check_has_weights, on_cpu, read_weights
 from cormorant_compat.torchrl.settings import broadcast, limit
 from cormorant_contract.job import CollectorJob
 from cormorant_postproc import split_trajectories
-from cormorant_worker.collect.batch import frames_of
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.errors import FleetClosed, StateError, WeightsError
 from cormorant_worker.fleet.batch_queue import Loan
@@ -97,6 +98,7 @@ class FleetCollector:
         self.requested_frames_per_batch = plan.settings.frames_per_batch
         self.init_random_frames = limit(plan.settings.init_random_frames)
         self.replay_buffer = plan.settings.replay_buffer
+        self.worker_idx = plan.settings.worker_idx
         self.postproc = plan.settings.postproc
         """Called with each batch; may be exchanged."""
         self._frames = 0
@@ -104,6 +106,8 @@ class FleetCollector:
         self._iterations = 0
         self._taken: Loan | None = None
         self._has_begun = False
+        self._seeded_at = 0.0
+        """By time.monotonic()."""
         self._running: FreeRunning | None = None
         self._pool = None if plan.settings.trajs_per_batch is None else EpisodePool(plan.settings.trajs_per_batch)
         self._counts = StepCounts() if limit(plan.settings.max_frames_per_traj) else None
@@ -221,6 +225,11 @@ class FleetCollector:
             self._has_begun = True
             self.fleet.resume()
         self._taken = self.fleet.borrow()
+        while self._taken is not None and 0 < self._taken.parts[0].sealed_at < self._seeded_at:
+            # From before the seed, which rules from the first batch after it on.
+            self._frames += self._taken.num_frames
+            self._taken.release()
+            self._taken = self.fleet.borrow()
         return self._taken
 
     def _deliver(self, loan: Loan) -> TensorDictBase:
@@ -250,7 +259,7 @@ class FleetCollector:
             self.post_collect_hook(batch)
         if self._settings.replay_buffer is None:
             return (batch,)
-        self._settings.replay_buffer.extend(frames_of(batch))
+        extend_buffer(self._settings.replay_buffer, batch)
         return (None,)
 
     def _update(self) -> None:
@@ -367,8 +376,8 @@ class FleetCollector:
     # -- seeds, state, the end ---------------------------------------------------------------------------------
 
     def set_seed(self, seed: int, static_seed: bool = False) -> Any:
-        """Have every collector start over with environments and streams of this seed, each with its own. What
-        asynchronous collectors had ready comes first.
+        """Have every collector start over with environments and streams of this seed, each with its own, from the next
+        batch on: what asynchronous collectors had ready is dropped, and counts as collected.
 
         Returns:
             The seed after as many environments as there are, as TorchRL's chain has it; with `static_seed` this one.
@@ -379,7 +388,15 @@ class FleetCollector:
         return self._seed_each(seed, static_seed)[-1]
 
     def _seed_each(self, seed: int, static_seed: bool) -> list[int]:
-        self.fleet.seed(seed)
+        # Paused, so that no batch begins between the seed and the look at the clock.
+        was_paused = self.fleet.stats().paused
+        self.fleet.pause()
+        try:
+            self.fleet.seed(seed)
+            self._seeded_at = time.monotonic()
+        finally:
+            if not was_paused:
+                self.fleet.resume()
         self._forget_episodes()
         links = 0 if static_seed else self.fleet.layout.num_envs
         count = range(self._plan.num_collectors)
@@ -442,9 +459,18 @@ class FleetCollector:
             self._pool.clear()
 
     def stats(self, workers: Any = None) -> dict[str, Any]:
-        """Counts, and what each collector does, in one view: `workers` means nothing."""
-        del workers
+        """Counts, and what each collector does.
+
+        Args:
+            workers: "aggregate": counts alone; "per_worker": what each collector does; "both" or None: all of it.
+
+        Raises:
+            ValueError: none of them.
+        """
+        if workers not in (None, "aggregate", "per_worker", "both"):
+            raise ValueError(f"workers must be one of aggregate, per_worker and both, found {workers!r}")
         found = self.fleet.stats()
+        sizes = {"workers": len(found.workers), "workers_alive": sum(worker.pid != 0 for worker in found.workers)}
         general = {
             "frames": self._frames,
             "batches": self._iterations,
@@ -452,7 +478,6 @@ class FleetCollector:
             "completed": 0 < limit(self._settings.total_frames) <= self._frames,
             "requested_frames_per_batch": self._settings.frames_per_batch,
             "policy_version": found.version,
-            "workers": len(found.workers),
             "restarts": found.restarts,
         } | ({} if self._pool is None else {"episodes_given_up": self._pool.given_up})
         each = {
@@ -460,7 +485,7 @@ class FleetCollector:
             for worker in found.workers
             for key in ("frames", "version", "phase")
         }
-        return general | each
+        return sizes | ({} if workers == "per_worker" else general) | ({} if workers == "aggregate" else each)
 
     @property
     def policy_version(self) -> int:
@@ -563,13 +588,6 @@ def _envs_of(batch: TensorDictBase, loan: Loan) -> list[tuple[str, int]]:
     """By row of a batch `[R, T]`: its collector, and the environment there."""
     rows = batch.shape[0] // len(loan.parts)
     return [(part.worker, row) for part in loan.parts for row in range(rows)]
-
-
-def place_envs(makers: Sequence[Sequence[Maker]], env_device: Any) -> None:
-    """Have each collector's makers put TorchRL environments on its `env_device`."""
-    for own, device in zip(makers, devices_of(env_device, "env_device", len(makers), is_remote=True), strict=True):
-        for maker in own:
-            maker.device = device
 
 
 def number_of(worker: str) -> int:

@@ -12,6 +12,7 @@ make collectors: `sync_sync_collector`, `sync_async_collector`, `make_collector_
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -29,16 +30,51 @@ from cormorant_postproc import MultiStep
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.policy.actor import device_of
 
+_BACKENDS = ("direct", "process", "multiprocessing", "ray")
 _SCHEMES = ("MultiProcessWeightSyncScheme", "NoWeightSyncScheme", "SharedMemWeightSyncScheme")
 _SEEDS = (1 << 31) - 1
 
 
 class Collector(FleetCollector):
-    """One collector in this process, as TorchRL's `Collector`. Use as a context manager, or call `shutdown`.
+    """One collector in this process, as TorchRL's `Collector`. Use as a context manager, or call `shutdown`. With
+    `backend` or `num_collectors` it is a MultiSyncCollector, a MultiAsyncCollector or a RayCollector instead.
 
     The policy that acts is the learner's own, unless `device` or `policy_device` is another one than its own: then a
     copy acts, and `update_policy_weights_` gives it the learner's weights.
     """
+
+    def __new__(
+        cls,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        backend: str | None = None,
+        num_collectors: int | None = None,
+        sync: bool | None = None,
+        backend_options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        options = dict(backend_options or {})
+        backend = backend or ("direct" if num_collectors is None else "process")
+        if backend == "direct":
+            if num_collectors not in (None, 1) or sync is not None or options:
+                raise ValueError(
+                    f"num_collectors {num_collectors}, sync {sync}, backend_options {options}: with backend "
+                    '"direct" a Collector is one, in this process; give backend "process" or "ray"'
+                )
+            return super().__new__(cls)
+        if backend not in _BACKENDS:
+            raise ValueError(f'backend "{backend}" is not known here; use one of {", ".join(_BACKENDS)}')
+        if twice := sorted(set(options) & {"create_env_fn", "policy", "num_collectors", "sync", "backend", *kwargs}):
+            raise ValueError(f"backend_options has {', '.join(twice)}, arguments of Collector itself; give them there")
+        if backend == "ray":
+            from cormorant_compat.torchrl.ray_collector import RayCollector
+
+            return RayCollector(
+                create_env_fn, policy, num_collectors=num_collectors, sync=bool(sync), **kwargs, **options
+            )
+        kind = MultiSyncCollector if sync else MultiAsyncCollector
+        return kind(create_env_fn, policy, num_workers=num_collectors, **kwargs, **options)
 
     def __init__(
         self,
@@ -47,10 +83,10 @@ class Collector(FleetCollector):
         *,
         frames_per_batch: int,
         create_env_kwargs: Any = None,
+        backend: str | None = None,
         num_collectors: int | None = None,
         sync: bool | None = None,
-        backend: str | None = None,
-        backend_options: Any = None,
+        backend_options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         """Build the environments, and try the policy.
@@ -60,25 +96,20 @@ class Collector(FleetCollector):
             policy: a TensorDictModule, a module, a callable; None: random actions.
             frames_per_batch: frames of a batch, rounded up to whole steps.
             create_env_kwargs: keyword arguments of `create_env_fn`, for all or for each.
-            num_collectors: 1; for more there are `MultiSyncCollector` and `MultiAsyncCollector`.
-            sync: means nothing to one collector.
-            backend: "direct".
-            backend_options: none.
+            backend: "direct"; "process" (or "multiprocessing"): collectors in processes; "ray": actors. None: "process"
+                with num_collectors, else "direct".
+            num_collectors: how many in processes or actors; None: one for each entry of `create_env_fn`.
+            sync: they are waited for; None: they are not.
+            backend_options: further arguments of `MultiSyncCollector`, `MultiAsyncCollector` or `RayCollector`.
             **kwargs: see `CollectorSettings`.
 
         Raises:
             ValueError, TypeError: arguments that cannot be.
             EnvError, PolicyError: environments or the policy cannot be used; says why.
         """
-        del sync
-        if num_collectors not in (None, 1):
-            raise ValueError(
-                f"num_collectors {num_collectors}: a Collector is one, in this process; use MultiSyncCollector, "
-                "MultiAsyncCollector, or RayCollector"
-            )
+        del backend, num_collectors, sync, backend_options  # `__new__` chose by them
         fns = list(create_env_fn) if isinstance(create_env_fn, list | tuple) else [create_env_fn]
         given = {"frames_per_batch": frames_per_batch, "total_frames": -1, "vectorization": "inline", **kwargs}
-        given |= {"backend": backend, "backend_options": backend_options}
         settings = read_settings(_without_schemes(given), num_collectors=1)
         makers = share_out(fns, create_env_kwargs, len(fns), 1)
         super().__init__(
@@ -105,6 +136,30 @@ class Collector(FleetCollector):
         """The environment as it was given, or as its maker made it; of several, a list."""
         made = [maker.made for maker in self._plan.makers[0]]
         return made[0] if len(made) == 1 else made
+
+    def get_distant_attr(self, attr: str) -> Any:
+        """An attribute of this collector, or of what belongs to it: `"env.batch_size"`."""
+        return attrgetter(attr)(self)
+
+    def map_fn(
+        self,
+        method_name: str,
+        list_of_args: Sequence[Sequence[Any]] | None = None,
+        list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[Any]:
+        """Call a method, of this collector or of what belongs to it, once for each entry of the lists.
+
+        Raises:
+            ValueError: the lists differ in length.
+        """
+        count = max(len(list_of_args or ()), len(list_of_kwargs or ()), 1)
+        arguments, keywords = list_of_args or [()] * count, list_of_kwargs or [{}] * count
+        if len(arguments) != len(keywords):
+            raise ValueError(
+                f"list_of_args has {len(arguments)} entries and list_of_kwargs {len(keywords)}; give the same length"
+            )
+        method = attrgetter(method_name)(self)
+        return [method(*given, **named) for given, named in zip(arguments, keywords, strict=True)]
 
     def fake_tensordict(self) -> TensorDictBase:
         """A batch of zeros, as the next one will be shaped. Nothing is stepped, and no hook is called."""

@@ -3,6 +3,7 @@
 Nothing is stepped between two batches. Used by one thread at a time.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -121,7 +122,7 @@ class InProcessFleet:
             phase="waiting",
             frames=self._frames,
             version=version,
-            pid=0,
+            pid=os.getpid(),
             env_restarts=collector.env_restarts,
         )
         return FleetStats(

@@ -1,12 +1,13 @@
 """TorchRL's ways to say which environments: callables, or environments themselves, with keyword arguments."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 import gymnasium
 
+from cormorant_compat.torchrl.devices import devices_of
 from cormorant_compat.torchrl.settings import broadcast
 from cormorant_worker.envs.gymnasium_env import why_unsupported
 from cormorant_worker.errors import EnvBuildError
@@ -121,6 +122,13 @@ def share_out(
     kwargs = broadcast(env_kwargs, "env_kwargs", n, of="environments")
     made = [Maker(maker, given) for maker, given in zip(env_fns, kwargs, strict=True)]
     return tuple(tuple(made[first : first + per]) for first in range(0, n, per))
+
+
+def place_envs(makers: Sequence[Sequence[Maker]], env_device: Any) -> None:
+    """Have each collector's makers put TorchRL environments on its `env_device`."""
+    for own, device in zip(makers, devices_of(env_device, "env_device", len(makers), is_remote=True), strict=True):
+        for maker in own:
+            maker.device = device
 
 
 def policy_maker(policy: Any, factory: Callable[[], Any] | None, *, is_trusted: bool) -> Calls | None:

@@ -18,16 +18,32 @@ _NAMES = ("tensordict", "td")
 
 
 class OnTensorDicts(TensorDictModuleBase):
-    """A module or callable that takes a TensorDict and writes "action" into it."""
+    """A module or callable that takes a TensorDict and writes "action" into it.
+
+    For a single environment TorchRL gives it frames without a batch dimension, and so does this; a policy that raises
+    on the first of them takes a batch of one.
+    """
 
     def __init__(self, module: Callable[[Any], Any]) -> None:
         super().__init__()
         self.in_keys: list[Any] = []
         self.out_keys: list[Any] = ["action"]
         self.module = module
+        self._takes_frames: bool | None = None
+        """None: not known yet."""
 
     def forward(self, tensordict: Any) -> Any:
-        return self.module(tensordict)
+        if len(tensordict) > 1 or self._takes_frames is False:
+            return self.module(tensordict)
+        try:
+            acted = self.module(tensordict[0]).unsqueeze(0)
+        except Exception:  # whatever the user's own code raises without a batch dimension
+            if self._takes_frames:
+                raise
+            self._takes_frames = False
+            return self.module(tensordict)
+        self._takes_frames = True
+        return acted
 
 
 def as_policy(policy: Any, *, is_trusted: bool = False) -> Any:

@@ -11,9 +11,9 @@ import torch
 
 from cormorant_compat.arguments import as_flag
 from cormorant_compat.torchrl import ray_arguments as arguments
-from cormorant_compat.torchrl.collector import FleetCollector, number_of, place_envs
+from cormorant_compat.torchrl.collector import FleetCollector, number_of
 from cormorant_compat.torchrl.devices import devices_of, storing_devices
-from cormorant_compat.torchrl.makers import Maker, policy_maker
+from cormorant_compat.torchrl.makers import Maker, place_envs, policy_maker
 from cormorant_compat.torchrl.plan import CollectionPlan
 from cormorant_compat.torchrl.policy import as_policy, check_has_weights, on_cpu
 from cormorant_compat.torchrl.settings import broadcast, read_settings
@@ -167,7 +167,7 @@ class RayCollector(FleetCollector):
         return self._plan.num_collectors
 
     @property
-    def worker_idx(self) -> int:
+    def worker_idx(self) -> int | None:
         """Which worker of a larger set-up this is; set it to say so.
 
         Raises:
@@ -178,7 +178,7 @@ class RayCollector(FleetCollector):
         return self._worker_idx
 
     @worker_idx.setter
-    def worker_idx(self, index: int) -> None:
+    def worker_idx(self, index: int | None) -> None:
         self._worker_idx = index
 
     def add_collectors(
@@ -424,14 +424,10 @@ class RayCollector(FleetCollector):
     # -- running free, the end ---------------------------------------------------------------------------------
 
     def stats(self, workers: Any = None, timeout: float = 10.0) -> dict[str, Any]:
-        """Counts, and what each collector does, in one view: `workers` and `timeout` mean nothing."""
-        del workers, timeout  # the fleet knows already, no worker is asked
-        known = self.fleet.stats()
-        return super().stats() | {
-            "workers": self.num_collectors,
-            "workers_alive": sum(worker.pid != 0 for worker in known.workers),
-            "worker_frames": known.frames,
-        }
+        """As in the other collectors, with all collectors' frames as `worker_frames`. `timeout` means nothing."""
+        del timeout  # the fleet knows already, no worker is asked
+        own = {"workers": self.num_collectors, "worker_frames": self.fleet.stats(workers=False).frames}
+        return super().stats(workers) | own
 
     def shutdown(  # type: ignore[override]  # positions as TorchRL's own RayCollector has them
         self,

@@ -10,18 +10,18 @@ from cormorant_contract.base import COUNT_MAX, INT32_MAX
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.policy.exploration import ExplorationType
 
-MEANINGLESS = ("use_buffers", "no_cuda_sync", "num_threads", "num_sub_threads", "return_same_td", "use_env_creator")
-"""Arguments about how TorchRL's own collectors work; taken, and without a meaning here."""
+MEANINGLESS = (
+    "auto_register_policy_transforms", "extend_buffer", "no_cuda_sync", "num_sub_threads", "num_threads",
+    "return_same_td", "use_buffers", "use_env_creator",
+)  # fmt: skip
+"""Arguments about how TorchRL's own collectors work; taken, and without a meaning here: states of recurrent policies
+are carried for them in any case, and buffers are extended once a batch."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "auto_register_policy_transforms": (None, False),
-    "backend": (None, "direct"),
-    "backend_options": (None,),
     "collector_class": (None,),
     "compact_obs": (False,),
     "compile_policy": (None, False),
     "cudagraph_policy": (None, False),
-    "extend_buffer": (True,),
     "init_fn": (None,),
     "interruptor": (None,),
     "traj_format": (None, "padded"),
@@ -29,7 +29,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "weight_recv_schemes": (None, {}),
     "weight_sync_schemes": (None, {}),
     "weight_updater": (None,),
-    "worker_idx": (None,),
 }
 """Arguments of TorchRL's collectors that have no meaning here, with the values that change nothing."""
 
@@ -78,7 +77,8 @@ class CollectorSettings:
     set_truncated: bool = False
     """Mark the last frame of each row truncated, unless it terminated."""
     replay_buffer: Any = None
-    """Extended with each batch; iteration gives None."""
+    """Extended with each batch, `[environments, time]` where its storage has two dimensions, else with single frames;
+    iteration gives None."""
     pre_collect_hook: Hook | None = None
     """Called without arguments before each batch is waited for."""
     post_collect_hook: Hook | None = None
@@ -95,6 +95,8 @@ class CollectorSettings:
     """None or "stack": batches of several collectors are stacked; a number: joined along that dimension (sync)."""
     pin_memory: bool = False
     """Batches lie in pinned memory, where there is a CUDA device to pin them for."""
+    worker_idx: int | None = None
+    """Which of several collectors this one is; kept for the script to read."""
     vectorization: Literal["subprocess", "inline"] = "subprocess"
     """Ours: several environments of one collector each in a process of its own, or all in the collector's."""
     info: Sequence[str | Mapping[str, Any]] = ()
@@ -193,10 +195,10 @@ def _check_buffer(settings: CollectorSettings) -> None:
     if not hasattr(buffer, "extend"):
         raise ValueError(f"replay_buffer is a {type(buffer).__name__}, which has no extend; give a replay buffer")
     room, frames = room_of(buffer), settings.frames_per_batch
-    if room.is_wide:
+    if room.num_dims > 1 and settings.preemptive_threshold is not None:
         raise ValueError(
-            "replay_buffer's storage has two dimensions, and it is extended with single frames; use a storage of one "
-            'dimension: ("collector", "traj_ids") tells trajectories apart'
+            f"replay_buffer's storage has {room.num_dims} dimensions, and with preemptive_threshold rows differ in "
+            "length; use a storage of one dimension, or leave preemptive_threshold out"
         )
     # How much a postproc leaves of a batch is unknown.
     if room.max_frames is not None and settings.postproc is None and frames > room.max_frames:

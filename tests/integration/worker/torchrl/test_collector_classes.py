@@ -1,6 +1,7 @@
 """TorchRL's collector classes: the one in this process value by value, the others' signatures over real workers."""
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from cormorant_compat.torchrl import (
 from cormorant_testing.check import Checker
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.policies import Versioned, numbered
+from cormorant_testing.scripts import until
 from cormorant_worker.errors import StateError
 
 DEFAULTS: dict[str, Any] = {
@@ -233,6 +235,63 @@ class Extended:
         self.frames += len(batch)
 
 
+class Wide:
+    """A buffer whose storage has two dimensions."""
+
+    def __init__(self, num_dims: int) -> None:
+        self._storage = SimpleNamespace(max_size=1000, ndim=num_dims)
+        self.batches: list[TensorDict] = []
+
+    def extend(self, batch: TensorDict) -> None:
+        self.batches.append(batch)
+
+
+@pytest.mark.parametrize(("made", "num_dims", "shape"), [(2, 2, (2, 5)), (1, 2, (1, 10)), (2, 3, (1, 2, 5))])
+def test_a_storage_of_two_dimensions_gets_rows(made: int, num_dims: int, shape: tuple[int, ...]) -> None:
+    buffer = Wide(num_dims)
+    with Collector(envs(made), frames_per_batch=10, total_frames=20, replay_buffer=buffer) as collector:
+        assert list(collector) == [None, None]
+    assert [tuple(batch.shape) for batch in buffer.batches] == [shape] * 2
+    steps = torch.cat(buffer.batches, -1)["observation"][..., 2].reshape(made, -1)
+    assert steps.tolist() == [([0, 1, 2, 0, 1, 2, 3] * 3)[: 20 // made]] * made
+
+
+def act_on_a_frame(td: TensorDict) -> TensorDict:
+    assert td["observation"].ndim == 1
+    return td.set("action", torch.full((2,), 0.5))
+
+
+def act_on_a_batch(td: TensorDict) -> TensorDict:
+    return td.set("action", torch.full((td.shape[0], 2), 0.5))
+
+
+@pytest.mark.parametrize("policy", [act_on_a_frame, act_on_a_batch])
+def test_a_policy_of_one_environment_may_take_frames_or_batches(policy: Any) -> None:
+    with Collector(lambda: CountingEnv(lengths=4, action="box"), policy, frames_per_batch=6) as collector:
+        batch = next(iter(collector))
+    assert batch["action"].tolist() == [[0.5, 0.5]] * 6
+
+
+def test_methods_and_attributes_are_called_by_name() -> None:
+    with Collector(envs(), frames_per_batch=6, worker_idx=5) as collector:
+        assert collector.get_distant_attr("worker_idx") == 5
+        assert collector.map_fn("get_distant_attr", [("worker_idx",), ("fleet.layout.num_envs",)]) == [5, 2]
+        assert collector.map_fn("stats", list_of_kwargs=[{"workers": "aggregate"}])[0]["workers_alive"] == 1
+        with pytest.raises(ValueError, match="list_of_args has 1 entries and list_of_kwargs 2; give the same length"):
+            collector.map_fn("stats", [()], [{}, {}])
+
+
+def test_statistics_are_of_all_or_of_each() -> None:
+    with Collector(envs(), frames_per_batch=6) as collector:
+        next(iter(collector))
+        counts, each = collector.stats(workers="aggregate"), collector.stats(workers="per_worker")
+        assert (counts["frames"], each["worker_0/frames"]) == (6, 6)
+        assert set(counts) & set(each) == {"workers", "workers_alive"}
+        assert collector.stats() == collector.stats(workers="both") == counts | each
+        with pytest.raises(ValueError, match="workers must be one of aggregate, per_worker and both, found 'some'"):
+            collector.stats(workers="some")
+
+
 def test_a_started_collector_fills_its_buffer() -> None:
     buffer = Extended()
     collector = Collector(envs(), frames_per_batch=10, total_frames=100, replay_buffer=buffer)
@@ -279,8 +338,12 @@ def test_a_fake_batch_is_shaped_as_the_next_one() -> None:
 
 
 def test_a_collector_in_this_process_is_one() -> None:
-    with pytest.raises(ValueError, match="num_collectors 3: a Collector is one, in this process"):
-        Collector(envs(), frames_per_batch=10, num_collectors=3)
+    with pytest.raises(ValueError, match="num_collectors 3, sync None, backend_options "):
+        Collector(envs(), frames_per_batch=10, backend="direct", num_collectors=3)
+    with pytest.raises(ValueError, match='backend "rpc" is not known here; use one of direct, process, '):
+        Collector(envs(), frames_per_batch=10, backend="rpc")
+    with pytest.raises(ValueError, match="backend_options has sync, arguments of Collector itself"):
+        Collector(envs(), frames_per_batch=10, backend="process", backend_options={"sync": True})
     with pytest.raises(TypeError, match="compile_policy=True means something to TorchRL's own collectors"):
         Collector(envs(), frames_per_batch=10, compile_policy=True)
     with pytest.raises(ValueError, match=r"frames_per_batch \[10, 20\] for 2 collectors"):
@@ -327,6 +390,33 @@ def test_seed_and_weights_rule_the_first_sync_batch() -> None:
     assert batches[0]["action"][..., 0].tolist() == [4.0] * 5 + [6.0] * 5
     assert torch.equal(batches[1]["observation"], batches[2]["observation"])
     assert not torch.equal(batches[0]["observation"], batches[1]["observation"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sync", "kind"), [(True, MultiSyncCollector), (None, MultiAsyncCollector)])
+def test_a_backend_chooses_the_class(sync: bool | None, kind: type) -> None:
+    options: dict[str, Any] = {"frames_per_batch": 10, "total_frames": 20, "num_collectors": 2, "sync": sync}
+    with Collector(make, backend_options={"max_restarts": 3}, **options) as collector:
+        assert type(collector) is kind
+        assert not isinstance(collector, Collector)
+        assert [batch.numel() for batch in collector] == [10, 10]
+        assert collector.stats()["workers"] == 2
+
+
+@pytest.mark.slow
+def test_a_seed_rules_asynchronous_collectors_from_the_next_batch_on() -> None:
+    with AsyncCollector(make, frames_per_batch=5, total_frames=200) as collector:
+        batches = iter(collector)
+        seeded = []
+        for seed in (3, 4, 3):
+            collector.set_seed(seed)
+            seeded.append(torch.cat([next(batches)["observation"], next(batches)["observation"]]))
+            # All that may be collected ahead is: it would come next.
+            until(lambda: {worker.phase for worker in collector.fleet.stats().workers} == {"waiting"})
+        assert torch.equal(seeded[0], seeded[2])
+        assert not torch.equal(seeded[0], seeded[1])
+        list(batches)
+        assert collector.stats()["frames"] == 200, "what was dropped counts"
 
 
 @pytest.mark.slow

@@ -128,7 +128,11 @@ def test_zero_one_and_numpys_scalars_are_what_they_mean() -> None:
         ({"vectorization": "threads"}, ValueError, '"threads" is not known'),
         ({"replay_buffer": 3}, ValueError, "replay_buffer is a int, which has no extend"),
         ({"replay_buffer": Buffer(199)}, ValueError, "holds 199 frames and frames_per_batch is 200"),
-        ({"replay_buffer": Buffer(1000, ndim=2)}, ValueError, "storage has two dimensions"),
+        (
+            {"replay_buffer": Buffer(1000, ndim=2), "preemptive_threshold": 0.5},
+            ValueError,
+            "storage has 2 dimensions, and with preemptive_threshold",
+        ),
     ],
 )
 def test_values_that_cannot_be_are_refused(given: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -159,9 +163,8 @@ def test_buffer_with_room_or_postproc_is_accepted() -> None:
 
 
 def test_torchrl_only_arguments_are_accepted() -> None:
-    assert read_settings({"use_buffers": True, "no_cuda_sync": True}, num_collectors=1) == read_settings(
-        {}, num_collectors=1
-    )
+    given = {"use_buffers": True, "no_cuda_sync": True, "extend_buffer": False, "auto_register_policy_transforms": True}
+    assert read_settings(given, num_collectors=1) == read_settings({}, num_collectors=1)
 
 
 def test_exploration_types_are_read_from_strings_and_enums() -> None:
