@@ -1,6 +1,6 @@
 """`spec.env`: which environment a job steps, and with what vectorisation."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
@@ -82,6 +82,17 @@ class Wrapper(Contract):
     """Keyword arguments of the wrapper."""
 
 
+_ID_OR_ENTRYPOINT: Rule[Any] = exactly_one(
+    "id",
+    "entrypoint",
+    "write id for a registered environment, or entrypoint for a factory of your own",
+    found=Value(
+        cel="has(self.id) ? 'id ' + self.id + ' and entrypoint ' + self.entrypoint : 'neither'",
+        get=lambda env: "neither" if env.id is None else f"id {env.id} and entrypoint {env.entrypoint}",
+    ),
+)
+
+
 class GymnasiumEnv(Contract):
     """Environments with gymnasium's interface, each in its own process or all in the worker's process."""
 
@@ -117,27 +128,57 @@ class GymnasiumEnv(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[GymnasiumEnv], ...]":
+        return (_ID_OR_ENTRYPOINT,)
+
+
+class GymnasiumVectorEnv(Contract):
+    """Environments that are vectorized already: a gymnasium VectorEnv, stepped in the worker's process."""
+
+    id: EnvId | None = None
+    """Registered name, for example CartPole-v1 or ale_py:ALE/Pong-v5, for gymnasium.make_vec. Exactly one of id and
+    entrypoint."""
+
+    entrypoint: Entrypoint | None = None
+    """Factory, for example my_pkg.envs:make, called with num_envs and kwargs. Exactly one of id and entrypoint."""
+
+    num_envs: NumEnvs = 1
+    """Number of environments per worker."""
+
+    kwargs: Annotated[
+        JsonObject,
+        WithJsonSchema(
+            {"type": "object", "x-kubernetes-preserve-unknown-fields": True, "properties": {"num_envs": _REFUSED}}
+        ),
+    ] = Field(default={})
+    """Further arguments of gymnasium.make_vec, for example vectorization_mode, or of the factory."""
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[GymnasiumVectorEnv], ...]":
         return (
-            exactly_one(
-                "id",
-                "entrypoint",
-                "write id for a registered environment, or entrypoint for a factory of your own",
-                found=Value(
-                    cel="has(self.id) ? 'id ' + self.id + ' and entrypoint ' + self.entrypoint : 'neither'",
-                    get=lambda env: "neither" if env.id is None else f"id {env.id} and entrypoint {env.entrypoint}",
-                ),
+            _ID_OR_ENTRYPOINT,
+            Rule(
+                cel="!has(self.kwargs.num_envs)",
+                holds=lambda env: "num_envs" not in env.kwargs,
+                sentence="kwargs cannot have num_envs: write vector.numEnvs instead",
+                path=("kwargs",),
             ),
         )
 
 
+_COUNT = "[has(self.envpool), has(self.gymnasium), has(self.vector)].filter(x, x).size()"
+
+
 class Env(Contract):
-    """The environment of a job: exactly one of envpool and gymnasium. Immutable."""
+    """The environment of a job: exactly one of envpool, gymnasium and vector. Immutable."""
 
     envpool: EnvPoolEnv | None = None
     """An environment that EnvPool ships."""
 
     gymnasium: GymnasiumEnv | None = None
     """An environment with gymnasium's interface."""
+
+    vector: GymnasiumVectorEnv | None = None
+    """A vector environment with gymnasium's interface."""
 
     max_episode_steps: Count32 = 0
     """Steps after which an episode is truncated. 0 means the environment's own limit."""
@@ -151,9 +192,23 @@ class Env(Contract):
     @property
     def num_envs(self) -> int:
         """Environments that one worker steps, whichever kind they are."""
-        if self.envpool is not None:
-            return self.envpool.num_envs
-        return self.gymnasium.num_envs if self.gymnasium is not None else 0
+        return self.block.num_envs
+
+    @property
+    def block(self) -> EnvPoolEnv | GymnasiumEnv | GymnasiumVectorEnv:
+        """The one that is set."""
+        return next(block for block in (self.envpool, self.gymnasium, self.vector) if block is not None)
+
+    @property
+    def name(self) -> str:
+        """Task, id or entrypoint."""
+        block = self.block
+        return block.task_id if isinstance(block, EnvPoolEnv) else block.id or block.entrypoint or ""
+
+    @property
+    def kind(self) -> str:
+        """For messages, before the name."""
+        return "EnvPool" if self.envpool else "gymnasium" if self.gymnasium else "gymnasium vector"
 
     def of_variant(self, variant: Variant) -> "Env":
         """This environment as one of its variants has it, without variants."""
@@ -174,7 +229,17 @@ class Env(Contract):
     @classmethod
     def rules(cls) -> "tuple[Rule[Env], ...]":
         return (
-            exactly_one("envpool", "gymnasium", "write one of the two blocks"),
+            Rule(
+                cel=f"{_COUNT} == 1",
+                holds=lambda env: _count(env) == 1,
+                sentence="exactly one of envpool, gymnasium and vector is required, found {found}; write one block",
+                values={
+                    "found": Value(
+                        cel=f"{_COUNT} > 1 ? 'several' : 'none'",
+                        get=lambda env: "several" if _count(env) else "none",
+                    )
+                },
+            ),
             each_once("info", "the key {twice} occurs twice in info; write each key once", key="key"),
             each_once(
                 "variants", "the name {twice} occurs twice in variants; give each variant a name of its own", key="name"
@@ -198,7 +263,18 @@ class Env(Contract):
                 path=("variants",),
             ),
             Rule(
+                cel="!has(self.vector) || (!has(self.variants) && self.maxEpisodeSteps == 0)",
+                holds=lambda env: env.vector is None or (not env.variants and not env.max_episode_steps),
+                sentence="a vector environment has one setting and limits its own episodes; remove variants and "
+                "maxEpisodeSteps, and write its limit in vector.kwargs or collection.maxFramesPerTrajectory",
+                path=("vector",),
+            ),
+            Rule(
                 cel="self == oldSelf",
                 sentence="env is immutable because collected data belongs to one environment; create a new job",
             ),
         )
+
+
+def _count(env: Env) -> int:
+    return sum(block is not None for block in (env.envpool, env.gymnasium, env.vector))

@@ -27,6 +27,7 @@ _COLUMNS: tuple[tuple[str, str, str, str, int], ...] = (
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was made", 0),
     ("EnvPool", "string", ".spec.env.envpool.taskId", "EnvPool's name of the environment", 1),
     ("Gymnasium", "string", ".spec.env.gymnasium.id", "gymnasium's name of the environment", 1),
+    ("Vector", "string", ".spec.env.vector.id", "gymnasium's name of the vector environment", 1),
     ("Restarts", "integer", ".status.headRestarts", "Heads replaced after a failure", 1),
     ("Applied", "integer", ".status.weights.minAppliedVersion", "Oldest policy version that any worker uses", 1),
     ("Last-Frame", "date", ".status.frames.lastProgressTime", "Time since the last frame was counted", 1),

@@ -27,7 +27,7 @@ class CollectorJobSpec(Contract):
     """Desired state: what to collect, and with which pods."""
 
     env: Env
-    """The environment: exactly one of envpool and gymnasium. Immutable."""
+    """The environment: exactly one of envpool, gymnasium and vector. Immutable."""
 
     policy: Policy
     """The policy: exactly one of random and entrypoint."""
@@ -98,7 +98,10 @@ class CollectorJobSpec(Contract):
         return _RULES
 
 
-_NUM_ENVS = "(has(self.env.envpool) ? self.env.envpool.numEnvs : self.env.gymnasium.numEnvs)"
+_NUM_ENVS = (
+    "(has(self.env.envpool) ? self.env.envpool.numEnvs : has(self.env.gymnasium) ? self.env.gymnasium.numEnvs : "
+    "has(self.env.vector) ? self.env.vector.numEnvs : 1)"
+)
 _UNDECLARED = "!has(self.env.info) || !self.env.info.exists(i, i.key == m.key)"
 
 
@@ -144,8 +147,7 @@ _SERVERS = "(has(g.role) && g.role == 'inference')"
 _RULES: tuple[Rule[CollectorJobSpec], ...] = (
     # -- batches and metrics
     Rule(
-        # The first half leaves an env of both or neither kind to env's own rule.
-        cel=f"has(self.env.envpool) == has(self.env.gymnasium) || self.collection.framesPerBatch % {_NUM_ENVS} == 0",
+        cel=f"self.collection.framesPerBatch % {_NUM_ENVS} == 0",  # an env of no or several kinds has its own rule
         holds=lambda spec: spec.collection.frames_per_batch % spec.env.num_envs == 0,
         sentence="framesPerBatch {self.collection.framesPerBatch} is not a multiple of numEnvs {envs}; write a "
         "multiple of it, for example {example}",
@@ -207,11 +209,11 @@ _RULES: tuple[Rule[CollectorJobSpec], ...] = (
         path=("workerGroups",),
     ),
     Rule(
-        cel="!has(self.collection.episodes) || !has(self.collection.episodes.resetOptions) || has(self.env.gymnasium)",
+        cel="!has(self.collection.episodes) || !has(self.collection.episodes.resetOptions) || !has(self.env.envpool)",
         holds=lambda spec: (
             spec.collection.episodes is None
             or spec.collection.episodes.reset_options is None
-            or spec.env.gymnasium is not None
+            or spec.env.envpool is None
         ),
         sentence="resetOptions need a gymnasium environment: EnvPool takes no options at a reset; use seeds",
         path=("collection", "episodes"),

@@ -51,6 +51,11 @@ def _entrypoints(job: CollectorJob) -> Iterator[Entrypoint]:
             path=policy.entrypoint, kwargs=policy.kwargs, num_positional=2, what="policy",
             location=("spec", "policy", "entrypoint"),
         )  # fmt: skip
+    if (vector := job.spec.env.vector) is not None and vector.entrypoint:
+        yield Entrypoint(
+            path=vector.entrypoint, kwargs={"num_envs": vector.num_envs, **vector.kwargs}, num_positional=0,
+            what="environment", location=("spec", "env", "vector", "entrypoint"),
+        )  # fmt: skip
     if block is not None and block.entrypoint:
         for variant in job.spec.env.variants or (Variant(name="all"),):
             yield Entrypoint(

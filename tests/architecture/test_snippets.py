@@ -15,6 +15,7 @@ RUN_BY = {
     "docs/tutorials/train-ppo-over-rest.md": "tests/integration/test_snippets.py",
     "docs/how-to/learners.md": "tests/integration/test_snippets.py",
     "docs/how-to/own-environment.md": "tests/integration/test_snippets.py",
+    "docs/how-to/vector-environments.md": "tests/integration/test_snippets.py",
     "docs/how-to/episode-metrics.md": "tests/integration/test_snippets.py",
     "docs/how-to/normalize.md": "tests/integration/test_snippets.py",
     "docs/how-to/evaluate.md": "tests/integration/worker/test_evaluations.py",

@@ -176,7 +176,9 @@ def test_learners_page_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", ["own-environment.md", "episode-metrics.md", "resume.md", "normalize.md"])
+@pytest.mark.parametrize(
+    "page", ["own-environment.md", "vector-environments.md", "episode-metrics.md", "resume.md", "normalize.md"]
+)
 def test_how_to_python_runs(page: str, tmp_path: Path) -> None:
     for block in blocks(f"docs/how-to/{page}", "python"):
         run(sys.executable, "-c", block, cwd=tmp_path)

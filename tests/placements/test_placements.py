@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from cormorant_testing.fleets import ray_cluster_of_this_machine
+from cormorant_testing.placements import echo_env
 from cormorant_testing.placements.cells import CRASHES, SIZES, Cell, cover
 from cormorant_testing.placements.echo_env import EchoEnv
 from cormorant_testing.placements.plain_loop import PlainLoop
@@ -83,7 +84,7 @@ def play_collector(cell: Cell, loop: PlainLoop) -> None:
         collector.weights.offer({"policy": loop.publish(3)}, version=3)
         batch = collector.collect(num_steps=cell.frames_per_batch)
         loop.take(batch)
-    if not cell.is_pool:
+    if cell.is_saved:
         for key in set(batch.keys(True, True)) - {("collector", "traj_ids")}:
             np.testing.assert_array_equal(batch[key].numpy(), expected[key].numpy(), f"{key} after a restore")
 
@@ -118,6 +119,10 @@ def script_of(cell: Cell, policy: Any) -> dict[str, Any]:
         with pytest.raises(ManifestError, match="num_envs=8 cannot be combined with env"):
             make_collector(env=env, policy=policy, num_envs=8)
         return {"env": env, "policy": policy, "collection": cell.collection()}
+    if cell.is_vector:
+        make_vector = partial(echo_env.make_vector, mode=cell.choices[0].partition("_")[2])
+        amounts = {"num_envs": cell.num_envs, "info": cell.env()["info"]}
+        return {"env": make_vector, "policy": policy, "collection": cell.collection(), **amounts}
     make = partial(EchoEnv, crashes=CRASHES if "crashes" in cell else 0)
     more = {"num_envs": cell.num_envs, "vectorization": cell.choices[0], "info": cell.env()["info"]}
     return {"env": make, "policy": policy, "collection": cell.collection(), **more}

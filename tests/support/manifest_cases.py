@@ -14,6 +14,10 @@ _ONE_LIST = "exactly one of count, seeds and resetOptions is required"
 _RESULTS = {"dataset": {"uri": "s3://b/results"}}
 
 
+def _vector(**fields: object) -> Document:
+    return manifest(env={"vector": {"numEnvs": 8} | fields})
+
+
 def _filled(dtype: str, fill: float) -> Document:
     return {**_WON, "dtype": dtype, "fill": fill}
 
@@ -42,6 +46,8 @@ VALID: dict[str, Document] = {
     "wrapped": gymnasium(
         wrappers=[{"entrypoint": "gymnasium.wrappers:ResizeObservation", "kwargs": {"shape": [84, 84]}}]
     ),
+    "vector": _vector(id="ale_py:ALE/Pong-v5", kwargs={"repeat_action_probability": 0.25}),
+    "vector-factory": _vector(entrypoint="my_pkg.envs:make_vector"),
     "timeouts": gymnasium(stepTimeoutSeconds=5, resetTimeoutSeconds=5, maxRestarts=0, vectorization="inline"),
     "episodes-counted": manifest(collection__episodes={"count": 100, "deterministic": False}, output=_RESULTS),
     "episodes-by-seed": manifest(collection__episodes={"seeds": [3, 0, 2**31 - 1]}, output=_RESULTS),
@@ -174,10 +180,10 @@ INVALID: dict[str, Case] = {
     "no-policy": schema("spec.policy", "is missing", value=ABSENT),
     "null-policy": schema("spec.policy", "is missing", value=None),
     "no-frames-per-batch": schema("spec.collection.framesPerBatch", "is missing", value=ABSENT),
-    "env-neither": rule("spec.env", "found neither", value={}),
+    "env-neither": rule("spec.env", "found none", value={}),
     "env-both": rule(
         "spec.env",
-        "exactly one of envpool and gymnasium is required, found both",
+        "exactly one of envpool, gymnasium and vector is required, found several",
         manifest(env__gymnasium={"id": "CartPole-v1", "numEnvs": 8}),
     ),
     "policy-neither": rule("spec.policy", "found neither", value={}),
@@ -188,6 +194,27 @@ INVALID: dict[str, Case] = {
     "gymnasium-neither": rule("spec.env.gymnasium", "found neither", gymnasium(id=None)),
     "gymnasium-both": rule(
         "spec.env.gymnasium", "found id CartPole-v1 and entrypoint a:b", gymnasium(entrypoint="a:b")
+    ),
+    "vector-neither": rule("spec.env.vector", "found neither", _vector()),
+    "vector-kwargs-num-envs": rule(
+        "spec.env.vector.kwargs",
+        "kwargs cannot have num_envs: write vector.numEnvs instead",
+        _vector(id="CartPole-v1", kwargs={"num_envs": 4}),
+    ),
+    "vector-batch-not-multiple": rule(
+        "spec.collection.framesPerBatch",
+        "framesPerBatch 64 is not a multiple of numEnvs 7",
+        _vector(id="CartPole-v1", numEnvs=7),
+    ),
+    "vector-limit": rule(
+        "spec.env.vector",
+        "a vector environment has one setting and limits its own episodes; remove variants and maxEpisodeSteps",
+        manifest(env={"vector": {"id": "CartPole-v1", "numEnvs": 8}, "maxEpisodeSteps": 5}),
+    ),
+    "vector-variants": rule(
+        "spec.env.vector",
+        "a vector environment has one setting",
+        manifest(env={"vector": {"id": "CartPole-v1", "numEnvs": 8}, "variants": [{"name": "a"}]}),
     ),
     "output-neither": rule("spec.output", "both missing", value={}),
     "no-envs": schema("spec.env.envpool.numEnvs", "0 is less than 1; write a number from 1 to 65536", value=0),

@@ -4,20 +4,21 @@ What a manifest can express becomes a CollectorJob; Python objects become `Worke
 alongside it.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from cormorant_contract import errors as contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.overrides import WorkerOverrides
-from cormorant_worker.envs.gymnasium_env import why_unsupported
+from cormorant_worker.envs.gymnasium_env import makes_vector, needed_arguments, why_unsupported
 from cormorant_worker.errors import ManifestError
 
-EnvChoice = str | Callable[[], Any] | Mapping[str, Any]
-"""A gymnasium id; a class or function that makes one gymnasium.Env; or `spec.env` of a manifest."""
+EnvChoice = str | Callable[..., Any] | Mapping[str, Any]
+"""A gymnasium id, or "envpool:" and an EnvPool task; a class or function that makes one gymnasium.Env; a function of
+`num_envs` that makes a gymnasium VectorEnv; or `spec.env` of a manifest."""
 
 Mode = Literal["async", "sync"]
 Vectorization = Literal["subprocess", "inline"]
@@ -32,6 +33,11 @@ _OF_COLLECTION = {
 }
 """Arguments, and the fields of `spec.collection` that say the same."""
 _OF_ENV = {"num_envs": "numEnvs", "vectorization": "vectorization"}
+_ENVPOOL = "envpool:"
+_NO_VECTORIZATION = {
+    "envpool": "EnvPool steps its environments in threads; leave it out",
+    "vector": "a vector environment steps its environments itself; leave it out",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +72,9 @@ class Scripted:
             ManifestError: what was given does not fit together; says every problem.
         """
         self._check()
-        if isinstance(self.env, Mapping):
-            env = dict(self.env)
-        else:
-            named = {"id": self.env} if isinstance(self.env, str) else {"entrypoint": "script:environment"}
-            vectorization = self.vectorization or self.usual_vectorization
-            env = {"gymnasium": {**named, "vectorization": vectorization, "numEnvs": self._num_envs}}
+        env = dict(self.env) if isinstance(self.env, Mapping) else {self._kind: self._block()}
         # The job's own check refuses a numEnvs that is no number.
-        block = env.get(_kind_of(env))
+        block = env.get(self._kind)
         count = block.get("numEnvs", 1) if isinstance(block, Mapping) else 1
         steps = _DEFAULT_STEPS * (count if isinstance(count, int) else 1)
         given = {key: value for name, key in _OF_COLLECTION.items() if (value := self._given(name)) is not None}
@@ -90,16 +91,36 @@ class Scripted:
         )
 
     def overrides(self) -> WorkerOverrides:
-        makes = callable(self.env)
+        makers = (self.env,) * (1 if self._kind == "vector" else self._num_envs) if callable(self.env) else ()
         return WorkerOverrides(
-            envs=(self.env,) * self._num_envs if makes else (),  # type: ignore[arg-type]  # callable, as just asked
+            envs=makers,
             policy=None if isinstance(self.policy, str) else self.policy,
             policy_factory=self.policy_factory,
             takes_spaces=self.policy_factory is not None,
         )
 
     @property
+    def _kind(self) -> str:
+        """The block of `spec.env`."""
+        if isinstance(self.env, Mapping):
+            return next((kind for kind in _NO_VECTORIZATION if kind in self.env), "gymnasium")
+        if isinstance(self.env, str):
+            return "envpool" if self.env.startswith(_ENVPOOL) else "gymnasium"
+        return "vector" if makes_vector(self.env) else "gymnasium"
+
+    def _block(self) -> dict[str, Any]:
+        count = {"numEnvs": self._num_envs}
+        if self._kind == "envpool":
+            return {"taskId": str(self.env).removeprefix(_ENVPOOL), **count}
+        named = {"id": self.env} if isinstance(self.env, str) else {"entrypoint": "script:environment"}
+        if self._kind == "vector":
+            return {**named, **count}
+        return {**named, "vectorization": self.vectorization or self.usual_vectorization, **count}
+
+    @property
     def _num_envs(self) -> int:
+        if self.num_envs is None and isinstance(self.env, partial):
+            return int(self.env.keywords.get("num_envs", _DEFAULT_ENVS))
         return _DEFAULT_ENVS if self.num_envs is None else self.num_envs
 
     def _given(self, name: str) -> Any:
@@ -114,14 +135,16 @@ class Scripted:
                     f"{name}={value!r} cannot be combined with collection, which has {key}: "
                     f"{self.collection[key]!r}; keep one of them"
                 )
+        kind = self._kind
         if not isinstance(self.env, Mapping):
+            if self.vectorization is not None and kind in _NO_VECTORIZATION:
+                raise ManifestError(f"vectorization={self.vectorization!r}: {_NO_VECTORIZATION[kind]}")
             return
-        kind = _kind_of(self.env)
         for name, key in _OF_ENV.items():
             if (value := getattr(self, name)) is not None:
                 remedy = f'write env["{kind}"]["{key}"], and leave {name} out'
-                if name == "vectorization" and kind == "envpool":
-                    remedy = "EnvPool steps its environments in threads; leave it out"
+                if name == "vectorization":
+                    remedy = _NO_VECTORIZATION.get(kind, remedy)
                 raise ManifestError(f'{name}={value!r} cannot be combined with env={{"{kind}": ...}}: {remedy}')
         if self.info and "info" in self.env:
             raise ManifestError(
@@ -151,22 +174,20 @@ class Scripted:
                 f"policy is a {type(self.policy).__name__}; pass a torch module, a callable on observations, or "
                 '"package.module:factory"'
             )
+        if self._kind == "vector":
+            return
         if why := why_unsupported(self.env):
             raise ManifestError(f"env {'makes' if callable(self.env) else 'is'} {why}")
         if not (callable(self.env) or isinstance(self.env, str | Mapping)):
             raise ManifestError(
                 f"env is a {type(self.env).__name__}; pass a class or a function without arguments that makes one "
-                'environment, or a gymnasium id such as "CartPole-v1"'
+                'environment, a gymnasium id such as "CartPole-v1", or a task such as "envpool:Pong-v5"'
             )
-        if callable(self.env) and (needed := _needed_arguments(self.env)):
+        if callable(self.env) and (needed := needed_arguments(self.env)):
             raise ManifestError(
                 f"env needs arguments ({', '.join(needed)}), but each worker calls it without any; wrap it: "
                 f"env=lambda: {getattr(self.env, '__name__', 'make_env')}({needed[0]}=...)"
             )
-
-
-def _kind_of(env: Mapping[str, Any]) -> str:
-    return "envpool" if "envpool" in env else "gymnasium"
 
 
 def script_job(spec: Mapping[str, Any]) -> CollectorJob:
@@ -182,12 +203,3 @@ def info_block(info: Sequence[str | Mapping[str, Any]]) -> dict[str, Any]:
     if isinstance(info, str):
         raise ManifestError(f'info is the word "{info}"; pass a list of keys: info=["{info}"]')
     return {"info": [{"key": item} if isinstance(item, str) else dict(item) for item in info]} if info else {}
-
-
-def _needed_arguments(maker: Callable[..., Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(maker).parameters.values()
-    except (TypeError, ValueError):  # some builtins have none
-        return []
-    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in fixed]

@@ -87,10 +87,20 @@ def leaves(space: Space, prefix: Key) -> tuple[Leaf, ...]:
             if not np.prod(space.shape):
                 raise _empty(space, prefix)
             return (Leaf(key=prefix, shape=tuple(space.shape), dtype=np.dtype(space.dtype)),)
+    remedy = next((do for kind, do in _WRAP.items() if isinstance(space, kind)), "make it one of those that are stored")
     raise EnvBuildError(
         f"the space {space} at {'.'.join(prefix)} has no fixed shape; "
-        "Box, Discrete, MultiDiscrete, MultiBinary, Tuple and Dict are supported: wrap the environment"
+        "Box, Discrete, MultiDiscrete, MultiBinary, Tuple and Dict are supported: wrap the environment "
+        f"(for example in gymnasium.wrappers.TransformObservation) to {remedy}"
     )
+
+
+_WRAP: dict[type[Space], str] = {
+    gymnasium.spaces.Text: "encode the text as a MultiDiscrete of token ids",
+    gymnasium.spaces.Sequence: "pad the sequence to a fixed length, beside a MultiBinary that marks its items",
+    gymnasium.spaces.Graph: "pad nodes and edges to Boxes of a fixed size, beside a MultiBinary that marks them",
+    gymnasium.spaces.OneOf: "make it a Tuple of a Discrete for the choice and all of its parts",
+}
 
 
 def _empty(space: Space, prefix: Key) -> EnvBuildError:

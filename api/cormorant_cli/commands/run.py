@@ -410,12 +410,9 @@ class _Session:
 
     def _plan(self, workers: int, replicas: int) -> RunPlan:
         env = self._job.spec.env
-        named = f"EnvPool {env.envpool.task_id}" if env.envpool else ""
-        if env.gymnasium is not None:
-            named = f"gymnasium {env.gymnasium.id or env.gymnasium.entrypoint}"
         return RunPlan(
             job=self._job.metadata.name,
-            env=f"{named}, {env.num_envs} per worker",
+            env=f"{env.kind} {env.name}, {env.num_envs} per worker",
             workers=workers,
             replicas=replicas,
             total_frames=self._job.spec.collection.total_frames,

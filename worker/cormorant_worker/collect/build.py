@@ -22,6 +22,7 @@ from cormorant_worker.collect.env_sources import (
     env_factory,
     envpool_tasks,
     info_fields,
+    vector_source,
     vectorize,
 )
 from cormorant_worker.collect.moments import BatchMoments
@@ -34,6 +35,7 @@ from cormorant_worker.envs.gymnasium_env import EnvSource, MadeEnvs, VariantEnvs
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
+from cormorant_worker.envs.vector import GymVectorEnv
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.inference.address import AssignedServers
 from cormorant_worker.inference.handshake import Greeting
@@ -257,6 +259,10 @@ def build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides
         return BuiltEnvs((_build_made(overrides, env.gymnasium, place, info_fields(env)),), 0, None)
     seeds = place.seeds.env_seeds(env.num_envs)
     assignment = assign(env, place)
+    if env.vector is not None:
+        vector = GymVectorEnv(vector_source(env, overrides), seeds=seeds, info=info_fields(env))
+        _refuse_restarts(job, vector)
+        return BuiltEnvs((vector,), 0, None)
     if env.envpool is not None:
         one_cpu = _fits_one_cpu(place, overrides)
         with started_threads() as pool_threads:
@@ -276,6 +282,19 @@ def build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides
         own = [seeds[column] for column in columns]
         groups.append(vectorize(source, env.gymnasium, seeds=own, limits=limits, info=info_fields(env)))
     return BuiltEnvs(groups, 0, assignment)
+
+
+def _refuse_restarts(job: CollectorJob, env: GymVectorEnv) -> None:
+    """What begins episodes on request needs rows that can be reset alone."""
+    collection = job.spec.collection
+    asked = "resetAtEachBatch" if collection.reset_at_each_batch else ""
+    asked = "maxFramesPerTrajectory" if collection.max_frames_per_trajectory else asked
+    if asked and not env.lockstep:
+        env.close()
+        raise ManifestError(
+            f"spec.collection.{asked} needs rows of {job.spec.env.name} to be reset alone, and "
+            f'reset(options={{"reset_mask": ...}}) does not do that there; remove {asked}, or implement reset_mask'
+        )
 
 
 def _build_pools(

@@ -242,6 +242,8 @@ class LockstepEnvGroup(EnvGroup):
     def begin(self, block: Block, quota: Array) -> None:
         self._block = block
         self._aim(block, self.columns)
+        if len(interrupted := self.env.interrupted):
+            self._lose(interrupted)
         for stored, value in zip(self._obs, self.obs, strict=True):
             stored[0] = value
         for stored, value in zip(self._states, self.states, strict=True):
@@ -414,6 +416,15 @@ class LockstepEnvGroup(EnvGroup):
         self._begin_trajectories(rows, columns)
         for stored, value in zip(self._obs, first, strict=True):
             stored[rows, columns] = value
+
+    def _lose(self, columns: Array) -> None:
+        """Environments went on without an action after the last batch: their open trajectories end where that did."""
+        for values, first in zip(self.obs, self.env.restart(columns), strict=True):
+            values[columns] = first
+        for values, initial in zip(self.states, self._initial_states, strict=True):
+            values[columns] = initial
+        self._trajectories.lose(columns + self.columns.start)
+        self.is_init[columns] = True
 
     def _become_uneven(self) -> None:
         self._is_dense = False

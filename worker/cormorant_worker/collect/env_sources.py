@@ -16,8 +16,10 @@ import numpy as np
 from cormorant_contract.env import Env as EnvBlock
 from cormorant_contract.env import GymnasiumEnv as GymnasiumBlock
 from cormorant_contract.variants import Variant, seats_of
+from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.envs.envpool import EnvPoolTask
+from cormorant_worker.envs.flat_vector import VectorSource
 from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource, naming
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.inline import InlineVectorEnv
@@ -50,6 +52,13 @@ def env_factory(env: EnvBlock) -> EnvFactory:
         wrappers=tuple({"entrypoint": w.entrypoint, "kwargs": dict(w.kwargs)} for w in block.wrappers),
         max_episode_steps=env.max_episode_steps,
     )
+
+
+def vector_source(env: EnvBlock, overrides: WorkerOverrides) -> VectorSource:
+    block = env.vector
+    assert block is not None
+    make = overrides.envs[0] if overrides.envs else None
+    return VectorSource(id=block.id or "", entrypoint=block.entrypoint or "", make=make, kwargs=dict(block.kwargs))
 
 
 def vectorize(

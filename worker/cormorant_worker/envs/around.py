@@ -22,6 +22,10 @@ class EnvAround(VectorEnv):
     def restarts(self) -> int:
         return self._env.restarts
 
+    @property
+    def interrupted(self) -> Rows:
+        return self._env.interrupted
+
     def start(self) -> Arrays:
         return self._env.start()
 

@@ -127,12 +127,13 @@ class NanCheck:
     In a process that has just been woken, the first BLAS call for a row costs as much as a cheap environment's step.
     """
 
-    def __init__(self, observation_space: Space) -> None:
+    def __init__(self, observation_space: Space, *, largest: float = _SMALL) -> None:
+        """`largest`: values of a leaf that is looked at."""
         parts = leaves(observation_space, ("observation",))
         self._parts = [
             (i, ".".join(leaf.key))
             for i, leaf in enumerate(parts)
-            if leaf.dtype.kind == "f" and np.prod(leaf.shape) <= _SMALL
+            if leaf.dtype.kind == "f" and np.prod(leaf.shape) <= largest
         ]
 
     def look(self, arrays: Arrays, rows: slice | Array) -> None:

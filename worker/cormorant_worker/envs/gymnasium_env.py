@@ -3,6 +3,7 @@ callables of a script, and of several variants. Imported in the processes of env
 """
 
 import importlib
+import inspect
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,7 +79,7 @@ class EnvFactory(EnvSource):
             warnings.simplefilter("ignore")
             limit = self.max_episode_steps or None
             if self.id:
-                _check_registered(self.id)
+                check_registered(self.id)
                 env = _construct(
                     lambda: gymnasium.make(self.id, max_episode_steps=limit, disable_env_checker=True, **self.kwargs),
                     f"the environment {self.id}",
@@ -109,7 +110,7 @@ _REGISTERED_BY = {"ALE": "ale_py", "dm_control": "shimmy", "metaworld": "metawor
 """Packages that register a namespace of gymnasium's when they are imported."""
 
 
-def _check_registered(env_id: str) -> None:
+def check_registered(env_id: str) -> None:
     module_name, colon, name = env_id.rpartition(":")
     if colon:
         try:
@@ -165,8 +166,9 @@ def _construct(make: Callable[[], Any], what: str) -> Env:
 
 
 _VECTOR = (
-    "a gymnasium vector environment, which resets its environments by itself and is not supported; pass a function "
-    "that makes one of its environments, and num_envs= (in the compatibility layers a list of functions) for how many"
+    "a gymnasium vector environment, where a single one is needed; for open_fleet and make_collector pass a function "
+    "with the argument num_envs that makes it, and num_envs= for how many; in the compatibility layers pass a function "
+    "that makes one of its environments"
 )
 _AGENTS = (
     "a PettingZoo environment of several agents, which is not supported; wrap it as one gymnasium.Env whose "
@@ -192,6 +194,27 @@ def why_unsupported(env: Any) -> str:
     if is_theirs or (hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None))):
         return f"a {getattr(env, '__name__', kind.__name__)}, {_AGENTS}"
     return ""
+
+
+def makes_vector(env: Any) -> bool:
+    """True of a function that needs `num_envs` and no more, of `gymnasium.make_vec`, and of a VectorEnv's class that
+    takes `num_envs`.
+    """
+    made = env
+    while isinstance(made, partial):
+        made = made.func
+    if made is gymnasium.make_vec or (isinstance(made, type) and issubclass(made, gymnasium.vector.VectorEnv)):
+        return "num_envs" in inspect.signature(made).parameters
+    return callable(env) and needed_arguments(env) == ["num_envs"]
+
+
+def needed_arguments(maker: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(maker).parameters.values()
+    except (TypeError, ValueError):  # some builtins have none
+        return []
+    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in fixed]
 
 
 class MadeEnvs(EnvSource):

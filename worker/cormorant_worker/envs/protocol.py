@@ -82,6 +82,13 @@ class VectorEnv(Protocol):
         """How many environments were restarted after a crash or a hang, so far."""
         return 0
 
+    @property
+    def interrupted(self) -> Rows:
+        """[k] idle rows that went on without an action, because others were stepped: to be restarted before they are
+        sent again. Only of environments that cannot step a part of their rows.
+        """
+        return NO_ROWS
+
     def start(self) -> Arrays:
         """Begin the first episode everywhere. Returns the first observations, [num_envs, ...] a leaf."""
 

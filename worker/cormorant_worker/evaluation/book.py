@@ -82,6 +82,7 @@ class EpisodeBook:
 _CHANGES_NO_NUMBER = (
     # How fast environments step, and when one counts as hung.
     *(f"env.envpool.{name}" for name in ("numEnvs", "batchSize", "numThreads")),
+    "env.vector.numEnvs",
     *(f"env.gymnasium.{name}" for name in ("numEnvs", "vectorization", "maxRestarts")),
     *(f"env.gymnasium.{name}" for name in ("stepTimeoutSeconds", "resetTimeoutSeconds")),
     # Weights count by their digests. An evaluation calls the policy as it is written, whatever compile says.

@@ -24,20 +24,21 @@ import numpy as np
 import torch
 from numpy.random import mtrand
 
-from cormorant_contract.env import Env
+from cormorant_contract.env import Env, GymnasiumEnv
 from cormorant_contract.episodes import PlannedEpisode
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.build import statistics_for
 from cormorant_worker.collect.collector import Collector
-from cormorant_worker.collect.env_sources import env_factory, envpool_task, info_fields, vectorize
+from cormorant_worker.collect.env_sources import env_factory, envpool_task, info_fields, vector_source, vectorize
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.seeding import TorchStream
 from cormorant_worker.collect.trajectories import EpisodeMetrics
 from cormorant_worker.envs.envpool import EnvPoolVectorEnv
 from cormorant_worker.envs.gymnasium_env import Env as OneEnv
-from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource, MadeEnvs
+from cormorant_worker.envs.gymnasium_env import EnvSource, MadeEnvs
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
+from cormorant_worker.envs.vector import RowEnvs
 from cormorant_worker.errors import EnvCrashed, EnvError, EnvRaised
 from cormorant_worker.evaluation.results import PlayedEpisode, ResultFolder, name_of, planned_episodes
 from cormorant_worker.policy.action_check import ActionCheck
@@ -279,6 +280,8 @@ def alone(job: CollectorJob) -> CollectorJob:
         env = env.model_copy(
             update={"gymnasium": env.gymnasium.model_copy(update={"num_envs": 1, "vectorization": "inline"})}
         )
+    elif env.vector is not None:
+        env = env.model_copy(update={"vector": env.vector.model_copy(update={"num_envs": 1})})
     return job.model_copy(update={"spec": job.spec.model_copy(update={"env": env, "policy": policy})})
 
 
@@ -300,17 +303,29 @@ def build_envs(
             raise EnvError(f"EnvPool's {pool.task_id} cannot be recorded; use the gymnasium environment of that name")
         threads = min(len(seeds), pool.num_threads or max_threads)
         return EnvPoolVectorEnv(task, num_threads=max(1, threads), seeds=seeds, info=info)
-    block = env.gymnasium
-    assert block is not None
-    source: EnvSource = MadeEnvs(overrides.envs[:1] * len(seeds)) if overrides.envs else env_factory(env)
-    if isinstance(source, EnvFactory) and film is not None:
-        source = replace(source, kwargs={**source.kwargs, "render_mode": "rgb_array"})
+    block, source = env.gymnasium, _source(env, overrides, len(seeds), film)
+    if block is None:  # a vector environment of one row for each episode
+        block = GymnasiumEnv(entrypoint="cormorant:vector", vectorization="inline")
     if any(episode.options for episode in planned):
         source = _Wrapped(source, partial(_ResetOptions, options=tuple(dict(episode.options) for episode in planned)))
     if film is not None:
         source = _Wrapped(source, partial(_Filming, film=film))
         block = block.model_copy(update={"vectorization": "inline"})
     return vectorize(source, block, seeds=seeds, limits=RestartLimits(total=0, raises=True), info=info)
+
+
+def _source(env: Env, overrides: WorkerOverrides, num_envs: int, film: Film | None) -> EnvSource:
+    rendering = {} if film is None else {"render_mode": "rgb_array"}
+    if env.vector is not None:
+        if film is not None:
+            raise EnvError(
+                f"the vector environment {env.name} cannot be recorded; use its single gymnasium environment"
+            )
+        return RowEnvs(vector_source(env, overrides))
+    if overrides.envs:
+        return MadeEnvs(overrides.envs[:1] * num_envs)
+    source = env_factory(env)
+    return replace(source, kwargs={**source.kwargs, **rendering})
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,7 @@ class FleetMetrics:
             floor_frames: what earlier processes have exported of `frames_total`.
         """
         self._job, self._exposition = job, exposition
-        pool, made = job.spec.env.envpool, job.spec.env.gymnasium
-        self._env = pool.task_id if pool else (made and (made.id or made.entrypoint)) or "unknown"
+        self._env = job.spec.env.name
         self._groups = {
             group.name: _GroupMetrics(group.name, self._env, exposition) for group in job.spec.worker_groups
         }

@@ -198,10 +198,14 @@ def _describe_env(job: CollectorJob) -> dict[str, Any]:
         ]
     if env.envpool is not None:
         return {"envpool": {"taskId": env.envpool.task_id, "kwargs": dict(env.envpool.kwargs)}, **limit}
-    assert env.gymnasium is not None
+    block = env.gymnasium or env.vector
+    assert block is not None
+    named = {"id": block.id} if block.id else {"entrypoint": block.entrypoint}
+    described: dict[str, Any] = {**named, "kwargs": dict(block.kwargs)}
+    if env.gymnasium is None:
+        return {"vector": described, **limit}
     wrappers = [wrapper.to_document() for wrapper in env.gymnasium.wrappers]
-    named = {"id": env.gymnasium.id} if env.gymnasium.id else {"entrypoint": env.gymnasium.entrypoint}
-    return {"gymnasium": {**named, "kwargs": dict(env.gymnasium.kwargs), "wrappers": wrappers}, **limit}
+    return {"gymnasium": {**described, "wrappers": wrappers}, **limit}
 
 
 def space_to_json(space: Space) -> dict[str, Any]:

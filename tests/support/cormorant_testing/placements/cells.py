@@ -9,7 +9,10 @@ from itertools import combinations, product
 from typing import Any
 
 AXES: dict[str, tuple[str, ...]] = {
-    "env": ("inline", "subprocess", "pendulum", "pendulum_b2", "pendulum_b4", "cheetah_b4", "cartpole", "cartpole_b2"),
+    "env": (
+        *("inline", "subprocess", "pendulum", "pendulum_b2", "pendulum_b4", "cheetah_b4", "cartpole", "cartpole_b2"),
+        *("vector_next", "vector_same", "vector_disabled", "vector_held"),
+    ),
     "place": ("collector", "local", "local_served", "ray", "ray_served"),
     "policy": ("module", "memory", "tensordict", "recurrent"),
     "door": ("manifest", "script"),
@@ -29,7 +32,10 @@ NEVER: dict[tuple[str, str], str] = {
     ("collector", "on_policy"): "a collector acts with the newest weights that it was offered",
     ("local_served", "script"): "a script's job has one group of workers",
     ("ray_served", "script"): "a script's job has one group of workers",
-    **{(env, "crashes"): "EnvPool's environments do not raise" for env in AXES["env"][2:]},
+    **{(env, "crashes"): "EnvPool's environments do not raise" for env in AXES["env"][2:8]},
+    **{(env, "crashes"): "one that raises ends a vector environment" for env in AXES["env"][8:]},
+    ("vector_held", "cut"): "its rows cannot be reset alone",
+    ("vector_held", "resets"): "its rows cannot be reset alone",
 }
 """Choices that do not exist together."""
 REFUSED: dict[tuple[str, str], str] = {
@@ -80,6 +86,15 @@ class Cell:
         return self.world in TASKS
 
     @property
+    def is_vector(self) -> bool:
+        return self.choices[0].startswith("vector")
+
+    @property
+    def is_saved(self) -> bool:
+        """Environments with states."""
+        return not self.is_pool and not self.is_vector
+
+    @property
     def num_envs(self) -> int:
         return 8 if self.is_pool else 3
 
@@ -105,13 +120,19 @@ class Cell:
                 info += [{"key": "reward_ctrl"}, {"key": "reward_run"}]
             pool = {"taskId": TASKS[self.world], "batchSize": batch, "numThreads": 2}
             return {"envpool": pool, "maxEpisodeSteps": LONGEST, "info": info}
+        info = [{"key": "echo", "dtype": "float32"}, {"key": "won", "dtype": "bool", "fill": 0}]
+        if self.is_vector:
+            mode = self.choices[0].partition("_")[2]
+            return {
+                "vector": {"entrypoint": f"{NAMESPACE}.echo_env:make_vector", "kwargs": {"mode": mode}},
+                "info": info,
+            }
         crashes = CRASHES if "crashes" in self else 0
         made = {
             "entrypoint": f"{NAMESPACE}.echo_env:make_env",
             "vectorization": self.choices[0],
             "kwargs": {"crashes": crashes},
         }
-        info = [{"key": "echo", "dtype": "float32"}, {"key": "won", "dtype": "bool", "fill": 0}]
         return {"gymnasium": made, "info": info}
 
     def collection(self) -> dict[str, Any]:
@@ -126,7 +147,7 @@ class Cell:
 
     def manifest(self) -> dict[str, Any]:
         env = self.env()
-        env["envpool" if self.is_pool else "gymnasium"]["numEnvs"] = self.num_envs
+        env[next(kind for kind in ("envpool", "gymnasium", "vector") if kind in env)]["numEnvs"] = self.num_envs
         amounts = {"framesPerBatch": self.frames_per_batch, "totalFrames": self.total_frames}
         spec: dict[str, Any] = {
             "env": env,

@@ -54,6 +54,15 @@ class EchoEnv(gymnasium.Env[Any, Any]):
         return np.array([self._ident / IDENTS, self._episode / STEPS, self._step / STEPS, *action], np.float32)
 
 
+def make_vector(num_envs: int, mode: str) -> Any:
+    """Entrypoint of the manifests. `held`: NEXT_STEP, of rows that cannot be reset by a mask alone."""
+    makers = [EchoEnv] * num_envs
+    if mode == "held":
+        return gymnasium.vector.AsyncVectorEnv(makers, shared_memory=False)
+    modes = {"next": "NextStep", "same": "SameStep", "disabled": "Disabled"}
+    return gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=modes[mode])
+
+
 def make_env(**kwargs: Any) -> EchoEnv:
     """Entrypoint of the manifests."""
     return EchoEnv(**kwargs)

@@ -435,7 +435,4 @@ class SlotLife:
 
 def _describe_env(job: CollectorJob) -> str:
     env = job.spec.env
-    if env.envpool is not None:
-        return f"EnvPool's {env.envpool.task_id} with kwargs {dict(env.envpool.kwargs)}"
-    assert env.gymnasium is not None
-    return f"{env.gymnasium.id or env.gymnasium.entrypoint} with kwargs {dict(env.gymnasium.kwargs)}"
+    return f"{env.kind} {env.name} with kwargs {dict(env.block.kwargs)}"

@@ -1,0 +1,264 @@
+"""Gymnasium vector environments, frame by frame against plain loops over single ones, and what they do wrong."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from cormorant_testing.placements.echo_env import EchoEnv
+from cormorant_worker.envs.flat_vector import VectorSource
+from cormorant_worker.envs.info import InfoField
+from cormorant_worker.envs.protocol import EVERY_ROW, Step
+from cormorant_worker.envs.vector import GymVectorEnv
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, ManifestError
+from cormorant_worker.launch import make_collector
+
+N = 4
+SEEDS = (11, 22, 33, 44)
+INFO = (InfoField(key="echo", dtype="float32", shape=()), InfoField(key="won", dtype="bool", shape=(), fill=0))
+MODES = [mode.value for mode in AutoresetMode]
+
+
+def made(make: Callable[..., Any], **kwargs: Any) -> GymVectorEnv:
+    return GymVectorEnv(VectorSource(make=make, kwargs={}), seeds=SEEDS, **kwargs)
+
+
+def echoes(num_envs: int, *, kind: Any = SyncVectorEnv, **kwargs: Any) -> Any:
+    return kind([EchoEnv] * num_envs, **kwargs)
+
+
+def play(env: Any, steps: int) -> list[list[tuple[Any, ...]]]:
+    """The transitions of each row: observation, action, reward, both flags, what followed, info."""
+    draw, frames = np.random.default_rng(3), [[] for _ in range(env.num_envs)]
+    obs, actions = env.start()[0].copy(), np.zeros((env.num_envs, 2), np.float32)
+    idle = np.arange(env.num_envs)
+    while min(map(len, frames)) < steps:
+        actions[idle] = draw.uniform(-1, 1, (len(idle), 2)).astype(np.float32)
+        env.send((actions[idle],), EVERY_ROW if env.lockstep else idle)
+        step = env.recv()
+        idle = np.arange(env.num_envs)[step.rows]
+        following = step.obs[0].copy()
+        following[step.ended] = step.final[0]
+        for i, row in enumerate(idle):
+            info = [leaf[i] for leaf in step.info]
+            flags = bool(step.terminated[i]), bool(step.truncated[i])
+            frames[row].append((obs[row].copy(), actions[row].copy(), step.reward[i], *flags, following[i], *info))
+        obs[idle] = step.obs[0]
+    return [frames_of_row[:steps] for frames_of_row in frames]
+
+
+def reference(frames: list[tuple[Any, ...]], seed: int) -> list[tuple[Any, ...]]:
+    """What a single environment gives for the same actions."""
+    env, found = EchoEnv(), []
+    obs, _ = env.reset(seed=seed)
+    for frame in frames:
+        after, reward, terminated, truncated, info = env.step(frame[1])
+        found.append(
+            (obs, frame[1], np.float32(reward), terminated, truncated, after, info["echo"], info.get("won", 0))
+        )
+        obs = env.reset()[0] if terminated or truncated else after
+    return found
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv, partial(AsyncVectorEnv, shared_memory=False)])
+@pytest.mark.parametrize("mode", MODES)
+def test_frames_are_those_of_single_environments(kind: Any, mode: str) -> None:
+    env = made(partial(echoes, kind=kind, autoreset_mode=mode), info=INFO)
+    try:
+        for row, frames in enumerate(play(env, 60)):
+            for found, wanted in zip(frames, reference(frames, SEEDS[row]), strict=True):
+                for a, b in zip(found, wanted, strict=True):
+                    np.testing.assert_array_equal(a, b)
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_reused_memory_of_observations_is_copied(mode: str, copy: bool) -> None:
+    env = made(partial(echoes, autoreset_mode=mode, copy=copy), info=INFO)
+    for row, frames in enumerate(play(env, 40)):
+        np.testing.assert_array_equal([f[5] for f in frames], [f[5] for f in reference(frames, SEEDS[row])])
+
+
+class Batched(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Counts steps of episodes of 3 to 6 steps: observation [row, episode, step]; action 1 counts twice."""
+
+    metadata: dict[str, Any] = {}  # noqa: RUF012 - as gymnasium has it
+
+    def __init__(self, num_envs: int, *, mode: str = "", final: str = "array", dtype: Any = np.float32) -> None:
+        self.num_envs, self._final, self._dtype = num_envs, final, dtype
+        self.metadata = {"autoreset_mode": mode} if mode else {}
+        self._does = mode or "SameStep"
+        low, high = (-np.inf, np.inf) if np.dtype(dtype).kind == "f" else (0, 100)
+        self.single_observation_space = gymnasium.spaces.Box(low, high, (3,), dtype)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        self.buffer = np.zeros((num_envs, 3), dtype)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.buffer[:] = np.arange(self.num_envs)[:, None] * [1, 0, 0]
+        self.over = np.zeros(self.num_envs, bool)
+        return self.buffer.copy(), {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        resets = self.over & (self._does == "NextStep")
+        self.buffer[:, 2] += np.where(resets, 0, 1 + actions).astype(self._dtype)
+        self._begin(resets)
+        self.over = (self.buffer[:, 2] >= 3 + self.buffer[:, 0] % 4) & ~resets
+        info: dict[str, Any] = {}
+        if self._does == "SameStep" and self.over.any():
+            last = self.buffer if self._final == "alias" else self.buffer.copy()
+            self._begin(self.over)
+            if self._final == "object":  # each row returned the object that its reset has overwritten
+                info["final_obs"] = np.array([*self.buffer, None], object)[:-1]
+            elif self._final:
+                info["final_obs"] = last
+        obs = self.buffer if self._final == "alias" else self.buffer.copy()
+        return obs, np.where(resets, 0.0, 1.0), self.over.copy(), np.zeros(self.num_envs, bool), info
+
+    def _begin(self, rows: Any) -> None:
+        self.buffer[rows, 1] += 1
+        self.buffer[rows, 2] = 0
+
+
+def run(env: GymVectorEnv, *, steps: int) -> Step:
+    for _ in range(steps):
+        env.send((np.zeros(N, np.int64),), EVERY_ROW)
+        step = env.recv()
+    return step
+
+
+def test_final_obs_without_its_mask_is_read() -> None:
+    """As ALE gives it: an array of all rows, without `_final_obs` and `final_info`."""
+    env = made(partial(Batched, mode="SameStep"))
+    env.start()
+    step = run(env, steps=3)
+    np.testing.assert_array_equal(step.ended, [0])
+    np.testing.assert_array_equal(step.final[0], [[0, 0, 3]])
+    np.testing.assert_array_equal(step.obs[0][0], [0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"mode": "SameStep", "final": "alias"}, "in the memory of the observations"),
+        ({"mode": "SameStep", "final": "object"}, "equals the first observation of the next episode"),
+        ({"mode": "SameStep", "final": "object", "dtype": np.uint8}, "equals the first observation of the next"),
+        ({"mode": "SameStep", "final": ""}, 'gives no info."final_obs".*compute_final_obs=True'),
+    ],
+)
+def test_lost_final_observations_are_refused(arguments: Mapping[str, Any], sentence: str) -> None:
+    env = made(partial(Batched, **arguments))
+    env.start()
+    with pytest.raises(EnvCrashed, match=sentence):
+        run(env, steps=20)
+
+
+class ReusingEnv(EchoEnv):
+    """Returns the same object at every step and reset."""
+
+    kept: Any = None
+
+    def _observe(self, *action: float) -> Any:
+        self.kept = np.empty(5, np.float32) if self.kept is None else self.kept
+        self.kept[:] = super()._observe(*action)
+        return self.kept
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("mode", MODES)
+def test_environments_that_return_one_object(kind: Any, mode: str) -> None:
+    def make(num_envs: int) -> Any:
+        return kind([ReusingEnv] * num_envs, autoreset_mode=mode)
+
+    env = made(make, info=INFO)
+    try:
+        if mode == "SameStep":
+            with pytest.raises(EnvCrashed, match="make it with autoreset_mode NEXT_STEP"):
+                play(env, 20)
+            return
+        for row, frames in enumerate(play(env, 20)):
+            np.testing.assert_array_equal([f[5] for f in frames], [f[5] for f in reference(frames, SEEDS[row])])
+    finally:
+        env.close()
+
+
+def test_modes_that_are_not_declared_are_found_by_playing() -> None:
+    for does in ("NextStep", "SameStep"):
+        env = made(partial(_undeclared, does=does))
+        assert env._mode.value == does
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            {"does": "SameStep", "final": ""},
+            "declares no autoreset_mode.*resets in the same step and gives no final_obs",
+        ),
+        ({"does": "Disabled"}, "declares no autoreset_mode.*or not at all"),
+        ({"does": "NextStep", "mode": "sometimes"}, "declares the autoreset_mode 'sometimes'; known: NEXT_STEP"),
+        ({"does": "Disabled", "mode": "Disabled"}, "does not reset the rows of the mask alone: it resets every row"),
+    ],
+)
+def test_modes_that_cannot_be_told_are_refused(arguments: Mapping[str, Any], sentence: str) -> None:
+    with pytest.raises(EnvBuildError, match=sentence):
+        made(partial(_undeclared, **arguments))
+
+
+def _undeclared(num_envs: int, *, does: str, **arguments: Any) -> Any:
+    env = Batched(num_envs, **arguments)
+    env._does = does
+    return env
+
+
+def test_a_mode_that_another_class_declared_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ALE's environment writes its mode into the dict that gymnasium's base class has for all."""
+    monkeypatch.setitem(gymnasium.vector.VectorEnv.metadata, "autoreset_mode", AutoresetMode.DISABLED)
+
+    def make(num_envs: int) -> Any:
+        env = Batched(num_envs)
+        env.metadata = gymnasium.vector.VectorEnv.metadata
+        return env
+
+    assert made(make)._mode is AutoresetMode.SAME_STEP
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        (lambda num_envs: EchoEnv(), "has no num_envs, single_observation_space.*return a gymnasium.vector.VectorEnv"),
+        (lambda num_envs: echoes(3), "called with num_envs=8 and has 3 environments; pass num_envs on"),
+        (partial(gymnasium.make_vec, "CartPol-v1"), "could not be built: NameNotFound"),
+        ({"vector": {"id": "CartPol-v1", "numEnvs": 8}}, 'no gymnasium environment is registered as "CartPol-v1"'),
+        ({"vector": {"entrypoint": "my_envs:make", "numEnvs": 8}}, "my_envs"),
+    ],
+)
+def test_what_is_no_vector_environment_is_refused(env: Any, sentence: str) -> None:
+    with pytest.raises((EnvBuildError, ManifestError, RuntimeError), match=sentence):
+        make_collector(env=env)
+
+
+@pytest.mark.parametrize("name", ["resetAtEachBatch", "maxFramesPerTrajectory"])
+def test_what_needs_rows_to_be_reset_alone_is_refused(name: str) -> None:
+    with pytest.raises(ManifestError, match=f"spec.collection.{name} needs rows of .* to be reset alone"):
+        make_collector(
+            env=partial(Batched, mode="NextStep"), num_envs=N, collection={name: 5 if "max" in name else True}
+        )
+
+
+def test_rows_that_were_left_out_begin_new_episodes() -> None:
+    """A short batch steps a part of the rows, and a vector environment steps all of them."""
+    with make_collector(env=partial(echoes, autoreset_mode="NextStep"), num_envs=N) as collector:
+        collector.collect(num_steps=N + 1)
+        ids = collector.trajectories.ids.copy()
+        batch = collector.collect(num_steps=2 * N)
+    np.testing.assert_array_equal(batch["collector", "traj_ids"][1:, 0] > ids.max(), [True] * 3)
+    assert not batch["observation"][1:, 0, 2:].any()
+    assert batch["collector", "traj_ids"][0, 0] == ids[0]

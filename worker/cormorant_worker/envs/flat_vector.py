@@ -1,0 +1,317 @@
+"""A gymnasium vector environment whose observations, actions and infos are flat arrays: what `vector.py` steps and
+`autoreset.py` examines. Checks everything that the environment returns.
+
+# N environments, k of them ended
+"""
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from cormorant_worker.action_mask import ACTION_MASK, info_mask_length
+from cormorant_worker.entrypoints import load_object
+from cormorant_worker.envs.env_row import BadObservation, NanCheck
+from cormorant_worker.envs.gymnasium_env import check_registered, construct
+from cormorant_worker.envs.info import InfoField
+from cormorant_worker.envs.protocol import EVERY_ROW, Rows
+from cormorant_worker.errors import EnvBuildError, EnvCrashed
+from cormorant_worker.spaces import Array, Arrays, cast_exactly, flatten, leaves, unflattener
+
+_NEEDED = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorSource:
+    """Builds a gymnasium vector environment of any number of rows."""
+
+    id: str = ""
+    """A registered id, for `gymnasium.make_vec`; else one of the next two."""
+    entrypoint: str = ""
+    make: Callable[..., Any] | None = None
+    """A script's own function, called with `num_envs`."""
+    kwargs: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.id or self.entrypoint or str(getattr(self.make, "__qualname__", self.make))
+
+    def build(self, num_envs: int) -> Any:
+        """Construct it.
+
+        Raises:
+            UnknownEnv, EnvBuildError: no such id or entrypoint, it raised, or it is not a vector environment of so
+                many rows.
+        """
+        if self.id:
+            check_registered(self.id)
+            make: Callable[..., Any] = lambda **kwargs: gymnasium.make_vec(self.id, **kwargs)  # noqa: E731 - one use
+        else:
+            make = self.make or load_object(self.entrypoint, what="environment")
+        env = construct(lambda: make(num_envs=num_envs, **self.kwargs), f"the vector environment {self.name}")
+        if missing := [name for name in _NEEDED if not hasattr(env, name)]:
+            raise EnvBuildError(
+                f"{self.name} returned a {type(env).__module__}.{type(env).__name__}, which has no "
+                f"{', '.join(missing)}; return a gymnasium.vector.VectorEnv, or use env.gymnasium for single "
+                "environments"
+            )
+        if env.num_envs != num_envs:
+            env.close()
+            raise EnvBuildError(
+                f"{self.name} was called with num_envs={num_envs} and has {env.num_envs} environments; pass num_envs on"
+            )
+        return env
+
+
+class Stepped(NamedTuple):
+    """What one step of all N environments returned."""
+
+    obs: Arrays
+    """[N, ...] a leaf; the environment's own memory."""
+    reward: Array
+    """[N] float32."""
+    terminated: Array
+    """[N] bool."""
+    truncated: Array
+    """[N] bool."""
+    info: Mapping[str, Any]
+
+    @property
+    def ended(self) -> Rows:
+        return np.flatnonzero(self.terminated | self.truncated)
+
+
+class FlatVector:
+    """`num_envs` rows of a vector environment that was just built. `close` closes it."""
+
+    def __init__(self, source: VectorSource, num_envs: int) -> None:
+        self.name, self.num_envs = source.name, num_envs
+        self.env = source.build(num_envs)
+        self.observation_space, self.action_space = self.env.single_observation_space, self.env.single_action_space
+        self.steps = 0
+        """Steps since it was built."""
+        self._has_ended = False
+        try:
+            self.leaves = leaves(self.observation_space, ("observation",))
+            leaves(self.action_space, ("action",))
+        except EnvBuildError:
+            self.close()
+            raise
+        self._nested_actions = unflattener(self.action_space)
+        self._nan = NanCheck(self.observation_space, largest=np.inf)
+        length = info_mask_length(self.observation_space, self.action_space)
+        self.illegal: Array | None = np.zeros((num_envs, length), np.bool_) if length else None
+        """[N, length]: as `VectorEnv.illegal`."""
+
+    def random_actions(self, generator: np.random.Generator) -> Arrays:
+        """[N, ...] a leaf of the action: any that the space has."""
+        self.action_space.seed(int(generator.integers(1 << 31)))
+        drawn = [flatten(self.action_space, self.action_space.sample()) for _ in range(self.num_envs)]
+        return tuple(np.stack(parts) for parts in zip(*drawn, strict=True))
+
+    def seed(self, seeds: Sequence[int], options: dict[str, Any] | None = None) -> Stepped:
+        """Begin every episode under its seed, in the first form that the environment takes: a list, an array, or the
+        first one for all.
+        """
+        forms = [list(seeds), np.asarray(seeds), seeds[0]]
+        for form in forms[:-1]:
+            with suppress(TypeError, ValueError, AssertionError, gymnasium.error.Error):
+                obs, info = self.env.reset(seed=form, options=options)
+                return self._begun(obs, info, EVERY_ROW)
+        return self.begin(options, seed=forms[-1])
+
+    def begin(self, options: dict[str, Any] | None = None, *, seed: Any = None) -> Stepped:
+        """Begin an episode in every row."""
+        try:
+            obs, info = self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise self._failed("a reset", error) from error
+        return self._begun(obs, info, EVERY_ROW)
+
+    def reset(self, rows: Rows) -> Arrays:
+        """Begin new episodes in `rows` alone. Returns [k, ...] first observations."""
+        if len(rows) == self.num_envs:
+            return tuple([leaf[rows] for leaf in self.begin().obs])
+        mask = np.zeros(self.num_envs, dtype=np.bool_)
+        mask[rows] = True
+        try:
+            obs, info = self.env.reset(options={"reset_mask": mask})
+        except Exception as error:
+            raise self._failed("a reset of some rows", error) from error
+        return tuple([leaf[rows] for leaf in self._begun(obs, info, rows).obs])
+
+    def step(self, actions: Arrays) -> Stepped:
+        """Step all environments.
+
+        Raises:
+            EnvCrashed: it raised.
+            BadObservation: what it returned does not fit its space, or is NaN.
+        """
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(self._nested_actions(actions))
+        except Exception as error:
+            raise self._failed(f"step {self.steps + 1}", error) from error
+        self.steps += 1
+        # Copies, but for the observations: a reset of some rows may write into the environment's own memory.
+        stepped = Stepped(
+            self.arrays(obs),
+            np.array(reward, dtype=np.float32),
+            np.array(terminated, dtype=np.bool_),
+            np.array(truncated, dtype=np.bool_),
+            info,
+        )
+        for what, array in (("reward", stepped.reward), ("terminated", stepped.terminated), ("truncated", stepped[3])):
+            if array.shape != (self.num_envs,):
+                raise BadObservation(
+                    f"{self.name} returned {what} of shape {array.shape} for {self.num_envs} environments"
+                )
+        if np.isnan(stepped.reward).any():
+            row = int(np.flatnonzero(np.isnan(stepped.reward))[0])
+            raise BadObservation(f"environment {row} returned a NaN reward in step {self.steps}", row=row)
+        self._note_masks(info, EVERY_ROW)
+        self._has_ended = bool(len(stepped.ended))
+        return stepped
+
+    def settle(self) -> None:
+        """Take the resets that NEXT_STEP left pending: in AsyncVectorEnv without shared memory they outlive a reset."""
+        while self._has_ended:
+            self.step(self.random_actions(np.random.default_rng(self.steps)))
+
+    def flat_action(self, action: Any) -> Arrays:
+        """[1, ...] a leaf: the action of a single environment."""
+        return tuple([np.asarray(part)[None] for part in flatten(self.action_space, action)])
+
+    def arrays(self, obs: Any) -> Arrays:
+        """[N, ...] a leaf."""
+        try:
+            parts = flatten(self.observation_space, obs)
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
+            raise BadObservation(
+                f"{self.name} returned observations in step {self.steps} that do not fit {self.observation_space}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        for leaf, part in zip(self.leaves, parts, strict=True):
+            if part.shape != (self.num_envs, *leaf.shape):
+                raise BadObservation(
+                    f"{self.name} returned {'.'.join(leaf.key)} of shape {part.shape} in step {self.steps}; "
+                    f"{self.num_envs} environments and their space say {(self.num_envs, *leaf.shape)}"
+                )
+        self._nan.look(parts, EVERY_ROW)
+        return parts
+
+    def final(self, stepped: Stepped) -> Arrays | None:
+        """[k, ...] a leaf: `final_obs` of the rows that ended; None: there is none. Whether there is a `_final_obs` is
+        not asked: ALE's environment has none.
+        """
+        found, ended = stepped.info.get("final_obs"), stepped.ended
+        if found is None:
+            return None
+        if isinstance(found, np.ndarray) and found.dtype == object:
+            if any(found[row] is None for row in ended):
+                return None
+            rows = [flatten(self.observation_space, found[row]) for row in ended]
+            final = tuple(np.stack(parts) for parts in zip(*rows, strict=True))
+        else:
+            parts = self.arrays(found)
+            if any(np.shares_memory(a, b) for a, b in zip(parts, stepped.obs, strict=True)):
+                raise self.lost_final("in the memory of the observations, which the reset has overwritten")
+            final = tuple(part[ended] for part in parts)
+        self._nan.look(final, ended)
+        return final
+
+    def lost_final(self, what: str) -> BadObservation:
+        return BadObservation(
+            f"{self.name} resets in the step that ends an episode (SAME_STEP) and returns final_obs {what}, so the "
+            "final observation is lost; return a copy from the environment, or make it with autoreset_mode NEXT_STEP"
+        )
+
+    def infos(self, fields: Sequence[InfoField], stepped: Stepped, *, is_same_step: bool) -> Arrays:
+        """[N, ...] a declared key. A row that ended and was reset in the same step has its values in `final_info`."""
+        found = []
+        for field in fields:
+            assert field.shape is not None
+            out = np.full((self.num_envs, *field.shape), field.filling, np.dtype(field.dtype))
+            self._read(field, stepped.info, out)
+            if is_same_step and len(ended := stepped.ended):
+                out[ended] = field.filling
+                if isinstance(last := stepped.info.get("final_info"), Mapping):
+                    final = np.full_like(out, field.filling)
+                    self._read(field, last, final)
+                    out[ended] = final[ended]
+            found.append(out)
+        return tuple(found)
+
+    def complete(self, fields: Sequence[InfoField]) -> tuple[InfoField, ...]:
+        """Find dtypes and shapes that are not declared, in the infos of a reset and a step. To be seeded afterwards."""
+        if all(field.is_complete for field in fields):
+            return tuple(fields)
+        infos = [self.seed(range(self.num_envs)).info, self.step(self.random_actions(np.random.default_rng(0))).info]
+        infos += [info["final_info"] for info in infos if isinstance(info.get("final_info"), Mapping)]
+        found = []
+        for field in fields:
+            value = next((v for info in reversed(infos) if (v := find_info(info, field.key)[0]) is not None), None)
+            if value is None and not field.is_complete:
+                known = sorted({key for info in infos for key in info if not key.startswith("_")})
+                raise EnvBuildError(
+                    f"spec.env.info: {field.key} is in the info of neither the first reset nor the first step of "
+                    f"{self.name}, where {', '.join(known) or 'nothing'} is; correct the key, or declare its dtype and "
+                    "shape if it comes later"
+                )
+            array = np.asarray(value)
+            found.append(field if field.is_complete else field.complete(array.dtype, array.shape[1:]))
+        return tuple(found)
+
+    def close(self) -> None:
+        """Close the environment; what it raises then is not of interest."""
+        with suppress(Exception):  # it may have crashed before
+            self.env.close()
+
+    def _read(self, field: InfoField, info: Mapping[str, Any], out: Array) -> None:
+        value, mask = find_info(info, field.key)
+        if value is None:
+            return
+        rows = np.flatnonzero(mask) if mask is not None else np.arange(self.num_envs)
+        try:
+            out[rows] = cast_exactly(np.asarray(value)[rows], out.dtype)
+        except (TypeError, ValueError, IndexError, OverflowError) as error:
+            raise BadObservation(
+                f"{self.name} returned {field.key} in info that does not fit {field.dtype}{list(field.shape or ())} in "
+                f"step {self.steps}: {error}; declare another dtype or shape"
+            ) from error
+
+    def _begun(self, obs: Any, info: Mapping[str, Any], rows: slice | Rows) -> Stepped:
+        parts, nothing = self.arrays(obs), np.zeros(self.num_envs, dtype=np.bool_)
+        self._note_masks(info, rows)
+        return Stepped(parts, np.zeros(self.num_envs, np.float32), nothing, nothing, info)
+
+    def _note_masks(self, info: Mapping[str, Any], rows: slice | Rows) -> None:
+        if self.illegal is None:
+            return
+        illegal = np.zeros_like(self.illegal)
+        value, mask = find_info(info, ACTION_MASK)
+        if isinstance(value, np.ndarray) and value.shape == illegal.shape:
+            illegal = (value == 0) & (True if mask is None else mask[:, None])
+        self.illegal[rows] = illegal[rows]
+
+    def _failed(self, what: str, error: Exception) -> EnvCrashed:
+        details = "".join(traceback.format_exception(error))
+        return EnvCrashed(
+            f"the vector environment {self.name} raised {type(error).__name__} in {what}: {error}; fix the environment",
+            has_stepped=self.steps > 0,
+            details=details,
+        )
+
+
+def find_info(info: Mapping[str, Any], key: str) -> tuple[Any, Array | None]:
+    """[N, ...] the values of a key, with dots a path, and [N] bool which rows have it; None: there are none, or all."""
+    *path, last = [key] if key in info else key.split(".")
+    inner: Any = info
+    for part in path:
+        inner = inner.get(part) if isinstance(inner, Mapping) else None
+    if not isinstance(inner, Mapping):
+        return None, None
+    return inner.get(last), inner.get(f"_{last}")

@@ -1,0 +1,256 @@
+"""Environments that are vectorized already: any gymnasium `VectorEnv`, stepped in the worker's process.
+
+    NEXT_STEP   the step after an end is a reset, whose action is ignored: ended rows are reset by a mask instead, or,
+                where the environment cannot do that, held back until that step
+    SAME_STEP   `final_obs` has the final observation, the first one of the next episode is returned
+    DISABLED    ended rows are reset by a mask
+
+A vector environment steps all of its rows. Where rows can be reset by a mask it is in lockstep, and rows that were not
+sent are `interrupted`. Otherwise every row is always stepped, and the frames beyond a batch begin the next one.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from cormorant_worker.envs.autoreset import find_mode, resets_some
+from cormorant_worker.envs.flat_vector import FlatVector, Stepped, VectorSource
+from cormorant_worker.envs.gymnasium_env import EnvSource
+from cormorant_worker.envs.info import InfoField
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
+from cormorant_worker.errors import EnvCrashed
+from cormorant_worker.spaces import Array, Arrays, unflattener
+
+_CHANCES = 3
+"""Ends in a row that look as if the final observation were lost, where observations are whole numbers."""
+
+
+class _FinalObservations:
+    """Takes `final_obs` of environments that reset in the same step, and refuses those that lose it."""
+
+    def __init__(self, vector: FlatVector) -> None:
+        self._vector = vector
+        self._needed = 1 if any(leaf.dtype.kind == "f" for leaf in vector.leaves) else _CHANCES
+        self._looks_lost = 0
+
+    def take(self, stepped: Stepped, before: Arrays) -> Arrays:
+        """[k, ...] a leaf. `before`: [N, ...] a leaf, what was acted on.
+
+        An environment that returns the same object each time gives a final observation that its reset overwrote: the
+        first one of the next episode, which by chance has never been the last of this one.
+        """
+        final, ended = self._vector.final(stepped), stepped.ended
+        if final is None:
+            raise EnvCrashed(
+                f"{self._vector.name} resets in the step that ends an episode (SAME_STEP) and gives no "
+                'info["final_obs"], so the final observation is lost; make it return that (in Isaac Lab: '
+                "compute_final_obs=True), or make it with autoreset_mode NEXT_STEP or DISABLED",
+                has_stepped=False,
+            )
+        for i, row in enumerate(ended):
+            is_first = all(np.array_equal(a[i], b[row]) for a, b in zip(final, stepped.obs, strict=True))
+            has_moved = not all(np.array_equal(a[i], b[row]) for a, b in zip(final, before, strict=True))
+            self._looks_lost = self._looks_lost + 1 if is_first and has_moved else 0
+            if self._looks_lost >= self._needed:
+                raise self._vector.lost_final("that equals the first observation of the next episode")
+        return final
+
+
+class GymVectorEnv(VectorEnv):
+    """The rows of one gymnasium vector environment.
+
+    Args:
+        source: builds it.
+        seeds: one a row, for its first reset.
+        info: which values of `info` come with every step.
+
+    Raises:
+        UnknownEnv, EnvBuildError: it cannot be built, or what it does at the end of an episode cannot be told.
+    """
+
+    why_not_saved = "a gymnasium vector environment can neither save nor read its state"
+
+    def __init__(self, source: VectorSource, *, seeds: Sequence[int], info: Sequence[InfoField] = ()) -> None:
+        num_envs = self.num_envs = len(seeds)
+        vector = self._vector = FlatVector(source, num_envs)
+        self._seeds = tuple(seeds)
+        try:
+            self._mode = find_mode(vector)
+            self.lockstep = resets_some(vector, self._mode)
+            self._info = vector.complete(info)
+        except BaseException:
+            vector.close()
+            raise
+        self.min_in_flight = 1 if self.lockstep else num_envs
+        self.observation_space, self.action_space = vector.observation_space, vector.action_space
+        self.info_leaves, self.illegal = tuple(field.leaf for field in self._info), vector.illegal
+        self._final = _FinalObservations(vector)
+        self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in vector.leaves)
+        self._actions = tuple(action.copy() for action in vector.random_actions(np.random.default_rng(0)))
+        """[N, ...] a leaf: the last ones of every row, which are valid where they mean nothing."""
+        self._before: Arrays = ()
+        self._rows: slice | Rows = EVERY_ROW
+        self._is_interrupted: Array = np.zeros(num_envs, dtype=np.bool_)
+        self._held: Stepped | None = None
+        """What rows that ended returned, while their next step is a reset."""
+        self._held_final, self._held_info = self._no_final, tuple[Array, ...]()
+
+    @property
+    def interrupted(self) -> Rows:
+        return np.flatnonzero(self._is_interrupted)
+
+    def start(self) -> Arrays:
+        self._is_interrupted[:] = False
+        self._held = None
+        if self._mode is AutoresetMode.NEXT_STEP:
+            self._vector.settle()
+        obs = self._vector.seed(self._seeds).obs
+        self._before = tuple(np.empty_like(leaf) for leaf in obs)
+        self._act_on(obs, EVERY_ROW)
+        return obs
+
+    def send(self, actions: Arrays, rows: slice | Rows) -> None:
+        for kept, action in zip(self._actions, actions, strict=True):
+            kept[rows] = action
+        self._rows = rows
+        if self.lockstep and not isinstance(rows, slice):
+            is_left_out = np.ones(self.num_envs, dtype=np.bool_)
+            is_left_out[rows] = False
+            self._is_interrupted |= is_left_out
+
+    def recv(self) -> Step:
+        stepped = self._vector.step(self._actions)
+        info = self._vector.infos(self._info, stepped, is_same_step=self._mode is AutoresetMode.SAME_STEP)
+        if not self.lockstep and self._mode is AutoresetMode.NEXT_STEP:
+            return self._recv_held(stepped, info)
+        obs, ended, final = stepped.obs, stepped.ended, self._no_final
+        if len(ended):
+            if self._mode is AutoresetMode.SAME_STEP:
+                final = self._final.take(stepped, self._before)
+            else:
+                final = tuple(leaf[ended] for leaf in obs)
+                obs = tuple(leaf.copy() for leaf in obs)
+                for kept, first in zip(obs, self._vector.reset(ended), strict=True):
+                    kept[ended] = first
+        self._act_on(obs, EVERY_ROW)
+        step = Step(EVERY_ROW, obs, stepped.reward, stepped.terminated, stepped.truncated, ended, final, NO_ROWS, info)
+        return step if isinstance(self._rows, slice) or not self.lockstep else _of_rows(step, self._rows)
+
+    def restart(self, rows: Rows) -> Arrays:
+        if not self.lockstep:
+            raise EnvCrashed(f"the rows of {self._vector.name} cannot be restarted one by one: it takes no reset_mask")
+        self._is_interrupted[rows] = False
+        first = self._vector.reset(rows)
+        self._act_on(first, rows)
+        return first
+
+    def close(self) -> None:
+        self._vector.close()
+
+    def _act_on(self, obs: Arrays, rows: slice | Rows) -> None:
+        """Keep what is acted on next, where it is compared with final observations."""
+        if self._mode is AutoresetMode.SAME_STEP:
+            for kept, leaf in zip(self._before, obs, strict=True):
+                kept[rows] = leaf
+
+    def _recv_held(self, stepped: Stepped, info: Arrays) -> Step:
+        """Rows that ended come with the next step, which is the first observation of their next episode."""
+        begins, held = np.zeros(self.num_envs, dtype=np.bool_), self._held
+        if held is not None:
+            begins[held.ended] = True
+            if stepped.reward[begins].any() or (stepped.terminated | stepped.truncated)[begins].any():
+                raise EnvCrashed(
+                    f"{self._vector.name} declares the autoreset_mode NEXT_STEP, and the step after an end had a "
+                    "reward or ended; correct what it declares",
+                    has_stepped=False,
+                )
+            for now, kept in zip((*stepped[1:4], *info), (*held[1:4], *self._held_info), strict=True):
+                now[begins] = kept[begins]
+        ends = (stepped.terminated | stepped.truncated) & ~begins
+        ended, final = NO_ROWS, self._no_final
+        rows: Rows = np.flatnonzero(~ends)
+        if held is not None:
+            ended, final = np.flatnonzero(begins[~ends]), self._held_final
+        self._held = None
+        if ends.any():
+            self._held = stepped._replace(terminated=stepped.terminated & ends, truncated=stepped.truncated & ends)
+            self._held_final = tuple(leaf[ends] for leaf in stepped.obs)
+            self._held_info = info
+        step = Step(
+            EVERY_ROW, stepped.obs, stepped.reward, stepped.terminated, stepped.truncated, ended, final, NO_ROWS, info
+        )
+        return _of_rows(step, rows, ended=ended, final=final)
+
+
+def _of_rows(step: Step, rows: Rows, *, ended: Rows | None = None, final: Arrays = ()) -> Step:
+    """What happened to some rows of a step of all. `ended`, `final`: if they are known already."""
+    terminated, truncated = step.terminated[rows], step.truncated[rows]
+    if ended is None:
+        ended = np.flatnonzero(terminated | truncated)
+        final = tuple(leaf[np.searchsorted(step.ended, rows[ended])] for leaf in step.final)
+    obs, info = (tuple(leaf[rows] for leaf in leaves) for leaves in (step.obs, step.info))
+    return Step(rows, obs, step.reward[rows], terminated, truncated, ended, final, NO_ROWS, info)
+
+
+class RowEnv(gymnasium.Env[Any, Any]):
+    """A vector environment of one row as a single environment, whose episodes depend on their seeds alone: evaluations
+    play each episode in one of its own.
+    """
+
+    def __init__(self, source: VectorSource) -> None:
+        self._vector = FlatVector(source, 1)
+        self.observation_space, self.action_space = self._vector.observation_space, self._vector.action_space
+        self._mode = find_mode(self._vector)
+        self._final, self._nested = _FinalObservations(self._vector), unflattener(self.observation_space)
+        self._before: Arrays = ()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        if self._mode is AutoresetMode.NEXT_STEP:
+            self._vector.settle()
+        begun = self._vector.seed([seed], options) if seed is not None else self._vector.begin(options)
+        return self._observe(begun.obs), _row_of(begun.info)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step once. An ended episode is to be reset."""
+        flat = self._vector.flat_action(action)
+        stepped = self._vector.step(flat)
+        obs, info = stepped.obs, stepped.info
+        if len(stepped.ended) and self._mode is AutoresetMode.SAME_STEP:
+            obs, info = self._final.take(stepped, self._before), info.get("final_info", {})
+        reward, terminated, truncated = (array[0].item() for array in stepped[1:4])
+        return self._observe(obs), reward, terminated, truncated, _row_of(info)
+
+    def close(self) -> None:
+        """Close the vector environment."""
+        self._vector.close()
+
+    def _observe(self, obs: Arrays) -> Any:
+        self._before = tuple(leaf.copy() for leaf in obs)
+        return self._nested([leaf[0] for leaf in self._before])
+
+
+def _row_of(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The info of the only row."""
+    return {
+        key: _row_of(value) if isinstance(value, Mapping) else value[0]
+        for key, value in info.items()
+        if not key.startswith("_") and not (f"_{key}" in info and not info[f"_{key}"][0])
+    }
+
+
+class RowEnvs(EnvSource):
+    """Builds a `RowEnv` for each row."""
+
+    def __init__(self, source: VectorSource) -> None:
+        self._source = source
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    def build(self, row: int) -> RowEnv:  # the same for every row
+        return RowEnv(self._source)
