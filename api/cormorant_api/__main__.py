@@ -158,6 +158,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--floor-frames", type=_from(0), help="Frames settled by earlier heads.")
     parser.add_argument(
+        "--published-version",
+        type=_from(0),
+        default=os.environ.get("CORMORANT_PUBLISHED_VERSION", "0"),  # an older head ignores it, and refuses an option
+        help="Newest version of the weights that earlier heads published (default: CORMORANT_PUBLISHED_VERSION, or 0).",
+    )
+    parser.add_argument(
         "--last-words",
         dest="termination_message_file",
         type=Path,

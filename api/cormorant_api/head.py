@@ -54,6 +54,8 @@ _WORKERS_A_SECOND = 1000
 _NEXT_HEAD_S = 2.0
 """Retry-After for clients that should reach the next head."""
 _MOST_UPLOADS = 8
+_WEIGHTS_OWNER = "cormorant-weights"
+"""Owner of the pause lease of a head that waits for weights."""
 
 
 class Threads:
@@ -130,6 +132,10 @@ class Head:
         """How this head ended, as the `ended` event says it; empty before."""
         self.watchers: list[Callable[[FleetStats], None]] = []
         """Called with the counters twice a second by the housekeeping thread; must be quick and not raise."""
+        self.missing_weights = ""
+        """Which weights of earlier heads this one does not have, and what it does; empty: it has them all."""
+        self._found_version = 0
+        """The newest that it had at its start."""
         self.is_draining = False
         self.is_closing = False
         self.uploads = UploadRoom(
@@ -161,11 +167,49 @@ class Head:
         self.sample(fleet.stats(workers=False))
         if not running.publisher.inherit():
             running.publisher.restore()
+        self._miss_weights(running)
         self._running = running
         if self.has_queue:
             running.feeder.start()
         running.pauses.start()
         self._housekeeper.start()
+
+    def _miss_weights(self, running: Running) -> None:
+        """Pause a fleet that would begin with older weights than earlier heads had, for a limited time."""
+        wanted = running.publisher.published_version = self.settings.published_version
+        self._found_version = running.publisher.version
+        if wanted <= self._found_version or not running.fleet.specs:
+            return
+        self.leases.grant(
+            _WEIGHTS_OWNER,
+            reason=f"version {wanted} of the weights is not here",
+            ttl_s=self.settings.weights_within_s,
+        )
+        self._tell_missing(
+            f"version {wanted} of the weights was lost with the earlier head; waiting for at most "
+            f"{self.settings.weights_within_s:.0f} s for a worker that kept it or a learner that publishes"
+        )
+
+    def _find_weights(self, running: Running) -> None:
+        """End the pause when there are newer weights, or say that there are none."""
+        if not self.missing_weights:
+            return
+        if running.publisher.version > self._found_version:
+            self.missing_weights = ""
+            if self.leases.end_of(_WEIGHTS_OWNER) is not None:
+                running.pauses.nudge()
+        elif all(lease.owner != _WEIGHTS_OWNER for lease in self.leases.held()):
+            acting = f"version {self._found_version}" if self._found_version else "the policy's initial weights"
+            self._tell_missing(
+                f"frames are collected with {acting}: version {self.settings.published_version} was lost with the "
+                "earlier head; publish weights, and set head.persistence.claimName to keep them"
+            )
+
+    def _tell_missing(self, reason: str) -> None:
+        if reason != self.missing_weights:
+            self.missing_weights = reason
+            self.events.add("weights_missing", version=self.settings.published_version, reason=reason)
+            log.warning("weights_missing", version=self.settings.published_version, reason=reason)
 
     def drain(self) -> None:
         """Start no new batches and finish the open ones. Requests are served as before."""
@@ -232,6 +276,8 @@ class Head:
 
     def keep_settled_frames(self, stats: FleetStats) -> None:
         """Write them down for the next head."""
+        if self._running is not None:
+            self.journal.inherit(self._running.fleet.inherited_frames)
         self.journal.settle_all(self.settled_frames(stats))
 
     def keep_restored(self) -> None:
@@ -350,6 +396,7 @@ class Head:
                 self.keep_settled_frames(stats)
                 if not self.is_draining:
                     running.publisher.inherit()  # workers join one by one
+                self._find_weights(running)
                 has_workers = any(group.ready or group.starting for group in stats.groups.values())
                 running.updates.tick(can_apply=running.pauses.state == "running" and has_workers)
                 is_over = running.fleet.is_done and stats.queued_batches == 0

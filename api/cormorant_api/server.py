@@ -114,6 +114,7 @@ class HeadServer:
             floor_frames=journal.frames,
             statistics=journal.statistics,
             epoch=journal.epoch,
+            settled_frames=lambda: journal.settled_frames,
             starts_paused=True,
         )
         fleet = self.fleet = make(self.job, options, engine=engine)

@@ -25,6 +25,11 @@ class HeadSettings:
     """Number of this head in the job, from 1; 0: count in `directory`."""
     floor_frames: int = 0
     """Frames known to be settled by earlier heads; a higher count in `directory` wins."""
+    published_version: int = 0
+    """Newest version that earlier heads published. A head that does not find it waits for it, or for a learner that
+    publishes, before it collects with older weights."""
+    weights_within_s: float = 30.0
+    """How long it waits."""
     termination_message_file: Path | None = None
     """File for the settled frames as JSON, always current (Kubernetes' termination message)."""
     keep_versions: int = 5

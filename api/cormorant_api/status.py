@@ -174,6 +174,7 @@ def _conditions(head: Head, stats: FleetStats) -> tuple[Condition, ...]:
         _progressing(head, stats),
         _condition("Paused", state == "paused", "Paused", "NotPaused", running.pauses.error),
         _condition("EnvironmentsFailing", bool(stats.env_failures), "KeepFailing", "NoFailures", stats.env_failures),
+        _condition("WeightsMissing", bool(head.missing_weights), "Lost", "NothingLost", head.missing_weights),
         _condition("Failed", bool(head.failure), "FleetFailed", "FleetRuns", head.failure),
     )
 

@@ -72,6 +72,7 @@ class HeadClient:
             waits=_waits(job, status),
             failure=_message(status, "Failed"),
             env_failures=_message(status, "EnvironmentsFailing"),
+            missing_weights=_message(status, "WeightsMissing"),
         )
 
     async def set_desired(

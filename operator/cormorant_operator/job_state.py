@@ -69,6 +69,8 @@ class HeadAnswer:
     failure: str = ""
     env_failures: str = ""
     """Environments keep failing: the first failure with its traceback. Empty: they do not."""
+    missing_weights: str = ""
+    """Weights of earlier heads that it does not have, and what it does. Empty: none."""
     waits: Waits | None = None
     """Set for jobs with an autoscaled group. None: an older head."""
 

@@ -109,6 +109,7 @@ class Journal:
             raise StoreError(f"cannot use {folder} for the frame count: {error}") from error
         self.settled_frames = self._written = self._base = self.frames
         """Frames of this and earlier heads that no later head collects again."""
+        self._inherited = 0
         self._exporting = self.exported_frames
         self._reserved_epoch = self.epoch
         self._reason, self._width = "", 0
@@ -133,6 +134,11 @@ class Journal:
     def rebase(self, base: int) -> None:
         """Count what this head settles from another number on: a restored state has a count of its own."""
         self._base = base
+
+    def inherit(self, frames: int) -> None:
+        """Earlier heads settled so many frames, in all, beyond the count that this one began with."""
+        self._base += frames - self._inherited
+        self._inherited = frames
 
     def settle_all(self, frames: int, statistics: Statistics | None = None) -> "Future[None]":
         """Set the settled frames of all heads; a lower count is ignored. Otherwise as `settle`."""

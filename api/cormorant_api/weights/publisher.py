@@ -71,6 +71,8 @@ class WeightPublisher:
         self._fleet, self._events, self._traces = fleet, events, traces
         self._publishing = threading.Lock()
         """Held from the version check until the fleet has the weights."""
+        self.published_version = 0
+        """The newest that earlier heads published: numbers that are chosen here are higher, also if it is lost."""
         self.within_s = 10.0
         """How long a publish waits for the disk, besides the time for its bytes."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="weights")
@@ -336,7 +338,7 @@ class WeightPublisher:
         return make_etag(newest.version, newest.digest) if newest is not None else ""
 
     def _number(self, wanted: int | None, current: int) -> int:
-        number = current + 1 if wanted is None else wanted
+        number = max(current, self.published_version) + 1 if wanted is None else wanted
         most = VERSION_MAX if wanted is None else HIGHEST_CHOSEN
         if not current < number <= most:
             remedy = (

@@ -31,6 +31,7 @@ _BLOCKED = (
     "UnplayedVariants",
     "HeadBlocked",
     "EnvironmentsFailing",
+    "WeightsMissing",
     "VolumeOnLostNode",
 )
 

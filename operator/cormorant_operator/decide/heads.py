@@ -78,8 +78,17 @@ def render_head(view: View, *, epoch: int) -> Manifest:
         placement=view.placement(HEAD),
     )
     config = config_map(view.job, digest=view.templates.config)["metadata"]["name"]
-    # Unacknowledged frames are lost with their head; the next one collects them again.
-    return head_pod(view.job, view.defaults, origin, epoch=epoch, floor_frames=frames_settled(view), config=config)
+    answer = view.state.answer
+    return head_pod(
+        view.job,
+        view.defaults,
+        origin,
+        epoch=epoch,
+        # Unacknowledged frames are lost with their head; the next one collects them again.
+        floor_frames=frames_settled(view),
+        version=max(view.job.status.weights.version, answer.version if answer is not None else 0),
+        config=config,
+    )
 
 
 def _blocked_until(view: View, pod: Pod) -> datetime | None:

@@ -10,7 +10,7 @@
     Ready        True: EnoughWorkers
                  False: HeadNotReady HeadFailed HeadBlocked TooFewWorkers WorkerFailed NotWanted
     Updating     True: TryingImage ReplacingHead RollingUpdate    False: UpToDate
-    Progressing  True: FramesCollected EnvironmentsFailing WaitingForConsumer
+    Progressing  True: FramesCollected EnvironmentsFailing WeightsMissing WaitingForConsumer
                  Unknown: ControlPlaneUnreachable TokenRefused CertificateRefused
                  False: NoFrames NotReady Paused Draining NotWanted
     Stalled      True: NoProgress    False: NotStalled
@@ -208,6 +208,7 @@ _BLOCKING: tuple[tuple[ConditionType, str], ...] = (
     ("Stalled", "True"),
     ("Ready", "False"),
 )
+_NOTABLE = ("WaitingForConsumer", "EnvironmentsFailing", "WeightsMissing")
 _TRANSIENT = ("PodsPending", "NotWanted", "HeadNotReady", "TooFewWorkers")
 
 
@@ -219,7 +220,7 @@ def _blocking_reason(found: Sequence[Fact]) -> str:
         if fact is not None and fact.status == status and fact.reason not in _TRANSIENT:
             return fact.reason
     progressing = by_type["Progressing"]
-    is_unclear = progressing.status == "Unknown" or progressing.reason in ("WaitingForConsumer", "EnvironmentsFailing")
+    is_unclear = progressing.status == "Unknown" or progressing.reason in _NOTABLE
     return progressing.reason if is_unclear else ""
 
 
@@ -339,6 +340,8 @@ def _moving(view: View) -> Fact:
             return Fact(type="Progressing", status=before.status, reason=before.reason, message=before.message)
     if progress.is_moving(view) and answer is not None and answer.env_failures:
         return Fact(type="Progressing", status="True", reason="EnvironmentsFailing", message=answer.env_failures)
+    if progress.is_moving(view) and answer is not None and answer.missing_weights:
+        return Fact(type="Progressing", status="True", reason="WeightsMissing", message=answer.missing_weights)
     if progress.is_moving(view):
         return Fact(type="Progressing", status="True", reason="FramesCollected")
     message = answer.failure if answer is not None else ""
@@ -353,5 +356,6 @@ def _paused(view: View) -> Fact:
         if before is not None and before.reason == "API" and view.live_head is not None:
             return Fact(type="Paused", status=before.status, reason=before.reason, message=before.message)
     if reason:
-        return Fact(type="Paused", status="True", reason=reason, message=_PAUSES[reason])
+        words = view.answer.missing_weights if view.answer is not None and reason == "API" else ""
+        return Fact(type="Paused", status="True", reason=reason, message=words or _PAUSES[reason])
     return Fact(type="Paused", status="False", reason="NotPaused")

@@ -86,9 +86,14 @@ def head_command(*, epoch: int, floor_frames: int, drain_s: int, is_tls: bool = 
     ]
 
 
-def head_env(*, job: str, secret: str, epoch: int) -> list[dict[str, Any]]:
-    """Environment of a head's container. `secret`: name of the token Secret."""
-    own = {"CORMORANT_JOB": job, "CORMORANT_EPOCH": str(epoch), "CORMORANT_LAST_WORDS": TERMINATION_LOG}
+def head_env(*, job: str, secret: str, epoch: int, version: int) -> list[dict[str, Any]]:
+    """Environment of a head's container. `secret`: name of the token Secret; `version`: newest published weights."""
+    own = {
+        "CORMORANT_JOB": job,
+        "CORMORANT_EPOCH": str(epoch),
+        "CORMORANT_LAST_WORDS": TERMINATION_LOG,
+        "CORMORANT_PUBLISHED_VERSION": str(version),
+    }
     return _env(own, secret)
 
 

@@ -76,9 +76,18 @@ def owner_reference(job: Job) -> dict[str, Any]:
 
 
 def head_pod(
-    job: Job, defaults: OperatorDefaults, origin: PodOrigin, *, epoch: int, floor_frames: int, config: str
+    job: Job,
+    defaults: OperatorDefaults,
+    origin: PodOrigin,
+    *,
+    epoch: int,
+    floor_frames: int,
+    version: int = 0,
+    config: str,
 ) -> Manifest:
-    """The head pod of an epoch. `config`: name of the ConfigMap with the manifest."""
+    """The head pod of an epoch. `version`: newest weights of earlier heads; `config`: name of the ConfigMap with the
+    manifest.
+    """
     head, secret = job.spec.head, tokens_secret(job.name)
     claim = head.persistence.claim_name
     state = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {"sizeLimit": _STATE_SIZE}}
@@ -88,7 +97,7 @@ def head_pod(
     )
     container: dict[str, Any] = {
         "command": command,
-        "env": entrypoints.head_env(job=job.name, secret=secret, epoch=epoch),
+        "env": entrypoints.head_env(job=job.name, secret=secret, epoch=epoch, version=version),
         "ports": [
             {"name": "api", "containerPort": entrypoints.API_PORT},
             {"name": "data", "containerPort": entrypoints.DATA_PORT},

@@ -431,6 +431,50 @@ def test_a_head_that_is_told_where_it_stands_goes_on_from_there(folder: Path) ->
         assert {attempt_of(number)[3] for number in pop_ids(arrays)} == {2}, "heads have epochs of their own"
 
 
+def versions_of(batch: Any) -> set[int]:
+    return {int(batch.headers[f"cormorant-{which}-version"]) for which in ("min", "max")}
+
+
+def missing(served: Served) -> dict[str, str]:
+    conditions = served.reader.get("/v1/status").json["conditions"]
+    found: dict[str, str] = next(found for found in conditions if found["type"] == "WeightsMissing")
+    return found
+
+
+def test_head_that_lost_the_weights_waits_for_a_learner_that_publishes(folder: Path) -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=4)
+    with serve(job, directory=folder, published_version=4260, weights_within_s=300.0) as served:
+        status = served.reader.get("/v1/status").json
+        assert (status["pause_state"], status["frames"]["collected"]) == ("paused", 0)
+        assert missing(served)["message"] == (
+            "version 4260 of the weights was lost with the earlier head; waiting for at most 300 s for a worker that "
+            "kept it or a learner that publishes"
+        )
+        assert [lease["owner"] for lease in status["pauses"]] == ["cormorant-weights"]
+        # Numbers go on after those that were lost.
+        assert served.writer.put("/v1/models/policy/weights", weights_file(1)).json["version"] == 4261
+        assert versions_of(take(served)) == {4261}
+        until(lambda: missing(served)["status"] == "False")
+
+
+def test_head_that_finds_no_weights_collects_after_a_while_and_says_so(folder: Path) -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=4)
+    with serve(job, directory=folder, published_version=7, weights_within_s=0.5) as served:
+        assert versions_of(take(served)) == {0}
+        until(lambda: "initial weights" in missing(served)["message"])
+        events, _ = served.server.head.events.read(0) or ([], 0)
+        told = [event.reason for event in events if event.kind == "weights_missing"]
+        assert (
+            told[1]
+            == missing(served)["message"]
+            == (
+                "frames are collected with the policy's initial weights: version 7 was lost with the earlier head; "
+                "publish weights, and set head.persistence.claimName to keep them"
+            )
+        )
+        assert len(told) == 2
+
+
 def test_weights_before_the_first_worker_are_retryable(folder: Path) -> None:
     with HeadServer(make_job(num_envs=2, policy="versioned"), HeadSettings(port=0, directory=folder)) as server:
         early = Served(server)

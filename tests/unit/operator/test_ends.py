@@ -135,6 +135,32 @@ def test_environments_that_keep_failing_are_said() -> None:
     assert world.job.status.reason == ""
 
 
+def test_head_without_the_earlier_weights_is_told_of_them_and_says_what_it_does() -> None:
+    world = running()
+    world.say(world.head, version=40)
+    world.vanish("pong-head-1")
+    world.settle()
+    environment = {item["name"]: item.get("value") for item in _head_env(world)}
+    assert environment["CORMORANT_PUBLISHED_VERSION"] == "40"
+    world.start_all()
+    world.say(world.head, missing_weights="waits for version 40", is_leased=True, pause_state="paused")
+    world.settle()
+    assert (world.condition("Paused"), world.message("Paused")) == ("True/API", "waits for version 40")
+    world.say(world.head, missing_weights="acts with version 0", is_leased=False, pause_state="running")
+    world.tick(5)
+    world.collect(2000)
+    world.settle()
+    assert world.condition("Progressing") == "True/WeightsMissing"
+    assert world.message("Progressing") == "acts with version 0"
+    assert (world.job.status.reason, world.told.count("WeightsMissing")) == ("WeightsMissing", 1)
+
+
+def _head_env(world: World) -> list[dict[str, str]]:
+    made = [order for order in world.done if isinstance(order, CreatePod) and order.owner == "head"]
+    found: list[dict[str, str]] = made[-1].manifest["spec"]["containers"][0]["env"]
+    return found
+
+
 def test_worker_that_ends_beside_a_sidecar_is_replaced() -> None:
     world = running()
     worker = world.live()[0].name

@@ -6,6 +6,8 @@ tickets and emptied (`life.py`), and a fleet between two batches (`quiesce.py`).
 
 from typing import TYPE_CHECKING
 
+import structlog
+
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import CormorantError, WorkerFailed
 from cormorant_worker.fleet.background import BackgroundTasks
@@ -23,11 +25,14 @@ from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.fleet.transport import Engine
 from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.normalize.book import StatisticsBook
+from cormorant_worker.weights.cached import Settled
 from cormorant_worker.worker.messages import Ready
 
 if TYPE_CHECKING:
     from cormorant_worker.evaluation.book import EpisodeBook
     from cormorant_worker.fleet.dataset_root import DatasetRoot
+
+log = structlog.get_logger()
 
 _NEVER_STALE = 1 << 60
 _SWEPT = 256
@@ -51,6 +56,8 @@ class FleetCore:
         self.dataset: DatasetRoot | None = None
         self.found_frames = options.floor_frames
         """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
+        self.inherited_frames = 0
+        """Those of them that workers' pods told of; see `inherit`."""
         # What only some fleets have is imported by these alone: pyarrow takes a while to load.
         if collection.episodes is not None:
             from cormorant_worker.evaluation import book
@@ -101,6 +108,26 @@ class FleetCore:
             epoch=options.epoch if dataset is None else dataset.epoch,
             warmup_frames=max(0, collection.init_random_frames - self.found_frames),
         )
+
+    @property
+    def settled(self) -> Settled:
+        """What workers' pods keep for the next head."""
+        return Settled(epoch=self.options.epoch, frames=self.options.settled_frames())
+
+    def inherit(self, settled: Settled) -> None:
+        """Count what an earlier head settled after the count that this fleet was given: a head that is deleted while
+        no operator runs writes it down nowhere else.
+        """
+        if settled.epoch >= self.options.epoch or self.dataset is not None or self.episodes is not None:
+            return
+        remaining = self.scheduler.remaining_frames
+        new = settled.frames - self.found_frames
+        new = new if remaining is None else min(new, remaining)  # what is being collected already is not taken back
+        if new > 0:
+            self.found_frames += new
+            self.inherited_frames += new
+            self.scheduler.count_from(self.scheduler.accepted_frames + new)
+            log.info("frames_inherited", frames=new, epoch=settled.epoch)
 
     # -- paused, closing, failed -------------------------------------------------------------------------------
 

@@ -528,6 +528,11 @@ class Fleet:
         return self._core.found_frames
 
     @property
+    def inherited_frames(self) -> int:
+        """Those of them that workers' pods had from an earlier head, beyond `options.floor_frames`."""
+        return self._core.inherited_frames
+
+    @property
     def epoch(self) -> int:
         """That of its seeds and trajectory ids: `options.epoch`, or a later one since a restore."""
         return self._core.lineage.epoch

@@ -1,5 +1,7 @@
-"""Weights that a worker's pod keeps for the next head: the actor dies with its head's Ray cluster, the pod does not.
+"""What a worker's pod keeps for the next head, weights and a count: the actor dies with its head's Ray cluster, the
+pod does not.
 
+    FOLDER/settled       "2 81920": the head of epoch 2 said that 81,920 frames are not collected again
     FOLDER/12.weights    8 bytes: length of the header, little-endian; the header: JSON; the file as it was published
 
 One file a publish, the newest of each model; written beside the stepping, renamed when whole, never synced: the pod's
@@ -23,9 +25,21 @@ from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 
 log = structlog.get_logger()
 
-_SUFFIX, _PART = ".weights", ".part"
+_SUFFIX, _PART, _SETTLED = ".weights", ".part", "settled"
 _LENGTH = 8
 _LONGEST_HEADER = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Settled:
+    """Frames that no later head collects again, as a head counted them."""
+
+    epoch: int = -1
+    """Of that head: see `FleetOptions.epoch`; -1: there was none."""
+    frames: int = 0
+
+
+NOTHING_SETTLED = Settled()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +61,12 @@ class CachedWeights:
         self._folder = folder
         self._models: dict[int, tuple[str, ...]] = {}
         """Models of each kept publish, by version."""
+        self.settled = self._newest_settled = NOTHING_SETTLED
+        """What the last head of an earlier actor said."""
+        if folder is not None:
+            with suppress(OSError, ValueError):
+                epoch, frames = map(int, (folder / _SETTLED).read_text().split())
+                self.settled = self._newest_settled = Settled(epoch=epoch, frames=frames)
         for path in sorted(folder.glob(f"*{_SUFFIX}")) if folder is not None and folder.is_dir() else ():
             with suppress(OSError, ValueError, KeyError), path.open("rb") as file:
                 header = _read_header(memoryview(file.read(_LONGEST_HEADER)))[0]
@@ -56,6 +76,19 @@ class CachedWeights:
     def version(self) -> PolicyVersion:
         """The newest that is kept; 0: none."""
         return PolicyVersion(max(self._models, default=INITIAL_VERSION))
+
+    def keep_settled(self, settled: Settled) -> None:
+        """Keep the count of the head, unless a higher one is kept. Any thread may call it."""
+        if self._folder is None or settled <= self._newest_settled:
+            return
+        part = self._folder / f"{_SETTLED}{_PART}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            part.write_text(f"{settled.epoch} {settled.frames}")
+            part.replace(self._folder / _SETTLED)
+        except OSError as error:
+            log.warning("count_not_kept", reason=f"{error}; a new head may collect acknowledged frames again")
+        self._newest_settled = settled
 
     def keep(
         self,

@@ -17,6 +17,7 @@ from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.inference.address import Address, NodeAddress
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.spaces import Space
+from cormorant_worker.weights.cached import NOTHING_SETTLED, Settled
 from cormorant_worker.weights.staged import WeightSpecs
 
 
@@ -42,6 +43,8 @@ class Ready:
     num_threads: int
     kept_version: int = 0
     """The newest weights that this worker's pod kept from an earlier head; 0: none."""
+    kept_settled: Settled = NOTHING_SETTLED
+    """What the last head that this worker's pod had counted as settled."""
     statistics: Statistics | None = None
     """What its initial weights act with; None where the manifest normalizes nothing."""
     policy_call: str = ""
@@ -165,6 +168,8 @@ class Finish:
 
     saves: bool = False
     """Everything is collected: tell what the collector's state is, for `fleet.state()` after the end."""
+    settled: Settled = NOTHING_SETTLED
+    """What this worker's pod tells the next head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

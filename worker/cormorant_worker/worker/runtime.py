@@ -162,6 +162,7 @@ class WorkerRuntime:
             specs=self.collector.weights.specs,
             num_threads=built.num_threads,
             kept_version=self._kept.version,
+            kept_settled=self._kept.settled,
             statistics=None if self.collector.moments is None else self.collector.moments.initial,
             policy_call=built.policy_call,
         )

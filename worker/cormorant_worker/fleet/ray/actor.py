@@ -32,9 +32,9 @@ from cormorant_worker.fleet.ray.pod_files import HEARTBEAT_FILE, KEPT_FOLDER, LE
 from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.inference.handshake import listen_on
 from cormorant_worker.spaces import Array
-from cormorant_worker.weights.cached import CachedWeights
+from cormorant_worker.weights.cached import CachedWeights, Settled
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
-from cormorant_worker.worker.messages import Leaving, Request, Sealed, Start, Ticket
+from cormorant_worker.worker.messages import Finish, Leaving, Request, Sealed, Start, Ticket
 from cormorant_worker.worker.runtime import WorkerRuntime, describe_failure, forward_logs
 from cormorant_worker.worker.serving import ServerRuntime
 
@@ -153,17 +153,17 @@ class WorkerActor:
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._uplink = CallUplink()
         self._heartbeat = Heartbeat.create(os.environ.get(HEARTBEAT_FILE, ""))
+        folder = os.environ.get(KEPT_FOLDER, "")
+        self._kept = CachedWeights(Path(folder) if folder else None)
         self._runtime = self._make_runtime(start)
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._has_said_leaving = False
         threading.Thread(target=self._run, args=(start,), name="runtime", daemon=True).start()
 
     def _make_runtime(self, start: Start) -> WorkerRuntime | ServerRuntime:
-        folder = os.environ.get(KEPT_FOLDER, "")
-        kept = CachedWeights(Path(folder) if folder else None)
         if not start.place.is_server:
-            return WorkerRuntime(self._uplink, self._heartbeat, kept)
-        return ServerRuntime(self._uplink, self._heartbeat, listen_on(ray.util.get_node_ip_address()), kept)
+            return WorkerRuntime(self._uplink, self._heartbeat, self._kept)
+        return ServerRuntime(self._uplink, self._heartbeat, listen_on(ray.util.get_node_ip_address()), self._kept)
 
     def _run(self, start: Start) -> None:
         torch.set_num_threads(1)
@@ -184,6 +184,8 @@ class WorkerActor:
 
     @_method(concurrency_group="tell")
     def tell(self, turn: int, message: object) -> None:
+        if isinstance(message, Finish):
+            self._kept.keep_settled(message.settled)
         self._uplink.deliver(turn, message)
 
     @_method(concurrency_group="answer")
@@ -196,7 +198,9 @@ class WorkerActor:
         return self._report((self._runtime.answer(request, data.data),), is_from_listen=False)
 
     @_method(concurrency_group="listen")
-    def listen(self) -> News:
+    def listen(self, settled: Settled) -> News:
+        """Wait for news. `settled`: what this pod tells the next head."""
+        self._kept.keep_settled(settled)
         messages = self._uplink.news(LISTEN_S)
         leave_file = os.environ.get(LEAVE_FILE, "")
         if not self._has_said_leaving and leave_file and Path(leave_file).exists():

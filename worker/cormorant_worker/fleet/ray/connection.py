@@ -23,6 +23,7 @@ from cormorant_worker.fleet.ray.actor import News
 from cormorant_worker.fleet.ray.block_pool import RayBlockPool
 from cormorant_worker.fleet.transport import Payload, Source, WorkerConnection
 from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.weights.cached import Settled
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import Failed, Finished, Leaving, Request, Ticket
 
@@ -66,6 +67,7 @@ class RayConnection:
         node_id: str,
         blocks: Callable[[], RayBlockPool],
         wake: Callable[[WorkerConnection], None],
+        settled: Callable[[], Settled],
         describe_waiting: Callable[[], str],
     ) -> None:
         """Listen to an actor that was just asked for.
@@ -73,6 +75,7 @@ class RayConnection:
         Args:
             blocks: where arrays that arrive go.
             wake: called by Ray's threads, with this connection, when something has arrived.
+            settled: what the worker's pod keeps for the next head.
             describe_waiting: says at once why the actor may not have been placed.
         """
         self.place = place
@@ -86,6 +89,7 @@ class RayConnection:
         self._node_id = ""
         self._blocks = blocks
         self._wake = wake
+        self._settled = settled
         self._describe_waiting = describe_waiting
         self._turn = 0
         self._batches: deque[_Batch] = deque()
@@ -189,7 +193,7 @@ class RayConnection:
         self._expect(self.handle.answer.remote(request, references))
 
     def _listen(self) -> None:
-        self._expect(self.handle.listen.remote())
+        self._expect(self.handle.listen.remote(self._settled()))
 
     def _next_turn(self) -> int:
         self._turn += 1

@@ -20,6 +20,7 @@ from cormorant_worker.fleet.ray.connection import ObjectPayload, RayConnection
 from cormorant_worker.fleet.ray.options import RayOptions, demand_of
 from cormorant_worker.fleet.transport import WorkerConnection
 from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.weights.cached import NOTHING_SETTLED, Settled
 from cormorant_worker.worker.messages import Start
 
 _SHARES = StoreShares()
@@ -41,12 +42,14 @@ class RayEngine:
         self._connections: dict[tuple[str, int], RayConnection] = {}
         """The newest of each slot."""
         self._wake: Callable[[WorkerConnection], None] = lambda _: None  # until `open`
+        self._settled: Callable[[], Settled] = lambda: NOTHING_SETTLED  # until `complete`
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         """As many workers as the manifest says unless told otherwise; in a cluster of the fleet's own, at most one a
         processor. With `slot_resources`, pods bring the slots. Nothing is known of devices of other machines: a worker
         that finds none says so, and one without GPUs is not placed.
         """
+        self._settled = lambda: Settled(epoch=options.epoch, frames=options.settled_frames())
         workers = options.workers or default_workers(job, is_this_machine=self.cluster.is_own)
         waits_for_places = options.waits_for_places or self._options.slot_resources
         return replace(options, workers=workers, waits_for_places=waits_for_places)
@@ -99,6 +102,7 @@ class RayEngine:
             node_id=self._node_id,
             blocks=self._landing,
             wake=self._wake,
+            settled=self._settled,
             describe_waiting=lambda: f"it asks for {demand.describe()}; Ray has {self.cluster.describe()}",
         )
         self._connections[place.group, place.index] = connection

@@ -195,6 +195,7 @@ class SlotLife:
             return  # it was told to finish, or will be
         core.slots.move(slot, SlotState.READY)
         if isinstance(ready, Ready):
+            core.inherit(ready.kept_settled)
             if core.scheduler.is_done:
                 return  # the dataset had all frames already: it is sent home in this turn
             handle.send(Begin(dataset_uri=core.dataset_uri, seal_after_s=core.options.seal_after_s))
@@ -267,7 +268,9 @@ class SlotLife:
         """
         core = self._core
         is_done = core.scheduler.is_done
-        is_over = is_done or core.is_closing or core.error is not None
+        # While a head drains, learners acknowledge what is queued: pods that stay keep the count for the next one.
+        is_counting = core.scheduler.is_draining and core.options.waits_for_places and core.queue.unsettled_frames
+        is_over = (is_done and not is_counting) or core.is_closing or core.error is not None
         staying = (SlotState.BUILDING, SlotState.READY, SlotState.WORKING) if is_over else ()
         # Servers end after the workers that need them.
         untold = (
@@ -280,7 +283,7 @@ class SlotLife:
         for handle in idle:
             core.slots.move(handle.slot, SlotState.FINISHING)
             core.scheduler.may_not_collect(handle.slot.key)  # frames found stale from now on are another worker's
-            handle.send(Finish(saves=is_done and not core.is_closing))
+            handle.send(Finish(saves=is_done and not core.is_closing, settled=core.settled))
         return len(idle) == _MOST_FINISHES
 
     # -- GONE --------------------------------------------------------------------------------------------------
