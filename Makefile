@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-peers chaos mutants check bench bench-operator bench-head docs wire constraints clean
+.PHONY: help install run test test-all test-peers test-lerobot chaos mutants check bench bench-operator bench-head docs wire constraints clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,11 @@ test: $(INSTALLED) ## Run the tests, without the slow ones
 
 test-all: $(INSTALLED) ## Run all tests that this machine can run
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-lerobot: $(INSTALLED) ## Read exports with LeRobot's own loader, in .venv-lerobot
+	@test -x .venv-lerobot/bin/python || $(BIN)/uv venv --quiet .venv-lerobot
+	@$(BIN)/uv pip install --quiet --python .venv-lerobot/bin/python "lerobot>=0.4.4"
+	@$(BIN)/python -m pytest tests/unit/worker/sinks/test_export.py -k lerobot
 
 test-peers: $(INSTALLED) ## Run the tests against Tianshou and TorchRL, in .venv-peers; PEERS_SOURCES=rl:tianshou: theirs, too
 	@benchmarks/peers/setup

@@ -87,24 +87,27 @@ def verify(uri: Uri, as_json: AsJson = False) -> None:
 @app.command()
 def export(
     uri: Uri,
-    to: Annotated[Literal["minari", "parquet"], typer.Option("--to", help="The format.")],
+    to: Annotated[Literal["minari", "parquet", "lerobot", "huggingface"], typer.Option("--to", help="The format.")],
     out: Annotated[
         str, typer.Option("--out", help="New folder for the export (default: <URI>-<format> beside the dataset).")
     ] = "",
+    fps: Annotated[
+        int, typer.Option("--fps", min=1, help="Frames per second, for the timestamps of --to lerobot.")
+    ] = 30,
     as_json: AsJson = False,
 ) -> None:
-    """Write the dataset in Minari's HDF5 layout or as Parquet."""
+    """Write the dataset as Minari's HDF5, Parquet, LeRobot v3.0, or a folder for the Hugging Face Hub."""
     if not out and "://" in uri and not uri.startswith("file://"):
         raise BadInput(f"--out is required because {uri} is not a local folder")
     target = Path(out or f"{uri.removeprefix('file://').rstrip('/')}-{to}")
     with _sentences():
         from cormorant_worker.sinks.export import export as write
 
-        done = write(uri, target, to=to)
+        done = write(uri, target, to=to, fps=fps)
     if as_json:
         typer.echo(json.dumps({**asdict(done), "path": str(done.path), "format": to}, indent=2))
         return
-    cut = f", {done.cut} of them incomplete" if to == "minari" else f", plus {done.cut} incomplete"
+    cut = f", {done.cut} of them incomplete" if to in ("minari", "lerobot") else f", plus {done.cut} incomplete"
     typer.echo(
         f"{done.path}: {counted(done.frames, 'frame')}, {counted(done.episodes, 'episode')}{cut if done.cut else ''}"
     )

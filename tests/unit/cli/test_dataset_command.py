@@ -64,6 +64,12 @@ def test_export_writes_beside_the_dataset(uri, tmp_path, capsys):
     assert "8 frames, 0 episodes, plus 2 incomplete" in capsys.readouterr().out
 
 
+def test_export_names_what_is_incomplete(uri, tmp_path, capsys):
+    assert run("export", uri, "--to", "lerobot", "--fps", "50", "--out", str(tmp_path / "robot")) == 0
+    assert "8 frames, 2 episodes, 2 of them incomplete" in capsys.readouterr().out
+    assert json.loads((tmp_path / "robot" / "meta" / "info.json").read_text())["fps"] == 50
+
+
 def test_export_from_objects_needs_a_place():
     with pytest.raises(BadInput, match="--out is required"):
         run("export", "memory://nowhere", "--to", "parquet")

@@ -1,4 +1,4 @@
-"""Exports a dataset to Minari's HDF5 layout or to Parquet. Called by `cormorant dataset export`.
+"""Exports a dataset to other formats: `cormorant dataset export`. Parquet and LeRobot have modules of their own.
 
 Minari's layout, written with h5py alone:
 
@@ -9,10 +9,6 @@ Observations have one value more than actions: the true final one. `infos` has p
 policy's outputs, and per frame `traj_id` (two attempts of one worker never share one). Small arrays are stored in
 their header, which is several times faster than HDF5's chunks; images are compressed with lzf, which h5py brings along.
 HDF5 takes a "/" in a key for a path: such keys are percent-encoded, in `main_data.hdf5` and in the metadata's spaces.
-
-Parquet: one file a part, one row a frame, bounded row groups. Columns are those of the shards (`schema.py`) as plain
-Parquet types: a leaf is a number or a list of numbers in row-major order, its shape in the field's metadata;
-`next.<leaf>` is null where the following row of the same `traj_id` says it.
 """
 
 import json
@@ -22,25 +18,22 @@ from typing import Any, Literal
 
 import gymnasium
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import StoredDataset, existing_dataset
-from cormorant_worker.sinks.frames import Frames
-from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name
+from cormorant_worker.sinks.export_lerobot import write_lerobot
+from cormorant_worker.sinks.export_parquet import write_parquet
+from cormorant_worker.sinks.schema import FrameSchema
 from cormorant_worker.sinks.trajectories import Stretch, iter_stretches
-from cormorant_worker.spaces import Array, Key, Leaf, Space
+from cormorant_worker.spaces import Array, Key, Space
 
-ExportFormat = Literal["minari", "parquet"]
+ExportFormat = Literal["minari", "parquet", "lerobot", "huggingface"]
 MINARI_VERSION = "0.5.4"
 """The layout's version; loaders look at it."""
 _HELD_BYTES = 256 << 20
 _COMPACT_BYTES = 60_000
 _COMPRESS_BYTES = 1 << 20
 _CHUNK_BYTES = 256 << 10
-_GROUP_BYTES = 64 << 20
-_MOST_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +42,21 @@ class Exported:
     """The folder to open."""
     frames: int
     episodes: int
-    """Trajectories; for Parquet those that ended."""
+    """Trajectories; for Parquet, which Hugging Face has too, those that ended."""
     cut: int
-    """Trajectories whose end the dataset does not have; Minari: stored as truncated at their last frame."""
+    """Trajectories whose end the dataset does not have. Minari and LeRobot: among `episodes`; Minari: truncated at
+    their last frame."""
 
 
-def export(uri: str, target: Path, *, to: ExportFormat) -> Exported:
-    """Write a dataset in another format into a new folder. Holds a few batches in memory, however long it is.
+def export(uri: str, target: Path, *, to: ExportFormat, fps: int = 30) -> Exported:
+    """Write a dataset in another format into a new folder. Holds a few batches in memory, however long it is; for
+    LeRobot the trajectories that are open at once, and 100 MB.
 
     Args:
         target: a folder that does not exist yet, or is empty.
-        to: minari (HDF5 layout, opened by `minari.MinariDataset(target / "data")`) or parquet (a file a part).
+        to: minari (HDF5 layout, opened by `minari.MinariDataset(target / "data")`), parquet (a file a part), lerobot
+            (v3.0) or huggingface (Parquet and a card, opened by `datasets.load_dataset(target)`).
+        fps: frames per second, for LeRobot's timestamps.
 
     Raises:
         DatasetError: the target is not empty or cannot be written; h5py is not installed; the dataset is corrupt.
@@ -69,9 +66,41 @@ def export(uri: str, target: Path, *, to: ExportFormat) -> Exported:
         if target.exists() and any(target.iterdir()):
             raise DatasetError(f"{target} is not empty; export into a new folder")
         target.mkdir(parents=True, exist_ok=True)
-        return _export_parquet(dataset, target) if to == "parquet" else _export_minari(dataset, target)
+        if to == "minari":
+            return _export_minari(dataset, target)
+        if to == "lerobot":
+            frames, episodes, cut = write_lerobot(dataset, target, fps=fps)
+        elif to == "huggingface":
+            (target / "data").mkdir()
+            frames, episodes, cut = write_parquet(dataset, target / "data", is_nested=True)
+            (target / "README.md").write_text(_card(dataset, frames), encoding="utf-8")
+        else:
+            frames, episodes, cut = write_parquet(dataset, target)
+        return Exported(path=target, frames=frames, episodes=episodes, cut=cut)
     except OSError as error:
         raise DatasetError(f"{target} cannot be written: {error.strerror or error}") from error
+
+
+_CARD = """---
+configs:
+- config_name: default
+  data_files: data/*.parquet
+tags:
+- reinforcement-learning
+- cormorant
+---
+# {job}
+
+{frames:,} frames of `{env}`, collected with Cormorant. One row is one step: `observation`, `action`, `reward`,
+`terminated`, `truncated`, and `traj_id` and `step`, which put rows in order. `next.observation` is null where the next
+row of the same trajectory has it. `policy_version` acted; -1 is random.
+"""
+
+
+def _card(dataset: StoredDataset, frames: int) -> str:
+    """A dataset card for the Hugging Face Hub, whose first lines say where the Parquet files are."""
+    description = dataset.description
+    return _CARD.format(job=description.job or "Dataset", frames=frames, env=json.dumps(dict(description.env)))
 
 
 def _export_minari(dataset: StoredDataset, target: Path) -> Exported:
@@ -129,6 +158,8 @@ def _export_minari(dataset: StoredDataset, target: Path) -> Exported:
         "truncated at their last step; their attribute cormorant_cut is true.",
         "cormorant_env": dict(description.env),
     }
+    if description.env_spec:
+        metadata["env_spec"] = description.env_spec
     (data / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
     return Exported(path=data, frames=steps, episodes=episodes, cut=cut)
 
@@ -230,88 +261,3 @@ def _minari_space(space: Space) -> dict[str, Any]:
         case gymnasium.spaces.MultiBinary():
             return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
     raise TypeError(f"{space} has no leaves")
-
-
-def _export_parquet(dataset: StoredDataset, target: Path) -> Exported:
-    """Write `<target>/<part>.parquet` for each part that has frames."""
-    schema = dataset.description.schema
-    arrow = _parquet_schema(dataset)
-    rows = max(1, min(_MOST_ROWS, _GROUP_BYTES // max(1, schema.frame_bytes())))
-    written = ended = cut = 0
-    for part in dataset.parts():
-        if not part.frames:
-            continue
-        seen: dict[int, tuple[int, bool]] = {}
-        draft = target / f"{part.name}.parquet.open"
-        with pq.ParquetWriter(draft, arrow, compression="zstd", compression_level=1) as writer:
-            for frames in dataset.iter_frames(part):
-                everyone = np.arange(len(frames))
-                columns = [_column(leaf, values, everyone, len(frames)) for leaf, values in schema.arrays_of(frames)]
-                columns += [pa.array(getattr(frames, name)) for name, _ in schema.plain]
-                following = zip(schema.carried, frames.next_observation + frames.next_states, strict=True)
-                columns += [_column(leaf, values, frames.next_rows, len(frames)) for leaf, values in following]
-                writer.write_table(pa.Table.from_arrays(columns, schema=arrow), row_group_size=rows)
-                written += len(frames)
-                ended += int(np.count_nonzero(frames.terminated | frames.truncated))
-                cut += _count_cut(frames, seen)
-        cut += sum(not done for _, done in seen.values())
-        draft.rename(target / f"{part.name}.parquet")
-    return Exported(path=target, frames=written, episodes=ended, cut=cut)
-
-
-def _count_cut(frames: Frames, seen: dict[int, tuple[int, bool]]) -> int:
-    """Trajectories that were open before this batch and do not go on in it; notes what is open after it."""
-    order, starts = frames.runs()
-    lasts = order[np.r_[starts[1:], len(order)] - 1]
-    done = frames.terminated[lasts] | frames.truncated[lasts]
-    cut = 0
-    for env, *now in zip(frames.env[lasts].tolist(), frames.traj_id[lasts].tolist(), done.tolist(), strict=True):
-        known, has_ended = seen.get(env, (now[0], True))
-        cut += not has_ended and known != now[0]
-        seen[env] = now[0], now[1]
-    return cut
-
-
-def _parquet_schema(dataset: StoredDataset) -> Any:
-    fields = []
-    schema = dataset.description.schema
-    leaves = {column_name(leaf): leaf for _, leaves in schema.kinds for leaf in leaves}
-    for field in schema.arrow({}):
-        leaf = leaves.get(field.name.removeprefix(NEXT))
-        if leaf is None:
-            fields.append(field)
-            continue
-        is_next = field.name.startswith(NEXT) and field.name not in leaves
-        shape = {"cormorant.shape": str(list(leaf.shape)), "cormorant.dtype": leaf.dtype.name}
-        fields.append(pa.field(field.name, _plain_type(leaf), nullable=is_next, metadata=shape))
-    return pa.schema(fields, metadata={"cormorant.dataset": dataset.description.to_bytes()})
-
-
-def _plain_type(leaf: Leaf) -> Any:
-    value = pa.from_numpy_dtype(leaf.dtype)
-    return value if leaf.shape == () else pa.list_(pa.field("element", value, nullable=False))
-
-
-def _column(leaf: Leaf, values: Array, rows: Array, count: int) -> Any:
-    """[k, ...] values that belong to `rows`, as a column of `count` rows with nulls elsewhere."""
-    missing = np.ones(count, dtype=np.bool_)
-    missing[rows] = False
-    if leaf.shape == ():
-        full = np.zeros(count, dtype=leaf.dtype)
-        full[rows] = values
-        return pa.array(full, mask=missing)
-    size = int(np.prod(leaf.shape))
-    counts = np.where(missing, 0, size)
-    offsets = np.zeros(count + 1, dtype=np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    if offsets[-1] > np.iinfo(np.int32).max:
-        raise DatasetError(
-            f"a batch holds {offsets[-1]} numbers of {column_name(leaf)}, more than a Parquet list takes"
-        )
-    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-    return pa.ListArray.from_arrays(
-        pa.array(offsets.astype(np.int32)),
-        flat,
-        type=_plain_type(leaf),
-        mask=pa.array(missing) if missing.any() else None,
-    )

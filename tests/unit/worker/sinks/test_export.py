@@ -1,19 +1,31 @@
 import json
+import os
+import subprocess
 
 import gymnasium
 import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
+from cormorant_testing.collecting import make_job
 from cormorant_testing.datasets import iter_frames
+from cormorant_testing.envs import CountingEnv
+from cormorant_testing.snippets import ROOT
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks import export as exports
+from cormorant_worker.sinks import export_lerobot, export_parquet
 from cormorant_worker.sinks.dataset import open_dataset
+from cormorant_worker.sinks.description import describe_job
 from cormorant_worker.sinks.export import export
+from cormorant_worker.sinks.reader import read_dataset
 from cormorant_worker.sinks.trajectories import iter_stretches
 from cormorant_worker.spaces import flatten
 
 minari = pytest.importorskip("minari")
+
+BOX = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
 
 CASES = [
     {"observation": "box", "action": "discrete"},
@@ -62,6 +74,39 @@ def test_minari_itself_reads_every_value(make_dice, spaces, stored, tmp_path, mo
             for ours, made in zip(stored_as, wanted.info, strict=True):
                 np.testing.assert_array_equal(ours, made)
     assert not whole
+
+
+ENVIRONMENTS = [
+    ({"id": "CartPole-v1", "kwargs": {"sutton_barto_reward": True}}, CartPoleEnv),
+    ({"entrypoint": "gymnasium.envs.classic_control.cartpole:CartPoleEnv"}, CartPoleEnv),
+    ({"entrypoint": "cormorant_testing.envs:CountingEnv", "kwargs": {"lengths": [5]}}, CountingEnv),
+]
+
+
+@pytest.mark.parametrize(("env", "kind"), ENVIRONMENTS, ids=lambda value: str(value)[:40])
+def test_minari_builds_the_environment_again(make_dice, tmp_path, env, kind):
+    clip = {"entrypoint": "gymnasium.wrappers:ClipReward", "kwargs": {"min_reward": -0.5, "max_reward": 0.5}}
+    job = make_job(env={"gymnasium": {**env, "numEnvs": 2, "wrappers": [clip]}, "maxEpisodeSteps": 17})
+    dice = make_dice()
+    dataset = open_dataset(str(tmp_path / "data"), describe_job(job, dice.layout, BOX, gymnasium.spaces.Discrete(4)))
+    with dataset.writer("cpu-0-0", dice.layout) as writer:
+        writer.append(dice.fill())
+    export(dataset.uri, tmp_path / "out", to="minari")
+    made = minari.MinariDataset(str(tmp_path / "out" / "data")).recover_environment()
+    ours = gymnasium.make(read_dataset(dataset.uri).info.env_spec)
+    for again in (made, ours):
+        assert type(again.unwrapped) is kind
+        assert isinstance(again, gymnasium.wrappers.ClipReward)
+        assert again.spec.max_episode_steps == 17
+        again.reset(seed=1)
+        assert abs(again.step(again.action_space.sample())[1]) <= 0.5
+        assert again.spec.kwargs == env.get("kwargs", {})
+
+
+@pytest.mark.parametrize("env", [{"envpool": {"taskId": "CartPole-v1", "numEnvs": 2}}, {"gymnasium": {"id": "a:B-v0"}}])
+def test_an_environment_that_gymnasium_cannot_build_has_no_spec(make_dice, env):
+    dice = make_dice()
+    assert describe_job(make_job(env=env), dice.layout, BOX, gymnasium.spaces.Discrete(4)).env_spec == ""
 
 
 def test_minari_reads_keys_that_hdf5_would_take_for_paths(make_dice, spaces, stored, tmp_path):
@@ -119,8 +164,107 @@ def test_parquet_has_every_value(make_dice, spaces, stored, tmp_path, case):
             assert [value for value in following if value is not None] == flat(values)
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_hugging_face_datasets_reads_every_value(make_dice, spaces, stored, tmp_path, case):
+    datasets = pytest.importorskip("datasets")
+    dice = make(make_dice, spaces, case)
+    dataset = stored(dice, parts=("cpu-0-0",))
+    done = export(dataset.uri, tmp_path / "out", to="huggingface")
+    read = datasets.load_dataset(str(done.path), split="train", cache_dir=str(tmp_path / "cache")).with_format("numpy")
+    assert len(read) == dice.frames == done.frames
+    for stretch in iter_stretches(dataset):
+        rows = read.select(np.flatnonzero(read["traj_id"][:] == stretch.traj_id))
+        np.testing.assert_array_equal(rows["step"][:], np.arange(len(stretch)))
+        for leaf, values in zip(dice.layout.observation, stretch.observation, strict=True):
+            np.testing.assert_array_equal(np.stack(rows[".".join(leaf.key)][:]), values[:-1])
+        for leaf, values in zip(dice.layout.action, stretch.action, strict=True):
+            np.testing.assert_array_equal(np.stack(rows[".".join(leaf.key)][:]), values)
+
+
+@pytest.mark.parametrize("file_bytes", [1 << 20, 1], ids=["one file", "many files"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_lerobot_files_have_every_value(make_dice, spaces, stored, tmp_path, monkeypatch, case, file_bytes):
+    """By the published layout of v3.0; `test_lerobot_itself_reads_every_value` asks LeRobot."""
+    monkeypatch.setattr(export_lerobot, "_FILE_BYTES", file_bytes)
+    monkeypatch.setattr(export_lerobot, "_FILES_PER_CHUNK", 2)
+    dice = make(make_dice, spaces, case)
+    dataset = stored(dice, parts=("cpu-0-0",))
+    done = export(dataset.uri, tmp_path / "out", to="lerobot", fps=20)
+    info = json.loads((done.path / "meta" / "info.json").read_text())
+    episodes = pq.read_table(done.path / "meta" / "episodes").to_pylist()
+    stretches = list(iter_stretches(dataset))
+    assert (info["total_frames"], info["total_episodes"]) == (done.frames, done.episodes) == (72 // 2, len(episodes))
+    assert len(stretches) == len(episodes)
+    for episode, stretch in zip(episodes, stretches, strict=True):
+        place = {name: episode[f"data/{name}"] for name in ("chunk_index", "file_index")}
+        table = pq.read_table(done.path / info["data_path"].format(**place))
+        assert set(table.column_names) == set(info["features"])
+        rows = table.filter(pc.field("episode_index") == episode["episode_index"])
+        assert rows["index"].to_pylist() == list(range(episode["dataset_from_index"], episode["dataset_to_index"]))
+        assert rows["timestamp"].to_pylist() == pytest.approx([n / 20 for n in range(len(stretch))])
+        assert rows["next.reward"].to_pylist() == stretch.reward.tolist()
+        assert rows["next.done"].to_pylist() == (stretch.terminated | stretch.truncated).tolist()
+        names = {"observation": "observation.image" if case["observation"] == "image" else "observation.state"}
+        for leaf, values in zip(dice.layout.observation, stretch.observation, strict=True):
+            name = ".".join(leaf.key)
+            assert rows[names.get(name, name)].to_pylist() == values[:-1].tolist()
+            assert info["features"][names.get(name, name)]["shape"] == list(leaf.shape or (1,))
+        for leaf, values in zip(dice.layout.action, stretch.action, strict=True):
+            assert rows[".".join(leaf.key)].to_pylist() == values.tolist()
+    every = np.concatenate([stretch.reward for stretch in stretches]).astype(np.float64)
+    told = json.loads((done.path / "meta" / "stats.json").read_text())["next.reward"]
+    assert [told[name][0] for name in ("min", "max", "mean", "std")] == pytest.approx(
+        [every.min(), every.max(), every.mean(), every.std()]
+    )
+    assert told["count"] == [len(every)]
+
+
+LEROBOT = ROOT / ".venv-lerobot" / "bin" / "python"
+READ_BY_LEROBOT = """
+import sys
+import numpy as np
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+dataset = LeRobotDataset("local/out", root=sys.argv[1])
+items = [dataset[number] for number in range(len(dataset))]
+assert {item["task"] for item in items} == {"Dice-v0"}
+np.savez(sys.argv[2], **{key: np.stack([np.asarray(item[key]) for item in items]) for key in dataset.features})
+window = LeRobotDataset("local/out", root=sys.argv[1], delta_timestamps={"next.reward": [0, 1 / dataset.fps]})
+assert window[0]["next.reward"].shape[0] == 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not LEROBOT.exists(), reason="LeRobot is not installed; `make test-lerobot` runs this test")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_lerobot_itself_reads_every_value(make_dice, spaces, stored, tmp_path, case):
+    dice = make(make_dice, spaces, case)
+    dataset = stored(dice, parts=("cpu-0-0",))
+    done = export(dataset.uri, tmp_path / "out", to="lerobot")
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    ran = subprocess.run(
+        [LEROBOT, "-c", READ_BY_LEROBOT, done.path, tmp_path / "read.npz"], env=offline, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    read = np.load(tmp_path / "read.npz")
+    stretches = list(iter_stretches(dataset))
+    name = "observation.image" if case["observation"] == "image" else "observation.state"
+    for place, leaf in enumerate(dice.layout.observation):
+        key = name if leaf.key == ("observation",) else ".".join(leaf.key)
+        np.testing.assert_array_equal(read[key], np.concatenate([s.observation[place][:-1] for s in stretches]))
+    for place, leaf in enumerate(dice.layout.action):
+        np.testing.assert_array_equal(read[".".join(leaf.key)], np.concatenate([s.action[place] for s in stretches]))
+    np.testing.assert_array_equal(read["next.reward"], np.concatenate([s.reward for s in stretches]))
+    np.testing.assert_array_equal(read["traj_id"], np.concatenate([np.full(len(s), s.traj_id) for s in stretches]))
+
+
+def test_lerobot_takes_no_dataset_without_frames(make_dice, stored, tmp_path):
+    with pytest.raises(DatasetError, match="has no frames, and LeRobot cannot open a dataset without them"):
+        export(stored(make_dice(), parts=()).uri, tmp_path / "out", to="lerobot")
+
+
 def test_row_groups_are_bounded(make_dice, spaces, stored, tmp_path, monkeypatch):
-    monkeypatch.setattr(exports, "_MOST_ROWS", 5)
+    monkeypatch.setattr(export_parquet, "_MOST_ROWS", 5)
     dataset = stored(make_dice())
     export(dataset.uri, tmp_path / "out", to="parquet")
     found = pq.ParquetFile(tmp_path / "out" / "cpu-0-0.parquet").metadata

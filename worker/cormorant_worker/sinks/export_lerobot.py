@@ -1,0 +1,230 @@
+"""LeRobot's dataset format v3.0: https://huggingface.co/docs/lerobot/lerobot-dataset-v3.
+
+    <target>/data/chunk-000/file-000.parquet            frames, whole episodes, up to 100 MB a file
+    <target>/meta/episodes/chunk-000/file-000.parquet   where each episode lies
+    <target>/meta/info.json, stats.json, tasks.parquet  features, their statistics, the names of tasks
+    <target>/meta/cormorant.json                        the dataset's own description
+
+Every number is stored as it was collected; images are arrays, not videos. The format has no observation after an
+episode's last action.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cormorant_worker.errors import DatasetError
+from cormorant_worker.normalize.moments import RunningMoments
+from cormorant_worker.sinks.dataset import StoredDataset
+from cormorant_worker.sinks.export_parquet import nested_lists
+from cormorant_worker.sinks.schema import FrameSchema, column_name
+from cormorant_worker.sinks.trajectories import Stretch, iter_stretches
+from cormorant_worker.spaces import Array, Leaf
+
+_FILE_BYTES = 100 << 20
+_FILES_PER_CHUNK = 1000
+_STATISTICS_BYTES = 4 << 20
+_MOST_DIMENSIONS = 5
+_TASK_NAMES = ("taskId", "id", "entrypoint")
+_WHERE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+_PLAIN = {
+    "next.reward": "float32",
+    "next.done": "bool",
+    "next.terminated": "bool",
+    "next.truncated": "bool",
+    "policy_version": "int64",
+    "traj_id": "int64",
+    "timestamp": "float32",
+    "frame_index": "int64",
+    "episode_index": "int64",
+    "index": "int64",
+    "task_index": "int64",
+}
+
+
+class LeRobotWriter:
+    """Writes one dataset: `add` each trajectory whole, then `close`."""
+
+    def __init__(self, dataset: StoredDataset, target: Path, *, fps: int) -> None:
+        """Begin.
+
+        Args:
+            target: an empty folder.
+            fps: frames per second, for timestamps.
+
+        Raises:
+            DatasetError: a leaf has more dimensions than the format takes.
+        """
+        self._target, self._fps = target, fps
+        self._schema = dataset.description.schema
+        self._tasks = [str(variant["name"]) for variant in dataset.description.env.get("variants", ())]
+        self._tasks = self._tasks or [_task(dataset.description.env)]
+        self._features = {name: (leaf.dtype.name, leaf.shape or (1,)) for name, leaf in _columns(self._schema).items()}
+        self._features |= {name: (dtype, (1,)) for name, dtype in _PLAIN.items()}
+        for name, (_, shape) in self._features.items():
+            if len(shape) > _MOST_DIMENSIONS:
+                raise DatasetError(
+                    f"{name} has the shape {shape}, and LeRobot takes {_MOST_DIMENSIONS} dimensions at most; "
+                    "export to parquet or huggingface"
+                )
+        self._held: list[dict[str, Array]] = []
+        self._held_bytes = 0
+        self._files = 0
+        self.frames = 0
+        self._episodes: list[dict[str, Any]] = []
+        self._statistics = {name: _Statistics(shape) for name, (_, shape) in self._features.items()}
+
+    def add(self, stretch: Stretch) -> None:
+        count, number = len(stretch), len(self._episodes)
+        step = np.arange(count)
+        frames = stretch.frames(self._schema)
+        leaves = (values for _, values in self._schema.arrays_of(frames))
+        arrays = dict(zip(_columns(self._schema), leaves, strict=False)) | {
+            "next.reward": stretch.reward,
+            "next.done": stretch.terminated | stretch.truncated,
+            "next.terminated": stretch.terminated,
+            "next.truncated": stretch.truncated,
+            "policy_version": stretch.policy_version,
+            "traj_id": frames.traj_id,
+            "timestamp": (step / self._fps).astype(np.float32),
+            "frame_index": step,
+            "episode_index": np.full(count, number),
+            "index": self.frames + step,
+            "task_index": stretch.tasks[0] if stretch.tasks else np.zeros(count, dtype=np.int64),
+        }
+        place = {"chunk_index": self._files // _FILES_PER_CHUNK, "file_index": self._files % _FILES_PER_CHUNK}
+        self._episodes.append(
+            {
+                "episode_index": number,
+                "tasks": [self._tasks[task] for task in np.unique(arrays["task_index"])],
+                "length": count,
+                "dataset_from_index": self.frames,
+                "dataset_to_index": self.frames + count,
+                **{f"data/{name}": value for name, value in place.items()},
+                "meta/episodes/chunk_index": 0,
+                "meta/episodes/file_index": 0,
+            }
+        )
+        self.frames += count
+        self._held.append(arrays)
+        self._held_bytes += sum(values.nbytes for values in arrays.values())
+        if self._held_bytes >= _FILE_BYTES:
+            self._write_file()
+
+    def close(self) -> None:
+        """Write what is held and all of `meta`."""
+        self._write_file()
+        features = {
+            name: {"dtype": dtype, "shape": list(shape), "names": None}
+            for name, (dtype, shape) in self._features.items()
+        }
+        info = {
+            "codebase_version": "v3.0",
+            "robot_type": None,
+            "total_episodes": len(self._episodes),
+            "total_frames": self.frames,
+            "total_tasks": len(self._tasks),
+            "chunks_size": _FILES_PER_CHUNK,
+            "data_files_size_in_mb": _FILE_BYTES >> 20,
+            "video_files_size_in_mb": 200,
+            "fps": self._fps,
+            "splits": {"train": f"0:{len(self._episodes)}"},
+            "data_path": f"data/{_WHERE}",
+            "video_path": None,
+            "features": features,
+        }
+        self._path("meta/info.json").write_text(json.dumps(info, indent=2))
+        statistics = {name: known.document() for name, known in self._statistics.items()}
+        self._path("meta/stats.json").write_text(json.dumps(statistics, indent=2))
+        pq.write_table(_named_by_index(self._tasks), self._path("meta/tasks.parquet"))
+        episodes = self._path("meta/episodes/" + _WHERE.format(chunk_index=0, file_index=0))
+        pq.write_table(pa.Table.from_pylist(self._episodes), episodes)
+
+    def _write_file(self) -> None:
+        if not self._held:
+            return
+        columns = {name: np.concatenate([arrays[name] for arrays in self._held]) for name in self._features}
+        for name, values in columns.items():
+            self._statistics[name].add(values.reshape((len(values), *self._features[name][1])))
+        place = divmod(self._files, _FILES_PER_CHUNK)
+        path = self._path("data/" + _WHERE.format(chunk_index=place[0], file_index=place[1]))
+        pq.write_table(pa.table({name: nested_lists(values) for name, values in columns.items()}), path)
+        self._held, self._held_bytes = [], 0
+        self._files += 1
+
+    def _path(self, name: str) -> Path:
+        path = self._target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+class _Statistics:
+    """Of one feature, as LeRobot's `stats.json` has them."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._moments = RunningMoments.none(shape)
+        self._low, self._high = np.full(shape, np.inf), np.full(shape, -np.inf)
+
+    def add(self, values: Array) -> None:
+        step = max(1, _STATISTICS_BYTES // (8 * max(1, self._low.size)))
+        for start in range(0, len(values), step):
+            part = values[start : start + step].astype(np.float64)
+            self._moments = self._moments.merged(RunningMoments.of(part))
+            self._low = np.minimum(self._low, part.min(axis=0))
+            self._high = np.maximum(self._high, part.max(axis=0))
+
+    def document(self) -> dict[str, Any]:
+        count = self._moments.count
+        std = np.sqrt(self._moments.m2 / count)
+        arrays = {"min": self._low, "max": self._high, "mean": self._moments.mean, "std": std}
+        return {name: values.tolist() for name, values in arrays.items()} | {"count": [count]}
+
+
+def _columns(schema: FrameSchema) -> dict[str, Leaf]:
+    """Leaves by LeRobot's names of features. The one of `task_id` comes last, and has another name there."""
+    plain = ("observation", "image") if len(schema.observation[0].shape) > 1 else ("observation", "state")
+    leaves = (leaf for kind, leaves in schema.kinds if kind != "task" for leaf in leaves)
+    return {".".join(plain) if leaf.key == ("observation",) else column_name(leaf): leaf for leaf in leaves}
+
+
+def _task(env: Mapping[str, Any]) -> str:
+    """The environment's name in a description: "CartPole-v1"."""
+    names = (block.get(name) for block in env.values() if isinstance(block, Mapping) for name in _TASK_NAMES)
+    return next((str(name) for name in names if name), "task")
+
+
+def _named_by_index(tasks: list[str]) -> pa.Table:
+    """The table of tasks: pandas takes their names for the index."""
+    index = "__index_level_0__"
+    kinds = (("task_index", "task_index", "int64", "int64"), (None, index, "unicode", "object"))
+    described = [
+        {"name": name, "field_name": field, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
+        for name, field, kind, dtype in kinds
+    ]
+    pandas = {"index_columns": [index], "column_indexes": [], "columns": described}
+    table = pa.table({"task_index": np.arange(len(tasks)), index: tasks})
+    return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
+
+
+def write_lerobot(dataset: StoredDataset, target: Path, *, fps: int) -> tuple[int, int, int]:
+    """Write a dataset into an empty folder; returns frames, episodes and those of them that were cut.
+
+    Raises:
+        DatasetError: the dataset has no frames, or a leaf does not fit.
+    """
+    writer = LeRobotWriter(dataset, target, fps=fps)
+    cut = episodes = 0
+    for stretch in iter_stretches(dataset):
+        writer.add(stretch)
+        episodes += 1
+        cut += stretch.ending == "cut"
+    if not episodes:
+        raise DatasetError(f"{dataset.uri} has no frames, and LeRobot cannot open a dataset without them")
+    writer.close()
+    (target / "meta" / "cormorant.json").write_bytes(dataset.description.to_bytes())
+    return writer.frames, episodes, cut

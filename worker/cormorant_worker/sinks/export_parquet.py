@@ -1,0 +1,122 @@
+"""Parquet: one file a part, one row a frame, bounded row groups. Called by `export.py`.
+
+Columns are those of the shards (`schema.py`) as plain Parquet types, a leaf's shape in the field's metadata;
+`next.<leaf>` is null where the following row of the same `traj_id` says it.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cormorant_worker.errors import DatasetError
+from cormorant_worker.sinks.dataset import StoredDataset
+from cormorant_worker.sinks.frames import Frames
+from cormorant_worker.sinks.schema import NEXT, column_name
+from cormorant_worker.spaces import Array, Leaf
+
+_GROUP_BYTES = 64 << 20
+_MOST_ROWS = 1 << 20
+
+
+def write_parquet(dataset: StoredDataset, target: Path, *, is_nested: bool = False) -> tuple[int, int, int]:
+    """Write `<target>/<part>.parquet` for each part that has frames; returns frames, trajectories that ended, and those
+    whose end the dataset does not have.
+
+    Args:
+        target: a folder that exists.
+        is_nested: an array is a list of lists; otherwise it is one list in row-major order.
+    """
+    schema = dataset.description.schema
+    arrow = _parquet_schema(dataset, is_nested=is_nested)
+    column = partial(_column, is_nested=is_nested)
+    rows = max(1, min(_MOST_ROWS, _GROUP_BYTES // max(1, schema.frame_bytes())))
+    written = ended = cut = 0
+    for part in dataset.parts():
+        if not part.frames:
+            continue
+        seen: dict[int, tuple[int, bool]] = {}
+        draft = target / f"{part.name}.parquet.open"
+        with pq.ParquetWriter(draft, arrow, compression="zstd", compression_level=1) as writer:
+            for frames in dataset.iter_frames(part):
+                everyone = np.arange(len(frames))
+                columns = [column(leaf, values, everyone, len(frames)) for leaf, values in schema.arrays_of(frames)]
+                columns += [pa.array(getattr(frames, name)) for name, _ in schema.plain]
+                following = zip(schema.carried, frames.next_observation + frames.next_states, strict=True)
+                columns += [column(leaf, values, frames.next_rows, len(frames)) for leaf, values in following]
+                writer.write_table(pa.Table.from_arrays(columns, schema=arrow), row_group_size=rows)
+                written += len(frames)
+                ended += int(np.count_nonzero(frames.terminated | frames.truncated))
+                cut += _count_cut(frames, seen)
+        cut += sum(not done for _, done in seen.values())
+        draft.rename(target / f"{part.name}.parquet")
+    return written, ended, cut
+
+
+def _count_cut(frames: Frames, seen: dict[int, tuple[int, bool]]) -> int:
+    """Trajectories that were open before this batch and do not go on in it; notes what is open after it."""
+    order, starts = frames.runs()
+    lasts = order[np.r_[starts[1:], len(order)] - 1]
+    done = frames.terminated[lasts] | frames.truncated[lasts]
+    cut = 0
+    for env, *now in zip(frames.env[lasts].tolist(), frames.traj_id[lasts].tolist(), done.tolist(), strict=True):
+        known, has_ended = seen.get(env, (now[0], True))
+        cut += not has_ended and known != now[0]
+        seen[env] = now[0], now[1]
+    return cut
+
+
+def _parquet_schema(dataset: StoredDataset, *, is_nested: bool) -> Any:
+    fields = []
+    schema = dataset.description.schema
+    leaves = {column_name(leaf): leaf for _, leaves in schema.kinds for leaf in leaves}
+    for field in schema.arrow({}):
+        leaf = leaves.get(field.name.removeprefix(NEXT))
+        if leaf is None:
+            fields.append(field)
+            continue
+        is_next = field.name.startswith(NEXT) and field.name not in leaves
+        shape = {"cormorant.shape": str(list(leaf.shape)), "cormorant.dtype": leaf.dtype.name}
+        fields.append(pa.field(field.name, _plain_type(leaf, is_nested=is_nested), nullable=is_next, metadata=shape))
+    return pa.schema(fields, metadata={"cormorant.dataset": dataset.description.to_bytes()})
+
+
+def _plain_type(leaf: Leaf, *, is_nested: bool) -> Any:
+    kind = pa.from_numpy_dtype(leaf.dtype)
+    for _ in leaf.shape if is_nested else leaf.shape[:1]:
+        kind = pa.list_(pa.field("element", kind, nullable=False))
+    return kind
+
+
+def nested_lists(values: Array) -> Any:
+    """[n, ...] values as an Arrow array of n lists of lists."""
+    array = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for size in reversed(values.shape[1:]):
+        offsets = np.arange(0, len(array) + 1, size, dtype=np.int64)
+        kind = pa.list_(pa.field("element", array.type, nullable=False))
+        array = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), array, type=kind)
+    return array
+
+
+def _column(leaf: Leaf, values: Array, rows: Array, count: int, *, is_nested: bool) -> Any:
+    """[k, ...] values that belong to `rows`, as a column of `count` rows with nulls elsewhere."""
+    missing = np.ones(count, dtype=np.bool_)
+    missing[rows] = False
+    if leaf.shape == ():
+        full = np.zeros(count, dtype=leaf.dtype)
+        full[rows] = values
+        return pa.array(full, mask=missing)
+    size = int(np.prod(leaf.shape))
+    if len(values) * size > np.iinfo(np.int32).max:
+        raise DatasetError(
+            f"a batch holds {len(values) * size} numbers of {column_name(leaf)}, more than a Parquet list takes"
+        )
+    lists = nested_lists(values if is_nested else values.reshape(len(values), size))
+    offsets = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(np.where(missing, 0, leaf.shape[0] if is_nested else size), out=offsets[1:])
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), lists.flatten(), type=lists.type, mask=pa.array(missing) if missing.any() else None
+    )
