@@ -28,14 +28,9 @@ STEPS = 256
 EPISODE_STEPS = 20
 
 
-class NullEnv:
+class NullEnv(VectorEnv):
     """Returns the same arrays again and again; every episode has 20 steps, spread over the environments."""
 
-    lockstep = True
-    min_in_flight = 1
-    restarts = 0
-    info_leaves = ()
-    illegal = None
     observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
     num_envs = NUM_ENVS

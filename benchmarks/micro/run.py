@@ -14,6 +14,7 @@ MICRO = (
     "info-cost",
     "live-pages",
     "subprocess-envs",
+    "vector-cost",
     "hand-over",
     "ray-hand-over",
     "memory",

@@ -31,8 +31,8 @@ class AsyncEnvGroup(EnvGroup):
         self._handed: Array = np.zeros(n, dtype=np.int64)
         """[n] position of the first frame that is not handed over yet."""
         self._idle: Array = np.arange(n)
-        self._ends: list[tuple[int, int, Arrays, Arrays]] = []
-        """(column, position, final observation, final state) of ends that are not handed over yet."""
+        self._ends: list[tuple[Array, Array, Arrays, Arrays]] = []
+        """(columns [k], positions [k], final observations, final states) of ends that are not handed over yet."""
         self._size = 0
         """S."""
         self._ring: Block
@@ -64,7 +64,8 @@ class AsyncEnvGroup(EnvGroup):
         return self._landed - self._handed
 
     def ends_ahead(self) -> list[tuple[int, int]]:
-        return [(column, position - int(self._handed[column]) + 1) for column, position, *_ in self._ends]
+        lengths = [(columns, positions - self._handed[columns] + 1) for columns, positions, *_ in self._ends]
+        return [pair for both in lengths for pair in zip(*(part.tolist() for part in both), strict=True)]
 
     def act(self, actor: Actor, version: int) -> None:
         """Act for all rows that are back. Rows that are far ahead wait, as long as enough go on."""
@@ -98,12 +99,14 @@ class AsyncEnvGroup(EnvGroup):
         for (stored, carries), (ring, _) in zip(_series(self._block), _series(self._ring), strict=True):
             stored[: rows + carries, self.columns] = ring[at[: rows + carries], columns]
         later = []
-        for column, position, final, final_states in self._ends:
-            row = position - int(self._handed[column])
-            if row < self.quota[column]:
-                self._block.end(row, np.array([column + self.columns.start]), final, final_states)
-            else:
-                later.append((column, position, final, final_states))
+        for ended, positions, *finals in self._ends:
+            ends = positions - self._handed[ended]
+            is_now = ends < self.quota[ended]
+            final, final_states = ([leaf[is_now] for leaf in leaves] for leaves in finals)
+            self._block.end(ends[is_now], ended[is_now] + self.columns.start, tuple(final), tuple(final_states))
+            if not is_now.all():
+                final, final_states = ([leaf[~is_now] for leaf in leaves] for leaves in finals)
+                later.append((ended[~is_now], positions[~is_now], tuple(final), tuple(final_states)))
         self._ends = later
         self._handed += self.quota
 
@@ -120,10 +123,8 @@ class AsyncEnvGroup(EnvGroup):
         raise EnvCrashed("environments with steps in flight cannot be restored")
 
     def _end(self, columns: Array, following: Array, final: Arrays) -> None:
-        for i, column in enumerate(columns.tolist()):
-            one = slice(i, i + 1)
-            states = tuple(a[following[one], column].copy() for a in self._states)
-            self._ends.append((column, int(self._landed[column]) - 1, tuple(a[one] for a in final), states))
+        states = tuple(a[following, columns] for a in self._states)
+        self._ends.append((columns, self._landed[columns] - 1, tuple(a.copy() for a in final), states))
         self._trajectories.open(columns + self.columns.start)
         self._begin_trajectories(following, columns)
 

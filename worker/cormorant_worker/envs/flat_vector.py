@@ -5,6 +5,7 @@
 """
 
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import numpy as np
 from cormorant_worker.action_mask import ACTION_MASK, info_mask_length
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.envs.env_row import BadObservation, NanCheck
-from cormorant_worker.envs.gymnasium_env import check_registered, construct
+from cormorant_worker.envs.gymnasium_env import check_registered, construct, name_of
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, Rows
 from cormorant_worker.errors import EnvBuildError, EnvCrashed
@@ -30,15 +31,15 @@ class VectorSource:
     """Builds a gymnasium vector environment of any number of rows."""
 
     id: str = ""
-    """A registered id, for `gymnasium.make_vec`; else one of the next two."""
+    """A registered id, for `gymnasium.make_vec`."""
     entrypoint: str = ""
     make: Callable[..., Any] | None = None
-    """A script's own function, called with `num_envs`."""
+    """A script's own function, in place of the others."""
     kwargs: Mapping[str, Any]
 
     @property
     def name(self) -> str:
-        return self.id or self.entrypoint or str(getattr(self.make, "__qualname__", self.make))
+        return name_of(self.make) if self.make is not None else self.id or self.entrypoint
 
     def build(self, num_envs: int) -> Any:
         """Construct it.
@@ -52,7 +53,9 @@ class VectorSource:
             make: Callable[..., Any] = lambda **kwargs: gymnasium.make_vec(self.id, **kwargs)  # noqa: E731 - one use
         else:
             make = self.make or load_object(self.entrypoint, what="environment")
-        env = construct(lambda: make(num_envs=num_envs, **self.kwargs), f"the vector environment {self.name}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of older versions of an id
+            env = construct(lambda: make(num_envs=num_envs, **self.kwargs), f"the vector environment {self.name}")
         if missing := [name for name in _NEEDED if not hasattr(env, name)]:
             raise EnvBuildError(
                 f"{self.name} returned a {type(env).__module__}.{type(env).__name__}, which has no "

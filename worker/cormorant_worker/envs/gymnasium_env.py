@@ -259,8 +259,10 @@ def _load(data: bytes) -> MadeEnvs:
     return MadeEnvs(pickle.loads(data))  # noqa: S301 - from our own parent
 
 
-def name_of(maker: Callable[[], Any]) -> str:
+def name_of(maker: Callable[..., Any]) -> str:
     inner = getattr(maker, "maker", maker)
+    while isinstance(inner, partial):
+        inner = inner.func
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
     return f"{getattr(inner, '__module__', '?')}:{name}"
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from cormorant_testing.placements import echo_env
 from cormorant_testing.placements.echo_env import EchoEnv
 from cormorant_worker.envs.flat_vector import VectorSource
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, Step
-from cormorant_worker.envs.vector import GymVectorEnv
+from cormorant_worker.envs.vector import GymVectorEnv, RowEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, ManifestError
 from cormorant_worker.launch import make_collector
 
@@ -262,3 +263,89 @@ def test_rows_that_were_left_out_begin_new_episodes() -> None:
     np.testing.assert_array_equal(batch["collector", "traj_ids"][1:, 0] > ids.max(), [True] * 3)
     assert not batch["observation"][1:, 0, 2:].any()
     assert batch["collector", "traj_ids"][0, 0] == ids[0]
+
+
+@pytest.mark.parametrize("mode", ["next", "same", "disabled", "held"])
+def test_rows_of_one_play_as_single_environments(mode: str) -> None:
+    """What evaluations step: an episode depends on its seed alone."""
+    row, single = RowEnv(VectorSource(make=echo_env.make_vector, kwargs={"mode": mode})), EchoEnv()
+    try:
+        for seed in (5, 6, 7):
+            (found, _), (wanted, _), is_over = row.reset(seed=seed), single.reset(seed=seed), False
+            while not is_over:
+                np.testing.assert_array_equal(found, wanted)
+                action = np.full(2, found[2], np.float32)
+                (found, reward, *flags, info), (wanted, *others) = row.step(action), single.step(action)
+                assert (reward, *flags, info) == (np.float32(others[0]), *others[1:])
+                is_over = any(flags)
+            np.testing.assert_array_equal(found, wanted)
+    finally:
+        row.close()
+
+
+def test_masks_of_info_forbid_random_actions() -> None:
+    make = partial(gymnasium.make_vec, "Taxi-v4", vectorization_mode="sync")
+    with make_collector(env=make, num_envs=N, info=["action_mask"]) as collector:
+        batch = collector.collect(num_steps=N * 300)
+    masks, actions = batch["next", "info", "action_mask"][:, :-1], batch["action"][:, 1:]
+    goes_on = ~batch["next", "done"][:, :-1, 0]
+    assert masks.gather(-1, actions.unsqueeze(-1))[goes_on].all()
+    assert not goes_on.all()
+
+
+class Misfit(Batched):
+    """Returns what it should not."""
+
+    def __init__(self, num_envs: int, *, what: str) -> None:
+        super().__init__(num_envs, mode="SameStep")
+        self._what = what
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(actions)
+        match self._what:
+            case "nan":
+                obs[2, 1] = np.nan
+            case "nan reward":
+                reward[1] = np.nan
+            case "shape":
+                obs = obs[:3]
+            case "reward":
+                reward = 1.0
+            case "raise":
+                raise OSError("the simulator died")
+        return obs, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("nan", "environment 2 returned NaN in observation"),
+        ("nan reward", "environment 1 returned a NaN reward in step"),
+        ("shape", r"returned observation of shape \(3, 3\) in step \d; 4 environments and their space say \(4, 3\)"),
+        ("reward", r"returned reward of shape \(\) for 4 environments"),
+        ("raise", "Misfit raised OSError in step .*: the simulator died; fix the environment"),
+    ],
+)
+def test_what_does_not_fit_is_refused(what: str, sentence: str) -> None:
+    env = made(partial(Misfit, what=what))
+    env.start()
+    with pytest.raises(EnvCrashed, match=sentence):
+        run(env, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("space", "remedy"),
+    [
+        (gymnasium.spaces.Text(5), "encode the text as a MultiDiscrete of token ids"),
+        (gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(3)), "pad the sequence to a fixed length"),
+        (gymnasium.spaces.Graph(gymnasium.spaces.Discrete(3), None), "pad nodes and edges to Boxes of a fixed size"),
+    ],
+)
+def test_spaces_without_a_fixed_shape_are_refused(space: Any, remedy: str) -> None:
+    def make(num_envs: int) -> Any:
+        env = Batched(num_envs, mode="SameStep")
+        env.single_observation_space = gymnasium.spaces.Dict(said=space)
+        return env
+
+    with pytest.raises(EnvBuildError, match=f"observation.said has no fixed shape.*{remedy}"):
+        made(make)

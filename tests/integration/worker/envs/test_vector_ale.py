@@ -1,0 +1,58 @@
+"""ALE's own vector environment, frame by frame against plain loops over single rows of it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ale_py.vector_env import AtariVectorEnv
+
+from cormorant_worker.envs.flat_vector import VectorSource
+from cormorant_worker.envs.info import InfoField
+from cormorant_worker.envs.protocol import EVERY_ROW
+from cormorant_worker.envs.vector import GymVectorEnv
+
+SEEDS = (7, 8, 9, 10)
+STEPS = 60
+SHORT = {"max_num_frames_per_episode": 60, "noop_max": 30, "frameskip": 4}
+LIVES = InfoField(key="episode_frame_number", dtype="int64", shape=(), fill=-1)
+
+
+def draw_actions() -> Any:
+    return np.random.default_rng(1).integers(0, 4, (STEPS, len(SEEDS)))
+
+
+def plain(row: int) -> list[tuple[Any, ...]]:
+    """A loop over one row, which drops the step after an end."""
+    env, frames = AtariVectorEnv("breakout", 1, autoreset_mode="NextStep", **SHORT), []
+    obs, _ = env.reset(seed=np.array([SEEDS[row]]))
+    for action in draw_actions()[:, row]:
+        obs = obs.copy()
+        after, reward, terminated, truncated, info = env.step(np.array([action]))
+        flags = bool(terminated[0]), bool(truncated[0])
+        frames.append((obs[0], float(reward[0]), *flags, after[0].copy(), int(info["episode_frame_number"][0])))
+        obs = env.step(np.array([0]))[0] if any(flags) else after
+    return frames
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_frames_are_those_of_single_rows(mode: str) -> None:
+    kwargs = {"game": "breakout", "autoreset_mode": mode, **SHORT}
+    source = VectorSource(entrypoint="ale_py.vector_env:AtariVectorEnv", kwargs=kwargs)
+    env, ends = GymVectorEnv(source, seeds=SEEDS, info=[LIVES]), 0
+    obs, expected = env.start()[0].copy(), [plain(row) for row in range(len(SEEDS))]
+    for t, actions in enumerate(draw_actions()):
+        env.send((actions,), EVERY_ROW)
+        step = env.recv()
+        after, ends = step.obs[0].copy(), ends + len(step.ended)
+        after[step.ended] = step.final[0]
+        for row, frames in enumerate(expected):
+            flags = bool(step.terminated[row]), bool(step.truncated[row])
+            number = frames[t][5] if any(flags) and mode == "SameStep" else int(step.info[0][row])
+            for found, wanted in zip((obs[row], step.reward[row], *flags, after[row], number), frames[t], strict=True):
+                np.testing.assert_array_equal(found, wanted, f"row {row}, step {t}")
+            if any(flags) and mode == "SameStep":
+                assert step.info[0][row] == LIVES.fill, "ALE gives no info of a step that it resets in"
+        obs[:] = step.obs[0]
+    assert env.lockstep
+    assert ends >= 2 * len(SEEDS)
+    env.close()
