@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cormorant_cli.errors import BadInput, CommandFailed, HeadAway, NoHead, NotAllowed, ObjectMissing
+from cormorant_cli.errors import (
+    BadInput,
+    CommandFailed,
+    HeadAway,
+    HeadGone,
+    NoHead,
+    NotAllowed,
+    NotReady,
+    ObjectMissing,
+)
 from cormorant_contract.children import API_PORT, api_host, tls_secret, tokens_secret
 
 if TYPE_CHECKING:
@@ -200,7 +209,7 @@ def token_of(cluster: "Cluster", job: "Raw", role: "Role") -> str:
     except NotAllowed as error:
         raise NotAllowed(f"{error}; alternatively, give the token with --token-file") from error
     except ObjectMissing as error:
-        raise ObjectMissing(
+        raise NotReady(
             f"Secret {name} with the job's tokens not found in namespace {namespace}; the operator creates it: "
             f"is it running (`cormorant doctor{cluster.options_of(job)}`)?"
         ) from error
@@ -250,19 +259,25 @@ def _head_of(cluster: "Cluster", job: "Raw") -> str:
         if holds(job, kind):
             uri = ((job["spec"].get("output") or {}).get("dataset") or {}).get("uri", "")
             results = f"; its results are in {uri}" if uri else ""
-            raise NoHead(f"{identity(job)} no longer has a head: the job is {kind}{results}")
+            kind_of_error = NoHead if kind == "Suspended" else HeadGone
+            raise kind_of_error(f"{identity(job)} no longer has a head: the job is {kind}{results}")
     if not phase:
         raise NoHead(
             f"{identity(job)} has no head: no operator has reconciled the job yet (see `cormorant doctor{options}`)"
         )
     doctor = f"cormorant doctor {job['metadata']['name']}{options}"
+    if phase in ("Running", "Degraded", "Paused", "Completing"):
+        raise NoHead(
+            f"{identity(job)} has no head, but its last status says {phase}: no operator has replaced the head; see "
+            f"`{doctor}`"
+        )
     raise NoHead(f"{identity(job)} has no head yet: it is {phase}; see `{doctor}`")
 
 
 @contextmanager
 def _client_of(url: str, token: str, *, hint: str, **options: Any) -> Iterator["Client"]:
     """`options`: ca_file, ca_data, server_name and timeout_s of `connect`."""
-    from cormorant_client import BadAddress, BadTensors, ClientError, HeadUnreachable, Unauthenticated, connect
+    from cormorant_client import BadAddress, BadTensors, ClientError, HeadUnreachable, NotNow, Unauthenticated, connect
 
     try:
         with connect(url, token=token, reconnect_s=_RECONNECT_S, **options) as client:
@@ -271,6 +286,8 @@ def _client_of(url: str, token: str, *, hint: str, **options: Any) -> Iterator["
         raise BadInput(str(error)) from error
     except Unauthenticated as error:
         raise CommandFailed(f"{error}{hint}") from error
+    except NotNow as error:
+        raise NotReady(str(error)) from error
     except HeadUnreachable as error:
         raise HeadAway(str(error)) from error
     except ClientError as error:

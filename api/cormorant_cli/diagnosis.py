@@ -80,8 +80,13 @@ def of_operators(deployments: Sequence[Raw], job: Raw | None, *, namespace: str)
         yield Finding("problem", sentence)
 
 
-def of_job(job: Raw, *, now: datetime, options: str = "") -> Iterator[Finding]:
-    """What the operator says of a job. `options`: what a command about it must say beside its name."""
+def of_job(job: Raw, *, now: datetime, options: str = "", is_kept: bool = True) -> Iterator[Finding]:
+    """What the operator says of a job.
+
+    Args:
+        options: what a command about it must say beside its name.
+        is_kept: an operator runs. What a status says that nobody keeps is the past: nothing in it is "ok".
+    """
     name, metadata = identity(job), job["metadata"]
     if "deletionTimestamp" in metadata:
         yield Finding("problem", f"{name} is being deleted")
@@ -99,9 +104,14 @@ def of_job(job: Raw, *, now: datetime, options: str = "") -> Iterator[Finding]:
             f"the operator has not reconciled the newest spec of {name}: the status belongs to an older generation"
         )
         yield Finding("problem", sentence)
+    if not is_kept and not holds(job, "Completed") and not holds(job, "Failed"):
+        moved = (status.get("frames") or {}).get("lastProgressTime")
+        when = f"; frames were counted last {age(moved, now)} ago" if moved else ""
+        yield Finding("note", f"no operator keeps the status of {name}: its conditions may be of the past{when}")
     for fact in status.get("conditions") or ():
         if fact["reason"] not in _QUIET:
-            yield _of_condition(fact, job, options)
+            found = _of_condition(fact, job, options)
+            yield found if is_kept or found.level == "problem" else Finding("note", found.sentence)
     failures = status.get("recentFailures") or ()
     if failures:
         last = failures[-1]

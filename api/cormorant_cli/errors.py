@@ -7,8 +7,10 @@ CliError             exit code 1; every one is a sentence for the user
       NotAllowed         the user may not do that
       ObjectConflict     another writer changed it, or owns it
       ClusterAway        no answer within the time
-    HeadAway           the head does not answer
-    NoHead             the job has no head that could answer
+    NotReady           what the job lacks may come
+      HeadAway           the head does not answer
+      NoHead             the job has no head that could answer
+        HeadGone           nor will it have one: it has ended
   BadInput           what the user wrote cannot be used; exit code 2
 
 cormorant_contract.ManifestError ends a command with exit code 2 as well, KeyboardInterrupt with 130.
@@ -44,10 +46,16 @@ class ObjectConflict(ClusterFailed): ...
 class ClusterAway(ClusterFailed): ...
 
 
-class HeadAway(CommandFailed): ...
+class NotReady(CommandFailed): ...
 
 
-class NoHead(CommandFailed): ...
+class HeadAway(NotReady): ...
+
+
+class NoHead(NotReady): ...
+
+
+class HeadGone(NoHead): ...
 
 
 class BadInput(CliError):

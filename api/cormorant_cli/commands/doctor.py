@@ -92,13 +92,14 @@ def examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
         except ObjectMissing as error:
             missing = str(error)
     operators = read(lambda: cluster.objects("Deployment", labels=_OPERATOR), "the operator's Deployment")
-    if operators is not None:
-        yield from of_operators(operators, job, namespace=namespace)
+    found = [] if operators is None else list(of_operators(operators, job, namespace=namespace))
+    yield from found
     yield from read(lambda: list(_lacking(cluster, namespace)), "your permissions") or ()
     if missing:
         yield Finding("problem", missing)
     if job is not None:
-        yield from of_job(job, now=datetime.now(UTC), options=cluster.options_of(job))
+        is_kept = not any(finding.level == "problem" for finding in found)
+        yield from of_job(job, now=datetime.now(UTC), options=cluster.options_of(job), is_kept=is_kept)
         code = (job["spec"].get("code") or {}).get("configMap")
         try:
             if code:

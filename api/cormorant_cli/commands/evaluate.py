@@ -21,15 +21,16 @@ from cormorant_cli.commands.run import (
     translated_errors,
 )
 from cormorant_cli.connection import CaFile, Connection, Context, Namespace, Token, TokenFile, Url
-from cormorant_cli.errors import INTERRUPTED, BadInput
+from cormorant_cli.errors import INTERRUPTED, BadInput, CommandFailed, HeadGone, NotReady
 from cormorant_cli.printing import columns_of, quiet_logs, told_when_slow
 from cormorant_manifest.reader import STDIN
 
 if TYPE_CHECKING:
+    from cormorant_contract.rest.evaluation import EvaluationTable
     from cormorant_worker.fleet.stats import FleetStats
 
 _TOLD_S = 1.0
-_POLL_S = 0.5
+_POLL_S, _AGAIN_S = 0.5, 1.0
 _OWN = "weights of the manifest"
 
 
@@ -74,7 +75,9 @@ def evaluate(
     ray_address: RayAddress = "",
     wait: Annotated[
         float,
-        typer.Option(min=0, rich_help_panel="A running job", help="With JOB: seconds to wait until it is complete."),
+        typer.Option(
+            min=0, rich_help_panel="A running job", help="With JOB: seconds to wait for its start and its end."
+        ),
     ] = 0.0,
     namespace: Namespace = "",
     context: Context = "",
@@ -144,13 +147,20 @@ def evaluate(
 
 def show_running(connection: Connection, *, wait_s: float, as_json: bool) -> None:
     """The table of a job that runs, as far as it is."""
-    deadline = time.monotonic() + wait_s
-    with connection.client("read") as client:
-        found = client.evaluation()
-        with told_when_slow(f"until {found.planned} episodes are played, at most {wait_s:g} s"):
-            while len(found.episodes) < found.planned and time.monotonic() < deadline:
-                time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
-                found = client.evaluation()
+    deadline, said = time.monotonic() + wait_s, ""
+    with told_when_slow(f"until all episodes are played, at most {wait_s:g} s"):
+        while True:
+            try:
+                found = _watch(connection, deadline)
+                break
+            except NotReady as error:
+                if isinstance(error, HeadGone) or not wait_s:
+                    raise
+                if time.monotonic() >= deadline:
+                    raise CommandFailed(f"no table after {wait_s:g} s: {error}") from error
+                if said != (said := str(error)):
+                    typer.echo(said, err=True)
+                time.sleep(min(_AGAIN_S, max(0.0, deadline - time.monotonic())))
     document = found.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     tables = _apart(document)
     if as_json:
@@ -162,6 +172,20 @@ def show_running(connection: Connection, *, wait_s: float, as_json: bool) -> Non
     if found.episodes:
         name = connection.job or connection.url
         typer.echo(show_table([(table.get("weights", name), table["summary"]) for table in tables]))
+
+
+def _watch(connection: Connection, deadline: float) -> "EvaluationTable":
+    """The table of one head, when it is whole or at the deadline.
+
+    Raises:
+        NotReady: there is no head yet, or none any more.
+    """
+    with connection.client("read") as client:
+        found = client.evaluation()
+        while len(found.episodes) < found.planned and time.monotonic() < deadline:
+            time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+            found = client.evaluation()
+    return found
 
 
 def _apart(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -234,15 +234,16 @@ def drain_deadline(view: View) -> Deadline | None:
 
 def find_outcome(view: View) -> Fact | None:
     """Completed or Failed, if the job ends now."""
-    policy, frames, head = view.policy, frames_collected(view), view.newest_head
+    policy, head = view.policy, view.newest_head
+    what = "frames" if view.job.spec.collection.episodes is None else "episodes"
+    counted = f"{frames_collected(view)} {what} were collected"
     if any(pod.phase == "Succeeded" for pod in view.heads):
-        return _COMPLETED(reason="AllFramesDelivered", message=f"{frames} frames were collected and delivered")
+        return _COMPLETED(reason="AllFramesDelivered", message=f"{counted} and delivered")
     drained = drain_deadline(view)
     if drained is not None and drained.is_over:
         return _COMPLETED(
             reason="DrainTimedOut",
-            message=f"{frames} frames were collected; learners did not acknowledge all of them within drainSeconds "
-            f"({policy.drain_seconds})",
+            message=f"{counted}; learners did not acknowledge all of them within drainSeconds ({policy.drain_seconds})",
         )
     if head is not None and head.is_failure:
         if head.exit_code == EXIT_REFUSED:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from cormorant import evaluate
 from cormorant_cli import __main__ as entry
 from cormorant_testing.collecting import make_job
 from cormorant_testing.heads import HeadProcess
-from cormorant_testing.scripts import until
+from cormorant_testing.pods import tokens_file
+from cormorant_testing.scripts import until, unused_port
 
 
 def write_evaluation(folder: Path, results: Path) -> Path:
@@ -29,6 +31,21 @@ def write_evaluation(folder: Path, results: Path) -> Path:
 
 def table_of(document: dict[str, Any]) -> dict[str, Any]:
     return {name: document[name] for name in ("planned", "episodes", "summary", "tasks")}
+
+
+def test_command_waits_for_a_head_that_has_yet_to_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest, tokens, port = write_evaluation(tmp_path, tmp_path / "results"), tokens_file(tmp_path), unused_port()
+    arguments = ["evaluate", "--url", f"http://127.0.0.1:{port}", "--token-file", str(tokens), "--wait"]
+    assert entry.run([*arguments, "0.5"]) == 1
+    assert "no table after 0.5 s: " in capsys.readouterr().err
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(entry.run, [*arguments, "120", "--json"])
+        until(lambda: str(port) in capsys.readouterr().err or waiting.done())
+        options = ("--port", str(port), "--token-file", str(tokens), "--linger-seconds", "5")
+        with HeadProcess(manifest, tmp_path / "head", *options) as head:
+            assert waiting.result(120) == 0
+            assert head.process.wait(60) == 0
+    assert len(json.loads(capsys.readouterr().out)["episodes"]) == 30
 
 
 @pytest.mark.slow

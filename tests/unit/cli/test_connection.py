@@ -67,6 +67,26 @@ class NoPods:
         return ""
 
 
+@pytest.mark.parametrize(
+    ("phase", "sentence"),
+    [
+        ("Starting", "rl/score has no head yet: it is Starting; see `cormorant doctor score`"),
+        (
+            "Running",
+            (
+                "rl/score has no head, but its last status says Running: no operator has replaced the head; see "
+                "`cormorant doctor score`"
+            ),
+        ),
+    ],
+)
+def test_job_without_a_head_is_not_said_to_run(phase: str, sentence: str) -> None:
+    job = {"metadata": {"name": "score", "namespace": "rl", "uid": "1"}, "spec": {}, "status": {"phase": phase}}
+    with pytest.raises(NoHead) as error:
+        _head_of(cast(Cluster, NoPods()), job)
+    assert str(error.value) == sentence
+
+
 def test_completed_job_names_where_its_results_are() -> None:
     job = {
         "metadata": {"name": "score", "namespace": "rl", "uid": "1"},

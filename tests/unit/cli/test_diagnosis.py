@@ -68,6 +68,19 @@ def test_operator_of_a_namespace_is_one_sentence(operators: list[Any], job: Any,
     assert found.startswith(sentence)
 
 
+def test_status_that_nobody_keeps_makes_nothing_ok() -> None:
+    moved = (NOW - timedelta(hours=3)).isoformat()
+    job = make_job("Progressing=True/FramesCollected", status={"frames": {"lastProgressTime": moved}})
+    assert said(of_job(job, now=NOW, is_kept=False)) == [
+        (
+            "note no operator keeps the status of rl/pong: its conditions may be of the past; frames were counted last "
+            "3h ago"
+        ),
+        "note Progressing=True, FramesCollected",
+    ]
+    assert said(of_job(job, now=NOW)) == ["ok Progressing=True, FramesCollected"]
+
+
 @pytest.mark.parametrize(
     ("job", "sentence"),
     [

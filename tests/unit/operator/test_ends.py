@@ -161,6 +161,16 @@ def _head_env(world: World) -> list[dict[str, str]]:
     return found
 
 
+def test_evaluation_that_is_complete_counts_episodes() -> None:
+    collection = {"framesPerBatch": 64, "episodes": {"count": 200}}
+    output = {"dataset": {"uri": "file:///data/results"}}
+    world = World(policy={"entrypoint": "cormorant.policies:mlp"}, collection=collection, output=output)
+    world.run()
+    world.finish("pong-head-1", exit_code=0)
+    world.settle()
+    assert world.message("Completed") == "200 episodes were collected and delivered"
+
+
 def test_worker_that_ends_beside_a_sidecar_is_replaced() -> None:
     world = running()
     worker = world.live()[0].name
