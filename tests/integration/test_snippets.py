@@ -189,8 +189,11 @@ def test_how_to_python_runs(page: str, tmp_path: Path) -> None:
 def test_reading_page_runs(tmp_path: Path) -> None:
     """docs/how-to/read-a-dataset.md, but for what needs TorchRL, which tests/peers/test_replay_buffers.py runs."""
     run("bash", "-euc", "cormorant init . && cormorant run job.yaml", cwd=tmp_path)
-    page = [block for block in blocks("docs/how-to/read-a-dataset.md", "python") if "torchrl" not in block]
-    run(sys.executable, "-c", "\n".join(page), cwd=tmp_path)
+    page = "docs/how-to/read-a-dataset.md"
+    code = [block for block in blocks(page, "python") if "torchrl" not in block]
+    run(sys.executable, "-c", "\n".join(code), cwd=tmp_path)
+    out = run("bash", "-euc", "\n".join(blocks(page, "sh")), cwd=tmp_path)
+    assert out.count("20,000 frames") == 4
 
 
 @pytest.mark.slow

@@ -94,6 +94,9 @@ def export(
     fps: Annotated[
         int, typer.Option("--fps", min=1, help="Frames per second, for the timestamps of --to lerobot.")
     ] = 30,
+    push: Annotated[
+        str, typer.Option("--push", help="Then upload the folder as this dataset of the Hugging Face Hub, USER/NAME.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Write the dataset as Minari's HDF5, Parquet, LeRobot v3.0, or a folder for the Hugging Face Hub."""
@@ -102,15 +105,19 @@ def export(
     target = Path(out or f"{uri.removeprefix('file://').rstrip('/')}-{to}")
     with _sentences():
         from cormorant_worker.sinks.export import export as write
+        from cormorant_worker.sinks.export import push_to_hub
 
         done = write(uri, target, to=to, fps=fps)
+        pushed = push_to_hub(target, push) if push else ""
     if as_json:
-        typer.echo(json.dumps({**asdict(done), "path": str(done.path), "format": to}, indent=2))
+        typer.echo(json.dumps({**asdict(done), "path": str(done.path), "format": to, "pushed": pushed}, indent=2))
         return
     cut = f", {done.cut} of them incomplete" if to in ("minari", "lerobot") else f", plus {done.cut} incomplete"
     typer.echo(
         f"{done.path}: {counted(done.frames, 'frame')}, {counted(done.episodes, 'episode')}{cut if done.cut else ''}"
     )
+    if pushed:
+        typer.echo(f"pushed: {pushed}")
 
 
 @contextmanager

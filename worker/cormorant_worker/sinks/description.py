@@ -99,7 +99,7 @@ class DatasetDescription:
                 job=value["job"],
                 seed=value["seed"],
                 manifest_sha256=value["manifestSha256"],
-                env_spec=value["envSpec"],
+                env_spec=value.get("envSpec", ""),
                 notes=value["notes"],
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:

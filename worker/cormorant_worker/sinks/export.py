@@ -81,6 +81,31 @@ def export(uri: str, target: Path, *, to: ExportFormat, fps: int = 30) -> Export
         raise DatasetError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
+def push_to_hub(folder: Path, repo: str) -> str:
+    """Upload a folder that `export` wrote as the dataset `repo` of the Hugging Face Hub: $HF_ENDPOINT, with $HF_TOKEN.
+
+    Returns:
+        The URL of the commit.
+
+    Raises:
+        DatasetError: huggingface_hub is not installed, or the hub refused it or did not answer.
+    """
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise DatasetError("pushing to the Hugging Face Hub needs huggingface_hub; install cormorant[hub]") from error
+    api = HfApi()
+    try:
+        api.create_repo(repo, repo_type="dataset", exist_ok=True)
+        return str(api.upload_folder(repo_id=repo, folder_path=folder, repo_type="dataset").commit_url)
+    except Exception as error:  # the errors of the HTTP client, which differs between versions of huggingface_hub
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise DatasetError(
+            f"cannot push to {repo} at {api.endpoint}: {reason}; check HF_TOKEN and the name, then run "
+            f"`hf upload --repo-type dataset {repo} {folder}`: the folder is complete"
+        ) from error
+
+
 _CARD = """---
 configs:
 - config_name: default

@@ -230,7 +230,7 @@ class Dataset:
             batch_size: N. Each worker batches its own share.
             shuffle: as in `frames`; all ranks need the same seed.
             seed: of the shuffle.
-            drop_last: leave out frames so that each rank gets the same number of batches, all full.
+            drop_last: leave out frames so that ranks with equally many workers get equally many batches, all full.
             rank: of this process. None: torch.distributed's, else $RANK, else 0.
             world_size: ranks that share the dataset. None: torch.distributed's, else $WORLD_SIZE, else 1.
 
