@@ -50,6 +50,7 @@ from cormorant_operator.work_queue import WorkQueue
 
 log = structlog.get_logger()
 RECONCILERS, POLLERS, WRITERS = 16, 32, 16
+_TICK_S = 0.5
 _STILL_POLLS, _STILL_FACTOR = 4, 2
 """After this many equal answers the polling interval is stretched by this factor; any reconcile resets it."""
 _LISTED: tuple[ListedKind, ...] = ("CollectorJob", "Pod", "Service", "ConfigMap")
@@ -112,6 +113,17 @@ class Controller:
             for _ in range(WRITERS):
                 tasks.create_task(self._work_on(self.counters_due, self._write_counters, "counters"))
             tasks.create_task(self._resync_forever())
+            tasks.create_task(self._watch_the_clock())
+
+    async def _watch_the_clock(self) -> None:
+        """Let every deadline begin again when this process stood still: it has heard nothing meanwhile."""
+        while True:
+            before = now_utc()
+            await asyncio.sleep(_TICK_S)
+            if ((now := now_utc()) - before).total_seconds() > self._defaults.stood_still_s:
+                log.warning("operator_stood_still", seconds=round((now - before).total_seconds()))
+                for state in self._states.values():
+                    state.led_since = now
 
     def notice(self, raw: dict[str, object], *, is_deleted: bool = False) -> None:
         if uid := self.cache.see(raw, is_deleted=is_deleted):
