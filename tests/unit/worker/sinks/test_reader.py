@@ -164,6 +164,17 @@ def test_frames_that_come_later_are_not_part_of_it(make_dice, stored):
     assert sum(map(len, dataset.frames())) == len(dataset) == sum(dataset.episodes["length"].to_pylist())
 
 
+def test_a_trajectory_with_a_hole_is_two(make_dice, stored):
+    """Frames between two attempts were lost: what comes after them is not joined to what was before."""
+    dice = make_dice(end_odds=0.0)
+    whole = stored(dice, parts=("cpu-0-0",), shards=1)
+    with whole.writer("cpu-0-1", dice.layout) as writer:
+        writer.go_on(np.array(dice.ids), np.array([6, 4, 4]))
+        writer.append(dice.fill())
+    rows = read_dataset(whole.uri).episodes.select(["traj_id", "first_step", "length"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [(0, 0, 4), (0, 6, 4), (1, 0, 8), (2, 0, 8)]
+
+
 def test_an_empty_dataset_has_no_frames(make_dice, stored):
     dataset = read_dataset(stored(make_dice(), parts=()).uri)
     assert len(dataset) == dataset.episodes.num_rows == dataset.to_arrow().num_rows == 0
