@@ -4,6 +4,7 @@
 """
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -315,7 +316,7 @@ class Dataset:
                 return
 
 
-def read_dataset(uri: str) -> Dataset:
+def read_dataset(uri: str | os.PathLike[str]) -> Dataset:
     """Open a dataset that jobs collected, for reading; jobs may still write to it.
 
         dataset = cormorant.read_dataset("data/cartpole")
@@ -329,7 +330,7 @@ def read_dataset(uri: str) -> Dataset:
     Raises:
         DatasetError: there is no dataset, or it cannot be read.
     """
-    return Dataset(existing_dataset(str(uri)))
+    return Dataset(existing_dataset(os.fspath(uri)))
 
 
 def _generator(*seeds: int) -> np.random.Generator:

@@ -262,6 +262,14 @@ def test_the_environment_tells_the_rank(dataset, monkeypatch):
     assert sum(map(len, dataset.to_torch())) == 40
 
 
+@pytest.mark.parametrize(("rank", "world_size"), [("", "3"), ("one", "3"), ("0", "many")])
+def test_half_of_a_rank_is_a_sentence(dataset, monkeypatch, rank, world_size):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    with pytest.raises(DatasetError, match=rf"\$RANK is '{rank}' and \$WORLD_SIZE is '{world_size}': set both"):
+        dataset.to_torch()
+
+
 def test_another_process_may_have_it(dataset):
     read = pickle.loads(pickle.dumps(dataset))
     assert places(torch.cat(list(read.frames()))) == places(torch.cat(list(dataset.frames())))
@@ -269,4 +277,4 @@ def test_another_process_may_have_it(dataset):
 
 def test_no_dataset_is_a_sentence(tmp_path):
     with pytest.raises(DatasetError, match="there is no dataset at"):
-        read_dataset(str(tmp_path))
+        read_dataset(tmp_path)
