@@ -384,7 +384,7 @@ class Collector:
         """
         if not all(env.lockstep for env in self._envs):
             raise EnvError(
-                "environments with steps in flight cannot be restarted together; set envpool.batchSize: 0, or have "
+                "environments with steps in flight cannot be restarted together; set batchSize: 0, or have "
                 "the vector environment take reset_mask"
             )
         for env_group in self.env_groups:
