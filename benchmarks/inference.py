@@ -23,7 +23,7 @@ import torch
 
 from cormorant_worker.collect.build import build_policy
 from cormorant_worker.collect.overrides import NO_OVERRIDES
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fork_server import WORKERS, fork_server
 from cormorant_worker.inference.address import AssignedServers
@@ -74,7 +74,7 @@ def cartpole(num_envs: int) -> dict[str, Any]:
     return {"gymnasium": {"id": "CartPole-v1", "numEnvs": num_envs, "vectorization": "inline"}}
 
 
-def frames_per_second(fleet: Fleet, seconds: float) -> float:
+def frames_per_second(fleet: WorkerFleet, seconds: float) -> float:
     """Without the first two batches of each worker."""
     for _ in range(2 * len(fleet.stats().workers)):
         fleet.skip()
@@ -129,7 +129,7 @@ def on_device() -> None:
     with tempfile.TemporaryDirectory() as folder:
         policy = {"entrypoint": "benchmarks.inference:device", "kwargs": {"lock": f"{folder}/lock"}}
         for servers in (False, True):
-            with Fleet(job(cartpole(2), policy, 20, servers=servers), FleetOptions(workers=4)) as fleet:
+            with WorkerFleet(job(cartpole(2), policy, 20, servers=servers), FleetOptions(workers=4)) as fleet:
                 found[servers] = frames_per_second(fleet, 8)
     ratio = found[True] / found[False]
     print(f"device: {found[True]:.0f} frames/s through a server, {found[False]:.0f} without: {ratio:.2f} (bar: 3)")
@@ -139,7 +139,7 @@ def memory() -> None:
     found = {}
     policy = {"entrypoint": "benchmarks.inference:device", "kwargs": {"megabytes": 100}}
     for servers, workers in ((False, 1), (True, 8), (False, 8)):
-        with Fleet(job(cartpole(2), policy, 20, servers=servers), FleetOptions(workers=workers)) as fleet:
+        with WorkerFleet(job(cartpole(2), policy, 20, servers=servers), FleetOptions(workers=workers)) as fleet:
             for _ in range(3 * workers):
                 fleet.skip()
             pids = [worker.pid for worker in fleet.stats().workers]
@@ -165,7 +165,7 @@ def pong() -> None:
     policy = {"entrypoint": "cormorant.policies:atari_cnn"}
     found = {}
     for servers in (False, True):
-        with Fleet(job(env, policy, 64 * 16, servers=servers), FleetOptions(workers=2)) as fleet:
+        with WorkerFleet(job(env, policy, 64 * 16, servers=servers), FleetOptions(workers=2)) as fleet:
             found[servers] = frames_per_second(fleet, 20)
     ratio = found[True] / found[False]
     print(f"pong: {found[True]:.0f} frames/s through a server, {found[False]:.0f} without: {ratio:.2f} (bar: 0.9)")

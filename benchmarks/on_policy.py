@@ -73,7 +73,7 @@ def two_workers(goal: float, seed: int) -> list[float]:
     began = time.perf_counter()
     with open_fleet(job(NUM_ENVS // 2, seed), workers=2) as fleet:
         opening = time.perf_counter() - began
-        return [*learn(goal, fleet.spaces, lambda: fleet.take().tensordict, fleet.publish), opening]
+        return [*learn(goal, fleet.spaces, fleet.next_batch, fleet.publish), opening]
 
 
 def job(num_envs: int, seed: int) -> dict[str, Any]:

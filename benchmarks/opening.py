@@ -37,8 +37,8 @@ import time
 from cormorant import open_fleet
 for name in ("fleet", "second"):
     began = time.time()
-    with open_fleet(env="CartPole-v1", policy=policy, workers=2, vectorization="VECTORIZATION") as fleet:
-        fleet.take()
+    with open_fleet(env="CartPole-v1", policy=policy, workers=2, vectorization_mode="VECTORIZATION") as fleet:
+        fleet.next_batch()
         print(name, began, time.time())
 """
 _JOB = """

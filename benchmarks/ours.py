@@ -15,7 +15,7 @@ from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 
 ENTRYPOINTS = {"mlp": "cormorant.policies:mlp", "atari_cnn": "cormorant.policies:atari_cnn"}
@@ -82,9 +82,9 @@ def _fleet(job: CollectorJob, workers: int) -> Iterator[protocol.Take]:
         yield take
 
 
-def open_local_fleet(job: CollectorJob, *, workers: int) -> Fleet:
+def open_local_fleet(job: CollectorJob, *, workers: int) -> WorkerFleet:
     """The one place that knows how a fleet is opened."""
-    return Fleet(job, FleetOptions(workers=workers))
+    return WorkerFleet(job, FleetOptions(workers=workers))
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

@@ -28,18 +28,17 @@ def train(goal: float, max_updates: int, seed: int) -> float:
         observation_space, action_space = fleet.spaces
         policy = mlp(observation_space, action_space)
         ppo = Ppo(Agent(policy, make_critic(observation_space.shape[0])), Settings())
-        fleet.publish(policy.state_dict())
+        fleet.publish(policy)
         began, score = time.monotonic(), 0.0
         for number, batch in enumerate(fleet.batches(), start=1):
             ppo.update(batch)
-            fleet.publish(policy.state_dict())  # maxStaleness: 0: the next batch waits for these weights
+            fleet.publish(policy)  # maxStaleness: 0: the next batch waits for these weights
             stats = fleet.stats()
-            returns = stats.recent_returns
-            score = sum(returns) / max(1, len(returns))
+            score = stats.mean_return or 0.0
             if number % 10 == 0 or score >= goal:
                 seconds = time.monotonic() - began
                 print(f"{stats.frames:>7} frames  {seconds:5.0f} s  version {stats.version:>4}  return {score:5.1f}")
-            if (score >= goal and len(returns) >= 20) or number == max_updates:
+            if (score >= goal and stats.episodes >= 20) or number == max_updates:
                 break
     return score
 

@@ -9,7 +9,6 @@ From an untrained network to a return of 450 in a minute or two on two cores.
 import argparse
 import time
 
-import gymnasium
 import torch
 from ppo import Agent, Ppo, Settings, make_critic
 
@@ -24,19 +23,19 @@ def train(client: Client, *, goal: float, max_updates: int, seed: int) -> float:
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # networks this small are slower on several threads
     # The manifest's policy, built a second time: the head checks that names, shapes and dtypes are the same.
-    policy = mlp(gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2))
+    policy = mlp(*client.spaces)
     ppo = Ppo(Agent(policy, make_critic(4)), Settings())
     began, score = time.monotonic(), 0.0
     with LearnerLink(client, policy, background=False, wait=10) as link:
         for number, batch in enumerate(link.batches(), start=1):
-            ppo.update(batch.tensordict())
+            ppo.update(batch)
             link.step()  # publishes, and waits until the workers act with it
             if number % 10 == 0 or number == max_updates:
-                status = client.status()
-                score = status.episodes.mean_return or 0.0
+                stats = client.stats()
+                score = stats.mean_return or 0.0
                 seconds = time.monotonic() - began
                 print(
-                    f"{status.frames.collected:>7} frames  {seconds:5.0f} s  version {link.version:>4}  "
+                    f"{stats.frames:>7} frames  {seconds:5.0f} s  version {link.version:>4}  "
                     f"staleness {link.staleness.max}  return {score:5.1f}"
                 )
                 if score >= goal or number >= max_updates:
@@ -47,8 +46,8 @@ def train(client: Client, *, goal: float, max_updates: int, seed: int) -> float:
 def main() -> None:
     """Train; say whether the goal was reached."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--url", default="", help="the head; default: CORMORANT_URL")
-    options.add_argument("--token-file", default="", help="default: CORMORANT_TOKEN, CORMORANT_TOKEN_FILE")
+    options.add_argument("--url", help="the head; default: CORMORANT_URL")
+    options.add_argument("--token-file", help="default: CORMORANT_TOKEN, CORMORANT_TOKEN_FILE")
     options.add_argument("--quick", action="store_true", help="a few updates only, to see that it runs")
     options.add_argument("--seed", type=int, default=1)
     chosen = options.parse_args()

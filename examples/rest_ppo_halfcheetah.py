@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from ppo import Agent, Ppo, Settings, make_critic
 
-from cormorant import Batch, Client, connect
+from cormorant import Client, Delivery, connect
 from cormorant.policies import mlp
 from cormorant.postproc import normalized
 
@@ -58,7 +58,7 @@ class Learner:
         else:
             self._publish()
 
-    def learn(self, batch: Batch, *, total_frames: int) -> float | None:
+    def learn(self, batch: Delivery, *, total_frames: int) -> float | None:
         """One update, published before the head may forget the batch. Returns the mean return of the last episodes."""
         state = self.state
         torch.manual_seed(self.seed + state.updates)  # the same minibatches, whether it was killed before or not
@@ -107,7 +107,7 @@ def train(learner: Learner, *, curve: Path | None) -> None:
     client, state = learner.client, learner.state
     total_frames = client.status().frames.target or 1_000_000
     note(curve, {"event": "start", "version": learner.version, "updates": state.updates, "frames": state.frames})
-    with client.batches() as batches:
+    with client.deliveries() as batches:
         for batch in batches:
             if batch.id == state.batch:
                 continue  # killed between publishing and acknowledging: learned from it already
@@ -130,8 +130,8 @@ def note(curve: Path | None, line: dict[str, Any]) -> None:
 def main() -> None:
     """Train, or go on training."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--url", default="", help="the head; default: CORMORANT_URL")
-    options.add_argument("--token-file", default="", help="default: CORMORANT_TOKEN, CORMORANT_TOKEN_FILE")
+    options.add_argument("--url", help="the head; default: CORMORANT_URL")
+    options.add_argument("--token-file", help="default: CORMORANT_TOKEN, CORMORANT_TOKEN_FILE")
     options.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="folder of optimizer and critic")
     options.add_argument("--curve", type=Path, help="append starts and returns as JSON Lines")
     options.add_argument("--seed", type=int, default=1)

@@ -11,8 +11,6 @@ this process shortens that.
 import argparse
 import time
 
-import gymnasium
-import numpy as np
 import torch
 from ppo import Ppo, Settings, SharedAgent
 from torch import nn
@@ -28,19 +26,18 @@ SETTINGS = Settings(
 def train(client: Client, *, max_updates: int, seed: int) -> list[tuple[float, float]]:
     """Learn until the stream ends. Returns the loss of each update, in its first and its last epoch."""
     torch.manual_seed(seed)
-    observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    policy = atari_cnn(observation_space, gymnasium.spaces.Discrete(6), return_log_prob=True)
+    policy = atari_cnn(*client.spaces, return_log_prob=True)
     ppo = Ppo(SharedAgent(policy, nn.Linear(512, 1)), SETTINGS)
     began, losses = time.monotonic(), []
     with LearnerLink(client, policy) as link:
         for number, batch in enumerate(link.batches(), start=1):
-            losses.append(ppo.update(batch.tensordict()))
+            losses.append(ppo.update(batch))
             link.step()  # returns at once; the newest weights follow
-            status = client.status()
-            played = status.episodes.mean_return or 0.0
+            stats = client.stats()
+            played = stats.mean_return or 0.0
             first, last = losses[-1]
             print(
-                f"{status.frames.collected:>9} frames  {time.monotonic() - began:6.0f} s  version {link.version:>4}  "
+                f"{stats.frames:>9} frames  {time.monotonic() - began:6.0f} s  version {link.version:>4}  "
                 f"staleness {link.staleness.mean:.1f}  loss {first:.4f} -> {last:.4f}  return {played:.1f}"
             )
             if number == max_updates:
@@ -51,8 +48,8 @@ def train(client: Client, *, max_updates: int, seed: int) -> list[tuple[float, f
 def main() -> None:
     """Train."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--url", default="", help="the head; default: CORMORANT_URL")
-    options.add_argument("--token-file", default="", help="default: CORMORANT_TOKEN, CORMORANT_TOKEN_FILE")
+    options.add_argument("--url", help="the head; default: CORMORANT_URL")
+    options.add_argument("--token-file", help="default: CORMORANT_TOKEN, CORMORANT_TOKEN_FILE")
     options.add_argument("--updates", type=int, default=0, help="end after so many; 0: with the stream")
     options.add_argument("--seed", type=int, default=1)
     chosen = options.parse_args()

@@ -7,9 +7,9 @@
         policy = mlp(*fleet.spaces)
         for batch in fleet.batches():
             learn(policy, batch)
-            fleet.publish(policy.state_dict())
+            fleet.publish(policy)
 
-    with cormorant.connect("http://127.0.0.1:8000", token=token) as client:       # a job that runs elsewhere
+    with cormorant.connect("pong", namespace="rl") as fleet:                      # a job of a cluster
         ...
 
 `cormorant.aio` has the asynchronous client, `cormorant.policies` the policies that ship, `cormorant.postproc` what can
@@ -21,17 +21,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cormorant_client import Batch, Client, LearnerLink, ReplayFeed, as_dataset, connect
+    from tensordict import TensorDict as Batch
+
+    from cormorant.fleet import Fleet, Receipt
+    from cormorant.remote import connect
+    from cormorant_client import Client, Delivery, LearnerLink
     from cormorant_contract.job import CollectorJob
+    from cormorant_contract.stats import Stats
     from cormorant_worker.collect.collector import Collector
     from cormorant_worker.evaluation.results import ResultTable
-    from cormorant_worker.fleet.fleet import Fleet
     from cormorant_worker.fleet.options import FleetOptions
     from cormorant_worker.fleet.ray.options import RayOptions
-    from cormorant_worker.fleet.stats import Receipt
     from cormorant_worker.launch import load_job, make_collector, open_fleet
+    from cormorant_worker.local_fleet import LocalFleet
     from cormorant_worker.run_evaluation import evaluate
     from cormorant_worker.sinks.reader import Dataset, DatasetInfo, read_dataset
+
+_HOMES = {
+    "Batch": "tensordict:TensorDict",
+    "Client": "cormorant_client",
+    "Collector": "cormorant_worker.collect.collector",
+    "CollectorJob": "cormorant_contract.job",
+    "Dataset": "cormorant_worker.sinks.reader",
+    "DatasetInfo": "cormorant_worker.sinks.reader",
+    "Delivery": "cormorant_client",
+    "Fleet": "cormorant.fleet",
+    "FleetOptions": "cormorant_worker.fleet.options",
+    "LearnerLink": "cormorant_client",
+    "LocalFleet": "cormorant_worker.local_fleet",
+    "RayOptions": "cormorant_worker.fleet.ray.options",
+    "Receipt": "cormorant.fleet",
+    "ResultTable": "cormorant_worker.evaluation.results",
+    "Stats": "cormorant_contract.stats",
+    "connect": "cormorant.remote",
+    "evaluate": "cormorant_worker.run_evaluation",
+    "load_job": "cormorant_worker.launch",
+    "make_collector": "cormorant_worker.launch",
+    "open_fleet": "cormorant_worker.launch",
+    "read_dataset": "cormorant_worker.sinks.reader",
+}
+"""Modules that the names come from, with the name there where it is another."""
 
 __all__ = [
     "Batch",
@@ -40,14 +69,15 @@ __all__ = [
     "CollectorJob",
     "Dataset",
     "DatasetInfo",
+    "Delivery",
     "Fleet",
     "FleetOptions",
     "LearnerLink",
+    "LocalFleet",
     "RayOptions",
     "Receipt",
-    "ReplayFeed",
     "ResultTable",
-    "as_dataset",
+    "Stats",
     "connect",
     "evaluate",
     "load_job",
@@ -56,30 +86,18 @@ __all__ = [
     "read_dataset",
 ]
 
-_HOMES = {
-    "Collector": "cormorant_worker.collect.collector",
-    "CollectorJob": "cormorant_contract.job",
-    "Dataset": "cormorant_worker.sinks.reader",
-    "DatasetInfo": "cormorant_worker.sinks.reader",
-    "Fleet": "cormorant_worker.fleet.fleet",
-    "FleetOptions": "cormorant_worker.fleet.options",
-    "RayOptions": "cormorant_worker.fleet.ray.options",
-    "Receipt": "cormorant_worker.fleet.stats",
-    "ResultTable": "cormorant_worker.evaluation.results",
-    "evaluate": "cormorant_worker.run_evaluation",
-    "load_job": "cormorant_worker.launch",
-    "make_collector": "cormorant_worker.launch",
-    "open_fleet": "cormorant_worker.launch",
-    "read_dataset": "cormorant_worker.sinks.reader",
-}
-"""Modules of the names that are not the client's."""
+
+_ROOMS = {"aio", "errors", "policies", "postproc", "tianshou", "torchrl", "wrappers"}
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use."""
-    if name not in __all__:
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOMES.get(name, "cormorant_client")), name)
+    module, _, other = _HOMES[name].partition(":")
+    return getattr(import_module(module), other or name)
 
 
 def __dir__() -> list[str]:

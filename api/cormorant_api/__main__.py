@@ -80,7 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         signals.is_idle = False
         with HeadServer(job, settings, context) as server:
-            options = FleetOptions(workers=given.workers, device=given.device, should_stop=signals.has_come)
+            options = FleetOptions(
+                workers=given.workers or None, device=given.device or None, should_stop=signals.has_come
+            )
             server.start_fleet(options, engine=_engine(given))
             end = server.wait(signals.has_come)
     except FleetInterrupted:

@@ -39,7 +39,7 @@ from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import Update
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.fleet.events import FleetEvent
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.logs import LogContext
 from cormorant_worker.normalize.moments import Statistics
@@ -77,7 +77,7 @@ class Threads:
 class Running:
     """The parts of a head that need a fleet."""
 
-    def __init__(self, head: "Head", fleet: Fleet, *, is_paused: bool) -> None:
+    def __init__(self, head: "Head", fleet: WorkerFleet, *, is_paused: bool) -> None:
         settings = head.settings
         self.fleet = fleet
         self.ledger: Ledger = Ledger(
@@ -157,7 +157,7 @@ class Head:
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def attach(self, fleet: Fleet, *, is_paused: bool) -> None:
+    def attach(self, fleet: WorkerFleet, *, is_paused: bool) -> None:
         """Take over a started fleet. Weights of an earlier head are published before anything is collected.
         `is_paused`: the fleet was started paused; it resumes here unless a lease is held.
         """
@@ -398,8 +398,11 @@ class Head:
                     running.publisher.inherit()  # workers join one by one
                 self._find_weights(running)
                 has_workers = any(group.ready or group.starting for group in stats.groups.values())
-                running.updates.tick(can_apply=running.pauses.state == "running" and has_workers)
-                is_over = running.fleet.is_done and stats.queued_batches == 0
+                is_done = running.fleet.is_done
+                running.updates.tick(
+                    can_apply=running.pauses.state == "running" and has_workers, is_done=is_done and not has_workers
+                )
+                is_over = is_done and stats.queued_batches == 0
                 if self.has_queue and is_over and not running.ledger.is_exhausted:
                     running.feeder.probe()
                 if self.is_complete:

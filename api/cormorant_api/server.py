@@ -25,7 +25,7 @@ from cormorant_api.settings import HeadSettings
 from cormorant_api.status import wait_for_learner
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import CormorantError, FleetInterrupted
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.fleet.transport import Engine
@@ -65,7 +65,7 @@ class HeadServer:
             raise
         self.head.log_context = context or LogContext()
         self.head.log_context.epoch = self.head.journal.epoch + 1
-        self.fleet: Fleet | None = None
+        self.fleet: WorkerFleet | None = None
         app = make_app(self.head)
         self._listeners: list[Listener] = []
         try:
@@ -100,8 +100,8 @@ class HeadServer:
         return wait_for_learner(self.head, stats)
 
     def start_fleet(
-        self, options: FleetOptions, *, engine: Engine | None = None, make: Callable[..., Fleet] = Fleet
-    ) -> Fleet:
+        self, options: FleetOptions, *, engine: Engine | None = None, make: Callable[..., WorkerFleet] = WorkerFleet
+    ) -> WorkerFleet:
         """Start the workers, paused until they have the weights of an earlier head. `engine`: as `Fleet` takes it;
         `make`: the class of the fleet.
 

@@ -33,7 +33,7 @@ from cormorant_contract.children import API_PORT, api_host, tls_secret, tokens_s
 
 if TYPE_CHECKING:
     from cormorant_cli.cluster import Cluster, Raw
-    from cormorant_client import Client
+    from cormorant_client import Client, ConnectOptions
     from cormorant_client.address import Role
 
 _RECONNECT_S = 3.0
@@ -177,6 +177,30 @@ class Connection:
             return read_token(self.token_file, role)
         except BadAddress as error:
             raise BadInput(str(error)) from error
+
+
+@contextmanager
+def reached(name: str, *, namespace: str, context: str, token: str | None) -> "Iterator[tuple[str, ConnectOptions]]":
+    """The URL at which a program reaches the head of a job while this is open, and options of `connect`. A head that is
+    replaced is found again.
+
+    Raises:
+        CliError: there is no such job, it has no head, or the user may not see it.
+    """
+    from cormorant_cli.cluster import connected
+    from cormorant_cli.forward import forwarded
+
+    with connected(context) as cluster:
+        job = cluster.get("CollectorJob", name, namespace=namespace or cluster.namespace)
+        place = job["metadata"]["namespace"]
+        _head_of(cluster, job)  # says what is missing
+        tls = tls_of(cluster, job)
+        token = token or token_of(cluster, job, "write")
+        with forwarded(lambda: cluster.open_port(_head_of(cluster, job), API_PORT, namespace=place)) as forwarder:
+            options: ConnectOptions = {"token": token}
+            if tls:
+                options |= {"server_name": tls["server_name"], "ca_data": tls["ca_data"]}
+            yield f"{'https' if tls else 'http'}://127.0.0.1:{forwarder.port}", options
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:

@@ -13,7 +13,7 @@ CliError             exit code 1; every one is a sentence for the user
         HeadGone           nor will it have one: it has ended
   BadInput           what the user wrote cannot be used; exit code 2
 
-cormorant_contract.ManifestError ends a command with exit code 2 as well, KeyboardInterrupt with 130.
+cormorant_contract.errors.ManifestError ends a command with exit code 2 as well, KeyboardInterrupt with 130.
 """
 
 from collections.abc import Iterator

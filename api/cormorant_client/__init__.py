@@ -5,19 +5,20 @@ only where batches become tensors.
 
     with connect("http://127.0.0.1:8000", token=token) as client:
         for batch in client.batches():
-            learn(batch.tensordict())          # TorchRL's keys, [B, T]
+            learn(batch)                       # TorchRL's keys, [B, T]
             client.publish(policy)
 """
 
 from cormorant_client.aio import AsyncClient
-from cormorant_client.batch import Batch, decode
-from cormorant_client.batches import Batches
-from cormorant_client.client import Client, connect
+from cormorant_client.batches import RemoteBatches, StreamOptions
+from cormorant_client.client import Client, ConnectOptions, Shard, connect
+from cormorant_client.delivery import Delivery, decode
 from cormorant_client.errors import (
     BadAddress,
     BadBatch,
     BadTensors,
     BatchGone,
+    BatchTimeout,
     ClientError,
     Conflict,
     Forbidden,
@@ -35,7 +36,6 @@ from cormorant_client.errors import (
 from cormorant_client.link import LearnerLink, Staleness
 from cormorant_client.pauses import Pause
 from cormorant_client.publishing import Publisher, PulledWeights
-from cormorant_client.replay import ReplayFeed, as_dataset, frames_of
 from cormorant_client.updates import Update
 
 __all__ = [
@@ -43,12 +43,14 @@ __all__ = [
     "BadAddress",
     "BadBatch",
     "BadTensors",
-    "Batch",
     "BatchGone",
-    "Batches",
+    "BatchTimeout",
+    "RemoteBatches",
     "Client",
     "ClientError",
     "Conflict",
+    "ConnectOptions",
+    "Delivery",
     "Forbidden",
     "HeadError",
     "HeadFailed",
@@ -60,15 +62,14 @@ __all__ = [
     "Publisher",
     "PulledWeights",
     "Refused",
-    "ReplayFeed",
     "Staleness",
+    "Shard",
     "StreamEnded",
+    "StreamOptions",
     "TensorMismatch",
     "Unauthenticated",
     "Update",
     "UpdateFailed",
-    "as_dataset",
     "connect",
     "decode",
-    "frames_of",
 ]

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial, update_wrapper
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
-from cormorant_client.batch import Batch
-from cormorant_client.batches import Batches
-from cormorant_client.client import Client, connect
+from cormorant_client.batches import RemoteBatches, StreamOptions
+from cormorant_client.client import Client, ConnectOptions, connect
+from cormorant_client.delivery import Delivery
 from cormorant_client.errors import ClientError
 from cormorant_client.events import read_events
 from cormorant_client.pauses import Pause
@@ -21,7 +21,11 @@ from cormorant_client.transport import Interrupt
 from cormorant_client.updates import Update
 from cormorant_contract.rest.events import Event
 
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
 P = ParamSpec("P")
+T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -40,13 +44,13 @@ class AsyncClient:
 
     async with AsyncClient("http://127.0.0.1:8000", token=token) as client:
         async for batch in client.batches():
-            learn(batch.tensordict())
+            learn(batch)
             await client.publish(policy)
     """
 
-    def __init__(self, url: str = "", *, token: str = "", **options: Any) -> None:
+    def __init__(self, url: str | None = None, **options: Unpack[ConnectOptions]) -> None:
         """Connect; see `connect` for the options."""
-        self._client: Client = connect(url, token=token, **options)
+        self._client: Client = connect(url, **options)
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="cormorant-async")
 
     weights = _in_thread(Client.weights)
@@ -54,7 +58,9 @@ class AsyncClient:
     versions = _in_thread(Client.versions)
     resume = _in_thread(Client.resume)
     state = _in_thread(Client.state)
-    load_state = _in_thread(Client.load_state)
+    save = _in_thread(Client.save)
+    restore = _in_thread(Client.restore)
+    stats = _in_thread(Client.stats)
     seed = _in_thread(Client.seed)
     status = _in_thread(Client.status)
     workers = _in_thread(Client.workers)
@@ -74,7 +80,7 @@ class AsyncClient:
         return AsyncUpdate(await self._call(publish), self._call)
 
     async def patch(
-        self, weights: Publishable, *, base: str = "", model: str = MAIN_MODEL, wait: float = 0.0
+        self, weights: Publishable, *, base: str | None = None, model: str = MAIN_MODEL, wait: float = 0.0
     ) -> "AsyncUpdate":
         """Publish some tensors of one model. Do not change them until this returns."""
         return AsyncUpdate(await self._call(self._client.patch, weights, base=base, model=model, wait=wait), self._call)
@@ -83,13 +89,20 @@ class AsyncClient:
         """Publish an old version again, under a new number."""
         return AsyncUpdate(await self._call(self._client.rollback, version, model=model), self._call)
 
-    def batches(self, frames: int | None = None, **wanted: Any) -> "AsyncBatches":
+    def batches(self, *, copy: bool = False, **wanted: Unpack[StreamOptions]) -> "AsyncBatches[TensorDict]":
         """Iterate over batches; an asynchronous context manager too."""
-        return AsyncBatches(self._client.batches(frames, **wanted), self._call)
+        return AsyncBatches(self._client.batches(copy=copy, **wanted), self._call)
 
-    def pause(self, **wanted: Any) -> "AsyncPause":
+    def deliveries(self, **wanted: Unpack[StreamOptions]) -> "AsyncBatches[Delivery]":
+        """Iterate over deliveries: numpy arrays, acknowledged one by one."""
+        return AsyncBatches(self._client.deliveries(**wanted), self._call)
+
+    def pause(
+        self, *, owner: str | None = None, reason: str = "", ttl: float = 60.0, wait: float = 30.0
+    ) -> "AsyncPause":
         """Pause the fleet inside `async with`."""
-        return AsyncPause(partial(self._client.pause, **wanted), self._pool)
+        pause = partial(self._client.pause, owner=owner, reason=reason, ttl=ttl, wait=wait)
+        return AsyncPause(pause, self._pool)
 
     async def events(self, *, last_id: str = "") -> AsyncIterator[Event]:
         """Iterate over events, without end."""
@@ -134,29 +147,29 @@ class AsyncUpdate:
         """As of the last answer."""
         return self.sync.state
 
-    async def wait(self, timeout_s: float = 30.0) -> "AsyncUpdate":
+    async def wait(self, timeout: float = 30.0) -> "AsyncUpdate":
         """Wait until every worker uses these weights or newer ones."""
-        await self._call(self.sync.wait, timeout_s)
+        await self._call(self.sync.wait, timeout)
         return self
 
 
-class AsyncBatches:
-    """An asynchronous iterator of `Batch`; see `Batches`. One task at a time iterates.
+class AsyncBatches(Generic[T]):
+    """An asynchronous iterator; see `RemoteBatches`. One task at a time iterates.
 
     A cancelled await loses nothing: its batch goes to the next await.
     """
 
-    def __init__(self, batches: Batches, call: Callable[..., Any]) -> None:
+    def __init__(self, batches: RemoteBatches[T], call: Callable[..., Any]) -> None:
         self._batches = batches
         self._call = call
-        self._asked: asyncio.Task[Batch | None] | None = None
+        self._asked: asyncio.Task[T | None] | None = None
         """Asks for the next batch; outlives the await that began it, until the caller has received the batch."""
         self._is_awaited = False
 
-    def __aiter__(self) -> "AsyncBatches":
+    def __aiter__(self) -> "AsyncBatches[T]":
         return self
 
-    async def __anext__(self) -> Batch:
+    async def __anext__(self) -> T:
         """Acknowledge the last batch and wait for the next.
 
         Raises:
@@ -165,10 +178,10 @@ class AsyncBatches:
         if self._is_awaited:
             raise ClientError("two tasks share one iterator; call client.batches() once per task")
         if self._asked is None:
-            self._asked = asyncio.ensure_future(self._call(next, self._batches, None))
+            self._asked = asyncio.ensure_future(self._call(self._batches.next))
         self._is_awaited = True
         try:
-            batch: Batch | None = await asyncio.shield(self._asked)
+            batch: T | None = await asyncio.shield(self._asked)
         except Exception:
             self._asked = None
             raise
@@ -179,7 +192,7 @@ class AsyncBatches:
             raise StopAsyncIteration
         return batch
 
-    async def __aenter__(self) -> "AsyncBatches":
+    async def __aenter__(self) -> "AsyncBatches[T]":
         return self
 
     async def __aexit__(self, kind: object, *rest: object) -> None:

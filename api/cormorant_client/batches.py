@@ -10,20 +10,23 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, Self, TypedDict, TypeVar
 
 from cormorant_client import memory
-from cormorant_client.batch import Batch, decode, decode_memory
-from cormorant_client.errors import BadBatch, ClientError, NotFound, StreamEnded
+from cormorant_client.delivery import Delivery, decode, decode_memory
+from cormorant_client.errors import BadBatch, BatchTimeout, ClientError, NotFound, StreamEnded
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.memory import Held, Mappings, NotHere
+from cormorant_client.pauses import default_owner
 from cormorant_client.transport import HttpReply, Interrupt
 from cormorant_contract.rest import headers
 from cormorant_contract.rest.batches import MemoryBatch
 
 MemoryUse = Literal["auto", "never"]
+T = TypeVar("T")
 
 _POLL_S = 20.0
 _REMEMBERED = 1024
@@ -32,20 +35,24 @@ _FRESH = 0.5
 _GIVE_BACK_S = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
-    """What an iteration asks for, as `Client.batches` describes it."""
+class StreamOptions(TypedDict, total=False):
+    """What an iteration over batches may say, as keyword arguments."""
 
+    frames: int | None
+    """End after at least so many; None, the default: with the stream."""
     consumer: str
-    frames: int | None = None
-    prefetch: int = 2
-    max_staleness: int | None = None
-    memory: MemoryUse = "auto"
+    """Name for the head's status; by default host and process. Consumers share the stream."""
+    prefetch: int
+    """Batches fetched ahead, 2 by default. 0 for strictly on-policy learning with several consumers."""
+    max_staleness: int | None
+    """Batches in which an older version acted, by more than so many, are dropped; None, the default: none are."""
+    memory: MemoryUse
+    """auto, the default: the head's memory is mapped when it is on this machine. never: the batch's own bytes come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fetched:
-    batch: Batch
+    batch: Delivery
     within_s: float
     at: float
 
@@ -55,39 +62,44 @@ class _Fetched:
         return time.monotonic() - self.at < _FRESH * self.within_s
 
 
-class Batches:
-    """Iterator of `Batch`. Only one thread may iterate. Use it as a context manager if errors can end the loop."""
+class RemoteBatches(Generic[T]):
+    """Batches one after the other, for `for` and `with`. Only one thread may iterate."""
 
-    def __init__(self, head: HeadConnection, wanted: StreamOptions) -> None:
+    def __init__(self, head: HeadConnection, wanted: StreamOptions, read: Callable[[Delivery], T]) -> None:
         self._fetcher = _Fetcher(head, wanted)
+        self._read = read
         # The thread knows the fetcher alone: a loop that was left, and forgotten, ends here.
         self._end = weakref.finalize(self, self._fetcher.stop)
         self.num_frames = 0
         """Handed out so far."""
 
-    def __iter__(self) -> "Batches":
-        return self
-
-    def __next__(self) -> Batch:
-        """Acknowledge the last batch and wait for the next.
+    def next(self, timeout: float | None = None) -> T | None:
+        """Acknowledge the last batch and wait for the next; None when the stream ended, or `frames` were delivered.
 
         Raises:
-            StopIteration: the stream ended, or `frames` were delivered.
+            BatchTimeout: none came within `timeout` seconds; the next call goes on waiting.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
             HeadError: the head refused, for example because of the token.
         """
         self._fetcher.finish_current()
-        batch = self._fetcher.take()
-        if batch is None:
+        if (delivery := self._fetcher.take(timeout)) is None:
+            return None
+        self.num_frames += delivery.num_frames
+        return self._read(delivery)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if (batch := self.next()) is None:
             raise StopIteration
-        self.num_frames += batch.num_frames
         return batch
 
     def close(self) -> None:
         """Release unacknowledged batches and stop fetching. Idempotent."""
         self._end()
 
-    def __enter__(self) -> "Batches":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -105,6 +117,7 @@ class _Fetcher:
     def __init__(self, head: HeadConnection, wanted: StreamOptions) -> None:
         self._head = head
         self._wanted = wanted
+        self._frames, self._prefetch = wanted.get("frames"), wanted.get("prefetch", 2)
         self._interrupt = Interrupt()
         self._condition = threading.Condition()
         """Guards what follows, up to the thread."""
@@ -113,16 +126,17 @@ class _Fetcher:
         """1 while the caller waits for a batch."""
         self._frames_fetched = 0
         self._end: ClientError | Literal["done"] | None = None
-        self._current: Batch | None = None
+        self._current: Delivery | None = None
         self._acked: deque[str] = deque(maxlen=_REMEMBERED)
-        self._uses_memory = wanted.memory == "auto" and memory.is_possible(head.address)
+        self._uses_memory = wanted.get("memory", "auto") == "auto" and memory.is_possible(head.address)
         self._mappings: Mappings | None = None
         self._thread = threading.Thread(target=self._fetch_all, name="cormorant-batches", daemon=True)
         self._thread.start()
 
-    def take(self) -> Batch | None:
+    def take(self, timeout: float | None) -> Delivery | None:
         """Wait for the next batch; None at the end."""
-        while (fetched := self._next_ready()) is not None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (fetched := self._next_ready(deadline, timeout)) is not None:
             batch = fetched.batch
             if batch.id in self._acked:
                 # It was learned from for so long that the head had given it out again.
@@ -160,7 +174,7 @@ class _Fetcher:
             if not batch.is_acked:
                 self._release(batch)
 
-    def _hand_out(self, batch: Batch) -> bool:
+    def _hand_out(self, batch: Delivery) -> bool:
         """Note who is learned from now; False when everything went back in the meantime."""
         with self._condition:
             if self._interrupt.event.is_set():
@@ -168,7 +182,7 @@ class _Fetcher:
             self._current = batch
             return True
 
-    def _next_ready(self) -> _Fetched | None:
+    def _next_ready(self, deadline: float | None, timeout: float | None) -> _Fetched | None:
         with self._condition:
             self._asked = 1
             self._condition.notify_all()
@@ -178,18 +192,24 @@ class _Fetcher:
                         raise self._end
                     if self._end is not None:
                         return None
-                    self._condition.wait()
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise BatchTimeout(
+                            f"no batch came from {self._head.address} within {timeout:g} s; wait "
+                            "longer, or look at the job's status: it says what the fleet waits for"
+                        )
+                    self._condition.wait(left)
                 return self._ready.popleft()
             finally:
                 self._asked = 0
                 self._condition.notify_all()
 
-    def _ack(self, batch: Batch) -> None:
+    def _ack(self, batch: Delivery) -> None:
         self._acked.append(batch.id)
         with suppress(NotFound):  # of a head that is no more
             self._head.post(f"/v1/batches/{quoted(batch.id)}/ack")
 
-    def _release(self, batch: Batch) -> None:
+    def _release(self, batch: Delivery) -> None:
         batch.forget()
         with suppress(ClientError):  # it goes back by itself when its time is over
             self._head.post(_release_path(batch.id, batch.delivery), patience_s=_GIVE_BACK_S)
@@ -218,10 +238,10 @@ class _Fetcher:
         """Wait for room; False when it is over."""
         with self._condition:
             while not self._interrupt.event.is_set():
-                has_enough = self._wanted.frames is not None and self._frames_fetched >= self._wanted.frames
+                has_enough = self._frames is not None and self._frames_fetched >= self._frames
                 if has_enough and self._asked and not self._ready:
                     return False
-                if not has_enough and len(self._ready) < self._wanted.prefetch + self._asked:
+                if not has_enough and len(self._ready) < self._prefetch + self._asked:
                     return True
                 self._condition.wait()
             return False
@@ -237,9 +257,9 @@ class _Fetcher:
             "GET",
             "/v1/batches/next",
             params={
-                "consumer": self._wanted.consumer,
+                "consumer": self._wanted.get("consumer") or default_owner(),
                 "wait": _POLL_S,
-                "max_staleness": self._wanted.max_staleness,
+                "max_staleness": self._wanted.get("max_staleness"),
             },
             headers={"Accept": accept},
             wait_s=_POLL_S,

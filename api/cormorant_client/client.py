@@ -2,18 +2,22 @@
 
 with connect("http://127.0.0.1:8000", token=token) as client:
     for batch in client.batches():
-        learn(batch.tensordict())
+        learn(batch)
         client.publish(policy)
 """
 
 import os
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from cormorant_client.address import parse_address, read_token
-from cormorant_client.batches import Batches, MemoryUse, StreamOptions
+from cormorant_client.batches import RemoteBatches, StreamOptions
+from cormorant_client.delivery import Delivery
 from cormorant_client.errors import BadAddress, BadTensors, Conflict, HeadFailed, UpdateFailed
 from cormorant_client.events import read_events
 from cormorant_client.head import HeadConnection, quoted
@@ -29,36 +33,58 @@ from cormorant_contract.rest.models import Model, Models, Rollback, Versions
 from cormorant_contract.rest.pauses import PauseRequest, Pauses, ResumeRequest
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.seed import Reseed, Seeded
-from cormorant_contract.rest.status import Status, Workers
+from cormorant_contract.rest.status import SpacesReport, Status, Workers
+from cormorant_contract.stats import Stats
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+    from tensordict import TensorDict
 
 _STATE_WAIT_S = 300.0
 _SEED_WAIT_S = 400.0
 _CONFLICTS = 20
+_KEPT_STATISTICS = 256
+"""Versions whose statistics are kept, the newest: as many as the head keeps."""
+
+Document = Mapping[str, Any]
+
+
+class ConnectOptions(TypedDict, total=False):
+    """Keyword arguments of `connect`."""
+
+    token: str | None
+    token_file: str | os.PathLike[str] | None
+    timeout_s: float
+    reconnect_s: float
+    ca_file: str | os.PathLike[str] | None
+    ca_data: str | None
+    server_name: str | None
+    allow_nonfinite: bool
 
 
 def connect(
-    url: str = "",
+    url: str | None = None,
     *,
-    token: str = "",
-    token_file: str | os.PathLike[str] = "",
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
     timeout_s: float = 30.0,
     reconnect_s: float = 600.0,
-    ca_file: str | os.PathLike[str] = "",
-    ca_data: str = "",
-    server_name: str = "",
+    ca_file: str | os.PathLike[str] | None = None,
+    ca_data: str | None = None,
+    server_name: str | None = None,
     allow_nonfinite: bool = False,
 ) -> "Client":
     """Create a client for a head. Sends nothing yet.
 
     Args:
-        url: `http://host:8000` (default: environment variable CORMORANT_URL).
-        token: read, write or operator token (default: environment variable CORMORANT_TOKEN).
-        token_file: the file in which the head left its tokens, whose write token is taken when no token is given; by
-            default the environment variable CORMORANT_TOKEN_FILE.
+        url: `http://host:8000` (None: environment variable CORMORANT_URL).
+        token: read, write or operator token (None: environment variable CORMORANT_TOKEN).
+        token_file: the file in which the head left its tokens, whose write token is taken when no token is given (None:
+            environment variable CORMORANT_TOKEN_FILE).
         timeout_s: a request during which nothing comes for so long, beyond what it was asked to wait, is broken.
         reconnect_s: how long requests that are safe to repeat are repeated while the head is away; the default outlasts
             a restart with back-off. A head that has not answered once is tried for a minute at most.
-        ca_file: certificates to trust with https; by default those of the system.
+        ca_file: certificates to trust with https; None: those of the system.
         ca_data: the same as PEM text.
         server_name: the host that the certificate names, where it is not the URL's, as behind a forwarded port.
         allow_nonfinite: publish weights with NaN or infinite values, e.g. masks of minus infinity, which the head
@@ -67,9 +93,10 @@ def connect(
     Raises:
         BadAddress: invalid URL, token or certificates.
     """
-    url = url or os.environ.get("CORMORANT_URL", "")
+    given = {name: value for name, value in locals().items() if value is not None}
+    url = url or os.environ.get("CORMORANT_URL")
     token = token or os.environ.get("CORMORANT_TOKEN", "")
-    token_file = token_file or os.environ.get("CORMORANT_TOKEN_FILE", "")
+    token_file = token_file or os.environ.get("CORMORANT_TOKEN_FILE")
     if not url:
         raise BadAddress("no head given; pass its URL or set CORMORANT_URL")
     if token_file and not token:
@@ -83,27 +110,58 @@ def connect(
     context = None
     if address.is_tls:
         try:
-            context = ssl.create_default_context(cafile=os.fspath(ca_file) or None, cadata=ca_data or None)
+            context = ssl.create_default_context(cafile=ca_file or None, cadata=ca_data or None)
         except (OSError, ssl.SSLError) as error:
             raise BadAddress(f"cannot use the certificates in {ca_file}: {error}") from error
-    transport = Transport(token=token, tls=context, server_name=server_name, timeout_s=timeout_s)
-    return Client(HeadConnection(address, transport, reconnect_s=reconnect_s), allow_nonfinite=allow_nonfinite)
+    transport = Transport(token=token, tls=context, server_name=server_name or "", timeout_s=timeout_s)
+    return Client(HeadConnection(address, transport, reconnect_s=reconnect_s), given)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's part of a job's batches. Plain data: send it to the process that reads."""
+
+    connection: Mapping[str, Any]
+    """Arguments of `connect`."""
+    consumer: str
+    """Name of this part in the head's status."""
+
+    def iter_batches(self, *, copy: bool = False) -> "RemoteBatches[TensorDict]":
+        """Connect from this process and iterate, as `Client.batches` does."""
+        # Nothing is fetched ahead: what one rank holds back, the others lack.
+        return connect(**self.connection).batches(copy=copy, consumer=self.consumer, prefetch=0)
 
 
 class Client:
-    """Client of one head. Thread-safe. Close it, or use it as a context manager."""
+    """A fleet that runs elsewhere, behind a head, in the words of `cormorant.Fleet`. Thread-safe. Close it, or use it
+    as a context manager.
+    """
 
-    def __init__(self, head: HeadConnection, *, allow_nonfinite: bool = False) -> None:
+    def __init__(self, head: HeadConnection, connection: Mapping[str, Any]) -> None:
+        """`connection`: arguments of `connect`, for those who connect from other processes."""
         self._head = head
-        self._allow_nonfinite = allow_nonfinite
+        self._connection = connection
         self._lock = threading.Lock()
-        """Guards the version."""
+        """Guards the version and the statistics."""
         self._version: int | None = None
+        self._statistics: dict[int, Document] = {}
+        self._stream: RemoteBatches[TensorDict] | None = None
+        """What `next_batch` reads."""
+        self.on_close: Callable[[], None] = lambda: None
+        """Ends what leads to the head."""
 
     @property
     def url(self) -> str:
         """The head's address."""
         return str(self._head.address)
+
+    @cached_property
+    def spaces(self) -> "tuple[Space[Any], Space[Any]]":
+        """Observation and action space of one environment; needs gymnasium."""
+        from cormorant_contract.spaces import space_from_json
+
+        found = self._head.get(SpacesReport, "/v1/spaces")
+        return space_from_json(found.observation), space_from_json(found.action)
 
     # -- weights -----------------------------------------------------------------------------------------------
 
@@ -142,12 +200,14 @@ class Client:
         """
         return self._publish(make_body(weights, model=model, metadata=metadata), version=version, wait=wait)
 
-    def patch(self, weights: Publishable, *, base: str = "", model: str = MAIN_MODEL, wait: float = 0.0) -> Update:
+    def patch(
+        self, weights: Publishable, *, base: str | None = None, model: str = MAIN_MODEL, wait: float = 0.0
+    ) -> Update:
         """Publish some tensors of one model as a new version; the other tensors keep their published values.
 
         Args:
             weights: a state dict with a part of the model's tensors, or a safetensors file with them.
-            base: the ETag that the others must have (`Update.etag`, `PulledWeights.etag`); by default whatever is
+            base: the ETag that the others must have (`Update.etag`, `PulledWeights.etag`); None: whatever is
                 newest when the head gets this.
             model: whose tensors they are.
             wait: as `publish`.
@@ -202,48 +262,91 @@ class Client:
         body = Rollback(version=version)
         return self._noted(self._head.post(f"/v1/models/{quoted(model)}:rollback", body, is_safe=False))
 
+    @property
+    def version(self) -> int:
+        """The newest published version; 0: the initial weights act."""
+        return self.models().version
+
+    @property
+    def statistics(self) -> Mapping[int, Document]:
+        """What each version acted with in the batches so far, for `cormorant.postproc.normalized`; empty without
+        `normalize`.
+        """
+        with self._lock:
+            return dict(self._statistics)
+
     # -- batches -----------------------------------------------------------------------------------------------
 
-    def batches(
-        self,
-        frames: int | None = None,
-        *,
-        consumer: str = "",
-        prefetch: int = 2,
-        max_staleness: int | None = None,
-        memory: MemoryUse = "auto",
-    ) -> Batches:
-        """Iterate over batches. Taking the next batch acknowledges the previous one.
+    def batches(self, *, copy: bool = False, **wanted: Unpack[StreamOptions]) -> "RemoteBatches[TensorDict]":
+        """Iterate over batches. Asking for the next one acknowledges the previous one.
 
             with client.batches() as batches:
                 for batch in batches:
-                    learn(batch.tensordict())
+                    learn(batch)
 
-        What was not acknowledged when the loop ends with an error, or the process dies, is delivered again. The
-        iteration ends with the stream and goes on over a restart of the head.
+        What was not acknowledged when the loop ends, or the process dies, is delivered again; a `with` block that ends
+        well acknowledges its last batch. The iteration ends with the stream and goes on over a restart of the head.
 
         Args:
-            frames: end after at least so many; None: with the stream.
-            consumer: name for the head's status; by default host and process. Consumers share the stream.
-            prefetch: batches fetched ahead. 0 for strictly on-policy learning with several consumers.
-            max_staleness: batches in which a version acted that is further behind the published one are dropped.
-            memory: "auto" maps the head's memory when it is on this machine; such a batch is valid until the next
-                one is asked for. "never" always receives bytes, which are the batch's own.
+            copy: by default the tensors may be views of the head's memory, valid until the next batch is asked for;
+                True makes them yours.
+            wanted: frames, consumer, prefetch, max_staleness, memory; see `StreamOptions`.
+
+        Yields:
+            TensorDict `[B, T]` in async mode, `[W*B, T]` in sync mode: TorchRL's keys; docs/reference/batches.md.
         """
-        return Batches(
-            self._head,
-            StreamOptions(
-                consumer=consumer or default_owner(),
-                frames=frames,
-                prefetch=prefetch,
-                max_staleness=max_staleness,
-                memory=memory,
-            ),
-        )
+        self._end_stream()
+        return RemoteBatches(self._head, wanted, partial(self._read, copy=copy))
+
+    def next_batch(self, timeout: float | None = None, *, copy: bool = False) -> "TensorDict | None":
+        """The next batch, as `batches` yields it; None when all have been delivered. Acknowledges the previous one.
+
+        Args:
+            timeout: seconds; None waits as long as the head answers.
+            copy: as in `batches`.
+
+        Raises:
+            BatchTimeout: none came in time; a TimeoutError.
+            HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
+        """
+        if self._stream is None:
+            self._stream = RemoteBatches(self._head, {}, partial(self._read, copy=False))
+        batch = self._stream.next(timeout)
+        return batch.clone() if copy and batch is not None else batch
+
+    def streaming_split(self, n: int) -> tuple[Shard, ...]:
+        """Parts for n learners that learn side by side, in processes of their own: each batch goes to exactly one of
+        them. They may get different numbers of batches.
+
+            shard = client.streaming_split(world_size)[rank]
+            for batch in shard.iter_batches():
+                learn(batch)
+        """
+        return tuple(Shard(self._connection, f"{default_owner()}-{rank}") for rank in range(n))
+
+    def deliveries(self, **wanted: Unpack[StreamOptions]) -> RemoteBatches[Delivery]:
+        """Batches as they are delivered: with id and number of delivery, as numpy arrays, to be acknowledged one by one
+        with `Delivery.ack`. Needs no torch. Otherwise as `batches`.
+        """
+        return RemoteBatches(self._head, wanted, lambda delivery: delivery)
+
+    def _end_stream(self, *error: object) -> None:
+        """Acknowledge what `next_batch` gave last, unless an error occurred, and give back what it fetched ahead."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.__exit__(*(error or (None,)))
+
+    def _read(self, delivery: Delivery, *, copy: bool) -> "TensorDict":
+        if delivery.statistics:
+            with self._lock:
+                self._statistics |= delivery.statistics
+                while len(self._statistics) > _KEPT_STATISTICS:
+                    del self._statistics[min(self._statistics)]
+        return delivery.tensordict(copy=copy)
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def pause(self, *, owner: str = "", reason: str = "", ttl: float = 60.0, wait: float = 30.0) -> Pause:
+    def pause(self, *, owner: str | None = None, reason: str = "", ttl: float = 60.0, wait: float = 30.0) -> Pause:
         """Pause the fleet. Returns when it is paused, or after `wait` seconds.
 
             with client.pause(reason="evaluating"):
@@ -258,7 +361,7 @@ class Client:
         wanted = PauseRequest(owner=owner or default_owner(), reason=reason, ttl_seconds=ttl, wait_seconds=wait)
         return Pause(self._head, wanted)
 
-    def resume(self, owner: str = "") -> Pauses:
+    def resume(self, owner: str | None = None) -> Pauses:
         """End the pause lease of an owner (default: this process). Leases of other owners stay."""
         reply = self._head.post("/v1/resume", ResumeRequest(owner=owner or default_owner()))
         return self._head.parse(Pauses, reply)
@@ -268,40 +371,68 @@ class Client:
         return self._head.get(Pauses, "/v1/pauses")
 
     def state(self) -> memoryview:
-        """Save the state of the fleet at a batch boundary, as bytes for `load_state`."""
+        """Environments, generators, weights and the count of frames, at a batch boundary, as bytes for `restore`."""
         accept = {"Accept": headers.SAFETENSORS}
         return self._head.send("GET", "/v1/state", headers=accept, wait_s=_STATE_WAIT_S, is_bulk=True).body
 
-    def load_state(self, state: bytes | memoryview | str | os.PathLike[str]) -> None:
-        """Restore a saved state. The fleet must be paused.
-
-        Args:
-            state: what `state` returned, or a file with it.
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `state()` to a file; a file that is there stays until the new one is whole.
 
         Raises:
-            Conflict: the fleet is not paused.
+            OSError: the file cannot be written.
+        """
+        draft = Path(f"{os.fspath(path)}.part")
+        draft.write_bytes(self.state())
+        draft.replace(path)
+
+    def restore(self, state: bytes | memoryview | str | os.PathLike[str]) -> None:
+        """Go on from what `state` returned or `save` wrote, of the same job. The fleet pauses meanwhile.
+
+        Raises:
             Refused: the state belongs to another job.
+            OSError: the file cannot be read.
         """
         data = Path(state).read_bytes() if isinstance(state, str | os.PathLike) else state
         kind = {"Content-Type": headers.SAFETENSORS}
-        self._head.send("PUT", "/v1/state", headers=kind, body=[data], wait_s=_STATE_WAIT_S, is_bulk=True)
+        with self.pause(owner=f"{default_owner()}/restore", reason="a state is restored", ttl=_STATE_WAIT_S):
+            self._head.send("PUT", "/v1/state", headers=kind, body=[data], wait_s=_STATE_WAIT_S, is_bulk=True)
 
-    def seed(self, seed: int) -> Seeded:
+    def seed(self, seed: int) -> tuple[str, ...]:
         """Restart the environments and random streams of every worker with this seed at its next batch boundary.
 
-        Returns when all have. Weights, versions and the count of frames stay; open trajectories end. Not repeated when
-        the connection breaks.
+        Returns the workers' names when all have. Weights, versions and the count of frames stay; open trajectories end.
+        Not repeated when the connection breaks.
 
         Raises:
             ValueError: the seed is negative, or above 2**53 - 1.
             StreamEnded: all frames are collected.
         """
         reply = self._head.post("/v1/seed", Reseed(seed=seed), wait_s=_SEED_WAIT_S, is_safe=False)
-        return self._head.parse(Seeded, reply)
+        return self._head.parse(Seeded, reply).workers
 
     def status(self) -> Status:
         """Status of the job."""
         return self._head.get(Status, "/v1/status")
+
+    def stats(self) -> Stats:
+        """How the fleet is doing, in the words that a fleet of this process uses, too."""
+        status = self.status()
+        return Stats(
+            frames=status.frames.collected,
+            total_frames=status.frames.target,
+            stepped_frames=status.frames.stepped,
+            dropped=status.frames.dropped,
+            episodes=status.episodes.count,
+            mean_return=status.episodes.mean_return,
+            mean_length=status.episodes.mean_length,
+            metric_means=status.episodes.metrics,
+            version=status.weights.version,
+            ready_workers=sum(group.ready for group in status.groups),
+            desired_workers=sum(group.desired for group in status.groups),
+            restarts=status.restarts,
+            queued_batches=status.queue.waiting + status.queue.ready,
+            is_paused=status.pause_state == "paused",
+        )
 
     def evaluation(self) -> EvaluationTable:
         """Results of a job with `collection.episodes`, as far as they are recorded.
@@ -324,14 +455,22 @@ class Client:
         return read_events(self._head, last_id=last_id)
 
     def close(self) -> None:
-        """Close idle connections. Idempotent."""
+        """Give back what `next_batch` gave and was not acknowledged, and close idle connections. Idempotent."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
         self._head.close()
+        self.on_close()
 
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, *error: object) -> None:
+        """Acknowledge the last batch of `next_batch` unless an error occurred, and close."""
+        try:
+            self._end_stream(*error)
+        finally:
+            self.close()
 
     def _publish(self, body: Body, *, version: int | None = None, wait: float = 0.0, base: str = "") -> Update:
         path = f"/v1/models/{quoted(body.model)}/weights" if body.model else "/v1/weights"
@@ -344,7 +483,7 @@ class Client:
             if version is None and self._version is None:
                 self._note(self.models().version)
             number = (self._version or 0) + 1 if version is None else version
-            params = {"version": number, "allow_nonfinite": "true" if self._allow_nonfinite else None}
+            params = {"version": number, "allow_nonfinite": "true" if self._connection.get("allow_nonfinite") else None}
             try:
                 reply = self._head.send(
                     method, path, params=params, headers=kind, body=body.pieces, wait_s=wait, is_bulk=True

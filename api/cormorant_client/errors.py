@@ -1,12 +1,14 @@
 """What can go wrong for a client. Every message is a sentence with values and what to do.
 
-ClientError
+CormorantError
+  UpdateFailed        published weights did not reach the workers
+ClientError, a CormorantError
   BadAddress          the URL, the token or the certificate cannot be used
   HeadUnreachable     no answer in the time allowed
   BadTensors          what was given to publish is not a set of tensors
   BadBatch            bytes of a batch contradict themselves
   BatchGone           the batch's memory went back to the head
-  UpdateFailed        no worker took the weights
+  BatchTimeout        no batch came in the time that was given
   HeadError           the head answered with a problem; `kind`, `status` and `problem` say which
     Unauthenticated   401: no token, or a wrong one
     Forbidden         403: the token's role may not do this
@@ -21,6 +23,7 @@ ClientError
 
 from collections.abc import Mapping
 
+from cormorant_contract.errors import CormorantError, UpdateFailed
 from cormorant_contract.rest.problems import TYPE_PREFIX, Problem, ProblemType
 
 __all__ = [
@@ -28,8 +31,10 @@ __all__ = [
     "BadBatch",
     "BadTensors",
     "BatchGone",
+    "BatchTimeout",
     "ClientError",
     "Conflict",
+    "CormorantError",
     "Forbidden",
     "HeadError",
     "HeadFailed",
@@ -46,8 +51,12 @@ __all__ = [
 _NAMED_TENSORS = 3
 
 
-class ClientError(Exception):
-    """Base class of all errors of this package."""
+class ClientError(CormorantError):
+    """Base class of the errors of this package."""
+
+
+class BatchTimeout(ClientError, TimeoutError):
+    """No batch came in the time that was given."""
 
 
 class BadAddress(ClientError):
@@ -68,10 +77,6 @@ class BadBatch(ClientError):
 
 class BatchGone(ClientError):
     """The batch was acknowledged and its shared memory returned to the head."""
-
-
-class UpdateFailed(ClientError):
-    """No worker acknowledged the weights, or workers refused them."""
 
 
 class HeadError(ClientError):

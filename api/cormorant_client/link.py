@@ -3,13 +3,14 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
-import numpy as np
-
-from cormorant_client.batch import Batch
+from cormorant_client.batches import StreamOptions
 from cormorant_client.client import Client
 from cormorant_client.publishing import MAIN_MODEL, Publishable
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 _WINDOW = 100
 
@@ -28,7 +29,7 @@ class LearnerLink:
 
     with LearnerLink(client, policy, publish_every=4) as link:
         for batch in link.batches():
-            learn(policy, batch.tensordict())
+            learn(policy, batch)
             link.step()                        # one update made; every 4th publishes
     """
 
@@ -41,7 +42,7 @@ class LearnerLink:
         background: bool = True,
         wait: float = 0.0,
         model: str = MAIN_MODEL,
-        **batches: Any,
+        **batches: Unpack[StreamOptions],
     ) -> None:
         """Publish the weights as they are, so that no batch comes from others, and be ready.
 
@@ -53,7 +54,7 @@ class LearnerLink:
                 has them, and with `wait` once the workers act with them: what strictly on-policy learning wants.
             wait: seconds to wait for the workers, if not in the background.
             model: whose weights they are.
-            batches: arguments of `Client.batches`.
+            batches: as `Client.batches` takes them.
         """
         self._client = client
         self._weights = weights
@@ -72,17 +73,16 @@ class LearnerLink:
         """The newest version that the head has from us."""
         return max(self._version, self._publisher.version if self._publisher else 0)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> "Iterator[TensorDict]":
         """Iterate as `Client.batches` does, measuring staleness."""
         with self._client.batches(**self._wanted) as stream:
             for batch in stream:
-                nested = batch.numpy()["collector"]
-                versions = nested["policy_version"]
-                acted = versions[nested["mask"]] if "mask" in nested else versions.reshape(-1)
+                found = batch["collector"]
+                acted = found["policy_version"][found["mask"]] if "mask" in found else found["policy_version"]
                 acted = acted[acted >= 0]
-                if acted.size:
-                    lag = np.maximum(self.version - acted, 0)
-                    self._seen.append((int(acted.size), int(lag.sum()), int(lag.max())))
+                if acted.numel():
+                    lag = (self.version - acted).clamp(min=0)
+                    self._seen.append((acted.numel(), int(lag.sum()), int(lag.max())))
                 yield batch
 
     def step(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cormorant_client.errors import BadTensors, ClientError
+from cormorant_client.errors import BadTensors, ClientError, CormorantError
 from cormorant_client.tensors import NAME_BY_NUMPY, Array, view
 from cormorant_client.transport import Bytes
 from cormorant_client.updates import Update
@@ -106,7 +106,7 @@ class Publisher:
         self._waiting: Body | None = None
         self._is_sending = False
         self._is_closed = False
-        self._error: ClientError | None = None
+        self._error: CormorantError | None = None
         self._last: Update | None = None
         self.num_superseded = 0
         """Publishes that a newer one overtook before they were sent."""
@@ -197,10 +197,10 @@ class Publisher:
                 self._error = failed
                 self._condition.notify_all()
 
-    def _try(self, body: Body) -> tuple[Update | None, ClientError | None]:
+    def _try(self, body: Body) -> tuple[Update | None, CormorantError | None]:
         try:
             return self._send(body), None
-        except ClientError as error:
+        except CormorantError as error:
             return None, error
         except Exception as error:  # noqa: BLE001  # the edge of a thread: the next publish tells
             failed = ClientError(f"publishing failed: {type(error).__name__}: {error}")

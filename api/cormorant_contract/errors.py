@@ -1,11 +1,25 @@
-"""What the contract refuses.
+"""The root of all that is raised on purpose, and what the contract refuses.
 
+CormorantError
+  UpdateFailed       published weights did not reach the workers
 ContractError
   ManifestError      a manifest, or one document of it, is not a CollectorJob; carries every problem found
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+class CormorantError(RuntimeError):
+    """Root of the errors that a user can do something about: shown as one sentence, without a traceback.
+
+    A RuntimeError, and where something given is refused a ValueError, too: scripts that were written for TorchRL and
+    Tianshou catch those.
+    """
+
+
+class UpdateFailed(CormorantError):
+    """Published weights did not reach the workers: all refused them, or not all act with them in time."""
 
 
 class ContractError(Exception):

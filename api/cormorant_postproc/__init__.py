@@ -4,6 +4,7 @@
 
     batch = MultiStep(gamma=0.99, n_steps=3)(batch)     # [B, T]
     padded = split_trajectories(batch)                  # [N, longest], masked
+    buffer.extend(frames_of(batch))                     # [N], for a replay buffer
 
 Called by learners, by the collectors that take a `postproc`, and for manifests with `multiStep`,
 `splitTrajectories` or `bfloat16`. Each callable takes a batch and returns a new one; nothing is changed in place.
@@ -12,7 +13,7 @@ Called by learners, by the collectors that take a `postproc`, and for manifests 
 from cormorant_postproc.frame_stack import FrameStack
 from cormorant_postproc.multi_step import MultiStep
 from cormorant_postproc.normalize import normalized
-from cormorant_postproc.pieces import Postproc, PostprocError
+from cormorant_postproc.pieces import Postproc, PostprocError, frames_of
 from cormorant_postproc.pipeline import Pipeline, RewardClip
 from cormorant_postproc.split import split_trajectories
 
@@ -23,6 +24,7 @@ __all__ = [
     "Postproc",
     "PostprocError",
     "RewardClip",
+    "frames_of",
     "normalized",
     "split_trajectories",
 ]

@@ -45,6 +45,18 @@ def valid_frames(batch: TensorDictBase) -> Tensor | None:
     return flag(batch, MASK) if MASK in batch.keys(True) else None
 
 
+def frames_of(batch: TensorDict) -> TensorDict:
+    """A batch `[B, T]` as its frames `[N]`, one environment's after the other's: padding left out, the mask with it.
+
+    buffer.extend(frames_of(batch))  # of TorchRL's ReplayBuffer
+    """
+    flat: TensorDict = batch.reshape(-1)
+    if MASK not in flat.keys(True):
+        return flat
+    kept: TensorDict = flat[flat[MASK]].exclude(MASK)
+    return kept
+
+
 def last_step(ends: Tensor, valid: Tensor | None) -> Tensor:
     """The index of the last step of each frame's piece.
 

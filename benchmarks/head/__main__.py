@@ -29,7 +29,7 @@ from cormorant_api.http.tokens import Role
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_worker.errors import CormorantError
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.turn.loop import FleetLoop
 from cormorant_worker.launch import load_job
@@ -53,7 +53,7 @@ class TimedLoop(FleetLoop):
         return has_more
 
 
-class TimedFleet(Fleet):
+class TimedFleet(WorkerFleet):
     loop = TimedLoop
     _loop: TimedLoop
 
@@ -151,7 +151,7 @@ def measure(kind: str, workers: int, seconds: float) -> Row:
 
 
 @contextmanager
-def taking(fleet: Fleet) -> Iterator[list[int]]:
+def taking(fleet: WorkerFleet) -> Iterator[list[int]]:
     """A learner that takes what there is."""
     taken, over = [0], threading.Event()
 
@@ -174,7 +174,7 @@ def taking(fleet: Fleet) -> Iterator[list[int]]:
         thread.join(10)
 
 
-def publish(fleet: Fleet, until: float, receipts_s: list[float]) -> None:
+def publish(fleet: WorkerFleet, until: float, receipts_s: list[float]) -> None:
     while time.monotonic() < until or not receipts_s:
         began = time.monotonic()
         receipt = fleet.publish({"weight": torch.zeros(64, 64)}, wait_s=60.0)

@@ -143,7 +143,7 @@ def _consumer(client: Client) -> Iterator[None]:
     """A consumer reads batches, in a process of its own, so that the queue never fills."""
     code = (
         "import sys\nfrom cormorant_client import connect\n"
-        "for batch in connect(sys.argv[1]).batches(memory='never'):\n    pass\n"
+        "for batch in connect(sys.argv[1]).deliveries(memory='never'):\n    pass\n"
     )
     with ExitStack() as stack:
         heads.start(stack, ["-c", code, client.url])

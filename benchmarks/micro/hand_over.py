@@ -15,7 +15,7 @@ from benchmarks.micro import rows
 from benchmarks.ours import make_job, open_local_fleet
 from benchmarks.workloads import WORKLOADS
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 
 WORKLOAD = WORKLOADS["random-pong-64"]
 FILL_TIMEOUT_S = 120.0
@@ -45,7 +45,7 @@ def _document() -> dict:
     return document
 
 
-def _take_ready(fleet: Fleet, *, copy: bool) -> list[float]:
+def _take_ready(fleet: WorkerFleet, *, copy: bool) -> list[float]:
     """Seconds of each take while the queue is full and the worker holds still."""
     fleet.resume()
     deadline = time.monotonic() + FILL_TIMEOUT_S
@@ -57,7 +57,7 @@ def _take_ready(fleet: Fleet, *, copy: bool) -> list[float]:
     return [_take_seconds(fleet, copy=copy) for _ in range(TAKES)]
 
 
-def _take_seconds(fleet: Fleet, *, copy: bool) -> float:
+def _take_seconds(fleet: WorkerFleet, *, copy: bool) -> float:
     start = time.perf_counter()
     batch = fleet.take(copy=copy)
     seconds = time.perf_counter() - start

@@ -21,7 +21,7 @@ from benchmarks.workloads import WORKLOADS
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
 from cormorant_worker.fleet.ray.block_pool import RayBlockPool
@@ -159,7 +159,9 @@ def _landed(link: RayConnection, blocks: RayBlockPool, woken: threading.Event) -
 
 def _fleet_ratio(*, rounds: int, seconds: float) -> float:
     job = make_job(WORKLOADS["pong-64"], workers=WORKERS)
-    ray_fleet = Fleet(job, FleetOptions(workers=WORKERS), engine=RayEngine(RayOptions(object_store_bytes=STORE_BYTES)))
+    ray_fleet = WorkerFleet(
+        job, FleetOptions(workers=WORKERS), engine=RayEngine(RayOptions(object_store_bytes=STORE_BYTES))
+    )
     with ray_fleet, open_local_fleet(job, workers=WORKERS) as local:
         local.pause()
         ray_fleet.pause()
@@ -170,7 +172,7 @@ def _fleet_ratio(*, rounds: int, seconds: float) -> float:
         return median(ratios)
 
 
-def _rate(fleet: Fleet, seconds: float) -> float:
+def _rate(fleet: WorkerFleet, seconds: float) -> float:
     """Frames a second that a consumer gets, without what had been collected before."""
     with _running(fleet):
         for _ in range(fleet.stats().queued_batches + 2 * WORKERS):
@@ -183,7 +185,7 @@ def _rate(fleet: Fleet, seconds: float) -> float:
 
 
 @contextmanager
-def _running(fleet: Fleet) -> Iterator[None]:
+def _running(fleet: WorkerFleet) -> Iterator[None]:
     fleet.resume()
     yield
     fleet.pause()

@@ -14,6 +14,7 @@ RUN_BY = {
     "README.md": "tests/integration/test_snippets.py",
     "docs/tutorials/train-ppo-over-rest.md": "tests/integration/test_snippets.py",
     "docs/how-to/learners.md": "tests/integration/test_snippets.py",
+    "docs/how-to/from-laptop-to-cluster.md": "tests/integration/test_snippets.py",
     "docs/how-to/own-environment.md": "tests/integration/test_snippets.py",
     "docs/how-to/vector-environments.md": "tests/integration/test_snippets.py",
     "docs/how-to/episode-metrics.md": "tests/integration/test_snippets.py",

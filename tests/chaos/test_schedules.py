@@ -16,7 +16,7 @@ from cormorant_testing.chaos.head_world import HeadWorld
 from cormorant_testing.chaos.judge import Finding
 from cormorant_testing.chaos.plan import plan_of
 from cormorant_testing.fleets import ray_cluster_of_this_machine
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 
 FIRST = int(os.environ.get("CORMORANT_CHAOS_FIRST", "0"))
@@ -38,11 +38,11 @@ def ray_cluster() -> Iterator[None]:
         yield
 
 
-def on_ray(job: Any, options: FleetOptions) -> Fleet:
+def on_ray(job: Any, options: FleetOptions) -> WorkerFleet:
     from cormorant_worker.fleet.ray.engine import RayEngine
     from cormorant_worker.fleet.ray.options import RayOptions
 
-    return Fleet(job, options, engine=RayEngine(RayOptions(num_cpus=0)))
+    return WorkerFleet(job, options, engine=RayEngine(RayOptions(num_cpus=0)))
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
@@ -62,7 +62,7 @@ def test_schedule(
         return
     if plan.engine == "ray":
         request.getfixturevalue("ray_cluster")
-    world = FleetWorld(plan, tmp_path, on_ray if plan.engine == "ray" else Fleet)
+    world = FleetWorld(plan, tmp_path, on_ray if plan.engine == "ray" else WorkerFleet)
     record_property("chaos", (plan, world.done, world.judge))
     try:
         world.run()

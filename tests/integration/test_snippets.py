@@ -175,6 +175,24 @@ def test_learners_page_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_script_moves_from_laptop_to_cluster_by_one_line(tmp_path: Path) -> None:
+    page = "docs/how-to/from-laptop-to-cluster.md"
+    (script,) = blocks(page, "python")
+    manifest = (ROOT / "examples" / "cartpole-ppo.yaml").read_text()
+    short = re.sub(r"totalFrames: [\d_]+", "totalFrames: 8192", manifest)
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "cartpole-ppo.yaml").write_text(short)
+    assert run(sys.executable, "-c", script, cwd=tmp_path).splitlines()[-1].split()[0] == "8192"
+    line = next(line for line in script.splitlines() if line.startswith("with cormorant.open_fleet("))
+    (remote,) = re.findall(r"`(with cormorant\.connect\(\"http.*)`", (ROOT / page).read_text())
+    with serving("cormorant run examples/cartpole-ppo.yaml --serve --directory head", tmp_path) as environment:
+        remote = remote.replace("http://10.0.0.7:8000", environment["CORMORANT_URL"])
+        moved = script.replace(line, remote.replace("tokens.json", "head/tokens.json"))
+        assert run(sys.executable, "-c", moved, cwd=tmp_path, env=environment).splitlines()[-1].split()[0] == "8192"
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "page", ["own-environment.md", "vector-environments.md", "episode-metrics.md", "resume.md", "normalize.md"]

@@ -24,6 +24,7 @@ from cormorant_testing.placements.witness import build_policy
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.launch import load_job, make_collector, open_fleet
+from cormorant_worker.local_fleet import LocalFleet
 
 CHOSEN = os.environ.get("CORMORANT_PLACEMENTS", "2")
 
@@ -124,15 +125,15 @@ def script_of(cell: Cell, policy: Any) -> dict[str, Any]:
         amounts = {"num_envs": cell.num_envs, "info": cell.env()["info"]}
         return {"env": make_vector, "policy": policy, "collection": cell.collection(), **amounts}
     make = partial(EchoEnv, crashes=CRASHES if "crashes" in cell else 0)
-    more = {"num_envs": cell.num_envs, "vectorization": cell.choices[0], "info": cell.env()["info"]}
+    more = {"num_envs": cell.num_envs, "vectorization_mode": cell.choices[0], "info": cell.env()["info"]}
     return {"env": make, "policy": policy, "collection": cell.collection(), **more}
 
 
 def play_fleet(cell: Cell, loop: PlainLoop) -> None:
     with open_placed(cell) as fleet:
         saved, mark, rounds = b"", loop.mark(), 0
-        while (batch := fleet.take(timeout_s=60)) is not None:
-            loop.take(batch.tensordict)
+        while (batch := fleet.next_batch(timeout=60)) is not None:
+            loop.take(batch)
             rounds += 1
             if rounds == 2 and "restored" in cell:
                 saved, mark = fleet.state(), loop.mark()
@@ -143,8 +144,8 @@ def play_fleet(cell: Cell, loop: PlainLoop) -> None:
                 fleet.publish(loop.publish(fleet.version + 1), version=fleet.version + 1)
 
 
-def open_placed(cell: Cell) -> Any:
-    from cormorant_worker.fleet.fleet import Fleet
+def open_placed(cell: Cell) -> LocalFleet:
+    from cormorant_worker.fleet.fleet import WorkerFleet
 
     ray = None
     if cell.choices[1].startswith("ray"):
@@ -154,7 +155,6 @@ def open_placed(cell: Cell) -> Any:
         ray = RayOptions(num_cpus=0)
     if "script" not in cell:
         engine = RayEngine(ray) if ray else None
-        return Fleet(load_job(cell.manifest()), FleetOptions(workers=cell.workers), engine=engine)
+        return LocalFleet(WorkerFleet(load_job(cell.manifest()), FleetOptions(workers=cell.workers), engine=engine))
     amounts = {"frames_per_batch": cell.frames_per_batch, "total_frames": cell.total_frames, "mode": cell.choices[5]}
-    where = {"engine": "ray", "ray": ray} if ray else {}
-    return open_fleet(**script_of(cell, policy_of(cell)), **amounts, workers=cell.workers, **where)
+    return open_fleet(**script_of(cell, policy_of(cell)), **amounts, workers=cell.workers, engine=ray)

@@ -1,6 +1,7 @@
 """Everything that the worker raises on purpose, by cause.
 
     CormorantError
+    ├── UpdateFailed             published weights did not reach the workers
     ├── ManifestError            a manifest that cannot be run (exit code 2)
     │   └── DeviceUnavailable    a GPU is asked for and there is none
     ├── EnvError
@@ -40,6 +41,8 @@
 A message says what happened, the values, and what to do.
 """
 
+from cormorant_contract.errors import CormorantError, UpdateFailed
+
 __all__ = [
     "ControlTimeout",
     "CormorantError",
@@ -70,18 +73,11 @@ __all__ = [
     "StaleWeights",
     "StateError",
     "UnknownEnv",
+    "UpdateFailed",
     "WeightsError",
     "WeightsMismatch",
     "WorkerFailed",
 ]
-
-
-class CormorantError(RuntimeError):
-    """Root of the errors that a user can do something about: shown as one sentence, without a traceback.
-
-    A RuntimeError, and where something given is refused a ValueError, too: scripts that were written for TorchRL and
-    Tianshou catch those.
-    """
 
 
 class ManifestError(CormorantError, ValueError):
@@ -212,7 +208,7 @@ class WorkerFailed(FleetError):
         """The class of the worker's own error, e.g. "EnvBuildError"; empty when the process died without a word."""
 
 
-class ControlTimeout(FleetError):
+class ControlTimeout(FleetError, TimeoutError):
     """A control call was not answered in time; its message names the worker and the limit."""
 
 

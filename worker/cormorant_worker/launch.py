@@ -5,7 +5,7 @@
     with open_fleet("job.yaml", workers=2) as fleet:
         for batch in fleet.batches():                  # TensorDict [B, T]
             learn(batch)
-            fleet.publish(policy.state_dict())
+            fleet.publish(policy)
 
     with open_fleet(env=MyEnv, policy=policy, num_envs=8, workers=2, on_policy=True) as fleet:  # without a manifest
         ...
@@ -17,9 +17,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from cormorant_contract import errors as contract
 from cormorant_contract.job import CollectorJob
@@ -27,14 +28,15 @@ from cormorant_contract.parsing import parse_job
 from cormorant_manifest.entrypoints import missing_entrypoints
 from cormorant_manifest.reader import STDIN, load_jobs
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
-from cormorant_worker.errors import FleetError, ManifestError
+from cormorant_worker.errors import ManifestError
 from cormorant_worker.fork_server import WORKERS, fork_server
 from cormorant_worker.scripted import EnvChoice, Mode, Scripted, Vectorization
 
 if TYPE_CHECKING:
     from cormorant_worker.collect.collector import Collector
-    from cormorant_worker.fleet.fleet import Fleet
+    from cormorant_worker.fleet.options import FleetOptions
     from cormorant_worker.fleet.ray.options import RayOptions
+    from cormorant_worker.local_fleet import LocalFleet
 
 _ALSO_WITH_MANIFESTS = ("workers", "usual_vectorization")
 """Fields of `Scripted` that callers may have set beside a manifest; the others belong to `env`."""
@@ -50,34 +52,36 @@ def open_fleet(
     policy: Any = None,
     policy_factory: Callable[..., Any] | None = None,
     num_envs: int | None = None,
-    frames_per_batch: int = 0,
-    total_frames: int = 0,
+    vectorization_mode: Vectorization | None = None,
+    frames_per_batch: int | None = None,
+    total_frames: int | None = None,
+    init_random_frames: int | None = None,
     on_policy: bool = False,
     mode: Mode | None = None,
-    vectorization: Vectorization | None = None,
     seed: int | None = None,
     collection: Mapping[str, Any] | None = None,
-    info: Sequence[str | Mapping[str, Any]] = (),
-    name: str = "",
-    workers: int = 0,
-    device: str = "",
-    storing_device: str = "cpu",
-    startup_timeout_s: float = 300.0,
-    engine: Literal["local", "ray"] = "local",
-    ray: "RayOptions | None" = None,
-) -> "Fleet":
+    info: Sequence[str | Mapping[str, Any]] | None = None,
+    name: str | None = None,
+    workers: int | None = None,
+    device: str | None = None,
+    storing_device: str | None = None,
+    engine: "RayOptions | None" = None,
+    resume: str | os.PathLike[str] | None = None,
+    options: "FleetOptions | None" = None,
+) -> "LocalFleet":
     """Start the workers of a job and wait until each has its first observation.
 
         with open_fleet("examples/cartpole-ppo.yaml") as fleet:  # has maxStaleness: 0, as PPO needs it
             policy = mlp(*fleet.spaces)
+            fleet.publish(policy)
             for batch in fleet.batches():
                 update(policy, batch)
-                fleet.publish(policy.state_dict())  # the next batch is from these weights
+                fleet.publish(policy)  # the next batch is from these weights
 
     Scripts and notebooks need no manifest: environments and policies are cloudpickled to the workers.
 
         with open_fleet(env=lambda: gymnasium.make("CartPole-v1"), policy=network, workers=2, on_policy=True) as fleet:
-            batch = fleet.take()
+            batch = fleet.next_batch()
 
     Args:
         manifest: path of a YAML file, a mapping, or a CollectorJob. The file's folder goes on the import path, so that
@@ -88,69 +92,83 @@ def open_fleet(
             None: random actions.
         policy_factory: `factory(observation_space, action_space)`, called in each worker, in place of `policy`.
         num_envs: environments per worker; None: 8.
-        frames_per_batch: frames per batch of each worker; 0: 64 steps of its environments.
-        total_frames: exact total over the fleet; 0: until the fleet is closed.
+        vectorization_mode: subprocess, the default: one process per environment (Gymnasium's async); inline: all in the
+            worker process (Gymnasium's sync).
+        frames_per_batch: frames per batch of each worker; None: 64 steps of its environments.
+        total_frames: exact total over the fleet; None: until the fleet is closed.
+        init_random_frames: frames with random actions before the policy acts, over the fleet; None: 0.
         on_policy: every batch is from the newest weights that were published before it was asked for, a round of all
             workers: PPO, A2C and other algorithms without a correction for older policies need it. False: workers
             collect while the learner learns, so that batches are one or more versions old.
         mode: async (the default without `on_policy`): one worker's batch at a time; sync: one batch of every worker,
             stacked.
-        vectorization: subprocess, the default: one process per environment; inline: all in the worker process.
         seed: of the fleet; None: 0.
         collection: further fields of `spec.collection` as a manifest spells them: `{"weights": {"maxStaleness": 2}}`.
             A field that is also an argument is refused.
         info: keys of the environments' info that are stored with every frame, or items as `spec.env.info` spells them.
         name: metadata.name of the job, for files with several; only with a manifest.
-        workers: worker processes; 0 = the manifest's number, at most one per CPU.
-        device: torch device of the policies; empty = "cuda" in gpu worker groups, "cpu" elsewhere.
-        storing_device: torch device on which batches are handed out.
-        startup_timeout_s: from starting a worker to its first observation. Other limits are fields of FleetOptions:
-            `Fleet(load_job("job.yaml"), FleetOptions(...))` takes all of them.
-        engine: "local": processes on this machine. "ray": actors on a Ray cluster, which may also run on this machine.
-        ray: cluster address and resource requests; only with engine "ray".
+        workers: worker processes; None: the manifest's number, at most one per CPU.
+        device: torch device of the policies; None: "cuda" in gpu worker groups, "cpu" elsewhere.
+        storing_device: torch device on which batches are handed out; None: "cpu".
+        engine: where workers run; None: processes on this machine. RayOptions: actors on a Ray cluster, which may also
+            run on this machine.
+        resume: a file that `Fleet.save` wrote, of the same job and as many workers: go on from there.
+        options: time limits and what else has no argument here; see FleetOptions.
 
     Returns:
         The running fleet; close it, or use it as a context manager.
 
     Raises:
         ManifestError: the manifest is refused; with every problem found, one a line.
-        FleetError: the Ray cluster cannot be reached or started; or `ray` without engine "ray".
+        FleetError: the Ray cluster cannot be reached or started.
         DeviceUnavailable: a gpu is asked for and torch finds none.
         UnknownEnv, EnvBuildError: EnvPool cannot build the task.
         WorkerFailed: a worker cannot start; names it and says why.
         DatasetError: the dataset's folder cannot be used, or belongs to another job.
+        StateError: the file to resume from cannot be read, or is of another job.
     """
-    if engine not in ("local", "ray"):
-        raise FleetError(f'engine "{engine}" is not known; use "local" or "ray"')
-    if ray is not None and engine != "ray":
-        raise FleetError('Ray options were given but the engine is "local"; set engine="ray"')
     job, overrides = describe_job(
-        manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs, workers=max(1, workers),
-        frames_per_batch=frames_per_batch, total_frames=total_frames, on_policy=on_policy, mode=mode,
-        vectorization=vectorization, seed=seed, collection=collection or {}, info=info,
+        manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs, workers=workers or 1,
+        frames_per_batch=frames_per_batch, total_frames=total_frames, init_random_frames=init_random_frames,
+        on_policy=on_policy, mode=mode, vectorization_mode=vectorization_mode, seed=seed, collection=collection,
+        info=info,
     )  # fmt: skip
-    if engine == "local":
+    if engine is None:
         fork_server(WORKERS)  # imports torch while this process does
     if overrides is NO_OVERRIDES:
-        refuse_unknown_names(job, is_this_machine=engine == "local")
-    from cormorant_worker.fleet.fleet import Fleet
+        refuse_unknown_names(job, is_this_machine=engine is None)
+    from cormorant_worker.fleet.fleet import WorkerFleet
     from cormorant_worker.fleet.options import FleetOptions
+    from cormorant_worker.local_fleet import LocalFleet
 
     # The first batch needs tensordict, whose import takes as long as workers take to start.
     importing = threading.Thread(target=import_module, args=("cormorant_worker.collect.batch",), daemon=True)
     importing.start()
-    options = FleetOptions(
-        workers=workers, device=device, storing_device=storing_device, startup_timeout_s=startup_timeout_s,
-        overrides=() if overrides is NO_OVERRIDES else (overrides.to_bytes(),),
-    )  # fmt: skip
-    if engine == "ray":
+    given: dict[str, Any] = {"workers": workers, "device": device, "storing_device": storing_device}
+    given = {field: value for field, value in given.items() if value is not None}
+    options = options or FleetOptions()
+    for field, value in given.items():
+        if (other := getattr(options, field)) != getattr(FleetOptions(), field):
+            raise ManifestError(
+                f"{field}={value!r} cannot be combined with options, which has {other!r}; keep one of them"
+            )
+    if overrides is not NO_OVERRIDES:
+        given["overrides"] = (overrides.to_bytes(),)
+    options = replace(options, **given)
+    if engine is None:
+        fleet = LocalFleet(WorkerFleet(job, options))
+    else:
         # Local fleets do not need Ray installed.
         from cormorant_worker.fleet.ray.engine import RayEngine
 
-        fleet = Fleet(job, options, engine=RayEngine(ray))
-    else:
-        fleet = Fleet(job, options)
+        fleet = LocalFleet(WorkerFleet(job, options, engine=RayEngine(engine)))
     importing.join()
+    if resume is not None:
+        try:
+            fleet.restore(resume)
+        except BaseException:
+            fleet.close()
+            raise
     return fleet
 
 
@@ -161,12 +179,12 @@ def make_collector(
     policy: Any = None,
     policy_factory: Callable[..., Any] | None = None,
     num_envs: int | None = None,
-    vectorization: Vectorization | None = None,
+    vectorization_mode: Vectorization | None = None,
     seed: int | None = None,
     collection: Mapping[str, Any] | None = None,
-    info: Sequence[str | Mapping[str, Any]] = (),
-    name: str = "",
-    device: str = "cpu",
+    info: Sequence[str | Mapping[str, Any]] | None = None,
+    name: str | None = None,
+    device: str | None = None,
 ) -> "Collector":
     """Build one collector in this process: no workers, no queue, no dataset.
 
@@ -183,12 +201,12 @@ def make_collector(
         policy: None: random actions.
         policy_factory: makes it from the spaces.
         num_envs: environments; None: 8.
-        vectorization: inline, the default: in this process; subprocess: one process per environment.
+        vectorization_mode: inline, the default: in this process; subprocess: one process per environment.
         seed: of the collector; None: 0.
         collection: further fields of `spec.collection`.
         info: as in `open_fleet`.
         name: metadata.name of the job, for files with several.
-        device: torch device of the policy.
+        device: torch device of the policy; None: "cpu".
 
     Raises:
         ManifestError: the manifest is refused; with every problem found, one a line.
@@ -199,7 +217,8 @@ def make_collector(
 
     job, overrides = describe_job(
         manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
-        vectorization=vectorization, usual_vectorization="inline", seed=seed, collection=collection or {}, info=info,
+        vectorization_mode=vectorization_mode, usual_vectorization="inline", seed=seed, collection=collection,
+        info=info,
     )  # fmt: skip
     if job.spec.env.envpool is not None:
         from cormorant_worker.collect.env_sources import check_tasks, envpool_tasks
@@ -210,13 +229,15 @@ def make_collector(
         # Some arguments abort the process that uses them, and this process is the caller's.
         for task in tasks.values():
             probe(task)
-    collector = build_collector(job, WorkerPlace(device=device, seed=job.spec.collection.seed), overrides).collector
+    collector = build_collector(
+        job, WorkerPlace(device=device or "cpu", seed=job.spec.collection.seed), overrides
+    ).collector
     collector.keep_statistics()
     return collector
 
 
 def describe_job(
-    manifest: Manifest | None, name: str, env: EnvChoice | None, **given: Any
+    manifest: Manifest | None, name: str | None, env: EnvChoice | None, **given: Any
 ) -> tuple[CollectorJob, WorkerOverrides]:
     """The job that a manifest or a script describes, and the script's objects. `given`: fields of `Scripted`.
 
@@ -243,7 +264,7 @@ def describe_job(
     return load_job(manifest, name=name), NO_OVERRIDES
 
 
-def load_job(manifest: Manifest, *, name: str = "") -> CollectorJob:
+def load_job(manifest: Manifest, *, name: str | None = None) -> CollectorJob:
     """Read a CollectorJob and put its folder on the import path.
 
     Args:
@@ -268,7 +289,7 @@ def load_job(manifest: Manifest, *, name: str = "") -> CollectorJob:
     names = [job.metadata.name for job in jobs]
     if not name and len(jobs) != 1:
         raise ManifestError(f"{source} holds {len(jobs)} CollectorJobs ({', '.join(names)}); choose one by its name")
-    found = [job for job in jobs if name in ("", job.metadata.name)]
+    found = [job for job in jobs if name in (None, "", job.metadata.name)]
     if len(found) != 1:
         many = "no CollectorJob" if not found else f"{len(found)} CollectorJobs"
         raise ManifestError(f'{source} holds {many} named "{name}"; it has {", ".join(names)}')

@@ -13,6 +13,7 @@ import torch
 from cormorant_contract import errors as contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
+from cormorant_contract.stats import Stats
 from cormorant_worker.collect.overrides import NO_OVERRIDES, read_overrides
 from cormorant_worker.errors import EvaluationError, ManifestError
 from cormorant_worker.evaluation.results import ResultTable
@@ -21,6 +22,7 @@ from cormorant_worker.scripted import EnvChoice, Vectorization
 from cormorant_worker.weights.blob import in_models, to_bytes
 
 if TYPE_CHECKING:
+    from cormorant_worker.fleet.ray.options import RayOptions
     from cormorant_worker.fleet.stats import FleetStats
     from cormorant_worker.fleet.transport import Engine
 
@@ -42,18 +44,18 @@ def evaluate(
     policy: Any = None,
     policy_factory: Callable[..., Any] | None = None,
     num_envs: int | None = None,
-    vectorization: Vectorization | None = None,
+    vectorization_mode: Vectorization | None = None,
     collection: Mapping[str, Any] | None = None,
-    info: Sequence[str | Mapping[str, Any]] = (),
-    episodes: int | Sequence[int] = 0,
+    info: Sequence[str | Mapping[str, Any]] | None = None,
+    episodes: int | Sequence[int] | None = None,
     seed: int | None = None,
     deterministic: bool | None = None,
-    workers: int = 0,
-    directory: str | Path = "",
-    name: str = "",
-    device: str = "",
-    engine: "Engine | None" = None,
-    look: "Callable[[FleetStats], None]" = lambda stats: None,
+    workers: int | None = None,
+    directory: str | Path | None = None,
+    name: str | None = None,
+    device: str | None = None,
+    engine: "RayOptions | None" = None,
+    look: Callable[[Stats], None] = lambda stats: None,
     videos: int = 0,
 ) -> ResultTable:
     """Play episodes, each exactly once, and return their table. It is bit for bit the same for any number of workers,
@@ -72,21 +74,21 @@ def evaluate(
         policy: what plays; None: random actions.
         policy_factory: makes it from the spaces.
         num_envs: episodes that one worker plays side by side; None: 8.
-        vectorization: subprocess, the default: one process per environment; inline: all in the worker process.
+        vectorization_mode: subprocess, the default: one process per environment; inline: all in the worker process.
         collection: further fields of `spec.collection`: `episodeMetrics`, `normalize`.
         info: keys of the environments' info that metrics read.
-        episodes: how many, with seeds from `seed` on, or their seeds; 0: the manifest's `collection.episodes`.
+        episodes: how many, with seeds from `seed` on, or their seeds; None: the manifest's `collection.episodes`.
         seed: of the first episode; None: the manifest's. Refused where the episodes have a list of seeds.
         deterministic: the policy's best actions instead of drawn ones; None: as in the manifest, where that has no
             `collection.episodes` True.
-        workers: worker processes; 0: one per CPU, at most one per episode.
+        workers: worker processes; None: one per CPU, at most one per episode.
         directory: keeps every episode's result from the moment it ends: a call that was killed goes on where it was.
-            A path or any fsspec URI; empty: a temporary folder. With `env`, a call goes on with the results of calls
+            A path or any fsspec URI; None: a temporary folder. With `env`, a call goes on with the results of calls
             whose environment and policy are pickled to the same bytes.
         name: metadata.name of the job, for files with several.
-        device: torch device of the policy; empty: as in the worker groups.
-        engine: where workers run; None: this machine. Workers on other machines need a `directory` that all can write.
-        look: called with the fleet's counters about five times a second; its frames are episodes.
+        device: torch device of the policy; None: as in the worker groups.
+        engine: as in `open_fleet`. Workers on other machines need a `directory` that all can write.
+        look: called about five times a second; the frames of what it gets are episodes.
         videos: record so many of the first episodes as MP4 in `directory`, with imageio-ffmpeg.
 
     Raises:
@@ -102,7 +104,7 @@ def evaluate(
     with kept as folder, _weights_file(weights) as weights_uri:
         described, overrides = describe_job(
             manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
-            vectorization=vectorization, collection=collection or {}, info=info,
+            vectorization_mode=vectorization_mode, collection=collection, info=info,
         )  # fmt: skip
         objects = b""
         if overrides is NO_OVERRIDES:
@@ -111,10 +113,22 @@ def evaluate(
             overrides = replace(overrides, envs=overrides.envs[:1])  # each episode has a new one
             objects = overrides.to_bytes()
         job = evaluation_job(
-            described, folder, weights=weights_uri, episodes=episodes, seed=seed, deterministic=deterministic,
-            device=device, objects=objects,
+            described, folder, weights=weights_uri, episodes=episodes or 0, seed=seed, deterministic=deterministic,
+            device=device or "", objects=objects,
         )  # fmt: skip
-        table = run_evaluation(job, workers=workers, device=device, engine=engine, look=look, objects=objects)
+        on_ray = None
+        if engine is not None:
+            from cormorant_worker.fleet.ray.engine import RayEngine
+
+            on_ray = RayEngine(engine)
+        table = run_evaluation(
+            job,
+            workers=workers,
+            device=device,
+            engine=on_ray,
+            look=lambda stats: look(stats.summary()),
+            objects=objects,
+        )
         if videos:
             from cormorant_worker.evaluation.video import record_videos
 
@@ -188,8 +202,8 @@ def evaluation_job(
 def run_evaluation(
     job: CollectorJob,
     *,
-    workers: int = 0,
-    device: str = "",
+    workers: int | None = None,
+    device: str | None = None,
     engine: "Engine | None" = None,
     look: "Callable[[FleetStats], None]" = lambda stats: None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -199,7 +213,9 @@ def run_evaluation(
 
     Args:
         job: with `collection.episodes`.
-        workers: as in `evaluate`, as are the arguments that follow.
+        workers: as in `evaluate`, as is `device`.
+        engine: where workers run; None: this machine.
+        look: called with the fleet's counters about five times a second.
         should_stop: asked about five times a second.
         objects: `WorkerOverrides.to_bytes()` of a script; empty: none.
 
@@ -209,7 +225,7 @@ def run_evaluation(
     from cormorant_worker.envs.cpus import available_cpus
     from cormorant_worker.errors import FleetInterrupted
     from cormorant_worker.evaluation.book import EpisodeBook
-    from cormorant_worker.fleet.fleet import Fleet
+    from cormorant_worker.fleet.fleet import WorkerFleet
     from cormorant_worker.fleet.options import FleetOptions
 
     book = EpisodeBook(job)
@@ -218,7 +234,7 @@ def run_evaluation(
         options = FleetOptions(
             workers=workers, device=device, should_stop=should_stop, overrides=(objects,) if objects else ()
         )
-        with Fleet(job, options, engine=engine) as fleet:
+        with WorkerFleet(job, options, engine=engine) as fleet:
             while not fleet.wait_until_done(_LOOK_S):
                 look(fleet.stats())
                 if should_stop():

@@ -5,7 +5,7 @@ alongside it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -28,11 +28,12 @@ _DEFAULT_STEPS = 64
 _OF_COLLECTION = {
     "frames_per_batch": "framesPerBatch",
     "total_frames": "totalFrames",
+    "init_random_frames": "initRandomFrames",
     "mode": "mode",
     "seed": "seed",
 }
 """Arguments, and the fields of `spec.collection` that say the same."""
-_OF_ENV = {"num_envs": "numEnvs", "vectorization": "vectorization"}
+_OF_ENV = {"num_envs": "numEnvs", "vectorization_mode": "vectorization"}
 _ENVPOOL = "envpool:"
 _NO_VECTORIZATION = {
     "envpool": "EnvPool steps its environments in threads; leave it out",
@@ -44,7 +45,7 @@ _NO_VECTORIZATION = {
 class Scripted:
     """What `open_fleet` and `make_collector` take in place of a manifest; they say what each field means.
 
-    None and 0 mean "not given": a mapping that says the same as an argument is refused, whatever the two values are.
+    None means "not given": a mapping that says the same as an argument is refused, whatever the two values are.
     """
 
     env: EnvChoice
@@ -52,18 +53,19 @@ class Scripted:
     policy_factory: Callable[..., Any] | None = None
     num_envs: int | None = None
     workers: int = 1
-    frames_per_batch: int = 0
-    total_frames: int = 0
+    frames_per_batch: int | None = None
+    total_frames: int | None = None
+    init_random_frames: int | None = None
     on_policy: bool = False
     """Every frame is from the newest published weights: `maxStaleness: 0`, in rounds of all workers."""
     mode: Mode | None = None
     """None: "sync" with `on_policy`, "async" otherwise."""
-    vectorization: Vectorization | None = None
+    vectorization_mode: Vectorization | None = None
     """None: `usual_vectorization`."""
     usual_vectorization: Vectorization = "subprocess"
     seed: int | None = None
-    collection: Mapping[str, Any] = field(default_factory=dict)
-    info: Sequence[str | Mapping[str, Any]] = ()
+    collection: Mapping[str, Any] | None = None
+    info: Sequence[str | Mapping[str, Any]] | None = None
 
     def job(self) -> CollectorJob:
         """The manifest, with placeholders where environment or policy are Python objects.
@@ -77,14 +79,14 @@ class Scripted:
         block = env.get(self._kind)
         count = block.get("numEnvs", 1) if isinstance(block, Mapping) else 1
         steps = _DEFAULT_STEPS * (count if isinstance(count, int) else 1)
-        given = {key: value for name, key in _OF_COLLECTION.items() if (value := self._given(name)) is not None}
+        given = {key: value for name, key in _OF_COLLECTION.items() if (value := getattr(self, name)) is not None}
         if self.on_policy:
             given |= {"mode": "sync", "weights": {"maxStaleness": 0}}
         return script_job(
             {
                 "env": env | info_block(self.info),
                 "policy": {"entrypoint": self.policy} if isinstance(self.policy, str) else {"random": {}},
-                "collection": {"framesPerBatch": steps, **given, **self.collection},
+                "collection": {"framesPerBatch": steps, **given, **(self.collection or {})},
                 "output": {"queue": {"capacityBatches": 2}},
                 "replicas": self.workers,
             }
@@ -115,7 +117,7 @@ class Scripted:
         named = {"id": self.env} if isinstance(self.env, str) else {"entrypoint": "script:environment"}
         if self._kind == "vector":
             return {**named, **count}
-        return {**named, "vectorization": self.vectorization or self.usual_vectorization, **count}
+        return {**named, "vectorization": self.vectorization_mode or self.usual_vectorization, **count}
 
     @property
     def _num_envs(self) -> int:
@@ -123,27 +125,24 @@ class Scripted:
             return int(self.env.keywords.get("num_envs", _DEFAULT_ENVS))
         return _DEFAULT_ENVS if self.num_envs is None else self.num_envs
 
-    def _given(self, name: str) -> Any:
-        value = getattr(self, name)
-        return None if value == 0 and name in ("frames_per_batch", "total_frames") else value
-
     def _check_mappings(self) -> None:
         """Refuse arguments that `env` or `collection`, as mappings, say themselves."""
+        collection = self.collection or {}
         for name, key in _OF_COLLECTION.items():
-            if key in self.collection and (value := self._given(name)) is not None:
+            if key in collection and (value := getattr(self, name)) is not None:
                 raise ManifestError(
                     f"{name}={value!r} cannot be combined with collection, which has {key}: "
-                    f"{self.collection[key]!r}; keep one of them"
+                    f"{collection[key]!r}; keep one of them"
                 )
         kind = self._kind
         if not isinstance(self.env, Mapping):
-            if self.vectorization is not None and kind in _NO_VECTORIZATION:
-                raise ManifestError(f"vectorization={self.vectorization!r}: {_NO_VECTORIZATION[kind]}")
+            if self.vectorization_mode is not None and kind in _NO_VECTORIZATION:
+                raise ManifestError(f"vectorization_mode={self.vectorization_mode!r}: {_NO_VECTORIZATION[kind]}")
             return
         for name, key in _OF_ENV.items():
             if (value := getattr(self, name)) is not None:
                 remedy = f'write env["{kind}"]["{key}"], and leave {name} out'
-                if name == "vectorization":
+                if name == "vectorization_mode":
                     remedy = _NO_VECTORIZATION.get(kind, remedy)
                 raise ManifestError(f'{name}={value!r} cannot be combined with env={{"{kind}": ...}}: {remedy}')
         if self.info and "info" in self.env:
@@ -154,11 +153,11 @@ class Scripted:
 
     def _check(self) -> None:
         self._check_mappings()
-        if self.on_policy and "async" in (self.mode, self.collection.get("mode")):
+        if self.on_policy and "async" in (self.mode, (self.collection or {}).get("mode")):
             raise ManifestError(
                 'on_policy collects rounds of all workers, and mode is "async"; leave mode out, or on_policy'
             )
-        if self.on_policy and "weights" in self.collection:
+        if self.on_policy and "weights" in (self.collection or {}):
             raise ManifestError("on_policy sets collection.weights, and collection has weights, too; pass one of them")
         if self.policy is not None and self.policy_factory is not None:
             raise ManifestError(
@@ -198,7 +197,7 @@ def script_job(spec: Mapping[str, Any]) -> CollectorJob:
         raise ManifestError(str(error)) from error
 
 
-def info_block(info: Sequence[str | Mapping[str, Any]]) -> dict[str, Any]:
+def info_block(info: Sequence[str | Mapping[str, Any]] | None) -> dict[str, Any]:
     """`spec.env` of keys, or of items as a manifest spells them."""
     if isinstance(info, str):
         raise ManifestError(f'info is the word "{info}"; pass a list of keys: info=["{info}"]')

@@ -11,7 +11,7 @@ import structlog
 
 from cormorant_api.batches.ledger import Ledger
 from cormorant_worker.errors import ControlTimeout, CormorantError
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 
 log = structlog.get_logger()
 
@@ -21,7 +21,7 @@ _TICK_S = 0.2
 class BatchFeeder:
     """Moves batches from the fleet into the ledger while consumers wait for more than it has."""
 
-    def __init__(self, fleet: Fleet, ledger: Ledger) -> None:
+    def __init__(self, fleet: WorkerFleet, ledger: Ledger) -> None:
         self.error: CormorantError | None = None
         """The failure of the fleet that ended the batches."""
         self._fleet, self._ledger = fleet, ledger

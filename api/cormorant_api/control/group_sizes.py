@@ -12,7 +12,7 @@ from cormorant_api.errors import ApiError
 from cormorant_contract.rest.control import DesiredReport
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_worker.errors import CormorantError
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 
 log = structlog.get_logger()
 
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 class GroupSizes:
     """The latest requested size of each group. Thread-safe."""
 
-    def __init__(self, fleet: Fleet, events: EventRing) -> None:
+    def __init__(self, fleet: WorkerFleet, events: EventRing) -> None:
         self._fleet, self._events = fleet, events
         self._lock = threading.Lock()
         """Guards what follows."""

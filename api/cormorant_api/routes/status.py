@@ -15,7 +15,8 @@ from cormorant_api.routes.routing import GuardedRoute, guarded, head_of
 from cormorant_api.status import describe, describe_worker
 from cormorant_contract.rest.evaluation import EvaluationTable
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.rest.status import Build, Check, Readiness, Status, Worker, Workers
+from cormorant_contract.rest.status import Build, Check, Readiness, SpacesReport, Status, Worker, Workers
+from cormorant_contract.spaces import space_to_json
 from cormorant_worker.errors import CormorantError
 
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
@@ -40,6 +41,13 @@ async def get_status(request: Request) -> Status:
     """Status of the whole job."""
     head = head_of(request)
     return describe(head, await head.stats(workers=False))
+
+
+@router.get("/v1/spaces", **guarded(Role.READ))
+async def get_spaces(request: Request) -> SpacesReport:
+    """Observation and action space of one environment."""
+    observation, action = head_of(request).running.fleet.spaces
+    return SpacesReport(observation=space_to_json(observation), action=space_to_json(action))
 
 
 @router.get("/v1/workers", **guarded(Role.READ))

@@ -31,7 +31,7 @@ from cormorant_contract.rest.headers import make_etag
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateState, UpdateTimings, WorkerCounts
 from cormorant_worker.errors import CormorantError, MalformedWeights
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.cached import CachedPublish, read_cached
 
@@ -65,7 +65,7 @@ class WeightPublisher:
     """Assigns all version numbers. Methods block; call them in worker threads."""
 
     def __init__(
-        self, fleet: Fleet, store: WeightStore, tracker: UpdateTracker, events: EventRing, traces: Traces
+        self, fleet: WorkerFleet, store: WeightStore, tracker: UpdateTracker, events: EventRing, traces: Traces
     ) -> None:
         self.store, self.tracker = store, tracker
         self._fleet, self._events, self._traces = fleet, events, traces

@@ -23,7 +23,7 @@ from cormorant_contract.rest.updates import (
     UpdateSummary,
     WorkerCounts,
 )
-from cormorant_worker.fleet.stats import Receipt
+from cormorant_worker.fleet.stats import WorkerReceipts
 
 MOST_UPDATES = 1000
 MOST_WITH_RECEIPTS = 20
@@ -102,6 +102,7 @@ class UpdateTracker:
         self._open: dict[int, _Record] = {}
         """Records that may still change."""
         self._last_tick = clock()
+        self._is_done = False
 
     # -- what happens ------------------------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class UpdateTracker:
             if (record := self._records.get(version)) is not None:
                 record.change(warning=warning)
 
-    def hand_over(self, receipt: Receipt, *, distribute_ms: float) -> None:
+    def hand_over(self, receipt: WorkerReceipts, *, distribute_ms: float) -> None:
         """The fleet took it. Receipts that came before are kept."""
         with self._changing() as records:
             record = self._records[receipt.version]
@@ -174,9 +175,15 @@ class UpdateTracker:
                 if receipt is not None and receipt.state == "waiting":
                     record.mark(worker, "lost")
 
-    def tick(self, *, can_apply: bool) -> None:
-        """Advance time. `can_apply`: False while paused: workers reach no batch boundary and are not late."""
+    def tick(self, *, can_apply: bool, is_done: bool = False) -> None:
+        """Advance time.
+
+        Args:
+            can_apply: False while paused: workers reach no batch boundary and are not late.
+            is_done: everything is collected: what no worker is left to apply counts as applied by all.
+        """
         now = self.clock()
+        self._is_done = is_done
         elapsed, self._last_tick = now - self._last_tick, now
         with self._changing() as records:
             for record in records if can_apply else ():
@@ -242,7 +249,7 @@ class UpdateTracker:
         is_late = record.waited_s >= self.apply_within_s
         if record.state in ("staged", *_OVER):
             return
-        if acked and acked == total:
+        if acked == total and (acked or self._is_done):
             apply_ms = max(0.0, (self.clock() - record.handed_over) * 1000)
             timings = record.update.timings.model_copy(update={"apply_ms": apply_ms})
             record.change(state="applied", error="", applied_at=datetime.now(UTC), timings=timings)

@@ -27,7 +27,7 @@ from cormorant_manifest.reader import STDIN
 
 if TYPE_CHECKING:
     from cormorant_contract.rest.evaluation import EvaluationTable
-    from cormorant_worker.fleet.stats import FleetStats
+    from cormorant_contract.stats import Stats
 
 _TOLD_S = 1.0
 _POLL_S, _AGAIN_S = 0.5, 1.0
@@ -126,9 +126,9 @@ def evaluate(
                     seed=seed,
                     deterministic=deterministic,
                     workers=workers,
-                    directory=folder or "",
-                    device="" if device == "auto" else device,
-                    engine=site.engine(),
+                    directory=folder,
+                    device=None if device == "auto" else device,
+                    engine=site.ray_options(),
                     look=_teller(Path(uri).name),
                     videos=video,
                 )
@@ -243,10 +243,10 @@ def _folders(weights: Sequence[str], output: Path | None) -> dict[str, Path | No
     raise BadInput(f"the checkpoints' names are the same: {', '.join(weights)}; evaluate them one by one")
 
 
-def _teller(name: str) -> "Callable[[FleetStats], None]":
+def _teller(name: str) -> Callable[["Stats"], None]:
     told = [0.0]
 
-    def tell(stats: "FleetStats") -> None:
+    def tell(stats: "Stats") -> None:
         if sys.stderr.isatty() and time.monotonic() >= told[0] + _TOLD_S:
             told[0] = time.monotonic()
             sys.stderr.write(f"\r\x1b[K{name}  {stats.frames} of {stats.total_frames} episodes")

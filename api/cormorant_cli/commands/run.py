@@ -32,8 +32,9 @@ from cormorant_manifest.reader import STDIN, load_jobs
 
 if TYPE_CHECKING:
     from cormorant_api.server import HeadServer
-    from cormorant_worker.fleet.fleet import Fleet
+    from cormorant_worker.fleet.fleet import WorkerFleet
     from cormorant_worker.fleet.options import FleetOptions
+    from cormorant_worker.fleet.ray.options import RayOptions
     from cormorant_worker.fleet.stats import FleetStats
     from cormorant_worker.fleet.transport import Engine
 
@@ -190,12 +191,17 @@ class Site:
         Raises:
             ModuleNotFoundError: Ray is asked for and not installed.
         """
-        if self.fleet == "local":
+        if (options := self.ray_options()) is None:
             return None
         from cormorant_worker.fleet.ray.engine import RayEngine
+
+        return RayEngine(options)
+
+    def ray_options(self) -> "RayOptions | None":
+        """The Ray cluster; None: this machine."""
         from cormorant_worker.fleet.ray.options import RayOptions
 
-        return RayEngine(RayOptions(address=self.ray_address))
+        return None if self.fleet == "local" else RayOptions(address=self.ray_address or None)
 
 
 class Interrupts:
@@ -326,11 +332,11 @@ class _Session:
         return reason
 
     @contextmanager
-    def _opened(self, options: "FleetOptions") -> "Iterator[tuple[Fleet, HeadServer | None]]":
+    def _opened(self, options: "FleetOptions") -> "Iterator[tuple[WorkerFleet, HeadServer | None]]":
         if self._serving is None:
-            from cormorant_worker.fleet.fleet import Fleet
+            from cormorant_worker.fleet.fleet import WorkerFleet
 
-            with Fleet(self._job, options, engine=self._site.engine()) as fleet:
+            with WorkerFleet(self._job, options, engine=self._site.engine()) as fleet:
                 if not self._metrics_port:
                     yield fleet, None
                     return
@@ -361,7 +367,7 @@ class _Session:
         with server:
             yield server.start_fleet(options, engine=self._site.engine()), server
 
-    def _collect(self, fleet: "Fleet", server: "HeadServer | None") -> Reason:
+    def _collect(self, fleet: "WorkerFleet", server: "HeadServer | None") -> Reason:
         """Be the consumer of the queue, if there is one and it is not served, and show progress, until all is done
         or Ctrl-C.
         """

@@ -36,8 +36,8 @@ def load(
     file: Annotated[str, typer.Argument(metavar="FILE", help="File written by `state save`.")],
     connection: Connection,
 ) -> None:
-    """Restore a saved state into a paused fleet. Pause it first and resume it afterwards."""
+    """Restore a saved state. The fleet is paused meanwhile, and stays paused if it was."""
     data = read_whole(file)
     with connection.client("write") as client, told_when_slow("until the fleet has loaded the state"):
-        client.load_state(data)
-    typer.echo(f"loaded {file}; `{connection.command('resume')}` continues from it")
+        client.restore(data)
+    typer.echo(f"loaded {file}")

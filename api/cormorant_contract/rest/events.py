@@ -6,6 +6,7 @@ from cormorant_contract.rest.base import Answer, Time
 
 EventKind = Literal[
     "published",
+    "weights_missing",
     "applied",
     "update",
     "worker_ready",
@@ -18,7 +19,6 @@ EventKind = Literal[
     "draining",
     "failed",
     "ended",
-    "weights_missing",
 ]
 
 

@@ -1,6 +1,6 @@
 """`/v1/status` and `/v1/workers`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -213,6 +213,13 @@ class Status(Answer):
     """By group, where inference servers act."""
     counts: Literal["frames", "episodes"] = "frames"
     """What `collected`, `settled` and `target` of `frames` count: an evaluation counts episodes."""
+
+
+class SpacesReport(Answer):
+    """Spaces of one environment, as JSON: `cormorant_contract.spaces.space_from_json` reads them."""
+
+    observation: dict[str, Any]
+    action: dict[str, Any]
 
 
 class Build(Answer):

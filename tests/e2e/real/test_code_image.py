@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cormorant_client.batch import decode
+from cormorant_client.delivery import decode
 from cormorant_testing.real_cluster import PREFIX, Installation, build_image
 from cormorant_testing.real_job import SMALL, running
 

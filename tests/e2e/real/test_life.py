@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cormorant_client.batch import decode
+from cormorant_client.delivery import decode
 from cormorant_testing.real_cluster import Installation
 from cormorant_testing.real_job import OURS, SMALL, Job, note, running
 from cormorant_testing.serving import Reply

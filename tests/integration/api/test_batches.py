@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cormorant_client.batch import decode
+from cormorant_client.delivery import decode
 from cormorant_testing.check import Checker
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until

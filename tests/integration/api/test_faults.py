@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cormorant_client.batch import decode
+from cormorant_client.delivery import decode
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.serving import Api, Reply, Served, serve, weights_file
 

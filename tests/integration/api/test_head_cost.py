@@ -13,7 +13,7 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Served, weights_file
 from cormorant_worker.errors import FleetClosed
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import FleetStats
 
@@ -21,7 +21,7 @@ from cormorant_worker.fleet.stats import FleetStats
 def test_head_forgives_workers_as_fleets_do(folder: Path) -> None:
     given: list[FleetOptions] = []
 
-    def make(_: object, options: FleetOptions, **__: object) -> Fleet:
+    def make(_: object, options: FleetOptions, **__: object) -> WorkerFleet:
         given.append(options)
         raise FleetClosed("enough")
 
@@ -30,7 +30,7 @@ def test_head_forgives_workers_as_fleets_do(folder: Path) -> None:
     assert [options.healthy_s for options in given] == [5.0]
 
 
-class CountingFleet(Fleet):
+class CountingFleet(WorkerFleet):
     """Counts the readings of all workers, and the others."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import yaml
 
-from cormorant_client.batch import decode
+from cormorant_client.delivery import decode
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.heads import HeadProcess
 from cormorant_testing.scripts import until

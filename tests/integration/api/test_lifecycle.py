@@ -19,15 +19,15 @@ import safetensors.numpy
 from cormorant_api.errors import StoreError
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
-from cormorant_client.batch import decode
+from cormorant_client.delivery import decode
 from cormorant_testing.check import attempt_of
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Served, serve, take, weights_file
 from cormorant_worker.errors import FleetClosed, FleetError
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.stats import Receipt
+from cormorant_worker.fleet.stats import WorkerReceipts
 
 
 def stepped(served: Served) -> int:
@@ -400,7 +400,7 @@ def test_update_applied_before_its_publish_returns_is_reported(
     fleet, begin = head.running.fleet, head.events.end
     publish = fleet.publish
 
-    def slowly(*given: Any, **named: Any) -> Receipt:
+    def slowly(*given: Any, **named: Any) -> WorkerReceipts:
         receipt = publish(*given, **named)
         until(lambda: not fleet.receipt(receipt.version).waiting)
         return receipt
@@ -538,7 +538,7 @@ def test_housekeeping_outlives_a_disk_that_is_full(tmp_path: Path) -> None:
         assert head.failure == ""
 
 
-class Blocked(Fleet):
+class Blocked(WorkerFleet):
     """A fleet that answers one request only once it is being closed."""
 
     asked, closing = threading.Event(), threading.Event()

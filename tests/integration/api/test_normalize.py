@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from cormorant_client.batch import Batch, decode
+from cormorant_client.delivery import Delivery, decode
 from cormorant_postproc import normalized
 from cormorant_testing.collecting import make_job
 from cormorant_testing.heads import HeadProcess
@@ -22,19 +22,19 @@ def job_of(total: int) -> Any:
     return make_job(policy="seer", action="box", lengths=(3, 7), step_s=0.001, collection=collection)
 
 
-def take(api: Any) -> Batch | None:
+def take(api: Any) -> Delivery | None:
     reply = api.get("/v1/batches/next?wait=60")
     return decode(memoryview(reply.body)) if reply.status == 200 else None
 
 
-def check(batch: Batch) -> None:
+def check(batch: Delivery) -> None:
     frames = batch.tensordict()
     mask = frames.get(("collector", "mask"), torch.ones(frames.shape, dtype=torch.bool))
     again = normalized(frames, batch.statistics)
     assert torch.equal(again["observation"][mask], frames["seen"][mask])
 
 
-def seen_in(batch: Batch) -> np.ndarray:
+def seen_in(batch: Delivery) -> np.ndarray:
     frames = batch.tensordict(copy=True)
     mask = frames.get(("collector", "mask"), torch.ones(frames.shape, dtype=torch.bool))
     values: np.ndarray = frames["observation"][mask].double().numpy()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cormorant_client.batch import decode
+from cormorant_client.delivery import decode
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.heads import HeadProcess
 from cormorant_testing.serving import Reply, weights_file

@@ -23,7 +23,7 @@ STEPS = (
     ("before", "cormorant_api.routes.state:read_state", "", False, False),
     ("before", f"{QUIESCE}.restore", "", False, False),
     ("before", f"{QUIESCE}._all_replies", ANSWERS, False, False),
-    ("after", "cormorant_worker.fleet.fleet:Fleet.restore", "", False, False),
+    ("after", "cormorant_worker.fleet.fleet:WorkerFleet.restore", "", False, False),
     ("before", "cormorant_api.weights.publisher:WeightPublisher.adopt", "", True, False),
     ("after", "cormorant_api.weights.publisher:WeightPublisher.adopt", "", True, True),
 )

@@ -21,7 +21,7 @@ def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fleet_from_a_path_delivers_every_frame(write: Written) -> None:
     path = write(collection={"framesPerBatch": 64, "totalFrames": 300}, policy={"random": {}})
     with open_fleet(path, workers=1) as fleet:
-        frames = [fleet.layout.num_envs * batch.shape[1] for batch in fleet.batches()]
+        frames = [batch.numel() for batch in fleet.batches()]
     assert frames == [64, 64, 64, 64, 44]
 
 

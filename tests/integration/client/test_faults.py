@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cormorant_client import Client, LearnerLink, connect
+from cormorant_client import Client, connect
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.heads import HeadProcess
 from cormorant_testing.policies import numbered
@@ -38,7 +38,7 @@ def test_all_frames_of_a_job_come_exactly_once_and_then_it_ends(tmp_path: Path) 
     with (
         counting_head(tmp_path, total=187, ack_within_s=30, workers=2) as served,
         connect(served.server.url, token=served.reader.token) as client,
-        client.batches() as batches,
+        client.deliveries() as batches,
     ):
         for batch in batches:
             assert batch.mode == "sync"
@@ -50,7 +50,7 @@ def test_all_frames_of_a_job_come_exactly_once_and_then_it_ends(tmp_path: Path) 
 CONSUMER = """
 import os, signal, sys
 from cormorant_client import Client, LearnerLink, connect
-batches = connect(sys.argv[1], token=sys.argv[2], reconnect_s=20).batches(prefetch=2, consumer="victim")
+batches = connect(sys.argv[1], token=sys.argv[2], reconnect_s=20).deliveries(prefetch=2, consumer="victim")
 next(batches); next(batches)                   # the first one is acknowledged
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -66,7 +66,7 @@ def test_killed_consumer_loses_nothing_slow_one_repeats_nothing(tmp_path: Path) 
         )
         assert killed.returncode == -9
         seen: dict[int, Any] = {}
-        with client.batches(prefetch=2, memory="never") as batches:
+        with client.deliveries(prefetch=2, memory="never") as batches:
             for batch in batches:
                 number = int(batch.id.rpartition("-")[2])
                 assert number not in seen
@@ -96,7 +96,7 @@ def test_iteration_and_publish_survive_a_restarted_head(tmp_path: Path) -> None:
         ready = head.wait_for("head_ready")
         with (
             connect(ready["url"], token_file=ready["token_file"], reconnect_s=START_S) as client,
-            client.batches() as batches,
+            client.deliveries() as batches,
         ):
             first = next(batches)
             published = client.publish(numbered(1), wait=30).version
@@ -142,14 +142,15 @@ class Learner:
 
     def _learn(self) -> None:
         try:
-            with LearnerLink(self._client, numbered(0), background=False, wait=5, publish_every=5) as link:
-                for batch in link.batches():
+            self.version = self._client.publish(numbered(0), wait=5).version
+            with self._client.deliveries() as batches:
+                for number, batch in enumerate(batches, start=1):
                     self.frames += batch.num_frames
                     epoch = batch.id.rpartition("-")[0]
                     if epoch not in self.epochs:
                         self.epochs.append(epoch)
-                    link.step()
-                    self.version = link.version
+                    if number % 5 == 0:
+                        self.version = self._client.publish(numbered(0), wait=5).version
         except Exception as error:  # noqa: BLE001  # the edge of a thread
             self.error = f"{type(error).__name__}: {error}"
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from cormorant_client.batch import decode
+from cormorant_client.delivery import decode
 from cormorant_client.publishing import make_body
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.pods import TOKEN, Pod, head_pod, tokens_file, worker_pod

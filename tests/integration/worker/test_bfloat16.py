@@ -53,7 +53,7 @@ def test_a_head_gives_bfloat16_bit_for_bit(tmp_path: Path, memory: str) -> None:
     with serve(job_of("logits", "hidden"), directory=tmp_path / "head", workers=1) as served:
         client = connect(served.server.url, token=served.data.token)
         frames = 0
-        for batch in client.batches(memory=memory):
+        for batch in client.deliveries(memory=memory):
             assert str(batch.numpy()["logits"].dtype) == "float32"
             check(batch.tensordict())
             frames += batch.num_frames

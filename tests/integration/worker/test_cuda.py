@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from cormorant import Fleet, FleetOptions, make_collector, open_fleet
-from cormorant_worker.fleet.ray.options import RayOptions
-from cormorant_worker.launch import load_job
+from cormorant import RayOptions, make_collector, open_fleet
+from cormorant.policies import mlp
 from cormorant_worker.policy.actor import Staging
 
 pytestmark = [
@@ -66,27 +65,23 @@ def test_drawn_actions_follow_the_seed_not_the_callers_generator() -> None:
 
 
 def test_gpu_group_acts_on_cuda_and_stores_where_told() -> None:
-    options = FleetOptions(workers=1, storing_device="cuda")
-    with Fleet(load_job(job(device="gpu")), options) as fleet:
+    with open_fleet(job(device="gpu"), workers=1, storing_device="cuda") as fleet:
         frames = 0
         for batch in fleet.batches():
             assert batch.device is not None
             assert batch.device.type == "cuda"
             frames += batch.numel()
             if frames == 128:
-                weights = {name: torch.zeros(spec.shape) for name, spec in fleet.specs["policy"].items()}
-                assert fleet.publish(weights, wait_s=20).applied == ("main-0",)
+                assert fleet.publish(mlp(*fleet.spaces), wait=20).applied == ("main-0",)
     assert frames == 640
 
 
 @pytest.mark.slow
 def test_gpu_group_shares_one_gpu_of_a_ray_cluster() -> None:
-    options = RayOptions(num_gpus=0.5)
-    with open_fleet(job(device="gpu"), workers=2, engine="ray", ray=options) as fleet:
+    with open_fleet(job(device="gpu"), workers=2, engine=RayOptions(num_gpus=0.5)) as fleet:
         frames = 0
         for batch in fleet.batches():
             frames += batch.numel()
             if frames == 128:
-                weights = {name: torch.zeros(spec.shape) for name, spec in fleet.specs["policy"].items()}
-                assert fleet.publish(weights, wait_s=20).applied == ("main-0", "main-1")
+                assert fleet.publish(mlp(*fleet.spaces), wait=20).applied == ("main-0", "main-1")
     assert frames == 640

@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from cormorant import evaluate
+from cormorant import evaluate, load_job
 from cormorant_contract.job import CollectorJob
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import on_both_engines, on_both_engines_slowly
 from cormorant_testing.snippets import ROOT, blocks
 from cormorant_worker.errors import EnvError, EvaluationError, ManifestError, StateError, WeightsError, WorkerFailed
 from cormorant_worker.evaluation.results import ResultFolder
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.run_evaluation import evaluation_job
+from cormorant_worker.fleet.ray.engine import RayEngine
+from cormorant_worker.run_evaluation import evaluation_job, run_evaluation
 
 
 def job_of(env: Mapping[str, Any], policy: str = "cormorant.policies:mlp") -> CollectorJob:
@@ -49,10 +50,9 @@ def slow(**kwargs: Any) -> CollectorJob:
 def engine_of(name: str) -> Any:
     if name == "local":
         return None
-    from cormorant_worker.fleet.ray.engine import RayEngine
     from cormorant_worker.fleet.ray.options import RayOptions
 
-    return RayEngine(RayOptions(num_cpus=0))
+    return RayOptions(num_cpus=0)
 
 
 @on_both_engines_slowly
@@ -78,9 +78,9 @@ def test_killed_workers_change_no_bit_of_the_table(engine: str, tmp_path: Path) 
             killed.append(stepping[0])
             os.kill(stepping[0], signal.SIGKILL)
 
-    table = evaluate(
-        slow(), episodes=24, workers=2, deterministic=False, directory=tmp_path, look=kill_one, engine=engine_of(engine)
-    )
+    job = evaluation_job(load_job(slow()), str(tmp_path), episodes=24, deterministic=False)
+    on_ray = RayEngine(options) if (options := engine_of(engine)) else None
+    table = run_evaluation(job, workers=2, engine=on_ray, look=kill_one)
     assert len(killed) == 2
     assert table.to_json() == whole.to_json()
 
@@ -125,7 +125,7 @@ def test_environments_that_are_built_slowly_are_not_taken_to_hang(tmp_path: Path
         num_envs=3, dataset=str(tmp_path), failures=[{"how": "slow", "at": "init", "seconds": 1.2}],
         collection={"framesPerBatch": 3, "episodes": {"count": 3}},
     )  # fmt: skip
-    with Fleet(job, FleetOptions(workers=1, hang_timeout_s=2.0)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1, hang_timeout_s=2.0)) as fleet:
         assert fleet.wait_until_done(60)
         assert fleet.stats().restarts == 0
 
@@ -146,10 +146,10 @@ def test_weights_decide_the_table_and_must_fit(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_takes_no_other_weights_states_or_seeds(tmp_path: Path) -> None:
-    with Fleet(make_job(), FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(make_job(), FleetOptions(workers=1)) as fleet:
         state = fleet.state()
     job = evaluation_job(slow(), str(tmp_path), episodes=40)
-    with Fleet(job, FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
         with pytest.raises(WeightsError, match="an evaluation plays the weights that it began with"):
             fleet.publish({"weight": torch.zeros(1)})
         for change in (fleet.state, lambda: fleet.restore(state), lambda: fleet.seed(4)):
@@ -208,7 +208,7 @@ def test_classes_and_modules_are_evaluated_as_fleets_take_them(tmp_path: Path) -
     chosen = {"env": Walk, "policy": network, "episodes": 5, "seed": 4, "collection": metrics, "info": ["at"]}
     one = evaluate(**chosen, workers=1, num_envs=2, directory=tmp_path)
     assert [episode.seed for episode in one.episodes] == [4, 5, 6, 7, 8]
-    two = evaluate(**chosen, workers=2, num_envs=1, vectorization="inline")
+    two = evaluate(**chosen, workers=2, num_envs=1, vectorization_mode="inline")
     assert two.to_json() == one.to_json()
     for episode in one.episodes:
         env, total = Walk(), 0.0

@@ -10,7 +10,7 @@ import pytest
 from cormorant_testing.collecting import scene
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import FleetError, StateError
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 class Mischief(threading.Thread):
     """Does something at random moments until the fleet is done."""
 
-    def __init__(self, fleet: Fleet, seed: int) -> None:
+    def __init__(self, fleet: WorkerFleet, seed: int) -> None:
         super().__init__()
         self._fleet, self._chance = fleet, random.Random(seed)
         self.over = threading.Event()
@@ -84,7 +84,7 @@ def test_nothing_is_lost_repeated_or_stuck(mode: str, bound: int | None, drops: 
         run_policy={"maxRestartsPerSlot": 50},
         gaps=drops or bound is not None,
     )
-    with Fleet(job, FleetOptions(workers=2, control_timeout_s=40.0)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=2, control_timeout_s=40.0)) as fleet:
         mischief = Mischief(fleet, seed)
         mischief.start()
         for batch in fleet.batches():

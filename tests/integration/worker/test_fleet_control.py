@@ -25,14 +25,14 @@ from cormorant_testing.fleets import collecting, make_fleet, on_all_placements_s
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StateError, WorkerFailed
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.worker.messages import Restore
 
 SEGFAULT = "cormorant_testing.policies:make_segfault"
 
 
-def start(job: object, **options: object) -> Fleet:
+def start(job: object, **options: object) -> WorkerFleet:
     return make_fleet(job, **options)
 
 
@@ -86,12 +86,12 @@ def test_fleet_that_cannot_write_its_own_lines_fails_at_once(closed_output: Call
             take_many(fleet)
 
 
-def take_many(fleet: Fleet) -> None:
+def take_many(fleet: WorkerFleet) -> None:
     for _ in range(1000):
         fleet.take(timeout_s=30)
 
 
-def waiting_batches(fleet: Fleet) -> list[TensorDict]:
+def waiting_batches(fleet: WorkerFleet) -> list[TensorDict]:
     """What a paused fleet has collected and nobody has taken."""
     found: list[TensorDict] = []
 
@@ -108,7 +108,7 @@ def ids_of(batches: list[TensorDict]) -> set[int]:
     return {number for batch in batches for number in batch["collector", "traj_ids"].unique().tolist()}
 
 
-def steady(fleet: Fleet, seconds: float = 0.4) -> bool:
+def steady(fleet: WorkerFleet, seconds: float = 0.4) -> bool:
     before = fleet.stats().stepped_frames
     time.sleep(seconds)
     return fleet.stats().stepped_frames == before
@@ -406,7 +406,7 @@ def test_worker_failing_too_often_ends_the_fleet() -> None:
 def test_a_worker_that_was_healthy_fails_for_the_first_time_again() -> None:
     job = make_job(num_envs=2, lengths=5, step_s=0.001, run_policy={"maxRestartsPerSlot": 1})
 
-    def kill_again_and_again(fleet: Fleet, times: int) -> None:
+    def kill_again_and_again(fleet: WorkerFleet, times: int) -> None:
         for attempt in range(times):
             until(lambda attempt=attempt: [w.attempt for w in fleet.stats().workers] == [attempt])
             while fleet.stats().workers[0].frames < 60:  # batches have 20
@@ -482,15 +482,15 @@ def test_no_process_is_left_when_the_fleets_own_is_killed(tmp_path: Path) -> Non
         """
         import sys
         from cormorant_testing.collecting import make_job
-        from cormorant_worker.fleet.fleet import Fleet
+        from cormorant_worker.fleet.fleet import WorkerFleet
         from cormorant_worker.fleet.options import FleetOptions
 
-        fleet = Fleet(make_job(num_envs=2, lengths=5), FleetOptions(workers=1))
+        fleet = WorkerFleet(make_job(num_envs=2, lengths=5), FleetOptions(workers=1))
         print(*(worker.pid for worker in fleet.stats().workers), flush=True)
         # A second worker hangs in its environment's constructor when the fleet is killed.
         job = make_job(num_envs=2, failures=[{"at": "init", "how": "hang"}])
         import threading
-        threading.Thread(target=Fleet, args=(job, FleetOptions(workers=1))).start()
+        threading.Thread(target=WorkerFleet, args=(job, FleetOptions(workers=1))).start()
         sys.stdin.read()
         """
     )

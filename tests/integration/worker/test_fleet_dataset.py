@@ -18,7 +18,7 @@ from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.datasets import iter_frames
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import DatasetMismatch
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.sinks.dataset import existing_dataset
 from cormorant_worker.sinks.frames import Frames
@@ -56,24 +56,24 @@ def test_durable_frames_are_exact_and_a_rerun_continues(tmp_path: Path) -> None:
         )
 
     delivered = make_checker(2, **OPTIONS)
-    with Fleet(job(330), FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job(330), FleetOptions(workers=1)) as fleet:
         for batch in fleet.batches():
             delivered.take(batch)
         assert fleet.is_done
     assert check_all(uri, **OPTIONS).frames == delivered.frames == 330
     # The same again: there is nothing left to do.
-    with Fleet(job(330), FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job(330), FleetOptions(workers=1)) as fleet:
         assert fleet.take() is None
         assert fleet.stats().stepped_frames == 0
     # More: another attempt adds the rest, with ids and seeds of its own.
-    with Fleet(job(500), FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job(500), FleetOptions(workers=1)) as fleet:
         sizes = [batch["collector", "traj_ids"].numel() for batch in fleet.batches()]
     assert sum(sizes) == 170
     checker = check_all(uri, **OPTIONS)
     assert checker.frames == 500
     assert len(checker.attempts) == 2
     with pytest.raises(DatasetMismatch):
-        Fleet(make_job(num_envs=2, dataset=uri, observation="discrete"), FleetOptions(workers=1))
+        WorkerFleet(make_job(num_envs=2, dataset=uri, observation="discrete"), FleetOptions(workers=1))
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_what_is_durable_is_exact_though_workers_are_killed(tmp_path: Path, mode
         run_policy={"maxRestartsPerSlot": 20},
         **OPTIONS,
     )
-    with Fleet(job, FleetOptions(workers=2, seal_after_s=seal_after_s)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=2, seal_after_s=seal_after_s)) as fleet:
         for _ in range(3):
             time.sleep(chance.uniform(0.2, 1.0))
             workers = fleet.stats().workers
@@ -110,7 +110,7 @@ def test_fleet_survives_a_dataset_part_of_another_process(tmp_path: Path) -> Non
     job = make_job(
         num_envs=2, policy="counter", queue={}, dataset=str(tmp_path), collection={"totalFrames": 600}, **OPTIONS
     )
-    with Fleet(job, FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
         fleet.take(timeout_s=60)
         (tmp_path / "cpu-0-1").mkdir()  # the first replacement's part
         os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_what_an_idle_worker_sealed_is_not_collected_again(tmp_path: Path) -> No
         num_envs=2, policy="counter", dataset=str(tmp_path), queue={"capacityBatches": 1},
         collection={"mode": "async", "totalFrames": 400}, **OPTIONS,
     )  # fmt: skip
-    with Fleet(job, FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
         until(lambda: existing_dataset(str(tmp_path)).frames > 0)  # the queue is full: the worker has nothing to do
         (worker,) = fleet.stats().workers
         sealed = existing_dataset(str(tmp_path)).frames
@@ -149,7 +149,7 @@ def test_a_state_that_the_dataset_has_passed_writes_no_row_twice(tmp_path: Path,
     job = make_job(
         num_envs=2, policy="counter", queue={}, dataset=str(tmp_path), collection={"totalFrames": 600}, **OPTIONS
     )
-    with Fleet(job, FleetOptions(workers=2)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
         for _ in range(3):
             fleet.take()
         saved = fleet.state()
@@ -159,7 +159,7 @@ def test_a_state_that_the_dataset_has_passed_writes_no_row_twice(tmp_path: Path,
             fleet.restore(saved)
             assert sum(batch.numel() for batch in fleet.batches()) > 0
     if is_new:
-        with Fleet(job, FleetOptions(workers=2)) as fleet:
+        with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
             fleet.restore(saved)
             assert sum(batch.numel() for batch in fleet.batches()) > 0
     report = verify(str(tmp_path))
@@ -189,16 +189,16 @@ def test_a_state_goes_on_where_its_dataset_ends(tmp_path: Path) -> None:
             **OPTIONS,
         )  # fmt: skip
 
-    with Fleet(job("whole"), FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job("whole"), FleetOptions(workers=1)) as fleet:
         assert sum(batch.numel() for batch in fleet.batches()) == 400
         assert fleet.wait_until_done(30)
-    with Fleet(job("halves"), FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job("halves"), FleetOptions(workers=1)) as fleet:
         for _ in range(3):
             fleet.take()
         fleet.pause()
         saved, collected = fleet.state(), fleet.stats().stepped_frames
     assert collected < 400
-    with Fleet(job("halves"), FleetOptions(workers=1, starts_paused=True)) as fleet:
+    with WorkerFleet(job("halves"), FleetOptions(workers=1, starts_paused=True)) as fleet:
         assert fleet.found_frames == collected
         fleet.restore(saved)
         fleet.resume()

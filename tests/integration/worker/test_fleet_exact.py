@@ -23,11 +23,11 @@ from cormorant_testing.fleets import (
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import StaleWeights, WeightsMismatch
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 
 
 @contextmanager
-def fleet_of(job: object, **options: object) -> Iterator[Fleet]:
+def fleet_of(job: object, **options: object) -> Iterator[WorkerFleet]:
     with make_fleet(job, **options) as fleet:
         yield fleet
         # Every slot that was lent has come back, or is with a worker or the consumer.
@@ -66,7 +66,7 @@ def test_as_many_frames_as_asked_are_random_over_workers() -> None:
     assert random == [[18, 18], [1, 0], [0, 0], [0, 0]]
 
 
-def kill_within_a_batch(fleet: Fleet, chance: random.Random) -> bool:
+def kill_within_a_batch(fleet: WorkerFleet, chance: random.Random) -> bool:
     """Kill a worker that has an unfinished batch. False when it was between two batches: nothing was done."""
     workers = [worker for worker in fleet.stats().workers if worker.phase == "stepping"]
     if not workers:

@@ -12,18 +12,18 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import collecting, make_fleet, on_all_placements_slowly, on_both_engines_slowly
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 
 
-def stop(fleet: Fleet, number: int = 0) -> int:
+def stop(fleet: WorkerFleet, number: int = 0) -> int:
     """Freeze a worker's process. Returns its id."""
     pid = collecting(fleet)[number].pid
     os.kill(pid, signal.SIGSTOP)
     return pid
 
 
-def is_replaced(fleet: Fleet, number: int = 0) -> bool:
+def is_replaced(fleet: WorkerFleet, number: int = 0) -> bool:
     workers = collecting(fleet)
     return len(workers) > number and workers[number].attempt == 1
 
@@ -73,7 +73,7 @@ def test_frozen_waiting_worker_of_a_sync_fleet_is_replaced(engine: str) -> None:
 
 def test_frozen_worker_of_a_paused_fleet_is_replaced() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
-    with Fleet(job, FleetOptions(workers=1, hang_timeout_s=1.0)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1, hang_timeout_s=1.0)) as fleet:
         fleet.pause()
         time.sleep(1.5)
         assert not is_replaced(fleet)  # it was told to pause
@@ -85,7 +85,7 @@ def test_frozen_worker_of_a_paused_fleet_is_replaced() -> None:
 @pytest.mark.parametrize("limit_s", [1.0, 3600.0])
 def test_worker_that_hangs_in_its_storage_has_a_limit_of_its_own(tmp_path: Path, limit_s: float) -> None:
     job = make_job(num_envs=2, lengths=5, collection={"framesPerBatch": 20}, dataset=f"file://{tmp_path}/data")
-    with Fleet(job, FleetOptions(workers=1, hang_timeout_s=0.5, store_timeout_s=limit_s)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1, hang_timeout_s=0.5, store_timeout_s=limit_s)) as fleet:
         handle = fleet._core.slots["cpu", 0].worker
         # As its heartbeat says when a write to a hung file system does not return.
         until(lambda: handle.landed_frames > 0)
@@ -100,7 +100,7 @@ def test_worker_that_hangs_in_its_storage_has_a_limit_of_its_own(tmp_path: Path,
 
 def test_silence_of_the_fleet_itself_is_no_workers_fault() -> None:
     job = make_job(num_envs=2, lengths=5, step_s=0.001)
-    with Fleet(job, FleetOptions(workers=1, hang_timeout_s=2.0)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1, hang_timeout_s=2.0)) as fleet:
         with fleet._changed:
             time.sleep(3.0)  # as if this process had been stopped
             fleet._core.slots["cpu", 0].worker.last_progress -= 0.5
@@ -111,7 +111,7 @@ def test_silence_of_the_fleet_itself_is_no_workers_fault() -> None:
 
 def test_stats_without_workers_are_the_same_but_for_them() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5)
-    with Fleet(job, FleetOptions(workers=2)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
         fleet.publish(numbered(3), version=3, wait_s=30)
         fleet.pause()
         until(lambda: [worker.phase for worker in fleet.stats().workers] == ["paused", "paused"])
@@ -124,7 +124,7 @@ def test_stats_without_workers_are_the_same_but_for_them() -> None:
 
 def test_worker_that_ends_without_being_told_holds_up_no_caller() -> None:
     job = make_job(num_envs=2, lengths=5, step_s=0.001)
-    with Fleet(job, FleetOptions(workers=2)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
         handle = fleet._core.slots["cpu", 0].worker
         is_waiting, may_end = threading.Event(), threading.Event()
         end = handle.connection.describe_end

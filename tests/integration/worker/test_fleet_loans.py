@@ -11,13 +11,13 @@ from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import ControlTimeout, FleetError
 from cormorant_worker.fleet.events import FleetEvent
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 
 
 def test_loans_keep_values_use_capacity_and_return_in_any_order() -> None:
     job, checker = scene("", lengths=4, collection={"totalFrames": 400}, queue={"capacityBatches": 3})
-    with Fleet(job, FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
         loans = [fleet.borrow() for _ in range(3)]
         kept = [loan.tensordict(copy=True) for loan in loans]
         with pytest.raises(ControlTimeout, match=r"no batch came within 0\.5 s"):
@@ -51,7 +51,7 @@ def test_loans_keep_values_use_capacity_and_return_in_any_order() -> None:
 
 def test_a_drained_fleet_gives_what_it_has_and_ends_its_workers() -> None:
     job, checker = scene("", lengths=4, step_s=0.002, collection={"mode": "sync"}, queue={"capacityBatches": 2})
-    with Fleet(job, FleetOptions(workers=2, floor_frames=1000, epoch=4)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=2, floor_frames=1000, epoch=4)) as fleet:
         checker.take(fleet.take().tensordict)
         assert {epoch for (_, _, _, epoch), _ in checker.streams} == {4}
         fleet.pause()  # drained all the same
@@ -74,7 +74,7 @@ def test_a_drained_fleet_gives_what_it_has_and_ends_its_workers() -> None:
 def test_listeners_hear_everything_in_order_and_harm_nothing() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     heard: list[FleetEvent] = []
-    with Fleet(job, FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
 
         def fail(event: FleetEvent) -> None:
             raise RuntimeError("a listener of this test fails")

@@ -21,12 +21,11 @@ from cormorant_testing.fleets import balance
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import of_session, start_script, until, unused_port
 from cormorant_worker.errors import ControlTimeout, FleetError, ManifestError, WorkerFailed
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import Demand, RayOptions, demand_of
-from cormorant_worker.launch import open_fleet
 
 STORE_BYTES = 200 << 20
 """Of `ray_cluster`."""
@@ -34,7 +33,7 @@ NO_CPUS = RayOptions(num_cpus=0)
 """The cluster of these tests has no CPUs to give."""
 
 
-def pids(fleet: Fleet) -> list[int]:
+def pids(fleet: WorkerFleet) -> list[int]:
     """Of workers that have a process; 0 would be this test's own group."""
     return [worker.pid for worker in fleet.stats().workers if worker.pid]
 
@@ -57,9 +56,9 @@ CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}}
 )
 def test_sync_batches_are_those_of_the_local_fleet_bit_for_bit(ray_cluster: None, given: dict) -> None:
     job = make_job(collection={"mode": "sync", "totalFrames": 131}, **given)
-    with Fleet(job, FleetOptions(workers=2)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
         expected = list(fleet.batches(copy=True))
-    with Fleet(job, FleetOptions(workers=2), engine=RayEngine(NO_CPUS)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=2), engine=RayEngine(NO_CPUS)) as fleet:
         found = list(fleet.batches(copy=True))
         assert fleet.stats().frames == 131
         assert balance(fleet) == 0
@@ -78,7 +77,7 @@ def test_the_next_batch_is_collected_while_the_last_is_consumed(ray_cluster: Non
     job = make_job(
         env={"gymnasium": {**clock, "kwargs": {"step_s": step_s}}}, queue={"capacityBatches": 1}, collection={"seed": 1}
     )
-    with Fleet(job, FleetOptions(workers=1), engine=RayEngine(NO_CPUS)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(NO_CPUS)) as fleet:
         done_with_last, late = 0.0, []
         for _ in range(8):
             batch = fleet.take()
@@ -95,7 +94,7 @@ def test_the_next_batch_is_collected_while_the_last_is_consumed(ray_cluster: Non
 @pytest.mark.timeout(260)
 def test_killing_half_of_the_workers_loses_and_repeats_nothing(ray_cluster: None) -> None:
     job, checker = scene("versioned", collection={"totalFrames": 3000}, step_s=0.005)
-    with Fleet(job, FleetOptions(workers=4), engine=RayEngine(NO_CPUS)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=4), engine=RayEngine(NO_CPUS)) as fleet:
         killed: list[int] = []
         for batch in fleet.batches():
             checker.take(batch)
@@ -123,7 +122,7 @@ def test_unplaceable_actor_fails_with_its_request(ray_cluster: None) -> None:
     )
     demand = RayOptions(num_cpus=1, num_gpus=3, resources={"walrus": 2})
     with pytest.raises((WorkerFailed, ControlTimeout), match=words):
-        Fleet(make_job(num_envs=2, lengths=3), options, engine=RayEngine(demand))
+        WorkerFleet(make_job(num_envs=2, lengths=3), options, engine=RayEngine(demand))
 
 
 @pytest.mark.slow
@@ -132,7 +131,7 @@ def test_batch_larger_than_the_object_store_is_refused(ray_cluster: None) -> Non
     with pytest.raises(
         FleetError, match=r"object store has 209,715,200 bytes on a node, a batch takes up to [\d,]+ and"
     ):
-        Fleet(job, FleetOptions(workers=1), engine=RayEngine(NO_CPUS))
+        WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(NO_CPUS))
 
 
 @pytest.mark.slow
@@ -149,7 +148,7 @@ def test_a_full_object_store_loses_nothing(ray_cluster: None) -> None:
         queue={"capacityBatches": 40},
     )
     checker = make_checker(2, lengths=(3, 8))
-    with Fleet(job, FleetOptions(workers=1), engine=RayEngine(NO_CPUS)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(NO_CPUS)) as fleet:
         slots = fleet._core.queue.blocks
         assert slots.limit < 40
         assert STORE_BYTES * 0.75 < slots.limit * fleet.layout.size_bytes < STORE_BYTES * 0.8
@@ -168,7 +167,7 @@ def test_a_full_object_store_loses_nothing(ray_cluster: None) -> None:
 @pytest.mark.slow
 def test_a_stopped_actor_is_found_out_and_killed(ray_cluster: None) -> None:
     job, checker = scene("", lengths=4, step_s=0.002, collection={"totalFrames": 2000})
-    with Fleet(job, FleetOptions(workers=2, hang_timeout_s=3.0), engine=RayEngine(NO_CPUS)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=2, hang_timeout_s=3.0), engine=RayEngine(NO_CPUS)) as fleet:
         for batch in fleet.batches():
             checker.take(batch)
             if checker.batches == 3:
@@ -183,13 +182,13 @@ def test_a_stopped_actor_is_found_out_and_killed(ray_cluster: None) -> None:
 ENDLESS = """
 import sys
 from cormorant_testing.collecting import make_checker, make_job
-from cormorant_worker.launch import open_fleet
+from cormorant import RayOptions, open_fleet
 
 checker = make_checker(2, lengths=5, versions=False)
-with open_fleet(make_job(num_envs=2, lengths=5), workers=1, engine="ray") as fleet:
-    print(fleet.stats().workers[0].pid, flush=True)
+with open_fleet(make_job(num_envs=2, lengths=5), workers=1, engine=RayOptions()) as fleet:
+    print(fleet.workers()[0].pid, flush=True)
     for _ in range(30):
-        checker.take(fleet.take().tensordict)
+        checker.take(fleet.next_batch())
     assert fleet.stats().total_frames is None
     print("collected", flush=True)
 """
@@ -262,14 +261,9 @@ def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
     job = make_job(num_envs=2, lengths=3)
     port = unused_port()
     with pytest.raises(FleetError, match=f'nothing answers at the Ray address "127.0.0.1:{port}"'):
-        Fleet(job, FleetOptions(workers=1), engine=RayEngine(RayOptions(address=f"127.0.0.1:{port}")))
+        WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(RayOptions(address=f"127.0.0.1:{port}")))
     with pytest.raises(FleetError, match='"ray://somewhere:10001" is neither "auto" nor host:port'):
-        Fleet(job, FleetOptions(workers=1), engine=RayEngine(RayOptions(address="ray://somewhere:10001")))
-
-
-def test_options_of_ray_without_ray_are_refused() -> None:
-    with pytest.raises(FleetError, match='set engine="ray"'):
-        open_fleet(make_job(num_envs=2), ray=RayOptions())
+        WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(RayOptions(address="ray://somewhere:10001")))
 
 
 @pytest.mark.slow
@@ -278,13 +272,13 @@ def test_two_fleets_share_one_ray_cluster() -> None:
     code = """
         import ray
         from cormorant_testing.collecting import make_job
-        from cormorant_worker.fleet.fleet import Fleet
+        from cormorant_worker.fleet.fleet import WorkerFleet
         from cormorant_worker.fleet.options import FleetOptions
         from cormorant_worker.fleet.ray.engine import RayEngine
         from cormorant_worker.fleet.ray.options import RayOptions
         job, options = make_job(num_envs=2, lengths=5), RayOptions(object_store_bytes=100 << 20)
-        first = Fleet(job, FleetOptions(workers=1), engine=RayEngine(options))
-        second = Fleet(job, FleetOptions(workers=1), engine=RayEngine(options))
+        first = WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options))
+        second = WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options))
         assert first.take(timeout_s=60) is not None
         first.close()
         assert ray.is_initialized()

@@ -19,7 +19,7 @@ from cormorant_testing.scripts import until
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.collect.trajectories import trajectory_base
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 
 PONG = {"envpool": {"taskId": "Pong-v5", "numEnvs": 4, "numThreads": 1}, "maxEpisodeSteps": 40}
 CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}}
@@ -27,13 +27,13 @@ ASYNC_CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "batchSize"
 
 
 @contextmanager
-def paused(**job: Any) -> Iterator[Fleet]:
+def paused(**job: Any) -> Iterator[WorkerFleet]:
     """A fleet that has not collected anything yet."""
     with make_fleet(make_job(**job), workers=2, starts_paused=True) as fleet:
         yield fleet
 
 
-def collect(fleet: Fleet, batches: int) -> list[TensorDict]:
+def collect(fleet: WorkerFleet, batches: int) -> list[TensorDict]:
     fleet.resume()
     return [fleet.take(copy=True, timeout_s=60).tensordict for _ in range(batches)]
 

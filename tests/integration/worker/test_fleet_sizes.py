@@ -12,7 +12,7 @@ from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.place import spread
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.local.engine import LocalEngine
 from cormorant_worker.fleet.options import FleetOptions
 
@@ -24,7 +24,7 @@ def num_open() -> int:
 def test_file_limit_grows_with_the_workers_and_suffices() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     job = make_job(num_envs=2, lengths=5, queue={"capacityBatches": 2})
-    with Fleet(job, FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
         fleet.take(timeout_s=30)
         before = num_open()
         resource.setrlimit(resource.RLIMIT_NOFILE, (before + 10, hard))  # more than one worker's, fewer than three's
@@ -49,7 +49,7 @@ def test_workers_of_all_groups_are_spread_over_devices() -> None:
 
     groups = [{"name": "a"}, {"name": "b", "replicas": 1}]
     job = make_job(num_envs=1, lengths=5, workers=2, worker_groups=groups)
-    with Fleet(job, FleetOptions(workers=3), engine=Asked()) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=3), engine=Asked()) as fleet:
         until(lambda: fleet._core.slots.is_complete)
         assert sorted(Asked.numbers) == [("cpu", 0), ("cpu", 1), ("cpu", 2)]
         assert [(worker.name, worker.device) for worker in fleet.stats().workers] == [
@@ -121,7 +121,7 @@ def test_scale_down_loses_no_partial_batch(phase: str, capacity: int) -> None:
         collection={"framesPerBatch": 16, "totalFrames": 320},
     )  # fmt: skip
     checker, frames = make_checker(2, lengths=(3, 8)), 0
-    with Fleet(job, FleetOptions(workers=3)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=3)) as fleet:
         until(lambda: fleet.stats().queued_batches and {w.phase for w in fleet.stats().workers} == {phase})
         fleet.resize({"cpu": 1}, wait=False)
         while (batch := fleet.take(timeout_s=60)) is not None:

@@ -15,7 +15,7 @@ from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import MalformedWeights, NonfiniteWeights, WeightsError, WeightsMismatch
 from cormorant_worker.fleet.events import FleetEvent
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
@@ -34,7 +34,7 @@ def received(weights: dict[str, torch.Tensor], default_model: str = "policy") ->
 def test_publish_refuses_values_that_are_not_finite() -> None:
     bad = {name: tensor * torch.nan for name, tensor in numbered(1).items()}
     job = make_job(env={"gymnasium": CLOCK}, policy="versioned")
-    with Fleet(job) as fleet:
+    with WorkerFleet(job) as fleet:
         for weights in (bad, received(bad)):
             with pytest.raises(NonfiniteWeights, match=r"NaN or infinite values; nothing was published.*allow_"):
                 fleet.publish(weights)
@@ -54,7 +54,7 @@ def test_no_frame_has_older_weights_after_applied() -> None:
         if event.kind == "applied":
             applied[event.worker].append((time.monotonic(), event.version))
 
-    with Fleet(job, FleetOptions(workers=2)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
         fleet.subscribe(note)
         frames: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
         for version in range(3, 120, 3):
@@ -91,7 +91,7 @@ def test_no_frame_has_older_weights_after_applied() -> None:
 @pytest.mark.slow
 def test_a_late_joiner_gets_every_model_at_its_newest_version() -> None:
     job = make_job(num_envs=2, policy="pair", action="box", lengths=5, step_s=0.001)
-    with Fleet(job, FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
         one, critic = {"number": torch.tensor(1.0)}, numbered(1)
         fleet.publish({"policy": one, "critic": critic})
         receipt = fleet.publish(received(numbered(2), "critic"), version=5, wait_s=30)
@@ -115,7 +115,9 @@ def test_a_late_joiner_gets_every_model_at_its_newest_version() -> None:
 
 
 def test_a_version_that_leaves_no_room_for_later_ones_is_refused() -> None:
-    with Fleet(make_job(num_envs=1, policy="versioned", action="box", lengths=5), FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(
+        make_job(num_envs=1, policy="versioned", action="box", lengths=5), FleetOptions(workers=1)
+    ) as fleet:
         for version in (2**62 + 1, 2**63 - 1, 2**63):
             with pytest.raises(WeightsError, match=f"{version} is past {2**62}, the highest allowed"):
                 fleet.publish(numbered(1), version=version)
@@ -126,7 +128,7 @@ def test_a_version_that_leaves_no_room_for_later_ones_is_refused() -> None:
 
 def test_nan_actions_of_published_weights_cost_a_worker_and_no_job() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
-    with Fleet(job, FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
         fleet.publish({name: weight * float("nan") for name, weight in numbered(1).items()}, allow_nonfinite=True)
         until(lambda: fleet.stats().restarts > 0)
         version = fleet.publish(numbered(2)).version
@@ -138,7 +140,7 @@ def test_nan_actions_of_published_weights_cost_a_worker_and_no_job() -> None:
 
 def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
-    with Fleet(job, FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
         with fleet._changed:  # past the fleet's own check, which knows what workers accept
             blob = WeightsBlob.of({"policy": {"number": torch.tensor(9.0)}})
             fleet._core.offers.publish(blob, PolicyVersion(1), fleet._engine.share(blob.memory))
@@ -162,7 +164,7 @@ def test_every_publish_is_reported_under_reset_at_each_batch() -> None:
     slow = {"how": "slow", "at": "reset", "seconds": 0.02}
     collection = {"framesPerBatch": 4, "resetAtEachBatch": True}
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, collection=collection, failures=[slow])
-    with Fleet(job, FleetOptions(workers=1)) as fleet:
+    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
         over = threading.Event()
         taking = threading.Thread(target=lambda: [fleet.skip(timeout_s=30) for _ in iter(over.is_set, True)])
         taking.start()
@@ -177,7 +179,7 @@ def test_every_publish_is_reported_under_reset_at_each_batch() -> None:
 def test_what_an_environment_logs_harms_neither_it_nor_the_fleet() -> None:
     env = {"entrypoint": "cormorant_testing.envs:LogsAnything", "vectorization": "inline", "numEnvs": 1}
     with structlog.testing.capture_logs() as lines:
-        with Fleet(make_job(env={"gymnasium": env}), FleetOptions(workers=1)) as fleet:
+        with WorkerFleet(make_job(env={"gymnasium": env}), FleetOptions(workers=1)) as fleet:
             assert fleet.take(timeout_s=30) is not None
         said = next(line for line in lines if line["event"] == "said")
     assert (said["worker"], said["env_worker"], said["event_kind"], said["step"]) == ("cpu-0", "mine", "step", 0)

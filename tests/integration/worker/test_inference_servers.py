@@ -16,7 +16,7 @@ from cormorant_testing.collecting import make_job, scene
 from cormorant_testing.fleets import balance, served
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import FleetError, LastWorker, WorkerFailed
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.connection import RayConnection
 from cormorant_worker.fleet.ray.engine import RayEngine
@@ -26,11 +26,11 @@ from cormorant_worker.worker.messages import Listening, Start
 OPTIONS = {"lengths": (3, 1, 7), "ends": "alternate"}
 
 
-def fleet_of(job: Any, **options: Any) -> Fleet:
-    return Fleet(job, FleetOptions(**options))
+def fleet_of(job: Any, **options: Any) -> WorkerFleet:
+    return WorkerFleet(job, FleetOptions(**options))
 
 
-def kill_server(fleet: Fleet, index: int = 0, *, sent: signal.Signals = signal.SIGKILL) -> int:
+def kill_server(fleet: WorkerFleet, index: int = 0, *, sent: signal.Signals = signal.SIGKILL) -> int:
     pid = next(worker.pid for worker in fleet.stats().workers if worker.name == f"act-{index}")
     os.kill(pid, sent)
     return pid
@@ -141,7 +141,7 @@ def test_servers_can_be_scaled_while_they_serve() -> None:
 def test_saved_state_of_a_served_fleet_goes_on_exactly() -> None:
     job = served(make_job(num_envs=2, policy="counter", collection={"totalFrames": 400}, **OPTIONS))
 
-    def rest_of(fleet: Fleet) -> list[torch.Tensor]:
+    def rest_of(fleet: WorkerFleet) -> list[torch.Tensor]:
         """Environment, episode and step of each frame, its end and the recurrent state: all but what is drawn."""
         parts = [
             (batch["observation"][..., :3], batch["next", "done"], batch["count"]) for batch in fleet.batches(copy=True)
@@ -212,8 +212,8 @@ class NodesApart(RayEngine):
         return connection
 
 
-def on_ray(job: Any, engine: type[RayEngine], **options: Any) -> Fleet:
-    return Fleet(job, FleetOptions(**options), engine=engine(RayOptions(num_cpus=0)))
+def on_ray(job: Any, engine: type[RayEngine], **options: Any) -> WorkerFleet:
+    return WorkerFleet(job, FleetOptions(**options), engine=engine(RayOptions(num_cpus=0)))
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ import ray
 from ray.cluster_utils import Cluster
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.policies import numbered
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import RayOptions
@@ -78,7 +78,7 @@ def test_a_node_that_dies_takes_no_frame_with_it(mode: str) -> None:
         second = cluster.add_node(num_cpus=0, resources={"slot:cpu-1": 1}, **STORE)
         checker = versioned_checker()
         options = RayOptions(address=cluster.address, slot_resources=True)
-        with Fleet(versioned_job(sys.argv[1]), FleetOptions(workers=2), engine=RayEngine(options)) as fleet:
+        with WorkerFleet(versioned_job(sys.argv[1]), FleetOptions(workers=2), engine=RayEngine(options)) as fleet:
             fleet.publish(numbered(1), wait_s=30)
             for batch in fleet.batches():
                 checker.take(batch)
@@ -109,7 +109,7 @@ def test_late_node_gets_a_worker_with_current_weights() -> None:
         options = RayOptions(address=cluster.address, slot_resources=True)
         # The fleet starts before there is any node for its first worker.
         starting = ThreadPoolExecutor(1).submit(
-            lambda: Fleet(versioned_job(), FleetOptions(workers=1), engine=RayEngine(options))
+            lambda: WorkerFleet(versioned_job(), FleetOptions(workers=1), engine=RayEngine(options))
         )
         time.sleep(3)
         join("slot:cpu-0")
@@ -166,19 +166,19 @@ def test_workers_are_placed_by_resources_with_their_code(tmp_path: Path) -> None
         checker = make_checker(2, lengths=4, versions=False)
         on_cpus = job("sent_along:make", resources={"requests": {"cpu": 1}})
         spreading = RayOptions(address=cluster.address, scheduling="SPREAD", runtime_env=sent)
-        with Fleet(on_cpus, None, engine=RayEngine(spreading)) as fleet:
+        with WorkerFleet(on_cpus, None, engine=RayEngine(spreading)) as fleet:
             for _ in range(10):
                 checker.take(fleet.take().tensordict)
             spread, free = places(fleet), ray.available_resources()["CPU"]
 
         on_gpu = job("cormorant_testing.envs:make_counting", device="gpu")
         shared = RayOptions(address=cluster.address, num_gpus=0.5)
-        with Fleet(on_gpu, FleetOptions(device="cpu"), engine=RayEngine(shared)) as fleet:
+        with WorkerFleet(on_gpu, FleetOptions(device="cpu"), engine=RayEngine(shared)) as fleet:
             assert fleet.take() is not None
             gpus = {node["NodeID"] for node in ray.nodes() if node["Resources"].get("GPU")}
             together = set(places(fleet)) == gpus
         try:
-            Fleet(on_gpu, FleetOptions(workers=1), engine=RayEngine(RayOptions(address=cluster.address))).close()
+            WorkerFleet(on_gpu, FleetOptions(workers=1), engine=RayEngine(RayOptions(address=cluster.address))).close()
             refusal = ""
         except CormorantError as error:
             refusal = str(error)
@@ -204,7 +204,7 @@ def test_a_driver_whose_own_node_is_gone_says_so_and_ends() -> None:
         options = RayOptions(address=cluster.address, slot_resources=True)
         try:
             job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.002)
-            with Fleet(job, FleetOptions(workers=1), engine=RayEngine(options)) as fleet:
+            with WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options)) as fleet:
                 for batch in fleet.batches():
                     checker.take(batch)
                     if checker.batches == 5:
@@ -230,7 +230,7 @@ def test_driver_without_a_ray_head_ends_and_leaves_no_worker() -> None:
         cluster = make_cluster(resources={"slot:cpu-0": 1})
         options = RayOptions(address=cluster.address, slot_resources=True)
         job = make_job(num_envs=2, lengths=5)
-        with Fleet(job, FleetOptions(workers=1), engine=RayEngine(options)) as fleet:
+        with WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options)) as fleet:
             fleet.take()
             os.kill(cluster.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
             print("killed", flush=True)
@@ -253,7 +253,8 @@ COLLECT = """
 job = make_job(num_envs=2, lengths=5, collection={"totalFrames": 400})
 checker = make_checker(2, lengths=5, versions=False)
 try:
-    with Fleet(job, FleetOptions(workers=1), engine=RayEngine(RayOptions(address=sys.argv[1], num_cpus=0))) as fleet:
+    engine = RayEngine(RayOptions(address=sys.argv[1], num_cpus=0))
+    with WorkerFleet(job, FleetOptions(workers=1), engine=engine) as fleet:
         for batch in fleet.batches():
             checker.take(batch)
         told(fleet, checker)

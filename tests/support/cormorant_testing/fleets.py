@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.fleet.stats import WorkerStats
@@ -51,17 +51,17 @@ def ray_cluster_of_this_machine() -> Iterator[None]:
     assert not ray.is_initialized()
 
 
-def make_fleet(job: CollectorJob, **options: object) -> Fleet:
+def make_fleet(job: CollectorJob, **options: object) -> WorkerFleet:
     """A fleet on the engine of the running test."""
     engine, _, placement = ENGINE[0].partition("-")
     if placement:
         job = served(job)
     if engine == "local":
-        return Fleet(job, FleetOptions(**options))
+        return WorkerFleet(job, FleetOptions(**options))
     from cormorant_worker.fleet.ray.engine import RayEngine
 
     # The cluster has no CPUs to ask for; see `ray_cluster`.
-    return Fleet(job, FleetOptions(**options), engine=RayEngine(RayOptions(num_cpus=0)))
+    return WorkerFleet(job, FleetOptions(**options), engine=RayEngine(RayOptions(num_cpus=0)))
 
 
 def served(job: CollectorJob, *, servers: int = 1, **inference: Any) -> CollectorJob:
@@ -78,12 +78,12 @@ def served(job: CollectorJob, *, servers: int = 1, **inference: Any) -> Collecto
     return load_job(document)
 
 
-def collecting(fleet: Fleet) -> list[WorkerStats]:
+def collecting(fleet: WorkerFleet) -> list[WorkerStats]:
     """Workers that step environments, in the order of their slots."""
     return [worker for worker in fleet.stats().workers if not worker.name.startswith("act-")]
 
 
-def balance(fleet: Fleet) -> int:
+def balance(fleet: WorkerFleet) -> int:
     """Frames stepped that are neither accepted nor dropped."""
     stats = fleet.stats()
     return stats.stepped_frames - stats.frames - sum(stats.dropped.values())

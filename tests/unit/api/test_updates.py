@@ -6,7 +6,7 @@ from cormorant_api.weights.updates import UpdateTracker, update_id, version_of
 from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateTimings, WorkerCounts
 from cormorant_testing.clock import Clock
 from cormorant_testing.cost import lines_run
-from cormorant_worker.fleet.stats import Receipt
+from cormorant_worker.fleet.stats import WorkerReceipts
 from cormorant_worker.weights.staged import PolicyVersion
 
 
@@ -40,7 +40,7 @@ class Board:
         self.tracker.stage(staged, received=self.clock.now)
 
     def hand_over(self, version: int, *, applied: tuple[str, ...] = (), waiting: tuple[str, ...]) -> None:
-        receipt = Receipt(version=PolicyVersion(version), applied=applied, waiting=waiting)
+        receipt = WorkerReceipts(version=PolicyVersion(version), applied=applied, waiting=waiting)
         self.tracker.hand_over(receipt, distribute_ms=1)
 
     def publish(self, version: int, *models: str, waiting: tuple[str, ...] = ("cpu-0", "cpu-1")) -> None:

@@ -17,7 +17,7 @@ class Numbers:
         self.is_asked, self.may_come = threading.Event(), threading.Event()
         self._last = -1
 
-    def __next__(self) -> int:
+    def next(self) -> int:
         if self._last >= 0:
             self.acked.append(self._last)
         self.is_asked.set()

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from cormorant_client.batch import Batch, decode
+from cormorant_client.delivery import Delivery, decode
 from cormorant_client.errors import BadBatch
-from cormorant_client.replay import frames_of
-from cormorant_postproc import MultiStep, split_trajectories
+from cormorant_postproc import MultiStep, frames_of, split_trajectories
 from cormorant_testing.collecting import SEEDS, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_testing.wire_bytes import encode_blocks
@@ -48,7 +47,7 @@ def memory_of(block: Block) -> bytes:
     return base.tobytes()
 
 
-def decoded(blocks: Sequence[Block], mode: str = "async") -> Batch:
+def decoded(blocks: Sequence[Block], mode: str = "async") -> Delivery:
     return decode(memoryview(bytearray(encode_blocks(blocks, mode=mode))))
 
 
@@ -79,7 +78,7 @@ def test_columns_and_workers_of_any_length(quotas: list[list[int]], lengths: lis
     assert_same(batch.tensordict(), stack_workers([to_tensordict(block) for block in blocks]))
 
 
-def lent(*blocks: Block, mode: str = "async", **options: Any) -> tuple[Loan, Batch]:
+def lent(*blocks: Block, mode: str = "async", **options: Any) -> tuple[Loan, Delivery]:
     """Blocks as the worker hands them out, and as this client decodes what the worker encodes."""
     loan = Loan(
         tuple(LoanPart(worker="cpu-0", attempt=0, block=block, memory=None) for block in blocks),

@@ -26,7 +26,7 @@ from cormorant_client import (
     connect,
 )
 from cormorant_client.address import parse_address
-from cormorant_client.batches import Batches, StreamOptions
+from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.errors import error_for
 from cormorant_client.events import parse_events
 from cormorant_client.head import HeadConnection, Patience
@@ -305,7 +305,9 @@ def test_a_waiting_iteration_is_closed_at_once() -> None:
         return Say(body=json.dumps(STATUS).encode())
 
     with ScriptedHead(answer) as head:
-        batches = Batches(head_of(head.url, timeout_s=600), StreamOptions(consumer="c", memory="never"))
+        batches = RemoteBatches(
+            head_of(head.url, timeout_s=600), StreamOptions(consumer="c", memory="never"), lambda batch: batch
+        )
         assert asked.wait(60)
         batches.close()  # while the head holds its answer back
         batches.close()
@@ -314,7 +316,7 @@ def test_a_waiting_iteration_is_closed_at_once() -> None:
 
 
 def test_the_iteration_ends_when_the_head_stays_away() -> None:
-    with connect(f"http://127.0.0.1:{unused_port()}", reconnect_s=0.3) as client, client.batches() as batches:
+    with connect(f"http://127.0.0.1:{unused_port()}", reconnect_s=0.3) as client, client.deliveries() as batches:
         with pytest.raises(HeadUnreachable):
             next(batches)
         with pytest.raises(HeadUnreachable):

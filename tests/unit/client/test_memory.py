@@ -104,7 +104,7 @@ def is_locked(memory: int) -> bool:
 
 
 def test_memory_is_held_until_the_batch_is_acknowledged(memories: list[int]) -> None:
-    with lender(lend(memories)) as head, connect(head.url) as client, client.batches(24) as batches:
+    with lender(lend(memories)) as head, connect(head.url) as client, client.deliveries(frames=24) as batches:
         batch = next(batches)
         assert batch.is_shared
         assert batch.numpy()["action"][:, 0].tolist() == [0] * 4 + [1] * 4 + [2] * 4
@@ -129,7 +129,7 @@ def of_another_process(part: Told) -> None:
 def test_a_part_that_cannot_be_mapped_lets_go_of_the_others(memories: list[int], spoil: Callable[[Told], None]) -> None:
     told = lend(memories)
     spoil(told["parts"][1])
-    with lender(told) as head, connect(head.url) as client, client.batches(24) as batches:
+    with lender(told) as head, connect(head.url) as client, client.deliveries(frames=24) as batches:
         assert not next(batches).is_shared  # the same, as bytes
         assert (opened(), [is_locked(memory) for memory in memories]) == (PARTS, [False] * PARTS)
         assert [heard.path for heard in head.heard if heard.method == "POST"] == ["/v1/batches/e-1/release?delivery=1"]
@@ -139,7 +139,7 @@ def test_a_part_that_the_head_holds_is_given_up(memories: list[int]) -> None:
     mine = os.open(f"/proc/self/fd/{memories[1]}", os.O_RDONLY)
     fcntl.flock(mine, fcntl.LOCK_EX)
     try:
-        with lender(lend(memories)) as head, connect(head.url) as client, client.batches(24) as batches:
+        with lender(lend(memories)) as head, connect(head.url) as client, client.deliveries(frames=24) as batches:
             assert not next(batches).is_shared
             assert (opened(), [is_locked(memory) for memory in memories]) == (PARTS + 1, [False, True, False])
     finally:
@@ -148,7 +148,7 @@ def test_a_part_that_the_head_holds_is_given_up(memories: list[int]) -> None:
 
 def test_memory_that_went_to_another_consumer_is_not_read(memories: list[int]) -> None:
     told = {**lend(memories), "lent_at": time.monotonic() - 61}
-    with lender(told) as head, connect(head.url) as client, client.batches(24) as batches:
+    with lender(told) as head, connect(head.url) as client, client.deliveries(frames=24) as batches:
         assert not next(batches).is_shared
         assert [is_locked(memory) for memory in memories] == [False] * PARTS
         assert [heard.path for heard in head.heard if heard.method == "POST"] == []  # it is not ours to release
@@ -157,7 +157,7 @@ def test_memory_that_went_to_another_consumer_is_not_read(memories: list[int]) -
 def test_memory_that_contradicts_its_metadata_is_not_held_by_the_error(memories: list[int]) -> None:
     told = lend(memories)
     told["parts"][1]["tensors"]["1/action"]["offset"] = len(FILE)
-    with lender(told) as head, connect(head.url) as client, client.batches(24) as batches:
+    with lender(told) as head, connect(head.url) as client, client.deliveries(frames=24) as batches:
         with pytest.raises(BadBatch, match="no longer contains that batch") as error:
             next(batches)
         assert error.value.__traceback__ is not None

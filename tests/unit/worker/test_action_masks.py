@@ -8,8 +8,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from cormorant_postproc import frames_of
 from cormorant_worker.action_mask import ObservedActionMask
-from cormorant_worker.collect.batch import frames_of
 from cormorant_worker.launch import make_collector
 from cormorant_worker.policy.random_actor import RandomActor
 
@@ -53,7 +53,7 @@ def test_random_frames_and_probes_take_legal_actions_only(*, warmup: bool, vecto
         env=lambda: Masked(in_info=in_info),
         policy="cormorant.policies:mlp" if warmup else None,
         num_envs=3,
-        vectorization=vectorization,
+        vectorization_mode=vectorization,
         info=["chosen"],
         collection=collection,
     ) as collector:
@@ -110,7 +110,7 @@ class MaskedAtTimes(gymnasium.Env[Any, Any]):
 
 @pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
 def test_a_restored_collector_keeps_to_the_masks_of_the_info(vectorization: Any) -> None:
-    with make_collector(env=MaskedAtTimes, num_envs=3, vectorization=vectorization) as collector:
+    with make_collector(env=MaskedAtTimes, num_envs=3, vectorization_mode=vectorization) as collector:
         collector.collect(num_steps=11)
         state = collector.state()
         first = collector.collect(num_steps=91)
@@ -146,7 +146,7 @@ def test_what_is_no_mask_is_not_read(mask: Any) -> None:
 
 
 def test_closed_environments_say_so() -> None:
-    collector = make_collector(env=lambda: Masked(in_info=True), num_envs=2, vectorization="subprocess")
+    collector = make_collector(env=lambda: Masked(in_info=True), num_envs=2, vectorization_mode="subprocess")
     collector.close()
     with pytest.raises(RuntimeError, match="these environments are closed"):
         collector.collect(num_steps=2)

@@ -7,7 +7,7 @@ from benchmarks.head.instant import InstantEngine
 
 from cormorant_testing.collecting import make_job
 from cormorant_testing.cost import lines_run
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 
 
@@ -16,7 +16,7 @@ def test_one_number_costs_the_same_for_any_number_of_workers(tmp_path: Path, has
     def costs(workers: int) -> list[int]:
         uri = str(tmp_path / str(workers)) if has_dataset else ""
         job = make_job(num_envs=1, queue={"capacityBatches": 8}, dataset=uri, collection={"framesPerBatch": 1})
-        with Fleet(job, FleetOptions(workers=workers), engine=InstantEngine()) as fleet:
+        with WorkerFleet(job, FleetOptions(workers=workers), engine=InstantEngine()) as fleet:
             for _ in range(20):
                 assert fleet.take(timeout_s=30) is not None
             fleet.pause()

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.batch_queue import BatchQueue, Delivery, RoundShare
+from cormorant_worker.fleet.batch_queue import BatchQueue, FinishedRound, RoundShare
 from cormorant_worker.fleet.local.engine import SharedBlockPool
 from cormorant_worker.fleet.scheduler import Grant, Scheduler, SlotKey
 from cormorant_worker.spaces import Leaf
@@ -96,7 +96,7 @@ class Books(RuleBasedStateMachine):
         self.version = 0
         self.next_pid = 1
         self.delivered = self.landed_frames = self.recollected = 0
-        self.held: list[Delivery] = []
+        self.held: list[FinishedRound] = []
         """What consumers have borrowed, each with its memory or copied."""
         self.resize(workers)
 

@@ -68,8 +68,14 @@ def test_job_says_what_a_manifest_would() -> None:
             {"env": POOL, "num_envs": 8},
             r"num_envs=8 .* env=\{\"envpool\": ...\}.*env\[\"envpool\"\]\[\"numEnvs\"\]",
         ),
-        ({"env": GYM, "vectorization": "subprocess"}, r"vectorization='subprocess' .*write env\[\"gymnasium\"\]"),
-        ({"env": POOL, "vectorization": "inline"}, r"vectorization='inline' .* EnvPool steps .* threads; leave it out"),
+        (
+            {"env": GYM, "vectorization_mode": "subprocess"},
+            r"vectorization_mode='subprocess' .*write env\[\"gymnasium\"\]",
+        ),
+        (
+            {"env": POOL, "vectorization_mode": "inline"},
+            r"vectorization_mode='inline' .* EnvPool steps .* threads; leave it out",
+        ),
         (
             {"env": GYM | {"info": [{"key": "x"}]}, "info": ["y"]},
             r"info=\['y'\] .*env, which has info.*write all keys",
@@ -86,7 +92,10 @@ def test_job_says_what_a_manifest_would() -> None:
         ({"env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": "4"}}}, "numEnvs"),
         ({"env": "CartPole-v1", "name": "mine"}, 'name "mine" chooses a job of a manifest.*env was given'),
         ({"manifest": MANIFEST, "name": "mine"}, 'the manifest holds no CollectorJob named "mine"; it has pool'),
-        ({"manifest": MANIFEST, "vectorization": "subprocess"}, "vectorization cannot be combined with a manifest"),
+        (
+            {"manifest": MANIFEST, "vectorization_mode": "subprocess"},
+            "vectorization_mode cannot be combined with a manifest",
+        ),
         ({"env": make_cartpole, "collection": {"framesPerBatsch": 3}}, "framesPerBatsch"),
     ],
 )

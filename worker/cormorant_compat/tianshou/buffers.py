@@ -86,7 +86,7 @@ class Extended:
             )
 
     def take(self, batch: "TensorDict", lengths: Array) -> None:
-        from cormorant_worker.collect.batch import frames_of
+        from cormorant_postproc import frames_of
 
         self._buffer.extend(batch if self._keeps_time or self._room.num_dims > 1 else frames_of(batch))
 

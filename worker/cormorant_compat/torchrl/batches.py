@@ -13,8 +13,8 @@ from tensordict import TensorDictBase
 
 from cormorant_compat.arguments import room_of
 from cormorant_compat.torchrl.settings import CollectorSettings, limit
-from cormorant_postproc import split_trajectories
-from cormorant_worker.collect.batch import frames_of, stack_workers, to_tensordict, with_mask
+from cormorant_postproc import frames_of, split_trajectories
+from cormorant_worker.collect.batch import stack_workers, to_tensordict, with_mask
 from cormorant_worker.collect.block import Block
 
 _IDS = ("collector", "traj_ids")

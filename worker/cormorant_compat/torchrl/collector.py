@@ -37,7 +37,7 @@ from cormorant_worker.errors import FleetClosed, StateError, WeightsError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.stats import Receipt
+from cormorant_worker.fleet.stats import WorkerReceipts
 from cormorant_worker.policy.loading import MAIN_MODEL
 
 _STOP_S = 10.0
@@ -117,7 +117,7 @@ class FleetCollector:
     # -- what to run -------------------------------------------------------------------------------------------
 
     def _open(self, job: CollectorJob, parts: Sequence[WorkerOverrides]) -> Any:
-        from cormorant_worker.fleet.fleet import Fleet
+        from cormorant_worker.fleet.fleet import WorkerFleet
 
         self._parts = [one.to_bytes() for one in parts]
         options = FleetOptions(
@@ -128,7 +128,7 @@ class FleetCollector:
             starts_paused=True,
             startup_timeout_s=self._settings.startup_timeout_s,
         )
-        return Fleet(job, options, engine=self._connect())
+        return WorkerFleet(job, options, engine=self._connect())
 
     def _connect(self) -> Any:
         return None  # workers run on this machine
@@ -290,7 +290,7 @@ class FleetCollector:
         worker_ids: Any = None,
         model_id: str | None = None,
         weights_dict: Mapping[str, Any] | None = None,
-    ) -> Receipt:
+    ) -> WorkerReceipts:
         """Publish weights: they act from each collector's next batch on, in sync mode in all of the next batch.
 
         Args:
@@ -318,7 +318,7 @@ class FleetCollector:
                 )
             source = given[0] if given else self.policy
             self.weight_updater.push_weights(policy_or_weights=source, worker_ids=worker_ids)
-            kept: Receipt = self.fleet.receipt(self.fleet.version)
+            kept: WorkerReceipts = self.fleet.receipt(self.fleet.version)
             return kept
         if len(given) > 1 or (weights_dict is not None and (given or model_id is not None)):
             raise ValueError(
@@ -347,8 +347,10 @@ class FleetCollector:
         """Publish the policy's weights as they are, under the next version."""
         self.update_policy_weights_()
 
-    def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> Receipt:
-        receipt: Receipt = self.fleet.publish(weights, workers=() if worker_ids is None else self._names_of(worker_ids))
+    def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> WorkerReceipts:
+        receipt: WorkerReceipts = self.fleet.publish(
+            weights, workers=() if worker_ids is None else self._names_of(worker_ids)
+        )
         return receipt
 
     def _names_of(self, worker_ids: Any) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvRaised, FleetClosed, StateError
 from cormorant_worker.fleet.batch_queue import Loan, LoanPart
 from cormorant_worker.fleet.fleet_state import FleetState
-from cormorant_worker.fleet.stats import FleetStats, Receipt, WorkerStats
+from cormorant_worker.fleet.stats import FleetStats, WorkerReceipts, WorkerStats
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
 
@@ -68,7 +68,9 @@ class InProcessFleet:
         block.lengths[:] = self._steps
         return _lend(block, self._steps * self._collector.num_envs, 0)
 
-    def publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], *, workers: Sequence[str] = ()) -> Receipt:
+    def publish(
+        self, weights: Mapping[str, Mapping[str, torch.Tensor]], *, workers: Sequence[str] = ()
+    ) -> WorkerReceipts:
         del workers  # there is one
         slot = self._collector.weights
         version = PolicyVersion(slot.version + 1)
@@ -76,8 +78,8 @@ class InProcessFleet:
         slot.apply()
         return self.receipt(slot.version)
 
-    def receipt(self, version: int) -> Receipt:
-        return Receipt(version=PolicyVersion(version), applied=(_NAME,), waiting=())
+    def receipt(self, version: int) -> WorkerReceipts:
+        return WorkerReceipts(version=PolicyVersion(version), applied=(_NAME,), waiting=())
 
     def seed(self, seed: int) -> tuple[str, ...]:
         self._place = replace(self._place, seed=seed)

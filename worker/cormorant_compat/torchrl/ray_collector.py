@@ -20,7 +20,7 @@ from cormorant_compat.torchrl.settings import broadcast, read_settings
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet_state import FleetState
-from cormorant_worker.fleet.stats import Receipt
+from cormorant_worker.fleet.stats import WorkerReceipts
 
 _STEP = re.compile(r"""\.?([A-Za-z_]\w*)|\[(?:'([^']*)'|"([^"]*)"|(-?\d+))\]""")
 """One step of a path of attributes: `.stats`, `['policy']`, `[0]`."""
@@ -268,7 +268,7 @@ class RayCollector(FleetCollector):
             everybody = self._plan.mode == "sync"
             self.update_policy_weights_(worker_ids=None if everybody else [number_of(name) for name in sorted(due)])
 
-    def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> Receipt:
+    def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> WorkerReceipts:
         receipt = super()._publish(weights, worker_ids)
         for name in (*receipt.applied, *receipt.waiting):
             self._batches_since[name] = 0

@@ -98,15 +98,6 @@ def pad(batch: TensorDict, length: int) -> TensorDict:
     return padded
 
 
-def frames_of(batch: TensorDict) -> TensorDict:
-    """A batch `[B, T]` as its frames `[N]`, one environment's after the other's: padding left out, the mask with it."""
-    flat: TensorDict = batch.reshape(-1)
-    if _MASK not in flat.keys(True):
-        return flat
-    kept: TensorDict = flat[flat[_MASK]].exclude(_MASK)
-    return kept
-
-
 def _what_followed(block: Block, carried: Arrays, final: Arrays) -> Iterable[torch.Tensor]:
     """The next row of each carried array, and the true last value where a trajectory ended."""
     ends = slice(0, block.num_ends)

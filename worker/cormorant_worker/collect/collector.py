@@ -383,10 +383,7 @@ class Collector:
             EnvError: an asynchronous EnvPool (`batchSize < numEnvs`) has environments under way.
         """
         if not all(env.lockstep for env in self._envs):
-            raise EnvError(
-                "environments with steps in flight cannot be restarted together; set batchSize: 0, or have "
-                "the vector environment take reset_mask"
-            )
+            raise EnvError("environments with steps in flight cannot be restarted together; set batchSize: 0")
         for env_group in self.env_groups:
             env_group.restart()
 

@@ -158,7 +158,7 @@ class RoundShare:
     sealed_at: float = field(default_factory=time.monotonic)
 
 
-class Delivery:
+class FinishedRound:
     """A complete round, on its way to the consumer. Added up once: others ask at every turn."""
 
     __slots__ = ("accepted_at", "max_version", "min_version", "num_frames", "parts", "round")
@@ -217,10 +217,10 @@ class BatchQueue:
         self._has_dataset = has_dataset
         """Frames are durable, and count, whatever becomes of them in the queue."""
         self._landed: dict[int, dict[SlotKey, RoundShare]] = {}
-        self._backlog: list[tuple[int, Delivery]] = []
+        self._backlog: list[tuple[int, FinishedRound]] = []
         """A heap by round: a short last round may lack a straggler that an earlier one still waits for."""
-        self._queue: deque[Delivery] = deque()
-        self._lent: dict[int, Delivery] = {}
+        self._queue: deque[FinishedRound] = deque()
+        self._lent: dict[int, FinishedRound] = {}
         """Rounds whose memory is with consumers, by number."""
         self._at_work: dict[int, int] = {}
         """Frames of the rounds that consumers are not done with, by number: they may still publish for them."""
@@ -243,7 +243,7 @@ class BatchQueue:
         """These rounds wait for no worker any more."""
         for complete in rounds:
             parts = tuple(sorted(self._landed.pop(complete.number).items()))
-            heappush(self._backlog, (complete.number, Delivery(complete, parts)))
+            heappush(self._backlog, (complete.number, FinishedRound(complete, parts)))
 
     def accept(self) -> None:
         """Move complete rounds into the queue as far as it has room; their frames count from now on."""
@@ -265,7 +265,7 @@ class BatchQueue:
 
     # -- out ---------------------------------------------------------------------------------------------------
 
-    def take(self, *, min_version: int | None) -> Delivery | None:
+    def take(self, *, min_version: int | None) -> FinishedRound | None:
         """The oldest round in the queue, lent until `release`; None when the queue is empty.
 
         Rounds in which an older version than `min_version` acted are dropped, counted as stale, and collected again
@@ -285,7 +285,7 @@ class BatchQueue:
         return None
 
     def loan(
-        self, delivery: Delivery, *, storing_device: str, post_processing: Mapping[str, Any], locked: Locked
+        self, delivery: FinishedRound, *, storing_device: str, post_processing: Mapping[str, Any], locked: Locked
     ) -> Loan:
         """A taken round as its consumer gets it.
 
@@ -340,7 +340,7 @@ class BatchQueue:
         for delivery in (*self._queue, *(delivery for _, delivery in self._backlog)):
             self._drop(delivery, reason)
         for landed, parts in self._landed.items():
-            self._drop(Delivery(Round(number=landed, frames={}), tuple(parts.items())), reason)
+            self._drop(FinishedRound(Round(number=landed, frames={}), tuple(parts.items())), reason)
         self._queue.clear()
         self._backlog.clear()
         self._landed.clear()
@@ -413,11 +413,11 @@ class BatchQueue:
         self._drop(self._queue.popleft(), "drop_oldest")
         return True
 
-    def _drop(self, delivery: Delivery, reason: str) -> None:
+    def _drop(self, delivery: FinishedRound, reason: str) -> None:
         self._give_back(delivery)
         self.count_dropped(reason, delivery.num_frames)
 
-    def _give_back(self, delivery: Delivery) -> None:
+    def _give_back(self, delivery: FinishedRound) -> None:
         assert self.blocks is not None
         for _, part in delivery.parts:
             self.blocks.give_back(part.block_index)

@@ -64,6 +64,7 @@ class FleetCore:
 
             self.episodes = episodes = book.EpisodeBook(job)
             self.found_frames = episodes.found
+            assert options.workers is not None  # the engine completed them
             # No worker holds a second ticket: what it had to play later, others could play now.
             self.scheduler = Scheduler(
                 mode="async",

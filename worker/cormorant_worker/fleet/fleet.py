@@ -1,4 +1,4 @@
-"""A fleet: the collectors of one job, on any engine. What `open_fleet` gives.
+"""A fleet: the collectors of one job, on any engine.
 
 One thread owns the workers (`loop.py`): it reads their messages, hands out tickets, replaces the dead. Everything it
 knows is guarded by one condition, on which callers (the consumer of batches, control calls) wait with a limit.
@@ -23,14 +23,14 @@ import torch
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, WeightsError
-from cormorant_worker.fleet.batch_queue import Batch, Delivery, Loan
+from cormorant_worker.fleet.batch_queue import Batch, FinishedRound, Loan
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.events import Listener
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.local.engine import LocalEngine
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.slot import SlotState, WorkerHandle
-from cormorant_worker.fleet.stats import FleetStats, Receipt, WorkerStats
+from cormorant_worker.fleet.stats import FleetStats, WorkerReceipts, WorkerStats
 from cormorant_worker.fleet.transport import Engine, Payload
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.fleet.turn.loop import ConnectionSelector, FleetLoop, Inbox
@@ -57,8 +57,10 @@ _CLOSE_S = 20.0
 """For workers that are being killed, the last thing a fleet waits for."""
 
 
-class Fleet:
-    """The collectors of one job. Use as a context manager; methods may be called from any thread."""
+class WorkerFleet:
+    """The workers of one job, as the head and `local_fleet.py` use them. A context manager; methods may be called from
+    any thread.
+    """
 
     loop: ClassVar[type[FleetLoop]] = FleetLoop
     """What turns; benchmarks measure one of their own."""
@@ -101,6 +103,7 @@ class Fleet:
         self._loop = self.loop(core, self._changed, self._selector, self._life, self._quiesce)
         try:
             self._engine.open(self._selector.note_news)
+            assert self.options.workers is not None  # the engine completed them
             self._life.resize(self.options.workers)
             self._loop.start()
             with self._changed:
@@ -166,17 +169,7 @@ class Fleet:
     # -- batches -----------------------------------------------------------------------------------------------
 
     def batches(self, *, copy: bool = False) -> Iterator["TensorDict"]:
-        """Batches until `totalFrames` are delivered; without `totalFrames`, until the fleet is closed.
-
-        Args:
-            copy: by default the tensors are views of shared memory, valid until the next batch is taken; True makes
-                them yours.
-
-        Yields:
-            TensorDict `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`.
-
-        Raises as `borrow`.
-        """
+        """What `take` gives, to the end."""
         while (batch := self.take(copy=copy)) is not None:
             yield batch.tensordict
 
@@ -261,7 +254,7 @@ class Fleet:
                 "maxStaleness: 0 in the manifest; for off-policy ones set it to as many versions as they accept",
             )
 
-    def _take_delivery(self) -> Delivery | None:
+    def _take_delivery(self) -> FinishedRound | None:
         core = self._core
         bound, waiting = self.job.spec.collection.weights.max_staleness, core.queue.num_waiting
         newest = core.offers.common_version
@@ -290,7 +283,7 @@ class Fleet:
         wait_s: float = 0.0,
         workers: Sequence[str] = (),
         allow_nonfinite: bool = False,
-    ) -> Receipt:
+    ) -> WorkerReceipts:
         """Hand new weights to every worker; each applies them at its next batch boundary, all of them or none.
 
         Args:
@@ -324,7 +317,8 @@ class Fleet:
         if not (allow_nonfinite or self.job.spec.policy.allow_nonfinite):
             blob.check_finite()
         with self._shared(blob) as payload, self._changed:
-            return self._publish(blob, payload, version, wait_s=wait_s, workers=workers)
+            number = self._publish(blob, payload, version, workers=workers)
+            return self._receipt(number, wait_s)
 
     @contextmanager
     def _shared(self, blob: WeightsBlob) -> Iterator[Payload]:
@@ -343,22 +337,26 @@ class Fleet:
         payload: Payload,
         version: int | None,
         *,
-        wait_s: float = 0.0,
         workers: Sequence[str] = (),
-    ) -> Receipt:
-        core, offers = self._core, self._core.offers
+    ) -> PolicyVersion:
+        core = self._core
         core.raise_error()
-        number = offers.next_version(version)
-        offers.publish(blob, number, payload, core.servers.named(workers))
+        number = core.offers.next_version(version)
+        core.offers.publish(blob, number, payload, core.servers.named(workers))
         core.waker.wake()
+        return number
+
+    def receipt(self, version: int, *, wait_s: float = 0.0) -> WorkerReceipts:
+        """What became of a version, at once, or when every worker has taken or refused it within `wait_s`."""
+        with self._changed:
+            return self._receipt(PolicyVersion(version), wait_s)
+
+    def _receipt(self, version: PolicyVersion, wait_s: float) -> WorkerReceipts:
+        offers = self._core.offers
         if wait_s > 0:
             behind: list[WorkerHandle] = []
-            self._quiesce.wait_until(lambda: offers.is_decided(number, behind), time.monotonic() + wait_s)
-        return offers.receipt(number)
-
-    def receipt(self, version: int) -> Receipt:
-        with self._changed:
-            return self._core.offers.receipt(PolicyVersion(version))
+            self._quiesce.wait_until(lambda: offers.is_decided(version, behind), time.monotonic() + wait_s)
+        return offers.receipt(version)
 
     def pause(self) -> None:
         """Stop stepping at the next vector step of every worker; batches under way are kept and go on at `resume`.

@@ -13,7 +13,7 @@ from cormorant_worker.errors import StaleWeights, WeightsError
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.slot import Slot, WorkerHandle
 from cormorant_worker.fleet.slots import Slots
-from cormorant_worker.fleet.stats import Receipt
+from cormorant_worker.fleet.stats import WorkerReceipts
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.normalize.moments import Statistics
@@ -183,11 +183,11 @@ class Offers:
         is_given = handle.gets_weights and self.version_of(handle.slot) >= version
         return is_given and handle.version < version and handle.refusal[0] < version
 
-    def receipt(self, version: PolicyVersion) -> Receipt:
+    def receipt(self, version: PolicyVersion) -> WorkerReceipts:
         acting = (h for h in self._slots.workers if h.gets_weights)
         given = sorted((h for h in acting if self.version_of(h.slot) >= version), key=lambda h: h.name)
         behind = [h for h in given if h.version < version]
-        return Receipt(
+        return WorkerReceipts(
             version=version,
             applied=tuple(h.name for h in given if h.version >= version),
             waiting=tuple(h.name for h in behind if h.refusal[0] != version),

@@ -1,4 +1,4 @@
-"""How a local fleet behaves beside what the manifest says: sizes, devices, time limits."""
+"""How a fleet behaves beside what the manifest says: sizes, devices, time limits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from cormorant_worker.normalize.moments import Statistics
 class FleetOptions:
     """Every wait of a fleet has its limit here."""
 
-    workers: int = 0
-    """Worker processes that step environments; 0 = as many as the manifest's groups say, at most one a processor."""
-    device: str = ""
-    """Torch device of the policies; empty: "cuda" in the manifest's gpu groups, "cpu" in the others. "cuda" spreads
+    workers: int | None = None
+    """Worker processes that step environments; None: as many as the manifest's groups say, at most one a processor."""
+    device: str | None = None
+    """Torch device of the policies; None: "cuda" in the manifest's gpu groups, "cpu" in the others. "cuda" spreads
     local workers over the visible devices; "cuda:1" is that one."""
     overrides: Sequence[bytes] = ()
     """What a script made for each worker, by the worker's index: `WorkerOverrides.to_bytes()`. Workers
@@ -52,8 +52,8 @@ class FleetOptions:
     """Age at which a worker seals a shard of the dataset, with the next batch; 0: every batch is a shard."""
     healthy_s: float = 600.0
     """A worker that lived so long and gave a batch was healthy: its failure is the first again."""
-    hang_timeout_s: float = 0.0
-    """Without a new frame while stepping, after which a worker is killed and replaced; 0 = from the manifest's step
+    hang_timeout_s: float | None = None
+    """Without a new frame while stepping, after which a worker is killed and replaced; None: from the manifest's step
     and reset limits, at least 120 s."""
 
     store_timeout_s: float = 600.0

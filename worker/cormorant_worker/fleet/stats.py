@@ -6,6 +6,7 @@ from math import isfinite
 from statistics import fmean
 from typing import Literal, TypeVar
 
+from cormorant_contract.stats import Stats
 from cormorant_worker.normalize.moments import StatisticsGlance
 from cormorant_worker.weights.staged import PolicyVersion
 
@@ -13,7 +14,7 @@ K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class WorkerReceipts:
     """What became of a published version."""
 
     version: PolicyVersion
@@ -110,6 +111,25 @@ class FleetStats:
 
     statistics: Mapping[str, StatisticsGlance] = field(default_factory=dict)
     """What the manifest normalizes, by batch key."""
+
+    def summary(self) -> Stats:
+        """The same in the words that fleets and clients share."""
+        return Stats(
+            frames=self.frames,
+            total_frames=self.total_frames,
+            stepped_frames=self.stepped_frames,
+            dropped=self.dropped,
+            episodes=self.episodes,
+            mean_return=fmean(self.recent_returns) if self.recent_returns else None,
+            mean_length=fmean(self.recent_lengths) if self.recent_lengths else None,
+            metric_means=self.metric_means,
+            version=self.version,
+            ready_workers=sum(group.ready for group in self.groups.values()),
+            desired_workers=sum(group.desired for group in self.groups.values()),
+            restarts=self.restarts,
+            queued_batches=self.queued_batches,
+            is_paused=self.paused,
+        )
 
     @property
     def metric_means(self) -> dict[str, float | None]:

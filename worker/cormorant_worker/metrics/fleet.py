@@ -23,7 +23,7 @@ from cormorant_worker.weights.staged import INITIAL_VERSION
 from cormorant_worker.worker.messages import Sealed
 
 if TYPE_CHECKING:
-    from cormorant_worker.fleet.fleet import Fleet
+    from cormorant_worker.fleet.fleet import WorkerFleet
 
 _SERVED = {
     "rows": declared.INFERENCE_ROWS,
@@ -123,7 +123,7 @@ class FleetMetrics:
 class MetricsServer(TextServer):
     """`/metrics` of a fleet that has no head, on loopback: `cormorant run --metrics-port`. Use as a context manager."""
 
-    def __init__(self, fleet: "Fleet", *, port: int) -> None:
+    def __init__(self, fleet: "WorkerFleet", *, port: int) -> None:
         """Listen; the fleet is read at each scrape, and its events are counted in between. See `TextServer`."""
         exposition = Exposition(FLEET_METRICS, collectorjob=fleet.job.metadata.name)
         metrics = FleetMetrics(fleet.job, exposition, floor_frames=fleet.stats().frames)

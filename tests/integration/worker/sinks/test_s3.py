@@ -38,11 +38,11 @@ SHARD_FRAMES = 128
 
 HEAD = """
 import os
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.launch import load_job
 
-with Fleet(load_job(os.environ["JOB"]), FleetOptions(workers=2, seal_after_s=0.5)) as fleet:
+with WorkerFleet(load_job(os.environ["JOB"]), FleetOptions(workers=2, seal_after_s=0.5)) as fleet:
     assert fleet.wait_until_done(300)
 """
 

@@ -17,7 +17,7 @@ from cormorant_testing.chaos.witness import LIFE, SEED, STEP
 from cormorant_testing.chaos.world import CONTROL_S, HANG_S, STARTUP_S, World
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import ControlTimeout, FleetClosed, StateError, WorkerFailed
-from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.turn.loop import FleetLoop
 
@@ -29,7 +29,7 @@ class FleetWorld(World):
 
     refusals = (ControlTimeout, StateError)
 
-    def __init__(self, plan: Plan, folder: Path, make: Callable[[Any, FleetOptions], Fleet]) -> None:
+    def __init__(self, plan: Plan, folder: Path, make: Callable[[Any, FleetOptions], WorkerFleet]) -> None:
         super().__init__(plan)
         self._make = make
         self._disk: SmallDisk | None = None

@@ -32,7 +32,7 @@ EATER = """
 import sys, time
 from cormorant_client import connect
 with connect(sys.argv[1], token=sys.argv[2]) as client:
-    with client.batches(consumer="eater", memory=sys.argv[3]) as batches:
+    with client.deliveries(consumer="eater", memory=sys.argv[3]) as batches:
         next(batches)
         print("took", flush=True)
         time.sleep(600)
@@ -46,7 +46,7 @@ class Consumer(threading.Thread):
         super().__init__(name=name, daemon=True)
         memory = "auto" if plan.maps else "never"
         self._client = connect(url, token=token, reconnect_s=START_S)
-        self._batches = self._client.batches(consumer=name, prefetch=1, memory=memory)
+        self._batches = self._client.deliveries(consumer=name, prefetch=1, memory=memory)
         self._judge = judge
         self.holds_s = 0.0
         """For how long it keeps the batch that comes next."""

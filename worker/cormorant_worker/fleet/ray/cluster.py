@@ -53,7 +53,7 @@ class RayCluster:
         """This object connected the process, with the options' runtime environment for all its workers."""
         self._is_holding = False
         self._looked_at, self._is_looking, self._description = -_LOOK_AGAIN_S, False, "not said what it has"
-        if options.address not in ("", "auto"):
+        if options.address and options.address != "auto":
             _refuse_unreachable(options.address)
         with _connection.lock:
             if not ray.is_initialized():

@@ -14,8 +14,8 @@ _GPU = "nvidia.com/gpu"
 class RayOptions:
     """What a Ray fleet needs to know beside `FleetOptions`."""
 
-    address: str = ""
-    """Empty: start a cluster on this machine, and end it with the fleet. "auto" or "host:port": connect to one that
+    address: str | None = None
+    """None: start a cluster on this machine, and end it with the fleet. "auto" or "host:port": connect to one that
     runs; tokens come from RAY_AUTH_MODE and RAY_AUTH_TOKEN. A process that is connected already stays so."""
     num_cpus: float | None = None
     """CPUs that each worker asks for; None: what its group's `resources` say, else 1. In a cluster of the fleet's own,
@@ -38,9 +38,9 @@ class RayOptions:
     get none. They count before the others; CPUs are not asked for in a cluster of the fleet's own. May grow while the
     fleet runs."""
     init: Mapping[str, Any] = field(default_factory=dict)
-    object_store_bytes: int = 0
-    """Memory for batches in a cluster of the fleet's own, at least 78,643,200; 0: Ray's default, 30 % of the machine's
-    memory."""
+    object_store_bytes: int | None = None
+    """Memory for batches in a cluster of the fleet's own, at least 78,643,200; None: Ray's default, 30 % of the
+    machine's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """A batch as it came from the head: safetensors bytes, or the workers' own memory, as arrays `[B, T]`.
 
-Keys, dtypes and shapes are those of TorchRL, and of `Fleet.batches()` in the worker: see `Batch.numpy`.
+Keys, dtypes and shapes are those of TorchRL: see `Delivery.numpy`.
 
 # B envs, T steps, K ends of trajectories; arrays are stored time-major
 """
@@ -54,8 +54,8 @@ class Part:
     """By name, without the part's number: `observation` [T+1, B, ...], `next/reward` [T, B], ..."""
 
 
-class Batch:
-    """One delivered batch. Read it with `numpy()` or `tensordict()`.
+class Delivery:
+    """One delivered batch, with the number of its delivery. Read it with `numpy()` or `tensordict()`.
 
     A batch that lies in the head's shared memory (`is_shared`) is valid until it is acknowledged, which iterating does
     when the next one is asked for: take `tensordict(copy=True)` to keep it.
@@ -67,7 +67,7 @@ class Batch:
         metadata: Mapping[str, Any],
         *,
         is_shared: bool = False,
-        on_ack: Callable[["Batch"], None] = lambda _: None,
+        on_ack: Callable[["Delivery"], None] = lambda _: None,
         on_forget: Callable[[], None] = lambda: None,
     ) -> None:
         self.parts = tuple(parts)
@@ -168,12 +168,12 @@ class Batch:
 
     def __repr__(self) -> str:
         return (
-            f"Batch(id={self.id!r}, num_frames={self.num_frames}, versions={self.min_version}..{self.max_version}, "
+            f"Delivery(id={self.id!r}, num_frames={self.num_frames}, versions={self.min_version}..{self.max_version}, "
             f"delivery={self.delivery})"
         )
 
 
-def decode(data: memoryview, *, on_ack: Callable[[Batch], None] = lambda _: None) -> Batch:
+def decode(data: memoryview, *, on_ack: Callable[[Delivery], None] = lambda _: None) -> Delivery:
     """Read a safetensors batch. Arrays are views of `data`, which must stay as it is and belongs to the batch.
 
     Raises:
@@ -195,9 +195,9 @@ def decode_memory(
     metadata: Mapping[str, str],
     parts: Iterable[tuple[memoryview, Mapping[str, tuple[str, tuple[int, ...], int]]]],
     *,
-    on_ack: Callable[[Batch], None],
+    on_ack: Callable[[Delivery], None],
     on_forget: Callable[[], None],
-) -> Batch:
+) -> Delivery:
     """Lay a batch over mapped memory.
 
     Args:
@@ -220,7 +220,7 @@ def decode_memory(
     return _make_batch(metadata, arrays, is_shared=True, on_ack=on_ack, on_forget=on_forget)
 
 
-def _make_batch(metadata: Mapping[str, str], arrays: Arrays, **options: Any) -> Batch:
+def _make_batch(metadata: Mapping[str, str], arrays: Arrays, **options: Any) -> Delivery:
     try:
         document = json.loads(metadata[METADATA_KEY])
         if document["format"] != FORMAT:
@@ -231,7 +231,7 @@ def _make_batch(metadata: Mapping[str, str], arrays: Arrays, **options: Any) -> 
         parts = [_part(number, entry, arrays) for number, entry in enumerate(document["parts"])]
         if not parts or not any(part.num_steps for part in parts):
             raise BadBatch(f"batch {document['id']} has no steps")
-        return Batch(parts, document, **options)
+        return Delivery(parts, document, **options)
     except (KeyError, TypeError, ValueError) as error:
         raise BadBatch(f"cannot read the batch's metadata: {type(error).__name__} {error}") from error
 

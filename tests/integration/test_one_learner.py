@@ -1,0 +1,163 @@
+"""One learner, three places: a script that keeps to `cormorant.Fleet` runs on workers of this machine, on Ray, and over
+REST, and gets the same batches.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cormorant
+from cormorant.errors import ManifestError, StateError
+from cormorant.policies import mlp
+from cormorant.postproc import frames_of
+from cormorant_testing.collecting import make_job
+from cormorant_testing.serving import serve
+
+CARTPOLE = {
+    "apiVersion": "cormorant.dev/v1alpha1",
+    "kind": "CollectorJob",
+    "metadata": {"name": "one-learner"},
+    "spec": {
+        "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}},
+        "policy": {"entrypoint": "cormorant.policies:mlp", "explorationType": "mode"},
+        "collection": {
+            "framesPerBatch": 40, "totalFrames": 280, "seed": 5,
+            "weights": {"maxStaleness": 0},
+        },
+        "output": {"queue": {"capacityBatches": 1}},
+    },
+}  # fmt: skip
+
+
+@contextmanager
+def local(folder: Path) -> Iterator[cormorant.Fleet]:
+    with cormorant.open_fleet(CARTPOLE, workers=1) as fleet:
+        yield fleet
+
+
+@contextmanager
+def on_ray(folder: Path) -> Iterator[cormorant.Fleet]:
+    with cormorant.open_fleet(CARTPOLE, workers=1, engine=cormorant.RayOptions(num_cpus=0)) as fleet:
+        yield fleet
+
+
+@contextmanager
+def over_rest(folder: Path) -> Iterator[cormorant.Fleet]:
+    with (
+        serve(cormorant.load_job(CARTPOLE), directory=folder / "head") as served,
+        cormorant.connect(served.server.url, token=served.writer.token) as fleet,
+    ):
+        yield fleet
+
+
+PLACES = [local, pytest.param(on_ray, marks=pytest.mark.slow), over_rest]
+
+
+def learn(fleet: cormorant.Fleet, folder: Path) -> list[Any]:
+    """Read every batch but what a saved state brings back; publish after each. Returns what the batches were."""
+    torch.manual_seed(0)
+    policy = mlp(*fleet.spaces)
+    receipt = fleet.publish(policy, wait=30)
+    assert (receipt.version, receipt.applied, receipt.waiting, receipt.refused) == (1, ("cpu-0",), (), {})
+    seen: list[Any] = []
+
+    def learned(batch: Any) -> None:
+        assert batch["collector", "policy_version"].unique().tolist() == [len(seen) + 1], "the newest, each time"
+        frames = frames_of(batch)
+        seen.append([batch.shape, frames["observation"].clone(), batch["action"].clone()])
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.mul_(-1.1)
+        fleet.publish({"policy": policy.state_dict()}).wait(30)
+
+    with fleet.batches() as batches:
+        for batch in islice(batches, 3):
+            learned(batch)
+        assert batches.num_frames == 120
+    with fleet.pause():
+        assert fleet.stats().is_paused
+        assert fleet.stats().ready_workers == 1
+        fleet.save(folder / "state")
+    fleet.resume()
+    while (own := fleet.next_batch(timeout=60, copy=True)) is not None:
+        learned(own)
+    stats = fleet.stats()
+    assert (stats.frames, stats.total_frames, stats.version) == (280, 280, fleet.version)
+    assert fleet.version == 8
+    assert stats.episodes > 0
+    assert stats.mean_return is not None
+    return seen
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    folder = tmp_path_factory.mktemp("alone")
+    with local(folder) as fleet:
+        return learn(fleet, folder)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("place", PLACES)
+def test_the_same_script_reads_the_same_batches(place: Any, alone: list[Any], tmp_path: Path) -> None:
+    with place(tmp_path) as fleet:
+        assert isinstance(fleet, cormorant.Fleet)
+        found = learn(fleet, tmp_path)
+    assert len(found) == 7
+    for (shape, seen, action), (other_shape, other_seen, other_action) in zip(found, alone, strict=True):
+        assert shape == other_shape == (4, 10)
+        assert torch.equal(seen, other_seen)
+        assert torch.equal(action, other_action)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("place", PLACES)
+def test_what_an_iterator_did_not_hand_out_is_there_for_the_next(place: Any, tmp_path: Path) -> None:
+    """`islice` and `next_batch` take what their caller sees; a loop that is left leaves the rest."""
+    with place(tmp_path) as fleet:
+        with fleet.batches(copy=True) as batches:
+            seen = [batch["observation"] for batch in islice(batches, 2)]
+        seen += [batch["observation"] for batch in iter(lambda: fleet.next_batch(timeout=60, copy=True), None)]
+    assert len(seen) == 7
+
+
+def test_a_fleet_goes_on_from_a_file(tmp_path: Path) -> None:
+    job = make_job(num_envs=2, lengths=(3, 5), collection={"framesPerBatch": 20, "totalFrames": 140}, queue={})
+    with cormorant.open_fleet(job, workers=1) as fleet:
+        fleet.next_batch()
+        with fleet.pause():
+            fleet.save(tmp_path / "state")
+            queued = fleet.stats().queued_batches
+        whole = [batch.clone() for batch in fleet.batches()]
+    with cormorant.open_fleet(job, workers=1, resume=tmp_path / "state") as fleet:
+        rest = [batch.clone() for batch in fleet.batches()]
+    assert len(whole) == 6
+    assert len(rest) == 6 - queued, "what waits in the queue is counted, and not saved"
+    for batch, other in zip(rest, whole[queued:], strict=True):
+        assert torch.equal(batch["observation"], other["observation"])
+        assert torch.equal(batch["action"], other["action"])
+    with pytest.raises(StateError, match=r"cannot read the state in .*: No such file"):
+        cormorant.open_fleet(job, workers=1, resume=tmp_path / "nothing")
+
+
+def test_each_batch_goes_to_one_of_several_learners(tmp_path: Path) -> None:
+    with local(tmp_path) as fleet:
+        assert isinstance(fleet, cormorant.LocalFleet)
+
+        def read(part: Any) -> list[list[int]]:
+            return [batch["collector", "traj_ids"].unique().tolist() for batch in part.iter_batches()]
+
+        with ThreadPoolExecutor(2) as pool:
+            parts = [*pool.map(read, fleet.streaming_split(2))]
+    assert len(parts[0]) + len(parts[1]) == 7
+
+
+def test_arguments_that_say_the_same_are_refused() -> None:
+    options = cormorant.FleetOptions(workers=3)
+    with pytest.raises(ManifestError, match="workers=2 cannot be combined with options, which has 3"):
+        cormorant.open_fleet(CARTPOLE, workers=2, options=options)
