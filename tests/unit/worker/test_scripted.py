@@ -140,6 +140,34 @@ def test_what_a_function_makes_is_refused_in_the_same_words(maker: Any, sentence
         make_collector(env=maker, num_envs=2)
 
 
+def test_an_envpool_task_is_named_in_one_string() -> None:
+    job = Scripted(env="envpool:CartPole-v1", num_envs=3).job()
+    assert job.spec.env.envpool is not None
+    assert (job.spec.env.envpool.task_id, job.spec.env.num_envs) == ("CartPole-v1", 3)
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ("envpool:CartPole-v1", "EnvPool steps its environments in threads; leave it out"),
+        (lambda num_envs: None, "a vector environment steps its environments itself; leave it out"),
+        ({"vector": {"id": "CartPole-v1"}}, "a vector environment steps its environments itself; leave it out"),
+    ],
+)
+def test_environments_that_step_themselves_have_no_vectorization(env: Any, sentence: str) -> None:
+    with pytest.raises(ManifestError, match=sentence):
+        make_collector(env=env, vectorization="inline")
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [("envpool:CartPol-v1", 'EnvPool has no task "CartPol-v1"; did you mean CartPole-v1'), ("envpool:", "is empty")],
+)
+def test_unknown_envpool_tasks_are_refused(env: str, sentence: str) -> None:
+    with pytest.raises((ManifestError, UnknownEnv), match=sentence):
+        make_collector(env=env)
+
+
 def test_batches_without_a_size_have_64_steps_of_a_mappings_envs() -> None:
     job = Scripted(env={"envpool": {"taskId": "CartPole-v1", "numEnvs": 3}}).job()
     assert (job.spec.env.num_envs, job.spec.collection.frames_per_batch) == (3, 192)

@@ -1,10 +1,11 @@
 """ALE's own vector environment, frame by frame against plain loops over single rows of it."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
-from ale_py.vector_env import AtariVectorEnv
 
 from cormorant_worker.envs.flat_vector import VectorSource
 from cormorant_worker.envs.info import InfoField
@@ -17,12 +18,23 @@ SHORT = {"max_num_frames_per_episode": 60, "noop_max": 30, "frameskip": 4}
 LIVES = InfoField(key="episode_frame_number", dtype="int64", shape=(), fill=-1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def registry() -> Iterator[None]:
+    """ALE registers its games when it is imported, which other tests must not see."""
+    known = dict(gymnasium.registry)
+    yield
+    gymnasium.registry.clear()
+    gymnasium.registry.update(known)
+
+
 def draw_actions() -> Any:
     return np.random.default_rng(1).integers(0, 4, (STEPS, len(SEEDS)))
 
 
 def plain(row: int) -> list[tuple[Any, ...]]:
     """A loop over one row, which drops the step after an end."""
+    from ale_py.vector_env import AtariVectorEnv
+
     env, frames = AtariVectorEnv("breakout", 1, autoreset_mode="NextStep", **SHORT), []
     obs, _ = env.reset(seed=np.array([SEEDS[row]]))
     for action in draw_actions()[:, row]:
