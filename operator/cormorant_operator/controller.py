@@ -13,7 +13,7 @@ from zlib import crc32
 
 import structlog
 
-from cormorant_operator import names
+from cormorant_operator import errors, names
 from cormorant_operator.cache import Cache
 from cormorant_operator.decide.events import event
 from cormorant_operator.decide.plan import (
@@ -28,15 +28,6 @@ from cormorant_operator.decide.plan import (
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
 from cormorant_operator.defaults import OperatorDefaults
-from cormorant_operator.errors import (
-    CertificateRefused,
-    HeadSilent,
-    KubeError,
-    KubeNotFound,
-    KubeRefused,
-    OperatorError,
-    TokenRefused,
-)
 from cormorant_operator.executor import Executor
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Identity, Job, Unreadable
@@ -50,6 +41,7 @@ from cormorant_operator.work_queue import WorkQueue
 
 log = structlog.get_logger()
 RECONCILERS, POLLERS, WRITERS = 16, 32, 16
+_TICK_S = 0.5
 _STILL_POLLS, _STILL_FACTOR = 4, 2
 """After this many equal answers the polling interval is stretched by this factor; any reconcile resets it."""
 _LISTED: tuple[ListedKind, ...] = ("CollectorJob", "Pod", "Service", "ConfigMap")
@@ -112,6 +104,17 @@ class Controller:
             for _ in range(WRITERS):
                 tasks.create_task(self._work_on(self.counters_due, self._write_counters, "counters"))
             tasks.create_task(self._resync_forever())
+            tasks.create_task(self._watch_the_clock())
+
+    async def _watch_the_clock(self) -> None:
+        """Let every deadline begin again when this process stood still: it has heard nothing meanwhile."""
+        while True:
+            before = now_utc()
+            await asyncio.sleep(_TICK_S)
+            if ((now := now_utc()) - before).total_seconds() > self._defaults.stood_still_s:
+                log.warning("operator_stood_still", seconds=round((now - before).total_seconds()))
+                for state in self._states.values():
+                    state.led_since = now
 
     def notice(self, raw: dict[str, object], *, is_deleted: bool = False) -> None:
         if uid := self.cache.see(raw, is_deleted=is_deleted):
@@ -146,7 +149,7 @@ class Controller:
                         # 20 s.
                         at_s = self._defaults.full_resync_s * crc32(uid.encode()) / 2**32
                         asyncio.get_running_loop().call_later(at_s, self._recheck_token_secret, uid)
-            except KubeRefused as error:
+            except errors.KubeRefused as error:
                 if not namespace:
                     raise
                 if namespace not in self.lost:
@@ -156,7 +159,7 @@ class Controller:
                 if self.lost.pop(namespace, None) is not None:
                     log.info("namespace_back", namespace=namespace)
         if len(self.lost) == len(self._namespaces):
-            raise OperatorError("; ".join(self.lost.values()))
+            raise errors.OperatorError("; ".join(self.lost.values()))
 
     async def quick_resync(self) -> None:
         """List the first page of each kind, and stop where there is a second one.
@@ -177,7 +180,7 @@ class Controller:
         if any(job is not None and job.identity.queue is not None for job in jobs):
             try:
                 await self._list("Workload", namespace, is_quick=is_quick)
-            except (KubeNotFound, KubeRefused) as error:
+            except (errors.KubeNotFound, errors.KubeRefused) as error:
                 # Their absence is no answer of Kueue's. A condition of each job says what is missing.
                 log.warning("workloads_not_listed", namespace=namespace, reason=error.message)
         # Policies and budgets are not watched: changes are corrected at the next resync.
@@ -185,7 +188,7 @@ class Controller:
             await self._list("NetworkPolicy", namespace, is_quick=False)
         try:
             await self._list("PodDisruptionBudget", namespace, is_quick=False)
-        except KubeRefused as error:
+        except errors.KubeRefused as error:
             # Roles of an older chart lack this permission. Jobs run without budgets.
             log.warning("budgets_not_listed", namespace=namespace, reason=error.message)
 
@@ -230,7 +233,7 @@ class Controller:
                     await self.resync(None if is_full else wanted)
                 if is_due and not is_full:
                     await self.quick_resync()
-            except OperatorError as error:
+            except errors.OperatorError as error:
                 is_owed |= is_full or bool(wanted)
                 quick_at = soon(self._defaults.resync_retry_s)
                 log.warning("resync_failed", reason=str(error), retry_s=round(quick_at - now(), 1))
@@ -248,7 +251,7 @@ class Controller:
             try:
                 with self.metrics.measure(handler):
                     await work(uid)
-            except OperatorError as error:
+            except errors.OperatorError as error:
                 log.warning("reconcile_failed", uid=uid, reason=str(error), retry_s=round(queue.failed(uid), 1))
             except Exception:
                 log.exception("reconcile_crashed", uid=uid, retry_s=round(queue.failed(uid), 1))
@@ -291,11 +294,11 @@ class Controller:
         if state.refusals:
             state.forget_refusals({pod.name for pod in record.pods})
         # A failing action stops neither the others nor the status.
-        failed: KubeError | None = None
+        failed: errors.KubeError | None = None
         for action in plan.actions:
             try:
                 await self._executor.do(job, action, state, decided_at=now)
-            except KubeError as error:
+            except errors.KubeError as error:
                 log.warning("action_failed", action=type(action).__name__, reason=str(error))
                 failed = failed or error
         if plan.status is not None and plan.is_counters_only:
@@ -367,7 +370,7 @@ class Controller:
 
     async def _tell(self, identity: Identity, notes: tuple[JobEvent, ...]) -> None:
         for note in notes:
-            with suppress(KubeError):
+            with suppress(errors.KubeError):
                 await self._api.create(event(identity, note, at=now_utc()))
 
     # -- one head ----------------------------------------------------------------------------------------------
@@ -382,11 +385,11 @@ class Controller:
             state.record_answer(
                 await self._heads.ask(job, head), at=now_utc(), max_gap_s=self._defaults.max_answer_gap_s
             )
-        except HeadSilent as error:
+        except errors.HeadSilent as error:
             if not state.is_silent:
                 log.warning("head_silent", job=job.name, namespace=job.namespace, reason=str(error))
-            state.is_silent, state.is_token_refused = True, isinstance(error, TokenRefused)
-            state.distrust = str(error) if isinstance(error, CertificateRefused) else ""
+            state.is_silent, state.is_token_refused = True, isinstance(error, errors.TokenRefused)
+            state.distrust = str(error) if isinstance(error, errors.CertificateRefused) else ""
             state.refused_since = (state.refused_since or now_utc()) if state.is_token_refused else None
             if state.is_token_refused and state.may_remake_tokens(asyncio.get_running_loop().time()):
                 # The changed Secret may be deleted by now: recreate it, and the head picks it up.

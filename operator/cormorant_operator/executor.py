@@ -13,33 +13,9 @@ import structlog
 from cormorant_contract.children import QUEUE, tokens_secret
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator import errors
 from cormorant_operator.cache import Cache
-from cormorant_operator.decide.plan import (
-    Action,
-    ApplyChild,
-    CheckNode,
-    CheckTemplate,
-    CreatePod,
-    CreateTokens,
-    DeleteChild,
-    DeleteJob,
-    DeletePod,
-    DrainHead,
-    MarkPod,
-    PatchWorkload,
-    ReadQueueObject,
-    SetDesired,
-    refusal_of,
-)
-from cormorant_operator.errors import (
-    HeadSilent,
-    KubeConflict,
-    KubeError,
-    KubeNotFound,
-    KubeRefused,
-    NameTaken,
-    ServerFault,
-)
+from cormorant_operator.decide import plan
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Identity, Job
 from cormorant_operator.job_state import JobState, RefusalKind, Verdict
@@ -69,7 +45,7 @@ class Executor:
         self._api, self._heads, self._cache = api, heads, cache
         self._key, self._clock = key, clock
 
-    async def do(self, job: Job, action: Action, state: JobState, *, decided_at: datetime) -> None:
+    async def do(self, job: Job, action: plan.Action, state: JobState, *, decided_at: datetime) -> None:
         """Carry out one action. A refusal by the API server is recorded in `state`. `decided_at`: time of the plan; an
         action of an owner that was refused since then is skipped.
 
@@ -77,40 +53,45 @@ class Executor:
             KubeConflict: the object is not the one that the plan was made for.
             Unreachable: the API server did not answer.
         """
-        owner, prefix = refusal_of(action)
+        owner, prefix = plan.refusal_of(action)
         refused = state.refusals.get(owner)
         if refused is not None and refused.at >= decided_at:
             return
         try:
             match action:
-                case CheckTemplate():
+                case plan.CheckTemplate():
                     await self._check(job, action, state)
-                case ApplyChild():
+                case plan.ApplyChild():
                     await self._apply(job, action.manifest)
-                case CreateTokens():
+                case plan.CreateTokens():
                     await self._create_tokens(job, action, state)
-                case CreatePod():
+                case plan.CreatePod():
                     await self._create_pod(job, action)
-                case DeletePod():
+                case plan.DeletePod():
                     await self._delete_pod(job, action)
-                case MarkPod():
+                case plan.MarkPod():
                     await self._mark(job, action)
-                case DeleteChild():
+                case plan.DeleteChild():
                     await self._delete_child(job, action)
-                case ReadQueueObject():
+                case plan.ReadQueueObject():
                     await self._read_queue_object(action, state)
-                case PatchWorkload():
+                case plan.PatchWorkload():
                     await self._patch_workload(job, action)
-                case DeleteJob():
+                case plan.DeleteJob():
                     await self._delete_job(job)
-                case CheckNode():
+                case plan.CheckNode():
                     await self._check_node(action.name, state)
-                case SetDesired() | DrainHead():
+                case plan.SetDesired() | plan.DrainHead():
                     await self._send_to_head(job, action)
-        except (KubeRefused, KubeNotFound, ServerFault) as error:
-            kind = _kind_of(error, is_creation=isinstance(action, (CheckTemplate, CreatePod, ApplyChild, CreateTokens)))
+        except (errors.KubeRefused, errors.KubeNotFound, errors.ServerFault) as error:
+            kind = _kind_of(
+                error,
+                is_creation=isinstance(
+                    action, (plan.CheckTemplate, plan.CreatePod, plan.ApplyChild, plan.CreateTokens)
+                ),
+            )
             words = prefix + (error.message or f"the API server answered {error.code} {error.reason}".rstrip())
-        except NameTaken as taken:
+        except errors.NameTaken as taken:
             kind = RefusalKind.LEAVING if taken.is_leaving else RefusalKind.CONFLICT
             words = str(taken)
         else:
@@ -123,7 +104,7 @@ class Executor:
         """Write a counter-only status, unless the job was written since: it must not undo a newer condition."""
         try:
             await self.write_status(identity, status)
-        except KubeConflict:
+        except errors.KubeConflict:
             log.debug("counters_not_written", job=identity.name, namespace=identity.namespace)
 
     async def write_status(self, identity: Identity, status: CollectorJobStatus) -> None:
@@ -146,27 +127,27 @@ class Executor:
         }
         try:
             self._cache.see(await self._api.apply_status(manifest))
-        except KubeNotFound as error:
+        except errors.KubeNotFound as error:
             log.info("status_not_written", job=identity.name, namespace=identity.namespace, reason=error.message)
 
     # -- pods --------------------------------------------------------------------------------------------------
 
-    async def _check(self, job: Job, action: CheckTemplate, state: JobState) -> None:
+    async def _check(self, job: Job, action: plan.CheckTemplate, state: JobState) -> None:
         manifest = {**action.manifest, "metadata": {**action.manifest["metadata"]}}
         # An existing name would be rejected for that reason alone.
         manifest["metadata"]["generateName"] = f"{manifest['metadata'].pop('name')}-"
         error = ""
         try:
             await self._api.create(manifest, is_dry_run=True)
-        except KubeRefused as refusal:
+        except errors.KubeRefused as refusal:
             # A quota says nothing about the template; the creation itself will report it.
             if _kind_of(refusal) in (RefusalKind.INVALID, RefusalKind.FORBIDDEN):
                 error = refusal.message
-        except KubeNotFound:
+        except errors.KubeNotFound:
             pass  # the namespace is gone
         state.judge(action.template, Verdict(error=error, at=self._clock(), generation=job.identity.generation))
 
-    async def _create_pod(self, job: Job, action: CreatePod) -> None:
+    async def _create_pod(self, job: Job, action: plan.CreatePod) -> None:
         name = action.manifest["metadata"]["name"]
         if self._cache.is_past(action.manifest):
             # The plan is outdated: its pod may have come and gone, and must not be created again.
@@ -174,19 +155,19 @@ class Executor:
             return
         try:
             self._cache.see(await self._api.create(action.manifest))
-        except KubeConflict as error:
+        except errors.KubeConflict as error:
             if error.reason != "AlreadyExists":
                 raise
             await self._handle_existing_pod(job, action)
         else:
             log.info("pod_created", pod=name, namespace=job.namespace)
 
-    async def _handle_existing_pod(self, job: Job, action: CreatePod) -> None:
+    async def _handle_existing_pod(self, job: Job, action: plan.CreatePod) -> None:
         """A pod of this name exists: our own, not cached yet, or another owner's."""
         name = action.manifest["metadata"]["name"]
         try:
             found = await self._api.get("Pod", namespace=job.namespace, name=name)
-        except KubeNotFound:
+        except errors.KubeNotFound:
             self._cache.note_created(action.manifest)
             return
         if controller_uid(found) == job.uid:
@@ -196,13 +177,13 @@ class Executor:
             self._cache.note_created(action.manifest)
             log.info("pod_name_passed_over", pod=name, namespace=job.namespace)
         else:
-            raise NameTaken(f"pod {name}", is_leaving=False)
+            raise errors.NameTaken(f"pod {name}", is_leaving=False)
 
-    async def _delete_pod(self, job: Job, action: DeletePod) -> None:
+    async def _delete_pod(self, job: Job, action: plan.DeletePod) -> None:
         pod = action.pod
         try:
             left = await self._api.delete("Pod", namespace=job.namespace, name=pod.name, preconditions={"uid": pod.uid})
-        except KubeNotFound:
+        except errors.KubeNotFound:
             self._cache.forget(pod.uid)
             return
         log.info("pod_deleted", pod=pod.name, namespace=job.namespace, reason=action.why)
@@ -211,13 +192,13 @@ class Executor:
         else:
             self._cache.forget(pod.uid)
 
-    async def _mark(self, job: Job, action: MarkPod) -> None:
+    async def _mark(self, job: Job, action: plan.MarkPod) -> None:
         value = write_time(action.at) if action.at is not None else None
         body = {"metadata": {"uid": action.pod.uid, "annotations": {action.annotation: value}}}
         try:
             marked = await self._api.patch("Pod", namespace=job.namespace, name=action.pod.name, body=body)
             self._cache.see(marked)
-        except KubeNotFound:
+        except errors.KubeNotFound:
             self._cache.forget(action.pod.uid)
 
     # -- other children ----------------------------------------------------------------------------------------
@@ -226,28 +207,30 @@ class Executor:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         if (kind, name) not in self._cache.record(job.uid).children:
             # Objects of an earlier job are never adopted.
-            with suppress(KubeNotFound):
+            with suppress(errors.KubeNotFound):
                 await self._get_own(job, kind, name)
         try:
             self._cache.see(await self._api.apply(manifest))
-        except KubeNotFound as error:
+        except errors.KubeNotFound as error:
             if kind not in _ABSENT_KINDS or "NamespaceTerminating" in error.causes:
                 raise
             words = f"this cluster has no kind {kind}; {_ABSENT_KINDS[kind]}"
-            raise KubeRefused(403, {"reason": "NotFound", "message": words}, request=f"PATCH {kind} {name}") from error
+            raise errors.KubeRefused(
+                403, {"reason": "NotFound", "message": words}, request=f"PATCH {kind} {name}"
+            ) from error
 
-    async def _read_queue_object(self, action: ReadQueueObject, state: JobState) -> None:
+    async def _read_queue_object(self, action: plan.ReadQueueObject, state: JobState) -> None:
         try:
             raw = await self._api.get(action.kind, namespace="", name=action.name)
-        except KubeNotFound as error:
+        except errors.KubeNotFound as error:
             words = f"there is no {action.kind} {action.name}; create it"
-            raise KubeRefused(403, {"message": words}, request=f"GET {action.kind} {action.name}") from error
+            raise errors.KubeRefused(403, {"message": words}, request=f"GET {action.kind} {action.name}") from error
         if action.kind == "ResourceFlavor":
             state.flavors[action.name] = read_flavor(raw, admission=action.admission)
         else:
             state.priorities[action.name] = raw["value"]
 
-    async def _patch_workload(self, job: Job, action: PatchWorkload) -> None:
+    async def _patch_workload(self, job: Job, action: plan.PatchWorkload) -> None:
         found = action.workload
         body = {"metadata": {"uid": found.uid, "resourceVersion": found.version}, "status": action.status}
         namespace = job.namespace
@@ -255,9 +238,9 @@ class Executor:
             raw = await self._api.patch(
                 "Workload", namespace=namespace, name=found.name, body=body, subresource="status"
             )
-        except KubeNotFound:
+        except errors.KubeNotFound:
             self._cache.forget(found.uid)
-        except KubeConflict as error:
+        except errors.KubeConflict as error:
             # Kueue wrote it meanwhile: the watch brings the newer version, and the next plan is made from that.
             log.debug("workload_not_written", workload=found.name, namespace=namespace, reason=error.message)
         else:
@@ -267,10 +250,10 @@ class Executor:
     async def _get_own(self, job: Job, kind: str, name: str) -> Raw:
         found = await self._api.get(kind, namespace=job.namespace, name=name)
         if controller_uid(found) != job.uid:
-            raise NameTaken(f"{kind} {name}", is_leaving=_is_leaving(found, job))
+            raise errors.NameTaken(f"{kind} {name}", is_leaving=_is_leaving(found, job))
         return found
 
-    async def _create_tokens(self, job: Job, action: CreateTokens, state: JobState) -> None:
+    async def _create_tokens(self, job: Job, action: plan.CreateTokens, state: JobState) -> None:
         """Create the token Secret, without permission to read or delete Secrets.
 
         The claim, a ConfigMap, proves later that the Secret is the job's own, even if the operator restarts between
@@ -279,14 +262,14 @@ class Executor:
         tokens, name = derive(self._key, uid=job.uid), tokens_secret(job.name)
         try:
             await self._api.create(secret(job, tokens), is_dry_run=True)
-        except KubeConflict as conflict:
+        except errors.KubeConflict as conflict:
             if conflict.reason != "AlreadyExists":
                 raise
             if action.claim is not None:
                 # The operator may not read its owner. The Secret of an earlier job is deleted within seconds.
                 before = state.refusals.get("Secret")
                 is_new = before is None or (before.kind is RefusalKind.LEAVING and before.count < _LEAVING_LOOKS)
-                raise NameTaken(f"Secret {name}", is_leaving=is_new) from conflict
+                raise errors.NameTaken(f"Secret {name}", is_leaving=is_new) from conflict
             if action.is_wrong:
                 await self._drop_tokens(job, state)
             state.has_tokens = True
@@ -295,7 +278,7 @@ class Executor:
             await self._apply(job, action.claim)
         try:
             await self._api.create(secret(job, tokens, owner=await self._tokens_owner(job)))
-        except KubeConflict as conflict:
+        except errors.KubeConflict as conflict:
             if conflict.reason != "AlreadyExists":
                 raise
             log.debug("tokens_exist", secret=name, namespace=job.namespace)
@@ -305,7 +288,7 @@ class Executor:
         manifest = tokens_owner(job)
         try:
             return await self._api.create(manifest)
-        except KubeConflict as conflict:
+        except errors.KubeConflict as conflict:
             if conflict.reason != "AlreadyExists":
                 raise
         return await self._get_own(job, "ConfigMap", manifest["metadata"]["name"])
@@ -323,12 +306,12 @@ class Executor:
             await self._api.delete(
                 "ConfigMap", namespace=namespace, name=name, preconditions={"uid": owner["metadata"]["uid"]}
             )
-        except (KubeNotFound, KubeConflict):
+        except (errors.KubeNotFound, errors.KubeConflict):
             log.warning("tokens_not_replaced", secret=name, namespace=namespace, reason="its owner is gone")
         else:
             log.warning("tokens_replaced", secret=name, namespace=namespace, reason="the head rejects the token in it")
 
-    async def _delete_child(self, job: Job, action: DeleteChild) -> None:
+    async def _delete_child(self, job: Job, action: plan.DeleteChild) -> None:
         try:
             found = await self._api.get(action.kind, namespace=job.namespace, name=action.name)
             uid = found["metadata"]["uid"]
@@ -337,16 +320,16 @@ class Executor:
                     action.kind, namespace=job.namespace, name=action.name, preconditions={"uid": uid}
                 )
             self._cache.forget(uid)
-        except (KubeNotFound, KubeConflict):
+        except (errors.KubeNotFound, errors.KubeConflict):
             return
 
     async def _check_node(self, name: str, state: JobState) -> None:
         at = self._clock()
         try:
             fact = read_node(await self._api.get("Node", namespace="", name=name), at=at)
-        except KubeNotFound:
+        except errors.KubeNotFound:
             fact = NodeFact(is_lost=True, at=at)
-        except (KubeRefused, ServerFault) as error:
+        except (errors.KubeRefused, errors.ServerFault) as error:
             # Unknown: treat the node as reachable, so that its pods keep their grace period.
             log.warning("node_not_seen", node=name, reason=error.message)
             fact = NodeFact(is_lost=False, at=at)
@@ -356,9 +339,9 @@ class Executor:
 
     # -- the job and its head ----------------------------------------------------------------------------------
 
-    async def _send_to_head(self, job: Job, action: SetDesired | DrainHead) -> None:
+    async def _send_to_head(self, job: Job, action: plan.SetDesired | plan.DrainHead) -> None:
         try:
-            if isinstance(action, SetDesired):
+            if isinstance(action, plan.SetDesired):
                 await self._heads.set_desired(
                     job,
                     action.pod,
@@ -368,7 +351,7 @@ class Executor:
                 )
             else:
                 await self._heads.drain(job, action.pod)
-        except HeadSilent as error:
+        except errors.HeadSilent as error:
             # The next answer shows that the command did not arrive, and it is sent again.
             log.warning("head_not_told", job=job.name, namespace=job.namespace, reason=str(error))
 
@@ -377,7 +360,7 @@ class Executor:
         try:
             await self._api.delete(KIND, namespace=job.namespace, name=job.name, preconditions=preconditions)
             log.info("job_deleted", job=job.name, namespace=job.namespace, reason="ttlSecondsAfterFinished elapsed")
-        except (KubeNotFound, KubeConflict):
+        except (errors.KubeNotFound, errors.KubeConflict):
             return
 
 
@@ -388,11 +371,11 @@ def _is_leaving(found: Raw, job: Job) -> bool:
     return is_child or found["metadata"].get("deletionTimestamp") is not None
 
 
-def _kind_of(error: KubeError, *, is_creation: bool = True) -> RefusalKind:
+def _kind_of(error: errors.KubeError, *, is_creation: bool = True) -> RefusalKind:
     """Classify a refusal, by the phrases of the API server's admission plugins."""
-    if isinstance(error, ServerFault):
+    if isinstance(error, errors.ServerFault):
         return RefusalKind.SERVER
-    if isinstance(error, KubeNotFound) or "NamespaceTerminating" in error.causes:
+    if isinstance(error, errors.KubeNotFound) or "NamespaceTerminating" in error.causes:
         return RefusalKind.NAMESPACE
     if not is_creation:
         return RefusalKind.FORBIDDEN

@@ -127,6 +127,8 @@ EXAMPLES = [
     Example(
         file="examples/box2d/acrobot_dualdqn.py",
         swap=[TIANSHOU],
+        shorter=[("    assert stop_fn(result.best_reward)\n", "")],
+        arguments=["--epoch", "1", "--epoch_num_steps", "2000", "--num_test_envs", "2"],
         needs=["tianshou", "tensorboard"],
         says="best_reward=",
     ),

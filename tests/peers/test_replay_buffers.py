@@ -1,5 +1,6 @@
 """What docs/how-to/read-a-dataset.md says of TorchRL's ReplayBuffer, and that a buffer then has every frame."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,17 @@ import torch
 
 pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peers` runs this test")
 
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
+
 import cormorant
 from cormorant_testing.collecting import make_job
 
@@ -16,9 +28,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-a-dataset.md"
 FRAMES = 600
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a job has filled data/cartpole, episodes of which end and are cut."""
+    tmp_path = tmp_path_factory.mktemp("collected")
     job = make_job(dataset=str(tmp_path / "data" / "cartpole"), num_envs=4, collection={"totalFrames": FRAMES})
     with cormorant.open_fleet(job, workers=2) as fleet:
         assert fleet.wait_until_done(60)
@@ -42,3 +55,34 @@ def test_the_page_fills_replay_buffers(folder: Path, monkeypatch: pytest.MonkeyP
         assert (stored[key] == torch.cat(list(dataset.trajectories()))[key]).all()
     sampled = names["buffer"].sample()["collector", "traj_ids"]
     assert set(sampled.tolist()) <= set(dataset.episodes["traj_id"].to_pylist())
+
+
+STORAGES = {
+    "tensor": LazyTensorStorage,
+    "memmap": LazyMemmapStorage,
+    "list": ListStorage,
+}
+SAMPLERS = {
+    "random": RandomSampler,
+    "without replacement": SamplerWithoutReplacement,
+    "prioritized": lambda: PrioritizedSampler(FRAMES, alpha=0.7, beta=0.9),
+    "slices": lambda: SliceSampler(traj_key=("collector", "traj_ids"), slice_len=2, strict_length=False),
+}
+
+
+COMBINATIONS = [pair for pair in itertools.product(STORAGES, SAMPLERS) if pair != ("list", "slices")]
+"""TorchRL samples slices from storages of tensors only."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("read", ["frames", "trajectories"])
+@pytest.mark.parametrize(("storage", "sampler"), COMBINATIONS)
+def test_every_buffer_takes_what_is_read(folder: Path, storage: str, sampler: str, read: str) -> None:
+    dataset = cormorant.read_dataset(str(folder / "data" / "cartpole"))
+    buffer = TensorDictReplayBuffer(storage=STORAGES[storage](FRAMES), sampler=SAMPLERS[sampler](), batch_size=32)
+    for part in getattr(dataset, read)():
+        buffer.extend(part)
+    known = {tuple(row) for row in torch.cat(list(dataset.frames()))["observation"].tolist()}
+    sample = buffer.sample()
+    assert len(buffer) == FRAMES
+    assert {tuple(row) for row in sample["observation"].tolist()} <= known

@@ -47,7 +47,8 @@ def init(
         from cormorant_worker.launch import make_collector
         from cormorant_worker.weights.blob import to_bytes
     try:
-        with quiet_logs(), make_collector(manifest, name=name) as collector:
+        slowly = told_when_slow(f"until the policy of {manifest} is built")
+        with quiet_logs(), slowly, make_collector(manifest, name=name) as collector:
             current = collector.weights.current()
     except CormorantError as error:
         raise BadInput(str(error)) from error

@@ -6,7 +6,6 @@ from cormorant_contract.rest.base import Answer, Time
 
 EventKind = Literal[
     "published",
-    "weights_missing",
     "applied",
     "update",
     "worker_ready",
@@ -19,6 +18,7 @@ EventKind = Literal[
     "draining",
     "failed",
     "ended",
+    "weights_missing",
 ]
 
 

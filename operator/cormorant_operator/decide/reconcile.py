@@ -10,24 +10,10 @@ from datetime import datetime, timedelta
 from cormorant_contract.children import tokens_secret
 from cormorant_operator import names
 from cormorant_operator.cache import JobRecord
+from cormorant_operator.decide import plan
 from cormorant_operator.decide.events import events_between
 from cormorant_operator.decide.heads import plan_head, plan_suspension, render_head
 from cormorant_operator.decide.obstacles import Fit, fit
-from cormorant_operator.decide.plan import (
-    Action,
-    ApplyChild,
-    CheckTemplate,
-    CreatePod,
-    CreateTokens,
-    DeleteChild,
-    DeleteJob,
-    DeletePod,
-    Draft,
-    MarkPod,
-    Plan,
-    SetDesired,
-    refusal_of,
-)
 from cormorant_operator.decide.progress import find_outcome, moving_until, outcome_dues, stall_deadline
 from cormorant_operator.decide.queueing import queue_actions
 from cormorant_operator.decide.status import is_counters_only, make_status, write_at
@@ -39,22 +25,22 @@ from cormorant_operator.job_state import JobState
 from cormorant_operator.pods import Obstacle
 from cormorant_operator.render.children import budgets, certificates, config_map, digest_of, network_policy, services
 
-_CHANGES = (DeletePod, MarkPod, DeleteChild, DeleteJob)
+_CHANGES = (plan.DeletePod, plan.MarkPod, plan.DeleteChild, plan.DeleteJob)
 
 
-def reconcile(job: Job, record: JobRecord, state: JobState, now: datetime, *, defaults: OperatorDefaults) -> Plan:
+def reconcile(job: Job, record: JobRecord, state: JobState, now: datetime, *, defaults: OperatorDefaults) -> plan.Plan:
     """The plan for a job. `now` is aware. Changes nothing."""
     view = View(job, record, state, now.replace(microsecond=0), defaults)
     return _without_refused(view, _decide(view))
 
 
-def _decide(view: View) -> Plan:
+def _decide(view: View) -> plan.Plan:
     job, head = view.job, view.live_head
     if job.identity.is_deleting or job.spec.is_of_others:
-        return Plan()  # Kubernetes deletes its pods; another controller manages it
+        return plan.Plan()  # Kubernetes deletes its pods; another controller manages it
     if job.is_over:
         return _clean_up(view)
-    draft = Draft(epoch=view.epoch, head_restarts=view.head_failures)
+    draft = plan.Draft(epoch=view.epoch, head_restarts=view.head_failures)
     draft.outcome = find_outcome(view)
     if draft.outcome is not None:
         # Written before the cleanup: a deleted head must not look like one to replace.
@@ -70,8 +56,8 @@ def _decide(view: View) -> Plan:
         assert head is not None, "a job without a head is not stalled"
         draft.is_stalled = True
         draft.head_restarts += head.stalled_since is None
-        draft.actions.append(MarkPod(pod=head, annotation=names.STALLED, at=view.now))
-        draft.actions += [DeletePod(pod=pod, why="the job stalled") for pod in view.pods if pod.is_live]
+        draft.actions.append(plan.MarkPod(pod=head, annotation=names.STALLED, at=view.now))
+        draft.actions += [plan.DeletePod(pod=pod, why="the job stalled") for pod in view.pods if pod.is_live]
         draft.dues.append(view.now)
         return _plan(view, draft)
     if _is_unclaimed(view):
@@ -88,14 +74,14 @@ def _decide(view: View) -> Plan:
     return _plan(view, draft)
 
 
-def _clean_up(view: View) -> Plan:
+def _clean_up(view: View) -> plan.Plan:
     """The plan for a job whose end is in its status. Nothing is created for it again."""
     policy, finished = view.policy, view.job.status.completion_time
     over = None
     if finished is not None and policy.ttl_seconds_after_finished is not None:
         over = view.after(finished, policy.ttl_seconds_after_finished)
     if over is not None and view.now >= over:
-        return Plan(actions=(DeleteJob(), *queue_actions(view)))
+        return plan.Plan(actions=(plan.DeleteJob(), *queue_actions(view)))
     # Keep an ended head for its log; delete one that still occupies a node.
     going = [
         pod
@@ -104,26 +90,26 @@ def _clean_up(view: View) -> Plan:
         and policy.clean_pod_policy != "None"
         and (pod.role != "head" or policy.clean_pod_policy == "All" or not pod.is_terminal or pod.has_sidecar)
     ]
-    orders = [DeletePod(pod=pod, why="the job has ended") for pod in going]
-    return Plan(actions=(*orders, *queue_actions(view)), due=over)
+    orders = [plan.DeletePod(pod=pod, why="the job has ended") for pod in going]
+    return plan.Plan(actions=(*orders, *queue_actions(view)), due=over)
 
 
-def _without_refused(view: View, plan: Plan) -> Plan:
+def _without_refused(view: View, full: plan.Plan) -> plan.Plan:
     """Postpone deletions and changes that the API server refused recently; keep the rest of the plan."""
     if not view.state.refusals:
-        return plan
-    actions: list[Action] = []
-    dues = [plan.due] if plan.due is not None else []
-    for action in plan.actions:
-        until = view.refused_until(refusal_of(action)[0]) if isinstance(action, _CHANGES) else None
+        return full
+    actions: list[plan.Action] = []
+    dues = [full.due] if full.due is not None else []
+    for action in full.actions:
+        until = view.refused_until(plan.refusal_of(action)[0]) if isinstance(action, _CHANGES) else None
         if until is None:
             actions.append(action)
         else:
             dues.append(_whole(until))
-    return replace(plan, actions=tuple(actions), due=min(dues, default=None))
+    return replace(full, actions=tuple(actions), due=min(dues, default=None))
 
 
-def _children(view: View, draft: Draft) -> Iterator[Action]:
+def _children(view: View, draft: plan.Draft) -> Iterator[plan.Action]:
     """Create, correct or delete Services, policies, ConfigMap and Secret where they differ, for the head in `draft`."""
     config = config_map(view.job, digest=view.templates.config)
     is_unclaimed = _is_unclaimed(view)
@@ -131,7 +117,7 @@ def _children(view: View, draft: Draft) -> Iterator[Action]:
         # The head has rejected the operator's token for so long that an existing Secret must have been changed.
         refused = view.state.refused_since
         is_wrong = refused is not None and view.now >= view.after(refused, view.defaults.secret_sync_s)
-        yield CreateTokens(claim=config if is_unclaimed else None, is_wrong=is_wrong)
+        yield plan.CreateTokens(claim=config if is_unclaimed else None, is_wrong=is_wrong)
     wanted = [network_policy(view.job, view.defaults)] if view.defaults.has_network_policies else []
     if not is_unclaimed:
         wanted = [config, *wanted, *certificates(view.job)]
@@ -143,14 +129,14 @@ def _children(view: View, draft: Draft) -> Iterator[Action]:
         kind, name = key = manifest["kind"], manifest["metadata"]["name"]
         keys.add(key)
         if view.children.get(key) != digest_of(manifest) and view.refused_until(kind) is None:
-            yield ApplyChild(manifest=manifest)
+            yield plan.ApplyChild(manifest=manifest)
     live = view.live_head
     is_current = live is not None and live.template == view.templates.head
     for kind, name in sorted(view.children.keys() - keys):
         if kind == "ConfigMap" and is_current:
-            yield DeleteChild(kind="ConfigMap", name=name)
+            yield plan.DeleteChild(kind="ConfigMap", name=name)
         elif kind == "PodDisruptionBudget" and draft.epoch and not is_unclaimed:
-            yield DeleteChild(kind="PodDisruptionBudget", name=name)
+            yield plan.DeleteChild(kind="PodDisruptionBudget", name=name)
 
 
 def _is_unclaimed(view: View) -> bool:
@@ -159,31 +145,31 @@ def _is_unclaimed(view: View) -> bool:
     return not (has_config or view.pods or view.job.status.epoch)
 
 
-def _may_lack_tokens(view: View, draft: Draft) -> bool:
+def _may_lack_tokens(view: View, draft: plan.Draft) -> bool:
     """Whether the Secret may be missing. The operator cannot read it; creating an existing one is harmless."""
     if not view.state.has_tokens:
         return True
     # A head mounts it. Without it the pod waits for its volume, and no pod condition says so.
-    if view.epoch and any(isinstance(action, CreatePod) for action in draft.actions):
+    if view.epoch and any(isinstance(action, plan.CreatePod) for action in draft.actions):
         return True
     secret = tokens_secret(view.job.name)
     return any(pod.obstacle is Obstacle.CONTAINER_CONFIG and secret in pod.obstacle_message for pod in view.examined)
 
 
-def _checks(view: View) -> Iterator[Action]:
+def _checks(view: View) -> Iterator[plan.Action]:
     """Dry runs of unverified templates. Until they are answered, no pod is created or replaced."""
     if view.refused_until("Pod") is not None:
         return
     template = view.templates.head
     if not view.is_proven(template) and view.verdict(template) is None:
-        yield CheckTemplate(template=template, manifest=render_head(view, epoch=view.epoch + 1))
+        yield plan.CheckTemplate(template=template, manifest=render_head(view, epoch=view.epoch + 1))
     for group in view.groups:
         template = view.templates.worker(group)
         if not view.is_proven(template) and view.verdict(template) is None:
-            yield CheckTemplate(template=template, manifest=render_worker(view, group))
+            yield plan.CheckTemplate(template=template, manifest=render_worker(view, group))
 
 
-def _orders_to_head(view: View, draft: Draft) -> Iterator[Action]:
+def _orders_to_head(view: View, draft: plan.Draft) -> Iterator[plan.Action]:
     live, answer = view.live_head, view.answer
     if (
         live is None
@@ -198,10 +184,10 @@ def _orders_to_head(view: View, draft: Draft) -> Iterator[Action]:
     wanted = wanted if has_workers else told
     is_paused = view.job.spec.paused or not has_workers
     if wanted != told or answer.is_spec_paused != is_paused:
-        yield SetDesired(pod=live, sizes=wanted.sizes, empty_slots=wanted.empty_slots, paused=is_paused)
+        yield plan.SetDesired(pod=live, sizes=wanted.sizes, empty_slots=wanted.empty_slots, paused=is_paused)
 
 
-def _plan(view: View, draft: Draft) -> Plan:
+def _plan(view: View, draft: plan.Draft) -> plan.Plan:
     status, before, head = make_status(view, draft), view.job.status, view.live_head
     at = write_at(before, status, now=view.now, interval_s=view.defaults.counters_interval_s)
     is_worth = at == view.now
@@ -211,7 +197,7 @@ def _plan(view: View, draft: Draft) -> Plan:
     later = [due for due in (at if counters_at is None else None, moving_until(view)) if due is not None]
     is_urgent = draft.is_urgent or draft.suspension == "draining"
     pace = view.defaults.fast_poll_s if is_urgent else view.defaults.poll_s
-    return Plan(
+    return plan.Plan(
         actions=tuple(draft.actions),
         status=status if is_worth else None,
         is_counters_only=is_worth and is_counters_only(before, status),

@@ -14,16 +14,7 @@ import aiohttp
 import kopf
 
 from cormorant_contract.children import api_path
-from cormorant_operator import names
-from cormorant_operator.errors import (
-    KubeConflict,
-    KubeError,
-    KubeNotFound,
-    KubeRefused,
-    ServerFault,
-    SettingsError,
-    Unreachable,
-)
+from cormorant_operator import errors, names
 from cormorant_operator.kube.rate_limit import RateLimiter
 
 REQUEST_S = 15.0
@@ -47,7 +38,7 @@ def find_connection() -> kopf.ConnectionInfo:
     given: dict[str, Any] = {"settings": kopf.OperatorSettings()}
     found = kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
     if found is None:
-        raise SettingsError("found neither a service account nor a kubeconfig; set KUBECONFIG")
+        raise errors.SettingsError("found neither a service account nor a kubeconfig; set KUBECONFIG")
     return found
 
 
@@ -158,16 +149,16 @@ class KubeClient:
             await self._rate_limiter.wait()
             try:
                 return await self._ask_once(method, path, body, query=query, kind=kind)
-            except ServerFault as answer:
+            except errors.ServerFault as answer:
                 error, wait_s = answer, answer.retry_after_s
             except (aiohttp.ClientError, TimeoutError, OSError) as failure:
                 error, wait_s = failure, 0.0
             if attempt + 1 < ATTEMPTS:
                 backoff_s = 0.2 * 2.0**attempt * random.uniform(0.5, 1.5)
                 await asyncio.sleep(min(_MAX_WAIT_S, max(wait_s, backoff_s)))
-        if isinstance(error, ServerFault):
+        if isinstance(error, errors.ServerFault):
             raise error
-        raise Unreachable(
+        raise errors.Unreachable(
             f"{method} {path}: no answer from the API server in {ATTEMPTS} attempts of {REQUEST_S:.0f} s: {error!r}"
         ) from error
 
@@ -202,12 +193,12 @@ def _path_of(manifest: Mapping[str, Any]) -> str:
     return api_path(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
 
 
-def error_of(code: int) -> type[KubeError]:
+def error_of(code: int) -> type[errors.KubeError]:
     if code in (400, 401, 403, 405, 413, 422):
-        return KubeRefused
+        return errors.KubeRefused
     if code in (408, 429) or code >= 500:
-        return ServerFault
-    return {404: KubeNotFound, 409: KubeConflict}.get(code, KubeError)
+        return errors.ServerFault
+    return {404: errors.KubeNotFound, 409: errors.KubeConflict}.get(code, errors.KubeError)
 
 
 def _read_json(content: bytes) -> Raw:

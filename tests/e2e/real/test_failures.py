@@ -379,6 +379,27 @@ def test_absent_operator_destroys_nothing(scene: Scene, installed: Installation)
     assert not any("Stalled" in events(job) for job in jobs)
 
 
+def test_head_deleted_without_an_operator_costs_no_acknowledged_frame(scene: Scene, installed: Installation) -> None:
+    job, head = scene.steady, scene.steady.head()
+    workers = set(job.pods("worker").items())
+    installed.operators("scale", f"deployment/{RELEASE}", "--replicas=0")
+    try:
+        installed.operators.until(lambda: not installed.operators.items("pods"), what="it is gone")
+        counted = job.status["frames"]["settled"]
+        scene.learner.wait_for(20)  # no status has them
+        job.namespace("delete", "pod", head)
+        taken = scene.learner.frames()
+        assert taken >= counted + 20 * FRAMES
+    finally:
+        installed.operators("scale", f"deployment/{RELEASE}", "--replicas=1")
+    installed.wait()
+    job.until(lambda: job.status["epoch"] > 1 and job.status["frames"]["settled"] >= taken, what="all are counted")
+    scene.until_well()
+    assert set(job.pods("worker").items()) == workers
+    assert job.condition("Failed") == ""
+    note(f"head deleted without an operator: {taken - counted} frames acknowledged beyond the status, all counted")
+
+
 def test_deleted_and_applied_again_job_collects(scene: Scene) -> None:
     job = scene.plain
     bearing = {"spec": {"tolerations": [{"operator": "Exists"}]}}

@@ -7,6 +7,7 @@ from typing import Any
 
 import minari
 import numpy as np
+import pyarrow.compute
 import pyarrow.parquet
 import pytest
 
@@ -19,6 +20,7 @@ from cormorant_worker.errors import CormorantError, DatasetMismatch
 from cormorant_worker.launch import make_collector, open_fleet
 from cormorant_worker.sinks.dataset import existing_dataset
 from cormorant_worker.sinks.export import export
+from cormorant_worker.sinks.reader import read_dataset
 
 VARIANTS = [{"name": "easy", "kwargs": {"lengths": [3]}}, {"name": "hard", "kwargs": {"lengths": [7]}}]
 
@@ -81,6 +83,15 @@ def test_a_fleet_stores_and_exports_the_ids(tmp_path: Path) -> None:
     episodes = minari.MinariDataset(str(export(data, tmp_path / "minari", to="minari").path)).iterate_episodes()
     lengths = [(set(e.infos["task_id"].tolist()), len(e.rewards)) for e in episodes if e.terminations[-1]]
     assert set(map(str, lengths)) == {"({0}, 3)", "({1}, 7)"}
+    ended = read_dataset(data).episodes.filter(pyarrow.compute.field("terminated")).select(["task_id", "length"])
+    assert {tuple(row.values()) for row in ended.to_pylist()} == {(0, 3), (1, 7)}
+    meta = export(data, tmp_path / "lerobot", to="lerobot").path / "meta"
+    assert pyarrow.parquet.read_table(meta / "tasks.parquet").to_pandas()["task_index"].to_dict() == {
+        "easy": 0,
+        "hard": 1,
+    }
+    told = pyarrow.parquet.read_table(meta / "episodes")
+    assert set(map(tuple, told["tasks"].to_pylist())) == {("easy",), ("hard",)}
     variants = [*VARIANTS[:1], {"name": "harder", "kwargs": {"lengths": [9]}}]
     with (
         pytest.raises(DatasetMismatch, match=r"env.variants: .*hard.* is stored, now it is .*harder"),

@@ -24,6 +24,7 @@ OURS = {
 
 NOT_OURS = {
     "TestLibThreading": "runs in a process that it spawns, where no name is exchanged",
+    "test_env_that_waits": "runs in a process that it spawns, where no name is exchanged",
     "test_backend_dispatch[": "replaces TorchRL's own class by a mock, which its own Collector would call",
     "test_context_backend_dispatch": "replaces TorchRL's own class by a mock, which its own Collector would call",
     "test_sequence_inference_and_options_are_not_mutated": "replaces TorchRL's own class by a mock",

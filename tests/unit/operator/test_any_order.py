@@ -51,6 +51,13 @@ class AnyOrder(RuleBasedStateMachine):
         # Only a lease keeps an operator without state from acting beside one that has a plan.
         self.old_plan = ()
 
+    @rule(count=st.integers(0, 3))
+    def api_server_loses_every_action_and_takes_the_status(self, count: int) -> None:
+        plan = self.world.plan()
+        for action in plan.actions[:count]:
+            self.world.do(action)
+        self.world.write(plan)
+
     @rule()
     def second_operator_does_the_same(self) -> None:
         first = self.world.plan()

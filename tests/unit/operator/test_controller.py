@@ -1,6 +1,7 @@
 """What the loop looks at again, and when: answers that tell nothing new are not decided about."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -25,14 +26,16 @@ SITE = OperatorDefaults(poll_s=0.1, fast_poll_s=0.1, resync_retry_s=0.1)
 class Api(ApiServer):
     """Pods are ready at once."""
 
+    is_starting = False
+    """Pods have a node, and do not become ready."""
     counters_held = 0
     counters_hang: asyncio.Event | None = None
     """The next status write waits for it."""
 
     def keep(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         if manifest["kind"] == "Pod":
-            ready = {"type": "Ready", "status": "True", "lastTransitionTime": SINCE}
-            conditions = [ready, {**ready, "type": "PodScheduled"}]
+            placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": SINCE}
+            conditions = [placed, {**placed, "type": "Ready", "status": "False" if self.is_starting else "True"}]
             manifest = {**manifest, "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": conditions}}
         return super().keep(manifest)
 
@@ -156,6 +159,22 @@ async def scene(defaults: OperatorDefaults) -> AsyncIterator[Scene]:
         await scene.until(lambda: scene.status["frames"]["collected"] == 10)
         await scene.until_asked(2)
         yield scene
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+
+async def test_operator_that_stood_still_begins_its_deadlines_again() -> None:
+    scene = Scene(defaults=replace(SITE, stood_still_s=1.2))
+    scene.api.is_starting = True
+    scene.edit(runPolicy={"startupDeadlineSeconds": 1})
+    working = asyncio.create_task(scene.controller.run())
+    try:
+        await scene.until(lambda: scene.status.get("phase") == "Starting")
+        time.sleep(1.5)  # the whole process stands still, beyond the deadline
+        await asyncio.sleep(0.2)
+        assert scene.status["phase"] == "Starting"
+        await scene.until(lambda: scene.status["phase"] == "Failed")
     finally:
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)

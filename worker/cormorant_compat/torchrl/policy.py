@@ -26,8 +26,8 @@ class OnTensorDicts(TensorDictModuleBase):
 
     def __init__(self, module: Callable[[Any], Any]) -> None:
         super().__init__()
-        self.in_keys: list[Any] = []
-        self.out_keys: list[Any] = ["action"]
+        self.in_keys: list[Any] = getattr(module, "in_keys", [])
+        self.out_keys: list[Any] = getattr(module, "out_keys", ["action"])
         self.module = module
         self._takes_frames: bool | None = None
         """None: not known yet."""
@@ -59,6 +59,8 @@ def as_policy(policy: Any, *, is_trusted: bool = False) -> Any:
     """
     if policy is None or is_random_policy(policy):
         return None
+    if isinstance(policy, TensorDictModuleBase) and not policy.state_dict():
+        return OnTensorDicts(policy)  # no weights: written by hand
     if isinstance(policy, TensorDictModuleBase | Mapping):
         return policy
     if not callable(policy) or isinstance(policy, type):

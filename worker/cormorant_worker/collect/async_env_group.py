@@ -116,7 +116,7 @@ class AsyncEnvGroup(EnvGroup):
         return np.array(ring[int(self._landed[column]) % (len(ring) - 1), column])
 
     def state(self) -> dict[str, Array]:
-        raise EnvNotSaved("with batchSize below numEnvs some environments always have a step in flight")
+        raise EnvNotSaved("environments that are not in lockstep always have a step in flight")
 
     def restore(self, state: dict[str, Array]) -> None:
         """Refuse a state of environments that could be saved: another kind with the same spaces."""

@@ -383,7 +383,10 @@ class Collector:
             EnvError: an asynchronous EnvPool (`batchSize < numEnvs`) has environments under way.
         """
         if not all(env.lockstep for env in self._envs):
-            raise EnvError("environments with steps in flight cannot be restarted together; set batchSize: 0")
+            raise EnvError(
+                "environments with steps in flight cannot be restarted together; set batchSize: 0, or have "
+                "the vector environment take reset_mask"
+            )
         for env_group in self.env_groups:
             env_group.restart()
 

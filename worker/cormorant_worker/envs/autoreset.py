@@ -42,12 +42,15 @@ def find_mode(vector: FlatVector) -> AutoresetMode:
 
 
 def resets_some(vector: FlatVector, mode: AutoresetMode) -> bool:
-    """True where `reset(options={"reset_mask": ...})` begins new episodes in some rows and leaves the others alone."""
-    if mode is AutoresetMode.NEXT_STEP and not _forgets_pending_resets(vector):
+    """True where `reset(options={"reset_mask": ...})` begins new episodes in some rows and leaves the others alone.
+    Where a look cannot tell, the class or the mode is believed.
+    """
+    is_known = _forgets_pending_resets(vector)
+    if mode is AutoresetMode.NEXT_STEP and not is_known:
         return False
     if vector.num_envs == 1:
         return True  # all of them are reset
-    does, why = False, "its rows could not be told apart"
+    does, why = is_known or mode is AutoresetMode.DISABLED, ""
     try:
         for seed in range(_TRIES):
             first = _copy(vector.seed(range(seed, seed + vector.num_envs)).obs)
@@ -60,7 +63,7 @@ def resets_some(vector: FlatVector, mode: AutoresetMode) -> bool:
             does, why = bool(_same(after, kept)[1:].all()), "it resets every row"
             break
     except Exception as error:  # noqa: BLE001 - whatever it raises, it takes no mask
-        why = f"{type(error).__name__}: {error}"
+        does, why = False, f"{type(error).__name__}: {error}"
     if not does and mode is AutoresetMode.DISABLED:
         raise EnvBuildError(
             f'{vector.name} declares the autoreset_mode DISABLED, and reset(options={{"reset_mask": ...}}) does not '

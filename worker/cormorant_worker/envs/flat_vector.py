@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import AsyncVectorEnv
 
 from cormorant_worker.action_mask import ACTION_MASK, info_mask_length
 from cormorant_worker.entrypoints import load_object
@@ -23,6 +24,8 @@ from cormorant_worker.envs.protocol import EVERY_ROW, Rows
 from cormorant_worker.errors import EnvBuildError, EnvCrashed
 from cormorant_worker.spaces import Array, Arrays, cast_exactly, flatten, leaves, unflattener
 
+STEP_LIMIT_S = 60.0
+"""For a step of gymnasium's AsyncVectorEnv; others bound their steps themselves, or the fleet does."""
 _NEEDED = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 
 
@@ -97,7 +100,7 @@ class FlatVector:
         self.observation_space, self.action_space = self.env.single_observation_space, self.env.single_action_space
         self.steps = 0
         """Steps since it was built."""
-        self._has_ended = False
+        self._has_ended = self._has_failed = False
         try:
             self.leaves = leaves(self.observation_space, ("observation",))
             leaves(self.action_space, ("action",))
@@ -155,29 +158,28 @@ class FlatVector:
             BadObservation: what it returned does not fit its space, or is NaN.
         """
         try:
-            obs, reward, terminated, truncated, info = self.env.step(self._nested_actions(actions))
+            obs, reward, terminated, truncated, info = self._step(self._nested_actions(actions))
         except Exception as error:
             raise self._failed(f"step {self.steps + 1}", error) from error
         self.steps += 1
-        # Copies, but for the observations: a reset of some rows may write into the environment's own memory.
-        stepped = Stepped(
-            self.arrays(obs),
-            np.array(reward, dtype=np.float32),
-            np.array(terminated, dtype=np.bool_),
-            np.array(truncated, dtype=np.bool_),
-            info,
-        )
-        for what, array in (("reward", stepped.reward), ("terminated", stepped.terminated), ("truncated", stepped[3])):
-            if array.shape != (self.num_envs,):
-                raise BadObservation(
-                    f"{self.name} returned {what} of shape {array.shape} for {self.num_envs} environments"
-                )
-        if np.isnan(stepped.reward).any():
-            row = int(np.flatnonzero(np.isnan(stepped.reward))[0])
+        rewards = self._column("reward", reward, np.float32)
+        flags = self._column("terminated", terminated, np.bool_), self._column("truncated", truncated, np.bool_)
+        if np.isnan(rewards).any():
+            row = int(np.flatnonzero(np.isnan(rewards))[0])
             raise BadObservation(f"environment {row} returned a NaN reward in step {self.steps}", row=row)
+        if not isinstance(info, Mapping):
+            raise self._misfit(f"{type(info).__name__} as info; return a dict")
+        stepped = Stepped(self.arrays(obs), rewards, *flags, info)
         self._note_masks(info, EVERY_ROW)
         self._has_ended = bool(len(stepped.ended))
         return stepped
+
+    def _step(self, actions: Any) -> Any:
+        if type(self.env) is not AsyncVectorEnv:
+            return self.env.step(actions)
+        # Its own step waits without end for a process that died.
+        self.env.step_async(actions)
+        return self.env.step_wait(timeout=STEP_LIMIT_S)
 
     def settle(self) -> None:
         """Take the resets that NEXT_STEP left pending: in AsyncVectorEnv without shared memory they outlive a reset."""
@@ -193,15 +195,14 @@ class FlatVector:
         try:
             parts = flatten(self.observation_space, obs)
         except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
-            raise BadObservation(
-                f"{self.name} returned observations in step {self.steps} that do not fit {self.observation_space}: "
-                f"{type(error).__name__}: {error}"
+            raise self._misfit(
+                f"observations that do not fit {self.observation_space}: {type(error).__name__}: {error}"
             ) from error
         for leaf, part in zip(self.leaves, parts, strict=True):
             if part.shape != (self.num_envs, *leaf.shape):
-                raise BadObservation(
-                    f"{self.name} returned {'.'.join(leaf.key)} of shape {part.shape} in step {self.steps}; "
-                    f"{self.num_envs} environments and their space say {(self.num_envs, *leaf.shape)}"
+                raise self._misfit(
+                    f"{'.'.join(leaf.key)} of shape {part.shape}; {self.num_envs} environments and their space say "
+                    f"{(self.num_envs, *leaf.shape)}"
                 )
         self._nan.look(parts, EVERY_ROW)
         return parts
@@ -229,7 +230,8 @@ class FlatVector:
     def lost_final(self, what: str) -> BadObservation:
         return BadObservation(
             f"{self.name} resets in the step that ends an episode (SAME_STEP) and returns final_obs {what}, so the "
-            "final observation is lost; return a copy from the environment, or make it with autoreset_mode NEXT_STEP"
+            "final observation is lost; return a copy from the environment, or make it with autoreset_mode NEXT_STEP",
+            has_stepped=False,
         )
 
     def infos(self, fields: Sequence[InfoField], stepped: Stepped, *, is_same_step: bool) -> Arrays:
@@ -271,7 +273,7 @@ class FlatVector:
     def close(self) -> None:
         """Close the environment; what it raises then is not of interest."""
         with suppress(Exception):  # it may have crashed before
-            self.env.close()
+            self.env.close(**({"terminate": True} if self._has_failed and type(self.env) is AsyncVectorEnv else {}))
 
     def _read(self, field: InfoField, info: Mapping[str, Any], out: Array) -> None:
         value, mask = find_info(info, field.key)
@@ -281,10 +283,23 @@ class FlatVector:
         try:
             out[rows] = cast_exactly(np.asarray(value)[rows], out.dtype)
         except (TypeError, ValueError, IndexError, OverflowError) as error:
-            raise BadObservation(
-                f"{self.name} returned {field.key} in info that does not fit {field.dtype}{list(field.shape or ())} in "
-                f"step {self.steps}: {error}; declare another dtype or shape"
+            raise self._misfit(
+                f"{field.key} in info that does not fit {field.dtype}{list(field.shape or ())}: {error}; declare "
+                "another dtype or shape"
             ) from error
+
+    def _column(self, what: str, values: Any, dtype: Any) -> Array:
+        """[N] a copy: a reset of some rows may write into the environment's own memory."""
+        try:
+            array = np.array(values, dtype=dtype)
+        except (TypeError, ValueError) as error:
+            raise self._misfit(f"{what} that is no array of numbers: {error}") from error
+        if array.shape != (self.num_envs,):
+            raise self._misfit(f"{what} of shape {array.shape} for {self.num_envs} environments")
+        return array
+
+    def _misfit(self, what: str) -> BadObservation:
+        return BadObservation(f"{self.name} returned in step {self.steps} {what}", has_stepped=self.steps > 1)
 
     def _begun(self, obs: Any, info: Mapping[str, Any], rows: slice | Rows) -> Stepped:
         parts, nothing = self.arrays(obs), np.zeros(self.num_envs, dtype=np.bool_)
@@ -301,7 +316,7 @@ class FlatVector:
         self.illegal[rows] = illegal[rows]
 
     def _failed(self, what: str, error: Exception) -> EnvCrashed:
-        details = "".join(traceback.format_exception(error))
+        details, self._has_failed = "".join(traceback.format_exception(error)), True
         return EnvCrashed(
             f"the vector environment {self.name} raised {type(error).__name__} in {what}: {error}; fix the environment",
             has_stepped=self.steps > 0,

@@ -86,7 +86,7 @@ def place_among_ranks(rank: int | None, world_size: int | None) -> tuple[int, in
     """This process's rank and how many there are.
 
     Raises:
-        DatasetError: only one of them is given, or there is no such rank.
+        DatasetError: only one of them is given or set, or there is no such rank.
     """
     if (rank is None) != (world_size is None):
         raise DatasetError(f"rank is {rank} and world_size is {world_size}; give both or neither")
@@ -94,7 +94,13 @@ def place_among_ranks(rank: int | None, world_size: int | None) -> tuple[int, in
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         else:
-            rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+            size = os.environ.get("WORLD_SIZE", "1")
+            place = os.environ.get("RANK", "0" if size == "1" else "")
+            if not place.isdecimal() or not size.isdecimal():
+                raise DatasetError(
+                    f"$RANK is {place!r} and $WORLD_SIZE is {size!r}: set both to numbers, or pass rank and world_size"
+                )
+            rank, world_size = int(place), int(size)
     if not 0 <= rank < world_size:
         raise DatasetError(f"there is no rank {rank} among {world_size}; ranks are numbered from 0")
     return rank, world_size

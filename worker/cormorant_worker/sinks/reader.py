@@ -4,6 +4,7 @@
 """
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -121,7 +122,7 @@ class Dataset:
         Args:
             columns: keys to read, a nested key as a tuple; one key chooses all below it. None: all.
             batch_size: N, less for the last batch. None: as stored, or as mixed.
-            shuffle: mix the frames of 8 shards at a time, in random order, with 256 MiB of frames in memory.
+            shuffle: draw from 8 shards at a time, in random order, and mix 256 MiB of frames; takes twice that.
             seed: of the shuffle; another number gives another order.
 
         Raises:
@@ -287,7 +288,9 @@ class Dataset:
         chunks: Iterator[TensorDict] = itertools.chain.from_iterable(streams)
         if seeds is not None:
             rng = _generator(*seeds, start + 1)
-            most = max(batch_size or 1, _MIXED_BYTES // max(1, schema.frame_bytes()))
+            leaves = (leaf for key, leaf in self._schema.keys().items() if leaf is not None and key in keys)
+            frame_bytes = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+            most = max(batch_size or 1, _MIXED_BYTES // max(1, frame_bytes))
             chunks = _mixed(_interleaved(streams, rng), rng, most=most, size=batch_size or most)
         return chunks if batch_size is None else _batched(chunks, batch_size, drop_last=drop_last)
 
@@ -313,7 +316,7 @@ class Dataset:
                 return
 
 
-def read_dataset(uri: str) -> Dataset:
+def read_dataset(uri: str | os.PathLike[str]) -> Dataset:
     """Open a dataset that jobs collected, for reading; jobs may still write to it.
 
         dataset = cormorant.read_dataset("data/cartpole")
@@ -327,7 +330,7 @@ def read_dataset(uri: str) -> Dataset:
     Raises:
         DatasetError: there is no dataset, or it cannot be read.
     """
-    return Dataset(existing_dataset(str(uri)))
+    return Dataset(existing_dataset(os.fspath(uri)))
 
 
 def _generator(*seeds: int) -> np.random.Generator:

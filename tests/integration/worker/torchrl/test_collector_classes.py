@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from cormorant_compat.torchrl import (
@@ -265,7 +266,14 @@ def act_on_a_batch(td: TensorDict) -> TensorDict:
     return td.set("action", torch.full((td.shape[0], 2), 0.5))
 
 
-@pytest.mark.parametrize("policy", [act_on_a_frame, act_on_a_batch])
+class ActOnAFrame(TensorDictModuleBase):
+    in_keys, out_keys = ("observation",), ("action",)
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        return act_on_a_frame(td)
+
+
+@pytest.mark.parametrize("policy", [act_on_a_frame, act_on_a_batch, ActOnAFrame()])
 def test_a_policy_of_one_environment_may_take_frames_or_batches(policy: Any) -> None:
     with Collector(lambda: CountingEnv(lengths=4, action="box"), policy, frames_per_batch=6) as collector:
         batch = next(iter(collector))

@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from cormorant_testing.placements import echo_env
 from cormorant_testing.placements.echo_env import EchoEnv
+from cormorant_worker.envs import flat_vector
 from cormorant_worker.envs.flat_vector import VectorSource
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, Step
@@ -128,9 +129,13 @@ class Batched(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.buffer[rows, 2] = 0
 
 
+def _no_actions(env: GymVectorEnv) -> Any:
+    return np.zeros((N, *env.action_space.shape), env.action_space.dtype)
+
+
 def run(env: GymVectorEnv, *, steps: int) -> Step:
     for _ in range(steps):
-        env.send((np.zeros(N, np.int64),), EVERY_ROW)
+        env.send((_no_actions(env),), EVERY_ROW)
         step = env.recv()
     return step
 
@@ -311,6 +316,10 @@ class Misfit(Batched):
                 obs = obs[:3]
             case "reward":
                 reward = 1.0
+            case "no reward":
+                reward = ["much"] * N
+            case "info":
+                info = []
             case "raise":
                 raise OSError("the simulator died")
         return obs, reward, terminated, truncated, info
@@ -321,8 +330,10 @@ class Misfit(Batched):
     [
         ("nan", "environment 2 returned NaN in observation"),
         ("nan reward", "environment 1 returned a NaN reward in step"),
-        ("shape", r"returned observation of shape \(3, 3\) in step \d; 4 environments and their space say \(4, 3\)"),
-        ("reward", r"returned reward of shape \(\) for 4 environments"),
+        ("shape", r"step \d observation of shape \(3, 3\); 4 environments and their space say \(4, 3\)"),
+        ("reward", r"reward of shape \(\) for 4 environments"),
+        ("no reward", "reward that is no array of numbers"),
+        ("info", "list as info; return a dict"),
         ("raise", "Misfit raised OSError in step .*: the simulator died; fix the environment"),
     ],
 )
@@ -349,3 +360,63 @@ def test_spaces_without_a_fixed_shape_are_refused(space: Any, remedy: str) -> No
 
     with pytest.raises(EnvBuildError, match=f"observation.said has no fixed shape.*{remedy}"):
         made(make)
+
+
+class EchoDict(EchoEnv):
+    """The same as a Dict with a whole number in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain_space = self.observation_space
+        self.observation_space = gymnasium.spaces.Dict(
+            step=gymnasium.spaces.Discrete(16), all=gymnasium.spaces.Tuple([self.plain_space])
+        )
+
+    def _observe(self, *action: float) -> Any:
+        return {"all": (super()._observe(*action),), "step": self._step}
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("mode", MODES)
+def test_nested_observations(kind: Any, mode: str) -> None:
+    def make(num_envs: int) -> Any:
+        return kind([EchoDict] * num_envs, autoreset_mode=mode)
+
+    env = made(make)
+    try:
+        env.start()
+        for _ in range(30):
+            env.send((np.zeros((N, 2), np.float32),), EVERY_ROW)
+            step = env.recv()
+            for leaves, positions in ((step.obs, np.arange(N)), (step.final, step.ended)):
+                np.testing.assert_array_equal(leaves[1][:, 2], leaves[0] / echo_env.STEPS)
+                assert len(leaves[0]) == len(positions)
+            assert not step.obs[0][step.ended].any()
+            assert step.final[0].all()
+    finally:
+        env.close()
+
+
+def test_a_process_that_is_killed_ends_its_vector_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat_vector, "STEP_LIMIT_S", 0.5)
+    env = made(partial(echoes, kind=AsyncVectorEnv))
+    env.start()
+    run(env, steps=3)
+    env._vector.env.processes[1].kill()
+    with pytest.raises(EnvCrashed, match=r"raised (Timeout|ConnectionReset|BrokenPipe|EOF)Error in step") as crashed:
+        run(env, steps=3)
+    assert crashed.value.has_stepped
+    env.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_whole_episodes_are_collected(mode: str) -> None:
+    with make_collector(env=partial(echoes, autoreset_mode=mode), num_envs=N) as collector:
+        for _ in range(2):
+            batch = collector.collect(num_episodes=2 * N + 1)
+            mask = batch["collector", "mask"]
+            assert batch.shape[0] == 2 * N + 1
+            assert not batch["observation"][:, 0, 2:].any()
+            last = mask.sum(1) - 1
+            assert batch["next", "done"][np.arange(2 * N + 1), last].all()
+            assert int(batch["next", "done"][mask].sum()) == 2 * N + 1

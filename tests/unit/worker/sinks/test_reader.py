@@ -164,6 +164,17 @@ def test_frames_that_come_later_are_not_part_of_it(make_dice, stored):
     assert sum(map(len, dataset.frames())) == len(dataset) == sum(dataset.episodes["length"].to_pylist())
 
 
+def test_a_trajectory_with_a_hole_is_two(make_dice, stored):
+    """Frames between two attempts were lost: what comes after them is not joined to what was before."""
+    dice = make_dice(end_odds=0.0)
+    whole = stored(dice, parts=("cpu-0-0",), shards=1)
+    with whole.writer("cpu-0-1", dice.layout) as writer:
+        writer.go_on(np.array(dice.ids), np.array([6, 4, 4]))
+        writer.append(dice.fill())
+    rows = read_dataset(whole.uri).episodes.select(["traj_id", "first_step", "length"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [(0, 0, 4), (0, 6, 4), (1, 0, 8), (2, 0, 8)]
+
+
 def test_an_empty_dataset_has_no_frames(make_dice, stored):
     dataset = read_dataset(stored(make_dice(), parts=()).uri)
     assert len(dataset) == dataset.episodes.num_rows == dataset.to_arrow().num_rows == 0
@@ -251,6 +262,14 @@ def test_the_environment_tells_the_rank(dataset, monkeypatch):
     assert sum(map(len, dataset.to_torch())) == 40
 
 
+@pytest.mark.parametrize(("rank", "world_size"), [("", "3"), ("one", "3"), ("0", "many")])
+def test_half_of_a_rank_is_a_sentence(dataset, monkeypatch, rank, world_size):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    with pytest.raises(DatasetError, match=rf"\$RANK is '{rank}' and \$WORLD_SIZE is '{world_size}': set both"):
+        dataset.to_torch()
+
+
 def test_another_process_may_have_it(dataset):
     read = pickle.loads(pickle.dumps(dataset))
     assert places(torch.cat(list(read.frames()))) == places(torch.cat(list(dataset.frames())))
@@ -258,4 +277,4 @@ def test_another_process_may_have_it(dataset):
 
 def test_no_dataset_is_a_sentence(tmp_path):
     with pytest.raises(DatasetError, match="there is no dataset at"):
-        read_dataset(str(tmp_path))
+        read_dataset(tmp_path)
