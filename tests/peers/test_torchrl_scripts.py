@@ -13,8 +13,10 @@ pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peer
 from torchrl.data import Bounded, LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.envs import GymEnv, SerialEnv, StepCounter
 from torchrl.modules import GRUModule, RandomPolicy
+from torchrl.testing.mocking_classes import NestedCountingEnv
 
 from cormorant_compat.torchrl import Collector, MultiSyncCollector
+from cormorant_worker.errors import EnvBuildError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
@@ -64,6 +66,13 @@ def test_recurrent_policies_need_no_transforms(registers: bool | None) -> None:
     assert not batch["state"][batch["is_init"].squeeze(-1)].any()
     goes_on = ~batch["is_init"][1:].squeeze(-1)
     assert torch.equal(batch["state"][1:][goes_on], batch["next", "state"][:-1][goes_on])
+
+
+@pytest.mark.parametrize("kind", ["action", "reward", "done"])
+def test_other_names_are_refused_with_a_remedy(kind: str) -> None:
+    nested = {"nest_obs_action": kind == "action", "nest_reward": kind == "reward", "nest_done": kind == "done"}
+    with pytest.raises(EnvBuildError, match=rf"the {kind} keys of .* collectors know .*{kind}.*: rename them"):
+        Collector(NestedCountingEnv(**nested), frames_per_batch=10)
 
 
 def test_torchrls_trainer_trains_on_our_collector() -> None:

@@ -14,7 +14,7 @@ OURS = {
         "cormorant_compat.torchrl",
         ("AsyncCollector", "Collector", "MultiAsyncCollector", "MultiSyncCollector"),
     ),
-    "torchrl.collectors.distributed": ("cormorant_compat.torchrl", ("RayCollector",)),
+    "torchrl.collectors.distributed.ray": ("cormorant_compat.torchrl", ("RayCollector",)),
     "torchrl.collectors.utils": ("cormorant_postproc", ("split_trajectories",)),
     "torchrl.data.postprocs.postprocs": ("cormorant_postproc", ("MultiStep",)),
     "torchrl.envs": ("cormorant_compat.torchrl", ("MultiThreadedEnv", "MultiThreadedEnvWrapper")),

@@ -21,11 +21,16 @@ _OBSERVATION = "observation"
 
 def adapt_torchrl(env: Any) -> Any:
     """A gymnasium.Env where the environment has no batch size, else several environments with a `vector_env`."""
-    if list(env.action_keys) != ["action"]:
-        raise EnvBuildError(
-            f'the action keys of {env} are {list(env.action_keys)}; collectors write "action": rename it '
-            "(torchrl.envs.RenameTransform)"
-        )
+    for kind, keys, known in (
+        ("action", env.action_keys, {"action"}),
+        ("reward", env.reward_keys, {"reward"}),
+        ("done", env.done_keys, {"done", "terminated", "truncated"}),
+    ):
+        if not set(keys) <= known:
+            raise EnvBuildError(
+                f"the {kind} keys of {env} are {list(keys)}; collectors know {', '.join(sorted(known))}: rename them "
+                "(torchrl.envs.RenameTransform)"
+            )
     return BatchedEnv(env) if env.batch_size else SingleEnv(env)
 
 
