@@ -156,7 +156,7 @@ def test_an_envpool_task_is_named_in_one_string() -> None:
 )
 def test_environments_that_step_themselves_have_no_vectorization(env: Any, sentence: str) -> None:
     with pytest.raises(ManifestError, match=sentence):
-        make_collector(env=env, vectorization="inline")
+        make_collector(env=env, vectorization_mode="inline")
 
 
 @pytest.mark.parametrize(
