@@ -18,7 +18,7 @@ from cormorant_worker.collect.overrides import NO_OVERRIDES, read_overrides
 from cormorant_worker.errors import EvaluationError, ManifestError
 from cormorant_worker.evaluation.results import ResultTable
 from cormorant_worker.launch import Manifest, describe_job, refuse_unknown_names
-from cormorant_worker.scripted import EnvChoice, Vectorization
+from cormorant_worker.scripted import SCRIPT_ENV, EnvChoice, Vectorization
 from cormorant_worker.weights.blob import in_models, to_bytes
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def evaluate(
             refuse_unknown_names(described, is_this_machine=engine is None)
         else:
             overrides = replace(overrides, envs=overrides.envs[:1])  # each episode has a new one
-            objects = overrides.to_bytes()
+            if overrides.envs or overrides.policy is not None or overrides.policy_factory is not None:
+                objects = overrides.to_bytes()
         job = evaluation_job(
             described, folder, weights=weights_uri, episodes=episodes or 0, seed=seed, deterministic=deterministic,
             device=device or "", objects=objects,
@@ -188,7 +189,10 @@ def evaluation_job(
         kind = "cpu" if torch.device(device).type == "cpu" else "gpu"
         spec["workerGroups"] = [{**group, "device": kind} for group in spec["workerGroups"]]
     if objects:
-        spec["policy"]["kwargs"] = {"objects": hashlib.sha256(objects).hexdigest()}
+        # On a placeholder, which no factory is called for: the environment's, or else the policy's.
+        block = spec["env"].get("gymnasium") or spec["env"].get("vector") or {}
+        place = block if block.get("entrypoint") == SCRIPT_ENV else spec["policy"]
+        place["kwargs"] = {"objects": hashlib.sha256(objects).hexdigest()}
     if weights:
         spec["policy"]["initialWeights"] = weights
         collection["episodes"].pop("checkpoints", None)

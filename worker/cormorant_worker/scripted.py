@@ -23,6 +23,8 @@ EnvChoice = str | Callable[..., Any] | Mapping[str, Any]
 Mode = Literal["async", "sync"]
 Vectorization = Literal["subprocess", "inline"]
 
+SCRIPT_ENV = "script:environment"
+"""Stands in a manifest for a script's environment."""
 _DEFAULT_ENVS = 8
 _DEFAULT_STEPS = 64
 _OF_COLLECTION = {
@@ -114,7 +116,7 @@ class Scripted:
         count = {"numEnvs": self._num_envs}
         if self._kind == "envpool":
             return {"taskId": str(self.env).removeprefix(_ENVPOOL), **count}
-        named = {"id": self.env} if isinstance(self.env, str) else {"entrypoint": "script:environment"}
+        named = {"id": self.env} if isinstance(self.env, str) else {"entrypoint": SCRIPT_ENV}
         if self._kind == "vector":
             return {**named, **count}
         return {**named, "vectorization": self.vectorization_mode or self.usual_vectorization, **count}

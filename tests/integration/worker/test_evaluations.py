@@ -206,6 +206,10 @@ def test_classes_and_modules_are_evaluated_as_fleets_take_them(tmp_path: Path) -
     network = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid())
     metrics = {"episodeMetrics": [{"name": "at", "key": "at"}]}
     chosen = {"env": Walk, "policy": network, "episodes": 5, "seed": 4, "collection": metrics, "info": ["at"]}
+    by_name = evaluate(
+        env=lambda: gymnasium.make("CartPole-v1"), policy="cormorant.policies:mlp", episodes=2, workers=1
+    )
+    assert len(by_name.episodes) == 2
     one = evaluate(**chosen, workers=1, num_envs=2, directory=tmp_path)
     assert [episode.seed for episode in one.episodes] == [4, 5, 6, 7, 8]
     two = evaluate(**chosen, workers=2, num_envs=1, vectorization_mode="inline")
@@ -221,7 +225,7 @@ def test_classes_and_modules_are_evaluated_as_fleets_take_them(tmp_path: Path) -
         assert (ended, total, float(seen[0])) == (True, episode.total, episode.metrics["at"])
     with torch.no_grad():
         network[0].bias += 1.0
-    with pytest.raises(EvaluationError, match="holds the results of another evaluation: policy was"):
+    with pytest.raises(EvaluationError, match="holds the results of another evaluation: env was"):
         evaluate(**chosen, workers=1, directory=tmp_path)
     with pytest.raises(ManifestError, match="manifest and env exclude each other"):
         evaluate(CARTPOLE, env=Walk, episodes=1)
