@@ -4,7 +4,7 @@ import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 from torchrl.data import Bounded, LazyTensorStorage, ReplayBuffer
-from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
+from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
 from torchrl.objectives import SACLoss, SoftUpdate
 
 import cormorant
@@ -21,9 +21,7 @@ def main(frames: int = 20_000) -> float:
         distribution_kwargs={"low": -2.0, "high": 2.0}, spec=Bounded(-2.0, 2.0, (1,)),
         default_interaction_type="random",
     )  # fmt: skip
-    critic = ValueOperator(
-        nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 1)), in_keys=["observation", "action"]
-    )
+    critic = ValueOperator(MLP(in_features=4, out_features=1, num_cells=[256]), in_keys=["observation", "action"])
     loss = SACLoss(actor, critic, num_qvalue_nets=2)
     loss.make_value_estimator(gamma=0.99)
     target = SoftUpdate(loss, tau=0.005)

@@ -6,6 +6,7 @@ from cormorant_testing.serving import Api, Served
 
 ROLES = [
     ("GET", "/v1/status", "read"),
+    ("GET", "/v1/spaces", "read"),
     ("GET", "/v1/workers", "read"),
     ("GET", "/v1/workers/cpu-0", "read"),
     ("GET", "/v1/models", "read"),
