@@ -1,13 +1,16 @@
 """What a pod keeps for the next head."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from cormorant_worker.errors import MalformedWeights
 from cormorant_worker.normalize.moments import RunningMoments, Statistics
-from cormorant_worker.weights.cached import CachedWeights, read_cached
+from cormorant_worker.weights.cached import CachedWeights, Settled, read_cached
 from cormorant_worker.weights.staged import PolicyVersion
 
 
@@ -82,3 +85,26 @@ def test_what_is_not_as_it_was_kept_is_refused(tmp_path: Path, change: object) -
     assert callable(change)
     with pytest.raises(MalformedWeights, match="cannot read the weights cached from an earlier head"):
         read_cached(change(kept.read()))
+
+
+def test_count_is_kept_until_a_head_settles_more(tmp_path: Path) -> None:
+    CachedWeights(tmp_path).keep_settled(Settled(epoch=1, frames=1000))
+    # A head tells its own, older count before this worker is ready, and dies.
+    again = CachedWeights(tmp_path)
+    again.keep_settled(Settled(epoch=2, frames=500))
+    assert CachedWeights(tmp_path).settled == Settled(epoch=1, frames=1000)
+    again.keep_settled(Settled(epoch=2, frames=1200))
+    assert CachedWeights(tmp_path).settled == Settled(epoch=2, frames=1200)
+
+
+def test_count_survives_threads_that_keep_it_at_once(tmp_path: Path) -> None:
+    kept, barrier = CachedWeights(tmp_path), threading.Barrier(2)
+
+    def tell(first: int) -> None:
+        for frames in range(first, 400, 2):
+            barrier.wait()
+            kept.keep_settled(Settled(epoch=0, frames=frames))
+
+    with capture_logs() as logs, ThreadPoolExecutor(2) as threads:
+        list(threads.map(tell, (0, 1)))
+    assert (logs, CachedWeights(tmp_path).settled) == ([], Settled(epoch=0, frames=399))

@@ -10,6 +10,7 @@ disk ends with the pod. What a new head asks for is these files, one after the o
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ _LENGTH = 8
 _LONGEST_HEADER = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """Frames that no later head collects again, as a head counted them."""
 
@@ -61,12 +62,14 @@ class CachedWeights:
         self._folder = folder
         self._models: dict[int, tuple[str, ...]] = {}
         """Models of each kept publish, by version."""
-        self.settled = self._newest_settled = NOTHING_SETTLED
-        """What the last head of an earlier actor said."""
+        self.settled = NOTHING_SETTLED
+        """The highest count that earlier actors were told."""
         if folder is not None:
             with suppress(OSError, ValueError):
                 epoch, frames = map(int, (folder / _SETTLED).read_text().split())
-                self.settled = self._newest_settled = Settled(epoch=epoch, frames=frames)
+                self.settled = Settled(epoch=epoch, frames=frames)
+        self._newest_settled = self.settled.frames
+        self._keeping = threading.Lock()
         for path in sorted(folder.glob(f"*{_SUFFIX}")) if folder is not None and folder.is_dir() else ():
             with suppress(OSError, ValueError, KeyError), path.open("rb") as file:
                 header = _read_header(memoryview(file.read(_LONGEST_HEADER)))[0]
@@ -78,17 +81,22 @@ class CachedWeights:
         return PolicyVersion(max(self._models, default=INITIAL_VERSION))
 
     def keep_settled(self, settled: Settled) -> None:
-        """Keep the count of the head, unless a higher one is kept. Any thread may call it."""
-        if self._folder is None or settled <= self._newest_settled:
+        """Keep the count of a head, unless a higher one of any head is kept: a new head tells its own before it has
+        heard that one. Any thread may call it.
+        """
+        if self._folder is None:
             return
-        part = self._folder / f"{_SETTLED}{_PART}"
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            part.write_text(f"{settled.epoch} {settled.frames}")
-            part.replace(self._folder / _SETTLED)
-        except OSError as error:
-            log.warning("count_not_kept", reason=f"{error}; a new head may collect acknowledged frames again")
-        self._newest_settled = settled
+        with self._keeping:
+            if settled.frames <= self._newest_settled:
+                return
+            self._newest_settled = settled.frames
+            part = self._folder / f"{_SETTLED}{_PART}"
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                part.write_text(f"{settled.epoch} {settled.frames}")
+                part.replace(self._folder / _SETTLED)
+            except OSError as error:
+                log.warning("count_not_kept", reason=f"{error}; a new head may collect acknowledged frames again")
 
     def keep(
         self,
