@@ -167,8 +167,8 @@ def startup_deadline(view: View) -> Deadline | None:
     """When a job that is not ready, or has never collected frames, fails; None: it has started, or has no limit now.
 
     The full time starts again when a pod is scheduled, and after a pause. It does not run while pods are unschedulable
-    (see `onUnschedulable`), refused by a quota or a server error, or about to be created, nor while a ready head is
-    silent.
+    (see `onUnschedulable`), refused by a quota or a server error, or about to be created, nor while a head with a
+    ready worker is silent.
     """
     limit, status = view.policy.startup_deadline_seconds, view.job.status
     if not limit or status.start_time is None or is_all_collected(view) or pause_reason(view):
@@ -183,8 +183,8 @@ def startup_deadline(view: View) -> Deadline | None:
         began = [since(status, "Ready", "False") or view.now, placed_at, *starting]
     elif has_collected(view):
         return None
-    if head is not None and head.is_ready:
-        # Only its answer says that no frames came.
+    if head is not None and head.is_ready and any(view.ready(group.name) for group in view.groups):
+        # Workers may collect: only its answer says that no frames came.
         if view.answering_since is None or view.answered_at is None:
             return None
         began, known_until = [*began, view.answering_since], view.answered_at

@@ -165,6 +165,25 @@ def test_workers_that_never_restart_hit_the_startup_deadline() -> None:
     assert world.condition("Failed") == "True/StartupDeadlineExceeded"
 
 
+@pytest.mark.parametrize("ready", [0, 1])
+def test_silent_head_holds_the_startup_deadline_while_a_worker_is_ready(ready: int) -> None:
+    world = running(workerGroups=[{"name": "cpu", "minReplicas": 2}], runPolicy={"startupDeadlineSeconds": 900})
+    for pod in world.live()[ready:]:
+        world.delete(pod.name)
+    world.settle()
+    for pod in world.live():
+        if not pod.is_ready:
+            world.block(pod.name, Obstacle.IMAGE_PULL, "image x: not found")
+    world.is_silent = True
+    world.settle()
+    assert world.condition("Ready") == "False/TooFewWorkers"
+    world.wait(899)
+    assert world.condition("Failed") == ""
+    world.wait(1)
+    # Whatever the head would say: without workers nothing was collected.
+    assert world.condition("Failed") == ("" if ready else "True/StartupDeadlineExceeded")
+
+
 def test_workers_that_wait_for_room_are_waited_for() -> None:
     world = running(replicas=1, runPolicy={"startupDeadlineSeconds": 900, "onStall": "Fail"})
     world.delete(world.live()[0].name)
