@@ -135,7 +135,7 @@ class Head:
         self.missing_weights = ""
         """Which weights of earlier heads this one does not have, and what it does; empty: it has them all."""
         self._found_version = 0
-        """The newest that it had at its start."""
+        """The newest of an earlier head that it had at its start, or took from a worker."""
         self.is_draining = False
         self.is_closing = False
         self.uploads = UploadRoom(
@@ -194,7 +194,8 @@ class Head:
         """End the pause when there are newer weights, or say that there are none."""
         if not self.missing_weights:
             return
-        if running.publisher.version > self._found_version:
+        newest = running.publisher.version
+        if newest > self._found_version or newest >= self.settings.published_version:
             self.missing_weights = ""
             if self.leases.end_of(_WEIGHTS_OWNER) is not None:
                 running.pauses.nudge()
@@ -394,8 +395,9 @@ class Head:
                 self.rates.sample(stats)
                 self.sample(stats)
                 self.keep_settled_frames(stats)
-                if not self.is_draining:
-                    running.publisher.inherit()  # workers join one by one
+                # Workers join one by one, and may have kept an older version than the lost one.
+                if not self.is_draining and running.publisher.inherit():
+                    self._found_version = running.publisher.version
                 self._find_weights(running)
                 has_workers = any(group.ready or group.starting for group in stats.groups.values())
                 is_done = running.fleet.is_done

@@ -108,7 +108,7 @@ class Job:
         self.tokens = tokens_file(folder)
         self.checker = make_checker(2, action="box", acts_by_version=True, **OPTIONS)
 
-    def head(self, *, epoch: int, floor_frames: int) -> Pod:
+    def head(self, *, epoch: int, floor_frames: int, published_version: int = 0) -> Pod:
         return head_pod(
             self.gcs_port,
             *(sys.executable, "-m", "cormorant_api", "--job", str(self.manifest)),
@@ -116,7 +116,7 @@ class Job:
             *("--port", str(self.port), "--data-port", str(unused_port())),
             *("--directory", str(self.folder / f"epoch-{epoch}"), "--token-file", str(self.tokens)),
             *("--epoch", str(epoch), "--floor-frames", str(floor_frames), "--linger-seconds", "0.5"),
-            *("--last-words", str(self.folder / "last-words")),
+            *("--last-words", str(self.folder / "last-words"), "--published-version", str(published_version)),
         )
 
     def worker(self, index: int, **more: str) -> Pod:
@@ -371,13 +371,24 @@ def test_new_head_takes_the_newest_weights_that_the_workers_kept(tmp_path: Path)
             head.kill()
             os.kill(first.process.pid, signal.SIGSTOP)
         # A pod that has just come has nothing to offer; the one that was there has, whenever it joins.
-        with job.worker(1) as late, job.head(epoch=3, floor_frames=0) as head:
+        with job.worker(1) as late, job.head(epoch=3, floor_frames=0, published_version=42) as head:
             api = job.api(head)
             late.wait_for("joined")
             assert versions(api) == []
             os.kill(first.process.pid, signal.SIGCONT)
             until(lambda: [found["version"] for found in versions(api)] == [41], seconds=60)
             until(lambda: {worker["version"] for worker in api.get("/v1/workers").json["workers"]} == {41})
+            # Another worker kept 42, and is gone: what acts is older, and the head says so until a learner publishes.
+            time.sleep(1.5)
+            assert missing(api) == "True"
+            assert api.put(WEIGHTS, weights_file(43)).json["version"] == 43
+            until(lambda: missing(api) == "False")
+
+
+def missing(api: Api) -> str:
+    """Status of the condition WeightsMissing."""
+    found = api.get("/v1/status").json["conditions"]
+    return next(str(condition["status"]) for condition in found if condition["type"] == "WeightsMissing")
 
 
 def weights_of(version: int) -> bytes:
