@@ -5,6 +5,7 @@
 <uri>/<group>-<index>-<attempt>/frames-000000.arrow ...    and manifest.jsonl, one line a sealed shard
 """
 
+import errno
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -174,6 +175,7 @@ class StoredDataset:
 
         Raises:
             DatasetCorrupt: the shard is missing, not an Arrow file, or of another schema.
+            DatasetError: this process may not map any more memory, or open any more files.
         """
         where = f"{self.uri}/{part.name}/{record.shard}"
         try:
@@ -191,6 +193,11 @@ class StoredDataset:
         except FileNotFoundError as error:
             raise DatasetCorrupt(f"{where} is missing; restore it from a copy") from error
         except (pa.ArrowException, OSError) as error:
+            if getattr(error, "errno", None) in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+                raise DatasetError(
+                    f"{where} cannot be mapped into memory: {error}; hold fewer of its frames at once, or raise the limit "
+                    "(vm.overcommit_memory, ulimit -n)"
+                ) from error
             raise DatasetCorrupt(f"{where} cannot be read: {error}; restore it from a copy") from error
 
     def leftovers(self, part: DatasetPart) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ _FILE_BYTES = 100 << 20
 _FILES_PER_CHUNK = 1000
 _STATISTICS_BYTES = 4 << 20
 _MOST_DIMENSIONS = 5
+_LIST_NUMBERS = 1 << 30
 _TASK_NAMES = ("taskId", "id", "entrypoint")
 _WHERE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _PLAIN = {
@@ -58,13 +59,18 @@ class LeRobotWriter:
             fps: frames per second, for timestamps.
 
         Raises:
-            DatasetError: a leaf has more dimensions than the format takes.
+            DatasetError: a leaf has more dimensions than the format takes, or the name of a feature that every dataset has.
         """
         self._target, self._fps = target, fps
         self._schema = dataset.description.schema
         self._tasks = [str(variant["name"]) for variant in dataset.description.env.get("variants", ())]
         self._tasks = self._tasks or [_task(dataset.description.env)]
         self._features = {name: (leaf.dtype.name, leaf.shape or (1,)) for name, leaf in _columns(self._schema).items()}
+        if twice := self._features.keys() & _PLAIN.keys():
+            raise DatasetError(
+                f"the policy's output {twice.pop()} has the name of a feature of LeRobot's own; rename it, or export to "
+                "parquet or huggingface"
+            )
         self._features |= {name: (dtype, (1,)) for name, dtype in _PLAIN.items()}
         for name, (_, shape) in self._features.items():
             if len(shape) > _MOST_DIMENSIONS:
@@ -153,7 +159,14 @@ class LeRobotWriter:
             self._statistics[name].add(values.reshape((len(values), *self._features[name][1])))
         place = divmod(self._files, _FILES_PER_CHUNK)
         path = self._path("data/" + _WHERE.format(chunk_index=place[0], file_index=place[1]))
-        pq.write_table(pa.table({name: nested_lists(values) for name, values in columns.items()}), path)
+        # LeRobot takes a number where the shape is (1,), and an Arrow list takes 2^31 numbers: one by one in pieces.
+        flat = {name: values.reshape(len(values)) if values.shape[1:] == (1,) else values for name, values in columns.items()}
+        rows = max(1, _LIST_NUMBERS // max(values[0].size for values in flat.values()))
+        pieces = [
+            pa.table({name: nested_lists(values[start : start + rows]) for name, values in flat.items()})
+            for start in range(0, len(flat["index"]), rows)
+        ]
+        pq.write_table(pa.concat_tables(pieces), path)
         self._held, self._held_bytes = [], 0
         self._files += 1
 

@@ -8,6 +8,7 @@ a part is written by one attempt only, so no process continues it.
 """
 
 import contextlib
+import ctypes
 import hashlib
 import mmap
 import os
@@ -27,6 +28,8 @@ OPEN_SUFFIX = ".open"
 _HASH_STEP = 1 << 20
 _HASH_AHEAD = 4 << 20
 _GATHER = 64 << 10
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def local_path(uri: str) -> Path | None:
@@ -134,10 +137,13 @@ class LocalStore:
         """A published shard, mapped into memory, as a pyarrow.NativeFile: what is written there stays in this process.
         Raises FileNotFoundError.
         """
-        with (self.root / part / name).open("rb") as file:
-            if not os.fstat(file.fileno()).st_size:  # which cannot be mapped
-                return pa.BufferReader(b"")
-            return pa.BufferReader(pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)))
+        # Not mmap.mmap, which holds a descriptor for each mapping: a dataset has thousands of shards.
+        file = pa.memory_map(str(self.root / part / name))
+        buffer = file.read_buffer()
+        file.seek(0)
+        if buffer.size and _libc.mprotect(buffer.address, buffer.size, mmap.PROT_READ | mmap.PROT_WRITE):
+            raise OSError(number := ctypes.get_errno(), os.strerror(number))
+        return file
 
     def free_bytes(self) -> int | None:
         """Bytes that can still be written, where that is known."""

@@ -188,6 +188,7 @@ class Dataset:
         Raises:
             DatasetError: there is no such column.
         """
+        _refuse_text(columns)
         arrow = self._schema.arrow({})
         names = [name for name in self._schema.columns() if not pa.types.is_list(arrow.field(name).type)]
         chosen = names if columns is None else list(columns)
@@ -236,8 +237,10 @@ class Dataset:
             world_size: ranks that share the dataset. None: torch.distributed's, else $WORLD_SIZE, else 1.
 
         Raises:
-            DatasetError: a column or a rank that does not exist, or a batch size below 1.
+            DatasetError: a column or a rank that does not exist, a batch size below 1, or drop_last without one.
         """
+        if drop_last and batch_size is None:
+            raise DatasetError("drop_last leaves out batches that are not full, and batch_size is None; set batch_size")
         from cormorant_worker.sinks.frame_stream import FrameStream, place_among_ranks
 
         return FrameStream(
@@ -252,8 +255,7 @@ class Dataset:
 
     def choose(self, columns: Sequence[str | Key] | None) -> tuple[Key, ...]:
         """The keys that these columns name: a key chooses all below it."""
-        if isinstance(columns, str):
-            raise DatasetError(f"columns is the text {columns!r}; give a list of keys: columns=[{columns!r}]")
+        _refuse_text(columns)
         if columns is None:
             return self.keys
         chosen: list[Key] = []
@@ -336,6 +338,11 @@ def read_dataset(uri: str | os.PathLike[str]) -> Dataset:
 def _generator(*seeds: int) -> np.random.Generator:
     """A generator from any numbers, negative ones too."""
     return np.random.default_rng([seed % 2**63 for seed in seeds])
+
+
+def _refuse_text(columns: Sequence[str | Key] | None) -> None:
+    if isinstance(columns, str):
+        raise DatasetError(f"columns is the text {columns!r}; give a list of keys: columns=[{columns!r}]")
 
 
 def check_batch_size(batch_size: int | None) -> int | None:

@@ -80,13 +80,15 @@ class FrameSchema:
         return self.observation + self.states
 
     def keys(self) -> dict[Key, Leaf | None]:
-        """Keys of the frames as a TensorDict, and the leaf of each; what every frame has beside its leaves has none."""
+        """Keys of the frames as a TensorDict, and the leaf of each; what every frame has beside its leaves has none.
+        `is_init` comes with the states.
+        """
         roots = {"info": ("next",), "tasks": ("collector",)}
         found: dict[Key, Leaf | None] = {
             (*roots.get(name, ()), *leaf.key): leaf for name in KINDS.values() for leaf in getattr(self, name)
         }
         found |= {("next", *leaf.key): leaf for leaf in self.carried}
-        found |= dict.fromkeys((("is_init",),) if self.states else ())
+        found |= {("is_init",): self.states[0]} if self.states else {}
         found |= dict.fromkeys(("next", name) for name in ("reward", "done", "terminated", "truncated"))
         return found | dict.fromkeys(("collector", name) for name in ("traj_ids", "policy_version"))
 

@@ -1,6 +1,7 @@
 import json
 import os
 import subprocess
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -33,6 +34,7 @@ CASES = [
     {"observation": "nested", "action": "nested"},
     {"observation": "box", "action": "discrete", "recurrent": True, "info": True},
 ]
+ONE_NUMBER = {"observation": "box", "action": gymnasium.spaces.Box(-1, 1, (1,), np.float32)}
 
 
 def make(make_dice, spaces, case, **more):
@@ -236,7 +238,7 @@ assert window[0]["next.reward"].shape[0] == 2
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not LEROBOT.exists(), reason="LeRobot is not installed; `make test-lerobot` runs this test")
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, ONE_NUMBER], ids=str)
 def test_lerobot_itself_reads_every_value(make_dice, spaces, stored, tmp_path, case):
     dice = make(make_dice, spaces, case)
     dataset = stored(dice, parts=("cpu-0-0",))
@@ -253,9 +255,28 @@ def test_lerobot_itself_reads_every_value(make_dice, spaces, stored, tmp_path, c
         key = name if leaf.key == ("observation",) else ".".join(leaf.key)
         np.testing.assert_array_equal(read[key], np.concatenate([s.observation[place][:-1] for s in stretches]))
     for place, leaf in enumerate(dice.layout.action):
-        np.testing.assert_array_equal(read[".".join(leaf.key)], np.concatenate([s.action[place] for s in stretches]))
+        wanted = np.concatenate([s.action[place] for s in stretches])
+        np.testing.assert_array_equal(read[".".join(leaf.key)].reshape(wanted.shape), wanted)
     np.testing.assert_array_equal(read["next.reward"], np.concatenate([s.reward for s in stretches]))
     np.testing.assert_array_equal(read["traj_id"], np.concatenate([np.full(len(s), s.traj_id) for s in stretches]))
+
+
+@pytest.mark.parametrize("numbers", [1 << 30, 1], ids=["whole", "in pieces"])
+def test_lerobot_has_one_number_as_a_number(make_dice, spaces, stored, tmp_path, monkeypatch, numbers):
+    """LeRobot reads the shape [1] as a value, and refuses lists of one."""
+    monkeypatch.setattr(export_lerobot, "_LIST_NUMBERS", numbers)
+    dataset = stored(make(make_dice, spaces, ONE_NUMBER))
+    done = export(dataset.uri, tmp_path / "out", to="lerobot")
+    actions = pq.read_table(done.path / "data")["action"].to_pylist()
+    assert actions == [value for s in iter_stretches(dataset) for value in s.action[0][:, 0].tolist()]
+    assert json.loads((done.path / "meta" / "info.json").read_text())["features"]["action"]["shape"] == [1]
+
+
+def test_lerobot_loses_no_output_to_a_feature_of_its_own(make_dice, stored, tmp_path):
+    dice = make_dice()
+    dice.layout = replace(dice.layout, outputs=(replace(dice.layout.outputs[0], key=("index",)),))
+    with pytest.raises(DatasetError, match="the policy's output index has the name of a feature of LeRobot's own"):
+        export(stored(dice, parts=()).uri, tmp_path / "out", to="lerobot")
 
 
 def test_lerobot_takes_no_dataset_without_frames(make_dice, stored, tmp_path):

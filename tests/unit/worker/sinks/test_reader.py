@@ -1,3 +1,5 @@
+import errno
+import os
 import pickle
 from pathlib import Path
 
@@ -5,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from cormorant_worker.errors import DatasetError
+from cormorant_worker.errors import DatasetCorrupt, DatasetError
 from cormorant_worker.sinks import reader as readers
+from cormorant_worker.sinks.local_store import LocalStore
 from cormorant_worker.sinks.reader import read_dataset
 
 polars = pytest.importorskip("polars")
@@ -126,11 +129,40 @@ def test_columns_choose_all_below_them(case):
     assert (read == whole.select("observation", ("next", "observation"))).all()
 
 
+def test_each_column_can_be_read_alone(case):
+    _, dataset = case
+    for key in dataset.keys:
+        for read in (dataset.frames(columns=[key]), dataset.trajectories(columns=[key])):
+            assert [name if isinstance(name, tuple) else (name,) for name in next(read).keys(True, True)] == [key]
+
+
+def test_readers_hold_no_descriptors(make_dice, stored):
+    """A job of one day has thousands of shards."""
+    dataset = read_dataset(stored(make_dice(), shards=5).uri)
+    before = os.listdir("/proc/self/fd")
+    held = [dataset.to_arrow(), *dataset.frames()]
+    assert os.listdir("/proc/self/fd") == before
+    assert len(held) > 5
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE])
+def test_a_full_process_is_no_corrupt_dataset(dataset, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(LocalStore, "open", refuse)
+    with pytest.raises(DatasetError, match=r"frames-000000.arrow cannot be mapped into memory: .*; hold fewer") as caught:
+        next(dataset.frames())
+    assert not isinstance(caught.value, DatasetCorrupt)
+
+
 def test_a_column_that_does_not_exist_is_a_sentence(dataset):
     with pytest.raises(DatasetError, match=r"no column 'reward'; it has observation, action, .*\('next', 'reward'\)"):
         dataset.frames(columns=["reward"])
     with pytest.raises(DatasetError, match=r"give a list of keys: columns=\['action'\]"):
         dataset.frames(columns="action")
+    with pytest.raises(DatasetError, match=r"give a list of keys: columns=\['action'\]"):
+        dataset.to_arrow("action")
     with pytest.raises(DatasetError, match="no column 'obs'; it has observation, action"):
         dataset.to_arrow(["obs"])
     with pytest.raises(DatasetError, match="batch_size is 0; use 1 or more"):
@@ -248,6 +280,7 @@ def test_ranks_share_every_frame(dataset, world_size, drop_last, shuffle):
         ({"rank": 2, "world_size": 2}, "there is no rank 2 among 2"),
         ({"rank": 1}, "rank is 1 and world_size is None; give both or neither"),
         ({"batch_size": -1}, "batch_size is -1"),
+        ({"drop_last": True}, "batch_size is None; set batch_size"),
         ({"columns": ["nothing"]}, "no column 'nothing'"),
     ],
 )
