@@ -51,9 +51,9 @@ def resets_some(vector: FlatVector, mode: AutoresetMode) -> bool:
     if vector.num_envs == 1:
         return True  # all of them are reset
     does, why = is_known or mode is AutoresetMode.DISABLED, ""
-    try:
-        for seed in range(_TRIES):
-            first = _copy(vector.seed(range(seed, seed + vector.num_envs)).obs)
+    for seed in range(_TRIES):
+        first = _copy(vector.seed(range(seed, seed + vector.num_envs)).obs)
+        try:
             before = vector.step(vector.random_actions(np.random.default_rng(seed)))
             kept = _copy(before.obs)
             if len(before.ended) or _same(kept, first)[1:].all():
@@ -61,9 +61,9 @@ def resets_some(vector: FlatVector, mode: AutoresetMode) -> bool:
             mask = np.arange(vector.num_envs) == 0
             after = vector.arrays(vector.env.reset(options={"reset_mask": mask})[0])
             does, why = bool(_same(after, kept)[1:].all()), "it resets every row"
-            break
-    except Exception as error:  # noqa: BLE001 - whatever it raises, it takes no mask
-        does, why = False, f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - whatever it raises, it takes no mask
+            does, why = False, f"{type(error).__name__}: {error}"
+        break
     if not does and mode is AutoresetMode.DISABLED:
         raise EnvBuildError(
             f'{vector.name} declares the autoreset_mode DISABLED, and reset(options={{"reset_mask": ...}}) does not '

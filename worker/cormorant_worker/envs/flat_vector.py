@@ -123,20 +123,20 @@ class FlatVector:
         """Begin every episode under its seed, in the first form that the environment takes: a list, an array, or the
         first one for all.
         """
-        forms = [list(seeds), np.asarray(seeds), seeds[0]]
-        for form in forms[:-1]:
-            with suppress(TypeError, ValueError, AssertionError, gymnasium.error.Error):
-                obs, info = self.env.reset(seed=form, options=options)
-                return self._begun(obs, info, EVERY_ROW)
-        return self.begin(options, seed=forms[-1])
+        return self.begin(options, seeds=(list(seeds), np.asarray(seeds), seeds[0]))
 
-    def begin(self, options: dict[str, Any] | None = None, *, seed: Any = None) -> Stepped:
-        """Begin an episode in every row."""
-        try:
-            obs, info = self.env.reset(seed=seed, options=options)
-        except Exception as error:
-            raise self._failed("a reset", error) from error
-        return self._begun(obs, info, EVERY_ROW)
+    def begin(self, options: dict[str, Any] | None = None, *, seeds: Sequence[Any] = (None,)) -> Stepped:
+        """Begin an episode in every row. `seeds`: forms of them, of which the first that is taken counts."""
+        first: Exception | None = None
+        for seed in seeds:
+            try:
+                obs, info = self.env.reset(seed=seed, options=options)
+            except Exception as error:  # noqa: BLE001 - those after the first may say only that it broke something
+                first = first or error
+            else:
+                return self._begun(obs, info, EVERY_ROW)
+        assert first is not None
+        raise self._failed("a reset", first) from first
 
     def reset(self, rows: Rows) -> Arrays:
         """Begin new episodes in `rows` alone. Returns [k, ...] first observations."""

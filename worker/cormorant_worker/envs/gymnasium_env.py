@@ -197,24 +197,25 @@ def why_unsupported(env: Any) -> str:
 
 
 def makes_vector(env: Any) -> bool:
-    """True of a function that needs `num_envs` and no more, of `gymnasium.make_vec`, and of a VectorEnv's class that
-    takes `num_envs`.
+    """True of a function, also `gymnasium.make_vec`, and of a VectorEnv's class that takes `num_envs` by name and needs
+    no other argument.
     """
-    made = env
-    while isinstance(made, partial):
-        made = made.func
-    if made is gymnasium.make_vec or (isinstance(made, type) and issubclass(made, gymnasium.vector.VectorEnv)):
-        return "num_envs" in inspect.signature(made).parameters
-    return callable(env) and needed_arguments(env) == ["num_envs"]
+    if not callable(env) or (isinstance(env, type) and issubclass(env, gymnasium.Env)):
+        return False
+    return "num_envs" in _parameters(env) and set(needed_arguments(env)) <= {"num_envs"}
 
 
 def needed_arguments(maker: Callable[..., Any]) -> list[str]:
+    return [name for name, parameter in _parameters(maker).items() if parameter.default is parameter.empty]
+
+
+def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
-        parameters = inspect.signature(maker).parameters.values()
+        parameters = inspect.signature(maker).parameters
     except (TypeError, ValueError):  # some builtins have none
-        return []
+        return {}
     fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in fixed]
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind not in fixed}
 
 
 class MadeEnvs(EnvSource):

@@ -236,7 +236,7 @@ class RowEnv(gymnasium.Env[Any, Any]):
 def _row_of(info: Mapping[str, Any]) -> dict[str, Any]:
     """The info of the only row."""
     return {
-        key: _row_of(value) if isinstance(value, Mapping) else value[0]
+        key: _row_of(value) if isinstance(value, Mapping) else value[0] if np.ndim(value) else value
         for key, value in info.items()
         if not key.startswith("_") and not (f"_{key}" in info and not info[f"_{key}"][0])
     }

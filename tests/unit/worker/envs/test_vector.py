@@ -251,6 +251,52 @@ def test_what_is_no_vector_environment_is_refused(env: Any, sentence: str) -> No
         make_collector(env=env)
 
 
+def with_a_default(num_envs: int = 2) -> gymnasium.vector.VectorEnv:
+    return echoes(num_envs)
+
+
+@pytest.mark.parametrize(
+    ("env", "num_envs"),
+    [
+        (with_a_default, 3),
+        (partial(with_a_default, num_envs=5), None),
+        (partial(gymnasium.make_vec, "CartPole-v1", num_envs=5), None),
+        (lambda num_envs, *, more=1: echoes(num_envs), 3),
+    ],
+)
+def test_a_function_that_takes_num_envs_makes_a_vector_environment(env: Any, num_envs: int | None) -> None:
+    with make_collector(env=env, num_envs=num_envs) as collector:
+        assert collector.collect(num_steps=30).batch_size[0] == (num_envs or 5)
+
+
+class NoMap(EchoEnv):
+    def reset(self, **_: Any) -> Any:
+        raise ValueError("cannot find the map")
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_error_of_the_first_reset_is_told(kind: Any) -> None:
+    with pytest.raises(EnvCrashed, match="raised ValueError in a reset: cannot find the map; fix the environment"):
+        make_collector(env=lambda num_envs: kind([NoMap] * num_envs), num_envs=2)
+
+
+class Told(SyncVectorEnv):
+    """Says something of all environments at once, as simulators do."""
+
+    def step(self, actions: Any) -> Any:
+        *step, info = super().step(actions)
+        return (*step, info | {"fps": 30, "log": {"loss": 0.5, "of": np.array([7])}})
+
+
+def test_infos_of_all_rows_are_those_of_one() -> None:
+    row = RowEnv(VectorSource(make=lambda num_envs: Told([EchoEnv] * num_envs), kwargs={}))
+    row.reset(seed=1)
+    *_, info = row.step(np.zeros(2, np.float32))
+    row.close()
+    assert (info["fps"], info["log"]) == (30, {"loss": 0.5, "of": 7})
+
+
 @pytest.mark.parametrize("name", ["resetAtEachBatch", "maxFramesPerTrajectory"])
 def test_what_needs_rows_to_be_reset_alone_is_refused(name: str) -> None:
     with pytest.raises(ManifestError, match=f"spec.collection.{name} needs rows of .* to be reset alone"):
