@@ -195,7 +195,7 @@ class StoredDataset:
         except (pa.ArrowException, OSError) as error:
             if getattr(error, "errno", None) in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
                 raise DatasetError(
-                    f"{where} cannot be mapped into memory: {error}; hold fewer of its frames at once, or raise the limit "
+                    f"{where} cannot be mapped into memory: {error}; hold fewer frames at once, or raise the limit "
                     "(vm.overcommit_memory, ulimit -n)"
                 ) from error
             raise DatasetCorrupt(f"{where} cannot be read: {error}; restore it from a copy") from error

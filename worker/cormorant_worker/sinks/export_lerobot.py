@@ -59,7 +59,7 @@ class LeRobotWriter:
             fps: frames per second, for timestamps.
 
         Raises:
-            DatasetError: a leaf has more dimensions than the format takes, or the name of a feature that every dataset has.
+            DatasetError: a leaf has more dimensions than the format takes, or the name of another feature.
         """
         self._target, self._fps = target, fps
         self._schema = dataset.description.schema
@@ -68,8 +68,8 @@ class LeRobotWriter:
         self._features = {name: (leaf.dtype.name, leaf.shape or (1,)) for name, leaf in _columns(self._schema).items()}
         if twice := self._features.keys() & _PLAIN.keys():
             raise DatasetError(
-                f"the policy's output {twice.pop()} has the name of a feature of LeRobot's own; rename it, or export to "
-                "parquet or huggingface"
+                f"the policy's output {twice.pop()} has the name of a feature of LeRobot's own; rename it, or export "
+                "to parquet or huggingface"
             )
         self._features |= {name: (dtype, (1,)) for name, dtype in _PLAIN.items()}
         for name, (_, shape) in self._features.items():
@@ -159,12 +159,12 @@ class LeRobotWriter:
             self._statistics[name].add(values.reshape((len(values), *self._features[name][1])))
         place = divmod(self._files, _FILES_PER_CHUNK)
         path = self._path("data/" + _WHERE.format(chunk_index=place[0], file_index=place[1]))
-        # LeRobot takes a number where the shape is (1,), and an Arrow list takes 2^31 numbers: one by one in pieces.
-        flat = {name: values.reshape(len(values)) if values.shape[1:] == (1,) else values for name, values in columns.items()}
-        rows = max(1, _LIST_NUMBERS // max(values[0].size for values in flat.values()))
+        # LeRobot takes the shape (1,) for a number, and an Arrow list has at most 2^31 numbers.
+        columns |= {name: values[:, 0] for name, values in columns.items() if values.shape[1:] == (1,)}
+        rows = max(1, _LIST_NUMBERS // max(values[0].size for values in columns.values()))
         pieces = [
-            pa.table({name: nested_lists(values[start : start + rows]) for name, values in flat.items()})
-            for start in range(0, len(flat["index"]), rows)
+            pa.table({name: nested_lists(values[start : start + rows]) for name, values in columns.items()})
+            for start in range(0, len(columns["index"]), rows)
         ]
         pq.write_table(pa.concat_tables(pieces), path)
         self._held, self._held_bytes = [], 0

@@ -261,7 +261,7 @@ def with_a_default(num_envs: int = 2) -> gymnasium.vector.VectorEnv:
         (with_a_default, 3),
         (partial(with_a_default, num_envs=5), None),
         (partial(gymnasium.make_vec, "CartPole-v1", num_envs=5), None),
-        (lambda num_envs, *, more=1: echoes(num_envs), 3),
+        (lambda num_envs, more=1: echoes(num_envs), 3),
     ],
 )
 def test_a_function_that_takes_num_envs_makes_a_vector_environment(env: Any, num_envs: int | None) -> None:

@@ -139,9 +139,9 @@ def test_each_column_can_be_read_alone(case):
 def test_readers_hold_no_descriptors(make_dice, stored):
     """A job of one day has thousands of shards."""
     dataset = read_dataset(stored(make_dice(), shards=5).uri)
-    before = os.listdir("/proc/self/fd")
+    before = sorted(Path("/proc/self/fd").iterdir())
     held = [dataset.to_arrow(), *dataset.frames()]
-    assert os.listdir("/proc/self/fd") == before
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
     assert len(held) > 5
 
 
@@ -151,7 +151,9 @@ def test_a_full_process_is_no_corrupt_dataset(dataset, monkeypatch, number):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(LocalStore, "open", refuse)
-    with pytest.raises(DatasetError, match=r"frames-000000.arrow cannot be mapped into memory: .*; hold fewer") as caught:
+    with pytest.raises(
+        DatasetError, match=r"frames-000000.arrow cannot be mapped into memory: .*; hold fewer"
+    ) as caught:
         next(dataset.frames())
     assert not isinstance(caught.value, DatasetCorrupt)
 
