@@ -23,9 +23,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tensordict import TensorDict as Batch
 
-    from cormorant.fleet import Fleet, Receipt
+    from cormorant import aio as aio
+    from cormorant import errors as errors
+    from cormorant import policies as policies
+    from cormorant import postproc as postproc
+    from cormorant import tianshou as tianshou
+    from cormorant import torchrl as torchrl
+    from cormorant import wrappers as wrappers
     from cormorant.remote import connect
     from cormorant_client import Client, Delivery, LearnerLink
+    from cormorant_contract.fleet import Batches, Fleet, Receipt, Shard
     from cormorant_contract.job import CollectorJob
     from cormorant_contract.stats import Stats
     from cormorant_worker.collect.collector import Collector
@@ -45,12 +52,14 @@ _HOMES = {
     "Dataset": "cormorant_worker.sinks.reader",
     "DatasetInfo": "cormorant_worker.sinks.reader",
     "Delivery": "cormorant_client",
-    "Fleet": "cormorant.fleet",
+    "Batches": "cormorant_contract.fleet",
+    "Fleet": "cormorant_contract.fleet",
     "FleetOptions": "cormorant_worker.fleet.options",
     "LearnerLink": "cormorant_client",
     "LocalFleet": "cormorant_worker.local_fleet",
     "RayOptions": "cormorant_worker.fleet.ray.options",
-    "Receipt": "cormorant.fleet",
+    "Receipt": "cormorant_contract.fleet",
+    "Shard": "cormorant_contract.fleet",
     "ResultTable": "cormorant_worker.evaluation.results",
     "Stats": "cormorant_contract.stats",
     "connect": "cormorant.remote",
@@ -64,6 +73,7 @@ _HOMES = {
 
 __all__ = [
     "Batch",
+    "Batches",
     "Client",
     "Collector",
     "CollectorJob",
@@ -77,6 +87,7 @@ __all__ = [
     "RayOptions",
     "Receipt",
     "ResultTable",
+    "Shard",
     "Stats",
     "connect",
     "evaluate",
@@ -87,18 +98,20 @@ __all__ = [
 ]
 
 
-_ROOMS = {"aio", "errors", "policies", "postproc", "tianshou", "torchrl", "wrappers"}
+_ROOMS = ("aio", "errors", "policies", "postproc", "tianshou", "torchrl", "wrappers")
 
 
-def __getattr__(name: str) -> Any:
-    """Import on first use."""
-    if name in _ROOMS:
-        return import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    module, _, other = _HOMES[name].partition(":")
-    return getattr(import_module(module), other or name)
+if not TYPE_CHECKING:  # where it is known, every misspelled name would be Any
+
+    def __getattr__(name: str) -> Any:
+        """Import on first use."""
+        if name in _ROOMS:
+            return import_module(f"{__name__}.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+        module, _, other = _HOMES[name].partition(":")
+        return getattr(import_module(module), other or name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_ROOMS]

@@ -1,5 +1,9 @@
-"""The client for programs that run an event loop of their own: `connect` and `Client` as coroutines."""
+"""The client for programs that run an event loop of their own: the calls of `Client` as coroutines.
 
-from cormorant_client.aio import AsyncClient
+async with AsyncClient("http://127.0.0.1:8000", token_file="tokens.json") as client: ...
+async with AsyncClient(cormorant.connect("pong", namespace="rl")) as client: ...
+"""
 
-__all__ = ["AsyncClient"]
+from cormorant_client.aio import AsyncBatches, AsyncClient, AsyncUpdate
+
+__all__ = ["AsyncBatches", "AsyncClient", "AsyncUpdate"]

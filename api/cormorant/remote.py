@@ -1,10 +1,11 @@
 """`connect`: to a head by its URL, or to a job of a cluster by its name."""
 
 from contextlib import ExitStack
-from typing import Unpack
+from typing import Unpack, cast
 
 from cormorant_client import BadAddress, Client, ConnectOptions
 from cormorant_client import connect as connect_to_url
+from cormorant_client.address import read_token
 
 __all__ = ["connect"]
 
@@ -23,7 +24,8 @@ def connect(
 
     Args:
         head: the URL of a head (None: environment variable CORMORANT_URL); or the name of a job, whose head is reached
-            through the Kubernetes API server, with the token and the certificate of the job's Secrets.
+            through the Kubernetes API server, with token and certificate of the job's Secrets unless `options` name
+            others.
         namespace: of the job; None: the context's.
         context: of the kubeconfig; None: the current one.
         options: token, token_file, timeout_s, reconnect_s, ca_file, ca_data, server_name, allow_nonfinite; see
@@ -32,19 +34,32 @@ def connect(
     Raises:
         BadAddress: invalid URL, token or certificates; or there is no such job, or it has no head.
     """
-    if head is None or "://" in head:
+    if not head or set(head) & set(":/"):
         if namespace or context:
-            raise BadAddress(f"namespace and context belong to the name of a job, and {head} is a URL; leave them out")
+            raise BadAddress(
+                f"namespace and context belong to a job's name, and head is {head!r}; leave them out, or name the job"
+            )
         return connect_to_url(head, **options)
-    from cormorant_cli.connection import reached
-    from cormorant_cli.errors import CliError
+    try:
+        from cormorant_cli.connection import reached
+        from cormorant_cli.errors import CliError
+    except ModuleNotFoundError as error:
+        raise BadAddress(
+            f'"{head}" names a job of a cluster, which needs {error.name}; pip install "cormorant[cli]", or pass a URL'
+        ) from error
 
+    token, token_file, ca_file = options.get("token"), options.get("token_file"), options.get("ca_file")
+    if token_file and not token:
+        token = read_token(token_file)
     with ExitStack() as stack:
         try:
-            place = reached(head, namespace=namespace or "", context=context or "", token=options.get("token"))
+            place = reached(head, namespace=namespace or "", context=context or "", token=token)
             url, found = stack.enter_context(place)
         except CliError as error:
             raise BadAddress(str(error)) from error
-        client = connect_to_url(url, **(found | options))
+        if ca_file:
+            found.pop("ca_data", None)
+        given = cast(ConnectOptions, {name: value for name, value in options.items() if value is not None})
+        client = connect_to_url(url, **(found | given))
         client.on_close = stack.pop_all().close
         return client

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
 __all__ = _layer.__all__
 
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    """With TorchRL installed the environments are its `EnvBase`, without it they stand alone."""
-    return getattr(_layer, name)
+    def __getattr__(name: str) -> Any:
+        """With TorchRL installed the environments are its `EnvBase`, without it they stand alone."""
+        return getattr(_layer, name)

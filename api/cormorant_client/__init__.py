@@ -11,7 +11,7 @@ only where batches become tensors.
 
 from cormorant_client.aio import AsyncClient
 from cormorant_client.batches import RemoteBatches, StreamOptions
-from cormorant_client.client import Client, ConnectOptions, Shard, connect
+from cormorant_client.client import Client, ConnectOptions, RemoteShard, connect
 from cormorant_client.delivery import Delivery, decode
 from cormorant_client.errors import (
     BadAddress,
@@ -62,8 +62,8 @@ __all__ = [
     "Publisher",
     "PulledWeights",
     "Refused",
+    "RemoteShard",
     "Staleness",
-    "Shard",
     "StreamEnded",
     "StreamOptions",
     "TensorMismatch",

@@ -11,9 +11,9 @@ from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
 from cormorant_client.batches import RemoteBatches, StreamOptions
-from cormorant_client.client import Client, ConnectOptions, connect
+from cormorant_client.client import Client, ConnectOptions, RemoteShard, connect
 from cormorant_client.delivery import Delivery
-from cormorant_client.errors import ClientError
+from cormorant_client.errors import BatchTimeout, ClientError
 from cormorant_client.events import read_events
 from cormorant_client.pauses import Pause
 from cormorant_client.publishing import MAIN_MODEL, Publishable, make_body
@@ -22,6 +22,7 @@ from cormorant_client.updates import Update
 from cormorant_contract.rest.events import Event
 
 if TYPE_CHECKING:
+    from gymnasium import Space
     from tensordict import TensorDict
 
 P = ParamSpec("P")
@@ -48,13 +49,16 @@ class AsyncClient:
             await client.publish(policy)
     """
 
-    def __init__(self, url: str | None = None, **options: Unpack[ConnectOptions]) -> None:
-        """Connect; see `connect` for the options."""
-        self._client: Client = connect(url, **options)
+    def __init__(self, url: str | Client | None = None, **options: Unpack[ConnectOptions]) -> None:
+        """Connect; see `connect` for the options. `url`: or a client, which is closed with this."""
+        self._client: Client = url if isinstance(url, Client) else connect(url, **options)
+        self._stream: AsyncBatches[TensorDict] | None = None
+        """What `next_batch` reads."""
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="cormorant-async")
 
     weights = _in_thread(Client.weights)
     models = _in_thread(Client.models)
+    model = _in_thread(Client.model)
     versions = _in_thread(Client.versions)
     resume = _in_thread(Client.resume)
     state = _in_thread(Client.state)
@@ -64,6 +68,21 @@ class AsyncClient:
     seed = _in_thread(Client.seed)
     status = _in_thread(Client.status)
     workers = _in_thread(Client.workers)
+    pauses = _in_thread(Client.pauses)
+    evaluation = _in_thread(Client.evaluation)
+
+    async def spaces(self) -> "tuple[Space[Any], Space[Any]]":
+        return await self._call(lambda: self._client.spaces)
+
+    async def version(self) -> int:
+        return await self._call(lambda: self._client.version)
+
+    @property
+    def statistics(self) -> Mapping[int, Mapping[str, Any]]:
+        return self._client.statistics
+
+    def streaming_split(self, n: int) -> tuple[RemoteShard, ...]:
+        return self._client.streaming_split(n)
 
     async def publish(
         self,
@@ -93,6 +112,24 @@ class AsyncClient:
         """Iterate over batches; an asynchronous context manager too."""
         return AsyncBatches(self._client.batches(copy=copy, **wanted), self._call)
 
+    async def next_batch(self, timeout: float | None = None, *, copy: bool = False) -> "TensorDict | None":
+        """As `Client.next_batch`. A cancelled call loses nothing: its batch goes to the next one."""
+        if self._stream is None:
+            self._stream = self.batches()
+        try:
+            batch = await asyncio.wait_for(anext(self._stream), timeout)
+        except StopAsyncIteration:
+            return None
+        except TimeoutError:
+            raise BatchTimeout(
+                f"no batch came from {self._client.url} within {timeout:g} s; wait longer, or look at the job's status"
+            ) from None
+        except ClientError as error:
+            stream, self._stream = self._stream, None
+            await stream.__aexit__(type(error))
+            raise
+        return batch.clone() if copy else batch
+
     def deliveries(self, **wanted: Unpack[StreamOptions]) -> "AsyncBatches[Delivery]":
         """Iterate over deliveries: numpy arrays, acknowledged one by one."""
         return AsyncBatches(self._client.deliveries(**wanted), self._call)
@@ -115,15 +152,21 @@ class AsyncClient:
             interrupt.set()
 
     async def close(self) -> None:
-        """Close. May be called twice."""
-        self._client.close()
-        self._pool.shutdown(wait=False)
+        """Give back what `next_batch` gave and was not acknowledged, and close. May be called twice."""
+        await self.__aexit__(ClientError)
 
     async def __aenter__(self) -> "AsyncClient":
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, *rest: object) -> None:
+        """Acknowledge the last batch of `next_batch` unless an error occurred, and close."""
+        stream, self._stream = self._stream, None
+        try:
+            if stream is not None:
+                await stream.__aexit__(kind, *rest)
+        finally:
+            await asyncio.to_thread(self._client.close)
+            self._pool.shutdown(wait=False)
 
     async def _call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
@@ -146,6 +189,18 @@ class AsyncUpdate:
     def state(self) -> str:
         """As of the last answer."""
         return self.sync.state
+
+    @property
+    def applied(self) -> tuple[str, ...]:
+        return self.sync.applied
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        return self.sync.waiting
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        return self.sync.refused
 
     async def wait(self, timeout: float = 30.0) -> "AsyncUpdate":
         """Wait until every worker uses these weights or newer ones."""

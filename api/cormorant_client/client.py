@@ -10,21 +10,29 @@ import os
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from cormorant_client.address import parse_address, read_token
 from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.delivery import Delivery
-from cormorant_client.errors import BadAddress, BadTensors, Conflict, HeadFailed, UpdateFailed
+from cormorant_client.errors import (
+    BadAddress,
+    BadTensors,
+    BatchTimeout,
+    ClientError,
+    Conflict,
+    HeadFailed,
+    UpdateFailed,
+)
 from cormorant_client.events import read_events
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.pauses import Pause, default_owner
 from cormorant_client.publishing import MAIN_MODEL, Body, Publishable, Publisher, PulledWeights, make_body
 from cormorant_client.transport import HttpReply, Transport
 from cormorant_client.updates import Update
+from cormorant_contract.fleet import Fleet, Shard
 from cormorant_contract.rest import headers
 from cormorant_contract.rest import updates as rest
 from cormorant_contract.rest.evaluation import EvaluationTable
@@ -34,6 +42,7 @@ from cormorant_contract.rest.pauses import PauseRequest, Pauses, ResumeRequest
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.seed import Reseed, Seeded
 from cormorant_contract.rest.status import SpacesReport, Status, Workers
+from cormorant_contract.state_file import State, read_state
 from cormorant_contract.stats import Stats
 
 if TYPE_CHECKING:
@@ -93,7 +102,6 @@ def connect(
     Raises:
         BadAddress: invalid URL, token or certificates.
     """
-    given = {name: value for name, value in locals().items() if value is not None}
     url = url or os.environ.get("CORMORANT_URL")
     token = token or os.environ.get("CORMORANT_TOKEN", "")
     token_file = token_file or os.environ.get("CORMORANT_TOKEN_FILE")
@@ -114,14 +122,19 @@ def connect(
         except (OSError, ssl.SSLError) as error:
             raise BadAddress(f"cannot use the certificates in {ca_file}: {error}") from error
     transport = Transport(token=token, tls=context, server_name=server_name or "", timeout_s=timeout_s)
-    return Client(HeadConnection(address, transport, reconnect_s=reconnect_s), given)
+    # Other processes may have neither the environment nor the file of tokens.
+    connection = {
+        "url": url, "token": token, "timeout_s": timeout_s, "reconnect_s": reconnect_s, "ca_file": ca_file,
+        "ca_data": ca_data, "server_name": server_name, "allow_nonfinite": allow_nonfinite,
+    }  # fmt: skip
+    return Client(HeadConnection(address, transport, reconnect_s=reconnect_s), connection)
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """One rank's part of a job's batches. Plain data: send it to the process that reads."""
+class RemoteShard(Shard):
+    """One rank's part of a job's batches. Plain data, with the token: send it to the process that reads."""
 
-    connection: Mapping[str, Any]
+    connection: Mapping[str, Any] = field(repr=False)
     """Arguments of `connect`."""
     consumer: str
     """Name of this part in the head's status."""
@@ -132,10 +145,8 @@ class Shard:
         return connect(**self.connection).batches(copy=copy, consumer=self.consumer, prefetch=0)
 
 
-class Client:
-    """A fleet that runs elsewhere, behind a head, in the words of `cormorant.Fleet`. Thread-safe. Close it, or use it
-    as a context manager.
-    """
+class Client(Fleet):
+    """A fleet that runs elsewhere, behind a head. Thread-safe."""
 
     def __init__(self, head: HeadConnection, connection: Mapping[str, Any]) -> None:
         """`connection`: arguments of `connect`, for those who connect from other processes."""
@@ -157,7 +168,7 @@ class Client:
 
     @cached_property
     def spaces(self) -> "tuple[Space[Any], Space[Any]]":
-        """Observation and action space of one environment; needs gymnasium."""
+        """As `Fleet.spaces`; needs gymnasium."""
         from cormorant_contract.spaces import space_from_json
 
         found = self._head.get(SpacesReport, "/v1/spaces")
@@ -264,70 +275,60 @@ class Client:
 
     @property
     def version(self) -> int:
-        """The newest published version; 0: the initial weights act."""
         return self.models().version
 
     @property
     def statistics(self) -> Mapping[int, Document]:
-        """What each version acted with in the batches so far, for `cormorant.postproc.normalized`; empty without
-        `normalize`.
-        """
+        """What each version acted with in the batches so far; see `Fleet.statistics`."""
         with self._lock:
             return dict(self._statistics)
 
     # -- batches -----------------------------------------------------------------------------------------------
 
     def batches(self, *, copy: bool = False, **wanted: Unpack[StreamOptions]) -> "RemoteBatches[TensorDict]":
-        """Iterate over batches. Asking for the next one acknowledges the previous one.
+        """As `Fleet.batches`. What was not acknowledged when the loop ends, or the process dies, is delivered again; a
+        `with` block that ends well acknowledges its last batch. The iteration goes on over a restart of the head.
 
             with client.batches() as batches:
                 for batch in batches:
                     learn(batch)
 
-        What was not acknowledged when the loop ends, or the process dies, is delivered again; a `with` block that ends
-        well acknowledges its last batch. The iteration ends with the stream and goes on over a restart of the head.
-
         Args:
-            copy: by default the tensors may be views of the head's memory, valid until the next batch is asked for;
-                True makes them yours.
+            copy: as in `Fleet.batches`.
             wanted: frames, consumer, prefetch, max_staleness, memory; see `StreamOptions`.
-
-        Yields:
-            TensorDict `[B, T]` in async mode, `[W*B, T]` in sync mode: TorchRL's keys; docs/reference/batches.md.
         """
         self._end_stream()
         return RemoteBatches(self._head, wanted, partial(self._read, copy=copy))
 
     def next_batch(self, timeout: float | None = None, *, copy: bool = False) -> "TensorDict | None":
-        """The next batch, as `batches` yields it; None when all have been delivered. Acknowledges the previous one.
-
-        Args:
-            timeout: seconds; None waits as long as the head answers.
-            copy: as in `batches`.
+        """As `Fleet.next_batch`. Acknowledges the previous one.
 
         Raises:
             BatchTimeout: none came in time; a TimeoutError.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
         """
-        if self._stream is None:
-            self._stream = RemoteBatches(self._head, {}, partial(self._read, copy=False))
-        batch = self._stream.next(timeout)
+        stream = self._stream = self._stream or RemoteBatches(self._head, {}, partial(self._read, copy=False))
+        try:
+            batch = stream.next(timeout)
+        except BatchTimeout:
+            raise
+        except ClientError:
+            # It fetches no more; the next call begins again.
+            stream.close()
+            self._stream = None
+            raise
         return batch.clone() if copy and batch is not None else batch
 
-    def streaming_split(self, n: int) -> tuple[Shard, ...]:
-        """Parts for n learners that learn side by side, in processes of their own: each batch goes to exactly one of
-        them. They may get different numbers of batches.
-
-            shard = client.streaming_split(world_size)[rank]
-            for batch in shard.iter_batches():
-                learn(batch)
-        """
-        return tuple(Shard(self._connection, f"{default_owner()}-{rank}") for rank in range(n))
+    def streaming_split(self, n: int) -> tuple[RemoteShard, ...]:
+        """As `Fleet.streaming_split`, for learners in processes of their own."""
+        self._end_stream()
+        return tuple(RemoteShard(self._connection, f"{default_owner()}-{rank}") for rank in range(n))
 
     def deliveries(self, **wanted: Unpack[StreamOptions]) -> RemoteBatches[Delivery]:
         """Batches as they are delivered: with id and number of delivery, as numpy arrays, to be acknowledged one by one
         with `Delivery.ack`. Needs no torch. Otherwise as `batches`.
         """
+        self._end_stream()
         return RemoteBatches(self._head, wanted, lambda delivery: delivery)
 
     def _end_stream(self, *error: object) -> None:
@@ -371,37 +372,23 @@ class Client:
         return self._head.get(Pauses, "/v1/pauses")
 
     def state(self) -> memoryview:
-        """Environments, generators, weights and the count of frames, at a batch boundary, as bytes for `restore`."""
         accept = {"Accept": headers.SAFETENSORS}
         return self._head.send("GET", "/v1/state", headers=accept, wait_s=_STATE_WAIT_S, is_bulk=True).body
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `state()` to a file; a file that is there stays until the new one is whole.
+    def restore(self, state: State) -> None:
+        """As `Fleet.restore`. The fleet pauses meanwhile.
 
         Raises:
-            OSError: the file cannot be written.
-        """
-        draft = Path(f"{os.fspath(path)}.part")
-        draft.write_bytes(self.state())
-        draft.replace(path)
-
-    def restore(self, state: bytes | memoryview | str | os.PathLike[str]) -> None:
-        """Go on from what `state` returned or `save` wrote, of the same job. The fleet pauses meanwhile.
-
-        Raises:
+            StateError: the file cannot be read.
             Refused: the state belongs to another job.
-            OSError: the file cannot be read.
         """
-        data = Path(state).read_bytes() if isinstance(state, str | os.PathLike) else state
+        data = read_state(state)
         kind = {"Content-Type": headers.SAFETENSORS}
         with self.pause(owner=f"{default_owner()}/restore", reason="a state is restored", ttl=_STATE_WAIT_S):
             self._head.send("PUT", "/v1/state", headers=kind, body=[data], wait_s=_STATE_WAIT_S, is_bulk=True)
 
     def seed(self, seed: int) -> tuple[str, ...]:
-        """Restart the environments and random streams of every worker with this seed at its next batch boundary.
-
-        Returns the workers' names when all have. Weights, versions and the count of frames stay; open trajectories end.
-        Not repeated when the connection breaks.
+        """As `Fleet.seed`. Not repeated when the connection breaks.
 
         Raises:
             ValueError: the seed is negative, or above 2**53 - 1.
@@ -415,7 +402,6 @@ class Client:
         return self._head.get(Status, "/v1/status")
 
     def stats(self) -> Stats:
-        """How the fleet is doing, in the words that a fleet of this process uses, too."""
         status = self.status()
         return Stats(
             frames=status.frames.collected,
@@ -462,9 +448,6 @@ class Client:
         self._head.close()
         self.on_close()
 
-    def __enter__(self) -> "Client":
-        return self
-
     def __exit__(self, *error: object) -> None:
         """Acknowledge the last batch of `next_batch` unless an error occurred, and close."""
         try:
@@ -483,7 +466,7 @@ class Client:
             if version is None and self._version is None:
                 self._note(self.models().version)
             number = (self._version or 0) + 1 if version is None else version
-            params = {"version": number, "allow_nonfinite": "true" if self._connection.get("allow_nonfinite") else None}
+            params = {"version": number, "allow_nonfinite": "true" if self._connection["allow_nonfinite"] else None}
             try:
                 reply = self._head.send(
                     method, path, params=params, headers=kind, body=body.pieces, wait_s=wait, is_bulk=True

@@ -2,6 +2,7 @@
 
 CormorantError
   UpdateFailed        published weights did not reach the workers
+  StateError          the file of a saved state cannot be written or read
 ClientError, a CormorantError
   BadAddress          the URL, the token or the certificate cannot be used
   HeadUnreachable     no answer in the time allowed
@@ -23,7 +24,7 @@ ClientError, a CormorantError
 
 from collections.abc import Mapping
 
-from cormorant_contract.errors import CormorantError, UpdateFailed
+from cormorant_contract.errors import CormorantError, StateError, UpdateFailed
 from cormorant_contract.rest.problems import TYPE_PREFIX, Problem, ProblemType
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "NotFound",
     "NotNow",
     "Refused",
+    "StateError",
     "StreamEnded",
     "TensorMismatch",
     "Unauthenticated",

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 from cormorant_client.errors import NotFound, UpdateFailed
 from cormorant_client.head import HeadConnection, quoted
+from cormorant_contract.fleet import Receipt
 from cormorant_contract.rest import updates as rest
 
 _LONGEST_POLL_S = 20.0
 
 
-class Update:
-    """What became of a publish. Properties are as of the last answer; `wait` and `refresh` ask again."""
+class Update(Receipt):
+    """Properties are as of the last answer; `wait` and `refresh` ask again."""
 
     def __init__(self, head: HeadConnection, answer: rest.Update) -> None:
         self._head = head
@@ -20,7 +21,6 @@ class Update:
 
     @property
     def version(self) -> int:
-        """Policy version assigned to the weights."""
         return self.answer.version
 
     @property
@@ -50,17 +50,14 @@ class Update:
 
     @property
     def applied(self) -> tuple[str, ...]:
-        """Workers that act with this version or a newer one."""
         return self._in_state("applied")
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """Workers that have it staged for their next batch."""
         return self._in_state("waiting")
 
     @property
     def refused(self) -> dict[str, str]:
-        """Why workers refused it, by name."""
         return {found.worker: found.error for found in self.receipts if found.state == "refused"}
 
     def _in_state(self, state: rest.ReceiptState) -> tuple[str, ...]:
@@ -73,15 +70,15 @@ class Update:
         return self
 
     def wait(self, timeout: float = 30.0) -> "Update":
-        """Wait until every worker uses these weights or newer ones.
+        """As `Receipt.wait`.
 
         Raises:
-            UpdateFailed: no worker took them, or not all did in time; names those that are missing.
+            UpdateFailed: workers refused them, or not all act with them in time; names those.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`. Publishing
                 them again under the same version is safe.
         """
         until = time.monotonic() + timeout
-        while self.answer.state not in rest.FINAL_STATES:
+        while self.answer.state not in rest.FINAL_STATES and not self.refused:
             left = until - time.monotonic()
             if left <= 0:
                 raise UpdateFailed(
@@ -95,11 +92,14 @@ class Update:
                 raise UpdateFailed(
                     f"the head was replaced and does not know version {self.version}; publish the weights again"
                 ) from error
-        if self.answer.state == "failed":
+        if self.answer.state == "failed" or self.refused:
             refused = [f"{worker}: {error}" for worker, error in self.refused.items()]
             raise UpdateFailed(
-                f"version {self.version} failed: {self.answer.error or 'no worker took it'}{_named(refused)}"
+                f"version {self.version} failed: {self.answer.error or 'not every worker took it'}{_named(refused)}"
             )
+        if self.answer.superseded_by is not None:  # workers may not act with the newer one yet
+            answer = self._head.get(rest.Update, f"/v1/updates/u{self.answer.superseded_by}")
+            Update(self._head, answer).wait(max(0.0, until - time.monotonic()))
         return self
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 CormorantError
   UpdateFailed       published weights did not reach the workers
+  StateError         a saved state cannot be written, read or restored
 ContractError
   ManifestError      a manifest, or one document of it, is not a CollectorJob; carries every problem found
 """
@@ -20,6 +21,10 @@ class CormorantError(RuntimeError):
 
 class UpdateFailed(CormorantError):
     """Published weights did not reach the workers: all refused them, or not all act with them in time."""
+
+
+class StateError(CormorantError):
+    """A state cannot be written or read, or this fleet cannot restore it."""
 
 
 class ContractError(Exception):

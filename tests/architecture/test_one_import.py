@@ -45,7 +45,9 @@ def test_a_module_has_what_it_names(name: str) -> None:
 
 
 def test_what_does_not_exist_is_said_in_a_sentence() -> None:
-    with pytest.raises(AttributeError, match=r"module 'cormorant' has no attribute 'open_flet'; it has Batch, Client,"):
+    with pytest.raises(
+        AttributeError, match=r"module 'cormorant' has no attribute 'open_flet'; it has Batch, Batches, Client,"
+    ):
         _ = cormorant.open_flet
 
 

@@ -5,6 +5,7 @@ REST, and gets the same batches.
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import cormorant
-from cormorant.errors import ManifestError, StateError
+from cormorant.errors import FleetClosed, LastWorker, ManifestError, StateError, WeightsError
 from cormorant.policies import mlp
 from cormorant.postproc import frames_of
 from cormorant_testing.collecting import make_job
@@ -145,15 +146,72 @@ def test_a_fleet_goes_on_from_a_file(tmp_path: Path) -> None:
         cormorant.open_fleet(job, workers=1, resume=tmp_path / "nothing")
 
 
+def read_in_thread(shards: Any, number: int) -> list[list[int]]:
+    """What a thread reads of one shard."""
+    return [batch["collector", "traj_ids"].unique().tolist() for batch in shards[number].iter_batches()]
+
+
+@pytest.mark.timeout(120)
+def test_a_shard_that_was_left_holds_up_no_other(tmp_path: Path) -> None:
+    """With maxStaleness 0 a batch that is held stops the fleet."""
+    with local(tmp_path) as fleet:
+        assert fleet.next_batch() is not None
+        shards = fleet.streaming_split(2)
+        for _ in shards[0].iter_batches():
+            break
+        assert len(read_in_thread(shards, 1)) == 5
+
+
+@pytest.mark.timeout(120)
+def test_copies_of_two_threads_are_whole(tmp_path: Path) -> None:
+    """A thread that asks for the next batch gives back none that another one is copying."""
+    job = make_job(num_envs=2, lengths=(3, 5), collection={"framesPerBatch": 20, "totalFrames": 8000}, queue={})
+
+    def read(fleet: cormorant.Fleet) -> int:
+        return sum(batch.numel() for batch in iter(lambda: fleet.next_batch(copy=True), None))
+
+    with cormorant.open_fleet(job, workers=1) as fleet, ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(read, [fleet] * 4)) == 8000
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("place", [local, over_rest])
+def test_a_state_file_that_cannot_be_used_is_said_in_a_sentence(place: Any, tmp_path: Path) -> None:
+    with place(tmp_path) as fleet:
+        with pytest.raises(StateError, match=r"cannot write the state to .*/no/file: No such file"):
+            fleet.save(tmp_path / "no" / "file")
+        for other in (tmp_path, tmp_path / "nothing", "nul\0"):
+            with pytest.raises(StateError, match="cannot read the state in"):
+                fleet.restore(other)
+        with pytest.raises(StateError, match="a NoneType is not a state"):
+            fleet.restore(None)
+        fleet.save(tmp_path / "state")
+        assert not [*tmp_path.glob("*.part"), *tmp_path.glob(".state*")]
+        fleet.restore(tmp_path / "state")
+
+
+def test_a_closed_fleet_says_so_at_once(tmp_path: Path) -> None:
+    with local(tmp_path) as fleet:
+        pass
+    with pytest.raises(FleetClosed, match="the fleet was closed"):
+        fleet.save(tmp_path / "state")
+
+
+def test_what_is_no_weights_and_no_number_of_workers_is_refused(tmp_path: Path) -> None:
+    with local(tmp_path) as fleet:
+        for weights in (None, "weights.safetensors"):
+            with pytest.raises(WeightsError, match=r"is not weights; pass a module"):
+                fleet.publish(weights)
+    for workers in (0, -1, "2"):
+        with pytest.raises(LastWorker, match=f"workers is {workers!r}; give a number from 1 on"):
+            cormorant.open_fleet(CARTPOLE, workers=workers)  # type: ignore[arg-type]  # as a script may
+
+
 def test_each_batch_goes_to_one_of_several_learners(tmp_path: Path) -> None:
     with local(tmp_path) as fleet:
-        assert isinstance(fleet, cormorant.LocalFleet)
-
-        def read(part: Any) -> list[list[int]]:
-            return [batch["collector", "traj_ids"].unique().tolist() for batch in part.iter_batches()]
-
+        shards = fleet.streaming_split(2)
         with ThreadPoolExecutor(2) as pool:
-            parts = [*pool.map(read, fleet.streaming_split(2))]
+            parts = [*pool.map(partial(read_in_thread, shards), range(2))]
     assert len(parts[0]) + len(parts[1]) == 7
 
 

@@ -41,7 +41,7 @@
 A message says what happened, the values, and what to do.
 """
 
-from cormorant_contract.errors import CormorantError, UpdateFailed
+from cormorant_contract.errors import CormorantError, StateError, UpdateFailed
 
 __all__ = [
     "ControlTimeout",
@@ -165,10 +165,6 @@ class NonfiniteWeights(WeightsError):
 
 class StaleWeights(WeightsError):
     """The version is not newer than what is already published."""
-
-
-class StateError(CormorantError):
-    """A state dict that this fleet cannot restore."""
 
 
 class EnvNotSaved(StateError):

@@ -128,10 +128,10 @@ def open_fleet(
         StateError: the file to resume from cannot be read, or is of another job.
     """
     job, overrides = describe_job(
-        manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs, workers=workers or 1,
-        frames_per_batch=frames_per_batch, total_frames=total_frames, init_random_frames=init_random_frames,
-        on_policy=on_policy, mode=mode, vectorization_mode=vectorization_mode, seed=seed, collection=collection,
-        info=info,
+        manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
+        workers=1 if workers is None else workers, frames_per_batch=frames_per_batch, total_frames=total_frames,
+        init_random_frames=init_random_frames, on_policy=on_policy, mode=mode, vectorization_mode=vectorization_mode,
+        seed=seed, collection=collection, info=info,
     )  # fmt: skip
     if engine is None:
         fork_server(WORKERS)  # imports torch while this process does

@@ -2,7 +2,7 @@
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +114,7 @@ def evaluate(
             if overrides.envs or overrides.policy is not None or overrides.policy_factory is not None:
                 objects = overrides.to_bytes()
         job = evaluation_job(
-            described, folder, weights=weights_uri, episodes=episodes or 0, seed=seed, deterministic=deterministic,
+            described, folder, weights=weights_uri, episodes=episodes, seed=seed, deterministic=deterministic,
             device=device or "", objects=objects,
         )  # fmt: skip
         on_ray = None
@@ -142,7 +142,7 @@ def evaluation_job(
     folder: str,
     *,
     weights: str = "",
-    episodes: int | Sequence[int] = 0,
+    episodes: int | Sequence[int] | None = None,
     seed: int | None = None,
     deterministic: bool | None = None,
     device: str = "",
@@ -165,8 +165,8 @@ def evaluation_job(
     collection = {name: value for name, value in spec["collection"].items() if name in _KEPT}
     collection["framesPerBatch"] = job.spec.env.num_envs
     collection["episodes"] = dict(collection.get("episodes") or {})
-    if episodes:
-        given = {"count": episodes} if isinstance(episodes, int) else {"seeds": list(episodes)}
+    if episodes is not None:
+        given = {"seeds": [int(n) for n in episodes]} if isinstance(episodes, Iterable) else {"count": int(episodes)}
         kept = {name: value for name, value in collection["episodes"].items() if name in _KEPT_OF_EPISODES}
         collection["episodes"] = {**kept, **given}
     elif not collection["episodes"]:
@@ -234,7 +234,7 @@ def run_evaluation(
 
     book = EpisodeBook(job)
     if book.num_pending:
-        workers = min(workers or available_cpus(), book.num_pending)
+        workers = min(available_cpus() if workers is None else workers, book.num_pending)
         options = FleetOptions(
             workers=workers, device=device, should_stop=should_stop, overrides=(objects,) if objects else ()
         )

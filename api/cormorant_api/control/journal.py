@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from cormorant_api.errors import StoreError
-from cormorant_worker.disk import write_durably
+from cormorant_contract.disk import write_durably
 from cormorant_worker.errors import StateError
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.termination_message import encode

@@ -24,9 +24,9 @@ import xxhash
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from cormorant_api.errors import StoreError
+from cormorant_contract.disk import sync_path, write_all
 from cormorant_contract.rest.base import Version
 from cormorant_contract.rest.headers import DIGEST_PREFIX, make_etag
-from cormorant_worker.disk import sync_path, write_all
 from cormorant_worker.errors import StateError
 from cormorant_worker.normalize.moments import Statistics
 

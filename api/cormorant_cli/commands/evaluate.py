@@ -122,10 +122,10 @@ def evaluate(
                 table = play(
                     job,
                     uri or None,
-                    episodes=episodes,
+                    episodes=episodes or None,
                     seed=seed,
                     deterministic=deterministic,
-                    workers=workers,
+                    workers=workers or None,
                     directory=folder,
                     device=None if device == "auto" else device,
                     engine=site.ray_options(),

@@ -301,7 +301,7 @@ class _Session:
         except EnvError as error:
             raise BadInput(str(error)) from error
         self._display.begin(self._plan(workers, replicas))
-        options = FleetOptions(workers=workers, device=device, drain_timeout_s=_DRAIN_S)
+        options = FleetOptions(workers=workers or None, device=device, drain_timeout_s=_DRAIN_S)
         with self._opened(options) as (fleet, server):
             self._interrupts.raises = False
             began, before = time.monotonic(), fleet.stats()

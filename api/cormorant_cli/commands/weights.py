@@ -2,7 +2,6 @@
 and imports the worker, in its body; the others ask a running head.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ from cormorant_cli.commands.run import JobName
 from cormorant_cli.connection import AsJson, Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed, installed
 from cormorant_cli.printing import counted, quiet_logs, size_of, told_when_slow
+from cormorant_contract.disk import write_durably
 
 if TYPE_CHECKING:
     from cormorant_client import Client, Update
@@ -173,10 +173,7 @@ def write_whole(path: Path, data: memoryview) -> None:
     """
     if path.is_dir():
         raise BadInput(f"{path} is a folder; name a file")
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_bytes(data)
-        partial.replace(path)
+        write_durably(path, data)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise CommandFailed(f"cannot write {path}: {error.strerror or error}") from error

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import cormorant
 from cormorant_cli import __main__ as entry
 from cormorant_client import (
     AsyncClient,
@@ -351,6 +352,61 @@ def test_next_batch_has_a_limit_and_acknowledges_the_last_one(client: Client) ->
     words = r"no batch came from .* within 0.2 s; wait longer"
     with client.pause(), pytest.raises(TimeoutError, match=words):
         list(iter(lambda: client.next_batch(timeout=0.2), None))
+
+
+def test_next_batch_holds_nothing_that_another_iteration_waits_for(client: Client) -> None:
+    assert client.next_batch(timeout=30) is not None
+    assert client.status().queue.lent >= 1
+    client.streaming_split(2)
+    assert client.status().queue.lent == 0
+
+
+def test_shards_carry_what_they_need_and_show_no_token(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokens.json").write_text(json.dumps({"write": served.writer.token}))
+    with monkeypatch.context() as environment:
+        environment.setenv("CORMORANT_URL", served.server.url)
+        environment.setenv("CORMORANT_TOKEN_FILE", str(tmp_path / "tokens.json"))
+        with connect() as client:
+            (shard,) = client.streaming_split(1)
+    assert served.writer.token not in repr(shard)
+    (tmp_path / "tokens.json").unlink()
+    with pickle.loads(pickle.dumps(shard)).iter_batches() as batches:  # our own
+        assert next(batches).batch_size == (NUM_ENVS, 10)
+
+
+def test_next_batch_goes_on_after_the_head_could_not_be_reached(served: Served) -> None:
+    with connect(served.server.url, token="wrong") as client:
+        for _ in range(2):
+            with pytest.raises(Unauthenticated):
+                client.next_batch(timeout=30)
+        assert client._stream is None
+
+
+def test_the_asynchronous_client_has_the_same_words(served: Served) -> None:
+    words = {name for name in dir(cormorant.Fleet) if not name.startswith("_")}
+    assert words <= set(dir(AsyncClient))
+
+    async def read_all(client: AsyncClient) -> None:
+        while await client.next_batch(timeout=0.2) is not None:
+            pass
+
+    async def run() -> None:
+        async with AsyncClient(connect(served.server.url, token=served.writer.token)) as client:
+            assert (await client.spaces())[0].shape
+            assert await client.version() == (await client.stats()).version
+            first = asyncio.ensure_future(client.next_batch())
+            await asyncio.sleep(0)
+            first.cancel()  # its batch goes to the next call
+            batch = await client.next_batch(timeout=30, copy=True)
+            assert batch is not None
+            assert batch.batch_size == (NUM_ENVS, 10)
+            async with client.pause():
+                with pytest.raises(TimeoutError, match=r"no batch came from .* within 0.2 s"):
+                    await read_all(client)
+
+    asyncio.run(run())
 
 
 # -- the command line ------------------------------------------------------------------------------------------

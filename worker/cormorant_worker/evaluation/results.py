@@ -18,9 +18,9 @@ from typing import IO, Any, Self
 
 import fsspec
 
+from cormorant_contract.disk import write_durably
 from cormorant_contract.episodes import PlannedEpisode
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.disk import write_durably
 from cormorant_worker.errors import EvaluationError
 
 _Z = 1.959963984540054

@@ -85,5 +85,5 @@ class FleetState:
                     workers={name.removeprefix("worker/"): part for name, part in parts.items()},
                 )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StateError(f"these {len(data)} bytes are not a fleet's state: {error!r}") from error
+            raise StateError(f"these {len(data)} bytes are not a fleet's state: {error}") from error
         raise StateError(f"the state has format {metadata['format']}, this version reads {FORMAT}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.envs.cpus import available_cpus
+from cormorant_worker.errors import LastWorker
 from cormorant_worker.normalize.moments import Statistics
 
 
@@ -59,6 +60,10 @@ class FleetOptions:
     store_timeout_s: float = 600.0
     """For a worker to write a batch to its dataset, to close it, and to save or restore its state; then it is taken to
     hang. Never less than the hang limit."""
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and not (isinstance(self.workers, int) and self.workers > 0):
+            raise LastWorker(f"workers is {self.workers!r}; give a number from 1 on, or None for the manifest's")
 
 
 def default_workers(job: CollectorJob, *, is_this_machine: bool = True) -> int:

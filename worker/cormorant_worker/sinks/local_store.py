@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from cormorant_worker.disk import sync_path, write_all
+from cormorant_contract.disk import sync_path, write_all
 
 MANIFEST = "manifest.jsonl"
 OPEN_SUFFIX = ".open"

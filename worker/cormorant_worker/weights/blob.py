@@ -175,6 +175,10 @@ def in_models(weights: Mapping[str, torch.Tensor] | Weights) -> Weights:
     def published(found: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in found.items() if not is_extra_state(name)}
 
+    if not isinstance(weights, Mapping):
+        raise WeightsError(
+            f"a {type(weights).__name__} is not weights; pass a module, its state dict, or a mapping of names to either"
+        )
     given = published(weights)
     if all(isinstance(value, torch.Tensor) for value in given.values()):
         return by_model(given)

@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from cormorant_worker.disk import write_all
+from cormorant_contract.disk import write_all
 from cormorant_worker.errors import MalformedWeights
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion

@@ -59,6 +59,7 @@ class Quiesce:
 
         Raises:
             ControlTimeout: they did not end in time.
+            FleetClosed: the fleet was closed.
             StateError: an evaluation has nothing to change between batches.
         """
         core, timeout_s = self._core, self._core.options.control_timeout_s
@@ -75,11 +76,15 @@ class Quiesce:
                 core.slots.tell_all(ResumeStepping())
             is_still = self.wait_until(
                 lambda: (
-                    core.error is not None or (self._life.is_idle and (slots.is_complete or core.scheduler.is_done))
+                    core.error is not None
+                    or core.is_closing
+                    or (self._life.is_idle and (slots.is_complete or core.scheduler.is_done))
                 ),
                 time.monotonic() + timeout_s,
             )
             core.raise_error()
+            if core.is_closing:
+                raise FleetClosed("the fleet was closed")
             if not is_still:
                 raise ControlTimeout(
                     f"batches under way did not end within {timeout_s:.0f} s (control_timeout_s); {slots.describe()}"

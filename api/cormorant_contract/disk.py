@@ -32,7 +32,7 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+def write_durably(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
     """Make a file, or replace one. After a power failure it is the old or the new one, whole; on return the new one.
     Several processes may write the same file.
 

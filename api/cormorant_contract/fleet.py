@@ -1,0 +1,191 @@
+"""What a learner needs of a fleet, wherever it runs: a script that keeps to these words moves from a laptop to a
+cluster by one line.
+
+    with cormorant.open_fleet("job.yaml") as fleet:         # workers of this process
+    with cormorant.connect("pong", namespace="rl") as fleet:  # a job of the cluster
+        train(fleet)
+
+What both do alike is documented here; `LocalFleet` and `Client` add what differs.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+
+from cormorant_contract.state_file import State, write_state
+from cormorant_contract.stats import Stats
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+    from tensordict import TensorDict
+
+
+class Batches(Protocol):
+    """An iterator of batches, and a context manager: what it lent goes back at the end of a `with` block. One thread
+    reads; several have `streaming_split`.
+    """
+
+    num_frames: int
+    """Handed out so far."""
+
+    def __iter__(self) -> Self: ...
+
+    def __next__(self) -> "TensorDict": ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+    def close(self) -> None:
+        """Give the last batch back. May be called twice, and from any thread."""
+
+
+class Shard(Protocol):
+    """One learner's part of the batches."""
+
+    def iter_batches(self, *, copy: bool = False) -> Batches:
+        """Iterate over this part as `Fleet.batches` does over all."""
+
+
+class Receipt(Protocol):
+    """What became of published weights."""
+
+    @property
+    def version(self) -> int:
+        """The number of these weights: `("collector", "policy_version")` of the frames that they act in."""
+
+    @property
+    def applied(self) -> tuple[str, ...]:
+        """Workers that act with this version or a newer one."""
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Workers that have it staged for their next batch."""
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Why workers refused it, by name."""
+
+    def wait(self, timeout: float = 30.0) -> Self:
+        """Wait until every worker acts with this version or a newer one.
+
+        Raises:
+            UpdateFailed: workers refused it, or not all act with it within `timeout` seconds; names them.
+        """
+
+
+@runtime_checkable
+class Fleet(Protocol):
+    """Workers that collect. `open_fleet` and `connect` return one each; both have more than this. Methods may be called
+    from any thread. Close it, or use it as a context manager.
+    """
+
+    @property
+    def spaces(self) -> "tuple[Space[Any], Space[Any]]":
+        """Observation and action space of one environment."""
+
+    @property
+    def version(self) -> int:
+        """The newest published policy version; 0: the initial weights act."""
+
+    @property
+    def statistics(self) -> "Mapping[int, Mapping[str, Any]] | None":
+        """What each version acted with, for `cormorant.postproc.normalized`; empty or None without `normalize`."""
+
+    def batches(self, *, copy: bool = False) -> Batches:
+        """Batches until `total_frames` are delivered; without such a number, without end.
+
+            for batch in fleet.batches():
+                learn(batch)
+
+        Asking for the next batch acknowledges the last one.
+
+        Args:
+            copy: by default the tensors may be views of shared memory, valid until the next batch is asked for; True
+                makes them yours.
+
+        Yields:
+            TensorDict `[B, T]` in async mode, `[W*B, T]` in sync mode: TorchRL's keys; docs/reference/batches.md.
+        """
+
+    def next_batch(self, timeout: float | None = None, *, copy: bool = False) -> "TensorDict | None":
+        """The next batch, as `batches` yields it; None when all have been delivered.
+
+            while (batch := fleet.next_batch(timeout=60)) is not None:
+                learn(batch)
+
+        Args:
+            timeout: seconds; None waits as long as workers make progress, and a head answers.
+            copy: as in `batches`.
+
+        Raises:
+            TimeoutError: none came in time; the next call goes on waiting.
+        """
+
+    def streaming_split(self, n: int) -> Sequence[Shard]:
+        """Parts for n learners that learn side by side: each batch goes to exactly one of them. They may get different
+        numbers of batches.
+
+            for batch in fleet.streaming_split(n)[rank].iter_batches():
+                learn(batch)
+        """
+
+    def publish(self, weights: Any, *, version: int | None = None, wait: float = 0.0) -> Receipt:
+        """Hand weights to every worker, which takes them at its next batch boundary: all of them or none.
+
+        Args:
+            weights: a torch module, its state dict, or a mapping of model names to either.
+            version: higher than any before; None: the next number.
+            wait: seconds to wait for every worker to act with them.
+        """
+
+    def pause(self) -> AbstractContextManager[object]:
+        """Stop every worker at its next vector step until `resume`, or to the end of a `with` block; batches under way
+        are kept. A remote pause outside of `with` ends by itself after a minute.
+
+            with fleet.pause():
+                evaluate()
+        """
+
+    def resume(self) -> object:
+        """Go on after `pause`. Does nothing when the fleet runs."""
+
+    def state(self) -> bytes | memoryview:
+        """Environments, generators, weights and the count of frames, at a batch boundary. Batches that are not taken
+        yet are counted and not saved: pause before, and take them afterwards.
+        """
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `state()` to a file, whole or not at all: `restore`, and `open_fleet(..., resume=path)`, go on from it.
+
+        Raises:
+            StateError: the file cannot be written.
+        """
+        write_state(path, self.state())
+
+    def restore(self, state: State) -> None:
+        """Go on from what `state` returned or `save` wrote, of the same job and as many workers.
+
+        What was collected and not taken is dropped. With a dataset, the count of frames stays that of the dataset.
+
+        Raises:
+            StateError: the file cannot be read.
+        """
+
+    def seed(self, seed: int) -> tuple[str, ...]:
+        """Reseed every worker at a batch boundary: with new environments and streams, as a new fleet with this seed
+        would have. Weights, versions and the count of frames stay; open trajectories end. Returns the workers' names.
+        """
+
+    def stats(self) -> Stats:
+        """How the fleet is doing; costs the same for any number of workers."""
+
+    def close(self) -> None:
+        """End the workers of `open_fleet`; leave those of `connect` running. May be called twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()

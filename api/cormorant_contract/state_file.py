@@ -1,0 +1,42 @@
+"""A fleet's state in a file: what `save` writes, and `restore` takes, wherever the fleet runs."""
+
+import os
+from pathlib import Path
+
+from cormorant_contract.disk import write_durably
+from cormorant_contract.errors import StateError
+
+State = bytes | memoryview | str | os.PathLike[str]
+"""What `state` returned, or the path of a file that `save` wrote."""
+
+
+def write_state(path: str | os.PathLike[str], state: bytes | memoryview) -> None:
+    """Write a state whole, or leave the file as it is.
+
+    Raises:
+        StateError: the file cannot be written.
+    """
+    try:
+        write_durably(Path(path), state)
+    except (OSError, ValueError) as error:
+        raise StateError(f"cannot write the state to {path}: {_reason(error)}") from error
+
+
+def read_state(state: State) -> bytes | memoryview:
+    """The bytes of a state.
+
+    Raises:
+        StateError: the file cannot be read, or this is neither bytes nor a path.
+    """
+    if isinstance(state, bytes | bytearray | memoryview):
+        return state
+    if not isinstance(state, str | os.PathLike):
+        raise StateError(f"a {type(state).__name__} is not a state; pass what state() returned, or the path of a file")
+    try:
+        return Path(state).read_bytes()
+    except (OSError, ValueError) as error:
+        raise StateError(f"cannot read the state in {state}: {_reason(error)}") from error
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
