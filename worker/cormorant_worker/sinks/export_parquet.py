@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import StoredDataset
-from cormorant_worker.sinks.frames import Frames
-from cormorant_worker.sinks.schema import NEXT, column_name
+from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name
+from cormorant_worker.sinks.trajectories import iter_stretches
 from cormorant_worker.spaces import Array, Leaf
 
 _GROUP_BYTES = 64 << 20
@@ -34,11 +34,10 @@ def write_parquet(dataset: StoredDataset, target: Path, *, is_nested: bool = Fal
     arrow = _parquet_schema(dataset, is_nested=is_nested)
     column = partial(_column, is_nested=is_nested)
     rows = max(1, min(_MOST_ROWS, _GROUP_BYTES // max(1, schema.frame_bytes())))
-    written = ended = cut = 0
+    written = ended = 0
     for part in dataset.parts():
         if not part.frames:
             continue
-        seen: dict[int, tuple[int, bool]] = {}
         draft = target / f"{part.name}.parquet.open"
         with pq.ParquetWriter(draft, arrow, compression="zstd", compression_level=1) as writer:
             for frames in dataset.iter_frames(part):
@@ -50,23 +49,10 @@ def write_parquet(dataset: StoredDataset, target: Path, *, is_nested: bool = Fal
                 writer.write_table(pa.Table.from_arrays(columns, schema=arrow), row_group_size=rows)
                 written += len(frames)
                 ended += int(np.count_nonzero(frames.terminated | frames.truncated))
-                cut += _count_cut(frames, seen)
-        cut += sum(not done for _, done in seen.values())
         draft.rename(target / f"{part.name}.parquet")
+    no_leaves = FrameSchema(observation=(), action=())
+    cut = sum(stretch.ending == "cut" for stretch in iter_stretches(dataset, schema=no_leaves))
     return written, ended, cut
-
-
-def _count_cut(frames: Frames, seen: dict[int, tuple[int, bool]]) -> int:
-    """Trajectories that were open before this batch and do not go on in it; notes what is open after it."""
-    order, starts = frames.runs()
-    lasts = order[np.r_[starts[1:], len(order)] - 1]
-    done = frames.terminated[lasts] | frames.truncated[lasts]
-    cut = 0
-    for env, *now in zip(frames.env[lasts].tolist(), frames.traj_id[lasts].tolist(), done.tolist(), strict=True):
-        known, has_ended = seen.get(env, (now[0], True))
-        cut += not has_ended and known != now[0]
-        seen[env] = now[0], now[1]
-    return cut
 
 
 def _parquet_schema(dataset: StoredDataset, *, is_nested: bool) -> Any:

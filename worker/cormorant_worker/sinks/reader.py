@@ -42,7 +42,8 @@ class DatasetInfo:
     env: Mapping[str, Any]
     """The environment as the manifest names it, for example `{"envpool": {"taskId": "Pong-v5", "kwargs": {}}}`."""
     env_spec: EnvSpec | None
-    """What `gymnasium.make` takes to build the environment again; None: EnvPool or an object of a script built it."""
+    """What `gymnasium.make` takes to build the environment again; None: EnvPool, a vector environment or an object of a
+    script."""
     observation_space: Space
     """Space of one environment."""
     action_space: Space

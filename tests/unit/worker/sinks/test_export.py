@@ -284,6 +284,13 @@ def test_lerobot_takes_no_dataset_without_frames(make_dice, stored, tmp_path):
         export(stored(make_dice(), parts=()).uri, tmp_path / "out", to="lerobot")
 
 
+def test_formats_agree_on_what_was_cut(make_dice, stored, tmp_path):
+    """A trajectory that a later attempt of its worker went on with was not cut."""
+    uri = stored(make_dice(end_odds=0.05), parts=("cpu-0-0", "cpu-0-1")).uri
+    cut = {to: export(uri, tmp_path / to, to=to).cut for to in ("minari", "parquet", "lerobot", "huggingface")}
+    assert set(cut.values()) == {3}
+
+
 def test_row_groups_are_bounded(make_dice, spaces, stored, tmp_path, monkeypatch):
     monkeypatch.setattr(export_parquet, "_MOST_ROWS", 5)
     dataset = stored(make_dice())
