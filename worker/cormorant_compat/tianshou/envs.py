@@ -3,6 +3,7 @@
 gymnasium.Env, or a list of them or of functions     stepped one after another in this process
 envpool.make(...)                                    our own way of stepping EnvPool, around that pool
 tianshou.env.*VectorEnv                              stepped through its own `step` and `reset`
+gymnasium.vector.VectorEnv                           as `open_fleet` steps it
 our VectorEnvs                                       as they are
 """
 
@@ -15,11 +16,13 @@ import numpy as np
 
 from cormorant_worker.collect.env_sources import info_fields
 from cormorant_worker.envs.env_row import row_views
+from cormorant_worker.envs.flat_vector import VectorSource
 from cormorant_worker.envs.gymnasium_env import Env, why_unsupported
 from cormorant_worker.envs.info import InfoField, InfoMisfit, complete_fields, info_writer
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
+from cormorant_worker.envs.vector import GymVectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvError
 from cormorant_worker.scripted import Scripted
 from cormorant_worker.spaces import Array, Arrays, Space, describe, flatten, leaves, unflattener
@@ -48,10 +51,8 @@ def as_vector_env(
     if hasattr(env, "is_async") and (hasattr(env, "env_num") or innermost(env) is not env):
         return TheirAsyncVectorEnv(env, fields) if env.is_async else TheirVectorEnv(env, fields)
     if isinstance(env, gymnasium.vector.VectorEnv):
-        raise EnvError(
-            f"{type(env).__name__} resets on its own and hides which observation was the last; give the functions that "
-            "make its environments as a list, or EnvPool"
-        )
+        source = VectorSource(make=lambda num_envs: env, kwargs={})
+        return GymVectorEnv(source, seeds=seeds(env.num_envs), info=fields)
     if why := why_unsupported(env):
         raise EnvError(f"environments are {why}")
     given = list(env) if isinstance(env, list | tuple) else [env]

@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -542,8 +541,6 @@ def test_two_dimensional_storage_takes_rows_only() -> None:
 def test_what_is_no_environment_no_buffer_or_no_equal_is_refused() -> None:
     with pytest.raises(EnvError, match="environments are str"):
         Collector(step_mod_5, "CartPole-v1")
-    with pytest.raises(EnvError, match="SyncVectorEnv resets on its own"):
-        Collector(step_mod_5, gymnasium.vector.SyncVectorEnv([CountingEnv]))
     with pytest.raises(EnvBuildError, match="function 0 made NoneType"):
         Collector(step_mod_5, [lambda: None])
     with pytest.raises(EnvBuildError, match="environment 1 has observations"):
