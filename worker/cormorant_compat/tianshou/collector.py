@@ -83,7 +83,7 @@ class Collector(Generic[Stats]):
                 modules with "policy"; None = random actions. Modules collect in evaluation mode, and have their own
                 modes again afterwards. They are not moved or copied.
             env: a gymnasium.Env, a list of them or of functions that make them, an EnvPool, a vector environment of
-                Tianshou's, or one of ours.
+                gymnasium's or Tianshou's, or one of ours.
             buffer: TorchRL's replay buffers, Tianshou's, `LatestBatch()`, anything with `extend(TensorDict)`. None =
                 the buffer that Tianshou's collector makes, which keeps the newest frames; where Tianshou is not
                 imported, nothing is stored.
