@@ -104,11 +104,11 @@ class RemoteBatches(Generic[T]):
 
     def __exit__(self, kind: object, *_: object) -> None:
         """Acknowledge the last batch unless an error occurred, and close."""
-        try:
-            if kind is None:
-                self._fetcher.finish_current()
-        finally:
-            self.close()
+        last = self._fetcher.take_current() if kind is None else None
+        self.close()
+        if last is not None:
+            # Only now: what it makes room for would be sent to a fetch that is being broken off.
+            last.ack()
 
 
 class _Fetcher:
@@ -152,9 +152,13 @@ class _Fetcher:
 
     def finish_current(self) -> None:
         """The batch that was handed out last is learned from."""
-        current, self._current = self._current, None
-        if current is not None:
+        if (current := self.take_current()) is not None:
             current.ack()
+
+    def take_current(self) -> Delivery | None:
+        """The batch that was handed out last, which `stop` does not give back then."""
+        current, self._current = self._current, None
+        return current
 
     def stop(self) -> None:
         """Give everything back and end the thread."""

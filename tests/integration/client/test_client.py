@@ -361,6 +361,24 @@ def test_next_batch_holds_nothing_that_another_iteration_waits_for(client: Clien
     assert client.status().queue.lent == 0
 
 
+def test_a_block_acknowledges_when_nothing_is_fetched_any_more(client: Client) -> None:
+    """What an acknowledgement makes room for must not be sent to a fetch that is being broken off: it would be lost
+    until its time to acknowledge is over.
+    """
+    fetching: list[list[str]] = []
+    with client.deliveries() as batches:
+        batch = next(batches)
+        acknowledge = batch._on_ack
+
+        def noted(given: Any) -> None:
+            fetching.append([one.name for one in threading.enumerate() if one.name == "cormorant-batches"])
+            acknowledge(given)
+
+        batch._on_ack = noted
+    assert fetching == [[]]
+    assert client.status().queue.lent == 0
+
+
 def test_shards_carry_what_they_need_and_show_no_token(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
