@@ -70,6 +70,14 @@ def test_a_drained_fleet_gives_what_it_has_and_ends_its_workers() -> None:
         assert not stats.paused
 
 
+def test_drained_fleet_whose_workers_stay_is_saved_while_a_batch_is_out() -> None:
+    options = FleetOptions(workers=1, waits_for_places=True, control_timeout_s=10.0)
+    with WorkerFleet(make_job(num_envs=2, lengths=4), options) as fleet, fleet.borrow():
+        fleet.drain()
+        until(lambda: fleet.is_done)
+        assert fleet.state()
+
+
 @pytest.mark.slow
 def test_listeners_hear_everything_in_order_and_harm_nothing() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)

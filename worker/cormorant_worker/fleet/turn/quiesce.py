@@ -101,7 +101,8 @@ class Quiesce:
     def save(self) -> FleetState:
         """Everything that going on from here needs. Between batches."""
         core = self._core
-        if core.scheduler.is_done:
+        # Workers of a fleet that drains may stay until what is queued is settled: see `SlotLife.finish_idle`.
+        if core.scheduler.is_done and not (core.scheduler.is_draining and core.slots.is_complete):
             states = self._final_states()
         else:
             replies = self._all_replies(core.slots.ask_all(Save()), "save its state")
