@@ -213,3 +213,14 @@ def test_a_state_goes_on_where_its_dataset_ends(tmp_path: Path) -> None:
     np.testing.assert_array_equal(theirs[: collected + 1], ours[: collected + 1])
     assert len(np.unique(np.stack([ours, theirs]), axis=1).T) == len(np.unique(ours)) == len(np.unique(theirs))
     assert verify(str(tmp_path / "halves")).problems == ()
+
+
+def test_workers_write_without_pandas(tmp_path: Path) -> None:
+    """pyarrow imports it for `pa.array`, where it is installed: most of a second of each worker's first batch."""
+    job = make_job(num_envs=2, dataset=str(tmp_path), queue={"capacityBatches": 1}, **OPTIONS)
+    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
+        until(lambda: existing_dataset(str(tmp_path)).frames > 0)
+        (worker,) = fleet.stats().workers
+        mapped = Path(f"/proc/{worker.pid}/maps").read_text()
+    assert "pyarrow" in mapped
+    assert "pandas" not in mapped

@@ -14,7 +14,16 @@ import pyarrow as pa
 
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.runs import Carry
-from cormorant_worker.sinks.schema import KINDS, NEXT, FrameSchema, column_name, next_type, to_arrow, to_numpy
+from cormorant_worker.sinks.schema import (
+    KINDS,
+    NEXT,
+    FrameSchema,
+    column_name,
+    next_type,
+    plain_to_arrow,
+    to_arrow,
+    to_numpy,
+)
 from cormorant_worker.spaces import Array, Arrays, Key, Leaf, put_nested
 
 if TYPE_CHECKING:
@@ -56,7 +65,7 @@ class FrameEncoder:
             "policy_version": block.policy_version,
             "is_init": block.is_init,
         }
-        columns += [pa.array(select(plain[name])) for name, _ in self._schema.plain]
+        columns += [plain_to_arrow(select(plain[name])) for name, _ in self._schema.plain]
         columns += self._following(block, select)
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow)
 
@@ -85,7 +94,7 @@ class FrameEncoder:
         has_n = select(has_TB)
         offsets = np.zeros(len(has_n) + 1, dtype=np.int32)
         np.cumsum(has_n, dtype=np.int32, out=offsets[1:])
-        arrow_offsets = pa.array(offsets)
+        arrow_offsets = plain_to_arrow(offsets)
         found = []
         for leaf, kind, carried, final in zip(
             self._schema.carried,
