@@ -133,7 +133,8 @@ class ShardWriter:
             shard.statistics = moments if shard.statistics is None else shard.statistics.merged(moments)
         shard.batches += 1
         self._frames += frames
-        versions = batch.column("policy_version").to_numpy()
+        # Not `to_numpy`, which imports pandas, as `pa.array` does.
+        versions = np.frombuffer(batch.column("policy_version").buffers()[1], np.int64)
         shard.min_version = min(shard.min_version, int(versions.min()))
         shard.max_version = max(shard.max_version, int(versions.max()))
         done = block.terminated[: block.num_rows] | block.truncated[: block.num_rows]
