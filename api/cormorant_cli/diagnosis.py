@@ -85,7 +85,7 @@ def of_job(job: Raw, *, now: datetime, options: str = "", is_kept: bool = True) 
 
     Args:
         options: what a command about it must say beside its name.
-        is_kept: an operator runs. What a status says that nobody keeps is the past: nothing in it is "ok".
+        is_kept: an operator runs and updates the status. Without one it may be old, and nothing in it counts as "ok".
     """
     name, metadata = identity(job), job["metadata"]
     if "deletionTimestamp" in metadata:

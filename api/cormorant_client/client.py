@@ -442,9 +442,7 @@ class Client(Fleet):
 
     def close(self) -> None:
         """Give back what `next_batch` gave and was not acknowledged, and close idle connections. Idempotent."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
+        self._end_stream(ClientError)
         self._head.close()
         self.on_close()
 

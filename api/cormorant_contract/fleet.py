@@ -29,13 +29,16 @@ class Batches(Protocol):
     num_frames: int
     """Handed out so far."""
 
-    def __iter__(self) -> Self: ...
+    def __iter__(self) -> Self:
+        return self
 
     def __next__(self) -> "TensorDict": ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *error: Any) -> None: ...
+    def __exit__(self, *error: Any) -> None:
+        self.close()
 
     def close(self) -> None:
         """Give the last batch back. May be called twice, and from any thread."""

@@ -67,9 +67,6 @@ class LocalBatches(Batches):
         self.num_frames += loan.num_frames
         return batch
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> "TensorDict":
         if (batch := self.next()) is None:
             raise StopIteration
@@ -78,12 +75,6 @@ class LocalBatches(Batches):
     def close(self) -> None:
         if self._loan is not None:
             self._lent.swap(None, only=self._loan)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class LocalShard(Shard):

@@ -121,7 +121,7 @@ def test_head_of_unknown_creation_keeps_its_epoch(place: Place, faults: list[str
         return faults.pop(0) if faults else ""
 
     with Kubelet(place.namespace), place.operator():
-        time.sleep(4)  # what the operator lists anew because it has begun is behind it
+        time.sleep(4)  # the operator has finished the listings of its start
         place.api.judge = judge
         place.submit(replicas=1)
         _watch_slots(place, lambda: len(place.slots()) == 2, what="a head and a worker")
@@ -161,7 +161,7 @@ def test_pod_lost_during_an_expired_watch_is_replaced(place: Place) -> None:
     with Kubelet(place.namespace), place.operator():
         place.submit(replicas=3)
         _watch_slots(place, lambda: place.workers() == "3/3", what="three workers")
-        time.sleep(4)  # what the operator lists anew because it has begun is behind it
+        time.sleep(4)  # the operator has finished the listings of its start
         place.api.is_deaf = True
         victim = place.namespace.names("pods", "cormorant.dev/role=worker")[0]
         place.namespace("delete", "pod", victim, "--force", "--grace-period=0")

@@ -171,7 +171,7 @@ async def test_operator_that_stood_still_begins_its_deadlines_again() -> None:
     working = asyncio.create_task(scene.controller.run())
     try:
         await scene.until(lambda: scene.status.get("phase") == "Starting")
-        time.sleep(1.5)  # the whole process stands still, beyond the deadline
+        time.sleep(1.5)  # the process does not run for longer than the deadline
         await asyncio.sleep(0.2)
         assert scene.status["phase"] == "Starting"
         await scene.until(lambda: scene.status["phase"] == "Failed")

@@ -38,7 +38,7 @@ class FleetOptions:
     should_stop: Callable[[], bool] = lambda: False
     """Asked several times a second while the fleet waits for its first workers: pods may take an hour to come."""
     settled_frames: Callable[[], int] = lambda: 0
-    """Frames that no later fleet collects again, as whoever holds batches counts them. Workers' pods are told twice a
+    """Frames that no later fleet collects again, as the head's ledger counts them. Workers' pods are told twice a
     second, and tell the next fleet, which may have been given an older count."""
     epoch: int = 0
     """The n-th fleet of the job: seeds and trajectory ids of earlier epochs do not come again. Where the dataset has

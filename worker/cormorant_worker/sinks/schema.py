@@ -176,9 +176,7 @@ def to_arrow(leaf: Leaf, values: Array) -> Any:
     stored = np.ascontiguousarray(values)
     if stored.dtype == np.bool_:
         stored = stored.view(np.uint8)
-    numbers = pa.Array.from_buffers(
-        pa.from_numpy_dtype(stored.dtype), stored.size, [None, pa.py_buffer(stored.reshape(-1))]
-    )
+    numbers = plain_to_arrow(stored.reshape(-1))
     if leaf.shape == ():
         return numbers
     kind = arrow_type(leaf)
