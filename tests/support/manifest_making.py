@@ -9,18 +9,16 @@ Document = dict[str, Any]
 ABSENT = object()
 
 
+def collector_job(name: str, spec: Document, **metadata: Any) -> Document:
+    """A CollectorJob as a manifest."""
+    metadata = {"name": name, **metadata}
+    return {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "metadata": metadata, "spec": spec}
+
+
 def manifest(name: str = "pong", /, **changes: Any) -> Document:
     """A small valid manifest with changes below spec: `manifest(env__envpool__numEnvs=0)`."""
-    document: Document = {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": name},
-        "spec": {
-            "env": {"envpool": {"taskId": "Pong-v5", "numEnvs": 8}},
-            "policy": {"random": {}},
-            "collection": {"framesPerBatch": 64},
-        },
-    }
+    env, policy = {"envpool": {"taskId": "Pong-v5", "numEnvs": 8}}, {"random": {}}
+    document = collector_job(name, {"env": env, "policy": policy, "collection": {"framesPerBatch": 64}})
     for path, value in changes.items():
         *parents, last = path.split("__")
         node = document["spec"]

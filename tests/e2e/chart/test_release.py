@@ -6,9 +6,7 @@ account's token.
 
 import base64
 import json
-import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,19 +18,17 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from cormorant_testing import last_release
-from cormorant_testing.api_proxy import RecordingProxy, Right
-from cormorant_testing.helm import CHART, KUBERNETES, Release, find, helm, package, render, skip_without_release
-from cormorant_testing.kubectl import Kubelet, Namespace
+from cormorant_testing.api_proxy import RecordingProxy, Right, write_kubeconfig
+from cormorant_testing.helm import CHART, KUBERNETES, Release, find, helm, render, skip_without_release
+from cormorant_testing.kubectl import RESTRICTED, Kubelet, Namespace
+from cormorant_testing.operator_scene import Scene
 from cormorant_testing.operator_world import make_spec
+from cormorant_testing.scripts import unused_port
 from cormorant_testing.stub_heads import StubHeads
+from manifest_making import collector_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-RESTRICTED = {
-    "pod-security.kubernetes.io/enforce": "restricted",
-    "pod-security.kubernetes.io/enforce-version": "latest",
-}
 CRD = "collectorjobs.cormorant.dev"
 ASKED_OF_A_TAINT = {Right("", "nodes", "get")}
 """What is asked for when a taint expels a head, which no test here plays."""
@@ -54,15 +50,6 @@ def release(namespace: Namespace) -> Iterator[Release]:
     release.uninstall()
 
 
-def job(name: str = "pong", **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": name},
-        "spec": make_spec(**spec),
-    }
-
-
 def can(namespace: Namespace, account: str, verb: str, resource: str, *more: str) -> bool:
     user = f"system:serviceaccount:{namespace.name}:{account}"
     return namespace("auth", "can-i", verb, resource, f"--as={user}", *more, check=False).startswith("yes")
@@ -78,7 +65,7 @@ def test_release_upgrades_and_keeps_crd_key_and_jobs(namespace: Namespace, relea
         lambda: len(namespace.items("pods", "app.kubernetes.io/component=operator")) == 2,
         what="the restricted namespace takes the operator's pods",
     )
-    namespace("apply", "-f", "-", document=job())
+    namespace("apply", "-f", "-", document=collector_job("pong", make_spec()))
     key = namespace.get("secret", "cormorant-key")
 
     image = f"image.digest=sha256:{'ab' * 32}"
@@ -161,110 +148,64 @@ def test_notes_tell_three_commands(namespace: Namespace, release: Release) -> No
 # -- the operator with its rights --------------------------------------------------------------------------------------
 
 
-class Installed:
+class Installed(Scene):
     """A release, and its operator as a process behind a proxy that writes down what it asks for."""
 
-    def __init__(self, namespace: Namespace, release: Release, folder: Path, heads: StubHeads) -> None:
-        self.namespace, self.release, self.folder, self.heads = namespace, release, folder, heads
+    def __init__(self, namespace: Namespace, folder: Path, heads: StubHeads) -> None:
+        super().__init__(namespace, folder, heads=heads)
         context = json.loads(namespace("config", "view", "--raw", "--minify", "-o", "json"))["clusters"][0]["cluster"]
         self.server = context["server"]
         self.ca = base64.b64decode(context["certificate-authority-data"]).decode()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.probe_port = free.getsockname()[1]
+        self.probe_port = unused_port()
 
-    def arguments(self) -> list[str]:
-        """The Deployment's, but for what is of this machine; the last of two of a kind holds."""
+    @contextmanager
+    def behind_a_proxy(self) -> Iterator[RecordingProxy]:
+        """The Deployment's operator, but for what is of this machine; the last of two arguments of a kind holds."""
         (container,) = self.namespace.get("deployment", "cormorant")["spec"]["template"]["spec"]["containers"]
         key = self.folder / "key"
         key.write_bytes(base64.b64decode(self.namespace.get("secret", "cormorant-key")["data"]["key"]))
         own = [f"--key-file={key}", f"--probe-port={self.probe_port}", f"--head-url={self.heads.url}"]
-        return [*container["args"], "--poll-seconds=1", *own]
+        self.arguments = [*container["args"], "--poll-seconds=1", *own]
+        with RecordingProxy(self.server, ca=self.ca) as proxy:
+            token = self.token("cormorant")
+            self.kubeconfig = str(write_kubeconfig(self.folder / "kubeconfig", proxy.url, token))
+            with self.operator() as operator:
+                yield proxy
+                assert operator.stop() == 0
 
     def token(self, account: str) -> str:
         return self.namespace("create", "token", account).strip()
 
-    @contextmanager
-    def operator(self, proxy: RecordingProxy, *, checkout: Path | None = None) -> Iterator[None]:
-        """Args: checkout: whose code runs (default: this one's)."""
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "c",
-            "clusters": [{"name": "c", "cluster": {"server": proxy.url}}],
-            "users": [{"name": "c", "user": {"token": self.token("cormorant")}}],
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
-        }
-        path, log = self.folder / "kubeconfig", self.folder / "log"
-        path.write_text(json.dumps(config))
-        command = [sys.executable, "-m", "cormorant_operator", *self.arguments()]
-        with log.open("wb") as file:
-            env = {**os.environ, "KUBECONFIG": str(path)}
-            if checkout is not None:
-                env["PYTHONPATH"] = os.pathsep.join(str(checkout / room) for room in ("api", "operator"))
-            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
-        try:
-            yield
-        finally:
-            process.terminate()
-            try:
-                assert process.wait(timeout=30) == 0
-            finally:
-                process.kill()
-                sys.stdout.write(log.read_text()[-8000:])
-
     def until_gone(self, kind: str, name: str) -> None:
-        self.namespace.until(
-            lambda: self.namespace("get", kind, name, "--ignore-not-found", "-o", "name") == "", what=f"{name} is gone"
+        self.until(
+            lambda: self.namespace("get", kind, name, "--ignore-not-found", "-o", "name") == "", f"{name} is gone"
         )
-
-    def condition(self, name: str, kind: str) -> str:
-        status = self.namespace.get("cjob", name).get("status") or {}
-        found = [c for c in status.get("conditions", []) if c["type"] == kind]
-        return f"{found[0]['status']}/{found[0]['reason']}" if found else ""
-
-    def until_counted(self, frames: int) -> None:
-        """Let the head of pong have so many frames, and wait until the operator has heard of them."""
-        self.heads.by_job["pong"].frames = frames
-        self.namespace.until(
-            lambda: self.namespace.get("cjob", "pong")["status"]["frames"]["collected"] == frames,
-            what=f"the status counts {frames} frames",
-        )
-
-    def uids(self) -> set[str]:
-        """Of what the operator has made."""
-        labelled = "app.kubernetes.io/managed-by=cormorant-operator"
-        kinds = ("pods", "secrets", "services")
-        return {item["metadata"]["uid"] for kind in kinds for item in self.namespace.items(kind, labelled)}
 
     def live(self) -> None:
         """Everything that an operator ever does."""
         namespace = self.namespace
         self._meet_a_stranger()
         namespace("apply", "-f", "-", document=self._stale_secret())
-        namespace("apply", "-f", "-", document=job(runPolicy={"ttlSecondsAfterFinished": 1}))
-        namespace.until(lambda: self.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready")
+        self.submit(runPolicy={"ttlSecondsAfterFinished": 1})
+        self.until_ready()
         namespace("scale", "cjob/pong", "--replicas=1")
         namespace.until(lambda: len(namespace.names("pods")) == 2, what="one worker and the head")
         namespace("delete", "service", "pong-api")
         namespace.until(lambda: "pong-api" in namespace.names("services"), what="the Service is back")
-        self._edit({"runPolicy": {"disruptionBudget": "None"}})
+        self.edit(runPolicy={"disruptionBudget": "None"})
         self.until_gone("poddisruptionbudget", "pong-head")
         (config,) = namespace.names("configmaps")
-        self._edit({"suspend": True})
-        namespace.until(lambda: self.heads.by_job["pong"].phase == "Draining", what="the head is asked to drain")
+        self.edit(suspend=True)
+        namespace.until(lambda: self.head.phase == "Draining", what="the head is asked to drain")
         namespace.finish("pong-head-1", container="head", exit_code=143)
-        namespace.until(lambda: self.condition("pong", "Suspended") == "True/Suspended", what="it is suspended")
-        self.heads.by_job["pong"].phase = "Running"
-        self._edit({"suspend": False, "collection": {"framesPerBatch": 128}})
+        namespace.until(lambda: self.condition("Suspended") == "True/Suspended", what="it is suspended")
+        self.head.phase = "Running"
+        self.edit(suspend=False, collection={"framesPerBatch": 128})
         namespace.until(lambda: "pong-head-2" in namespace.names("pods"), what="the next head is there")
         self.until_gone("configmap", config)
-        namespace.until(lambda: self.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready again")
+        self.until_ready()
         namespace.finish("pong-head-2", container="head", exit_code=0, reason="Completed")
         self.until_gone("cjob", "pong")
-
-    def _edit(self, spec: dict[str, Any]) -> None:
-        self.namespace("patch", "cjob", "pong", "--type=merge", "-p", json.dumps({"spec": spec}))
 
     def _meet_a_stranger(self) -> None:
         overrides = {
@@ -278,9 +219,9 @@ class Installed:
         }
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "clash-head-1"}}
         self.namespace("create", "-f", "-", document={**pod, "spec": {**overrides, "containers": [container]}})
-        self.namespace("apply", "-f", "-", document=job("clash"))
+        self.submit("clash")
         self.namespace.until(
-            lambda: self.condition("clash", "Accepted") == "False/NameConflict", what="the stranger is noticed"
+            lambda: self.condition("Accepted", "clash") == "False/NameConflict", what="the stranger is noticed"
         )
         self.namespace("delete", "cjob", "clash")
 
@@ -330,8 +271,8 @@ def test_operator_uses_every_right_that_it_has_and_lacks_none(
     # Its own pods would be started by the Kubelet below, as a process it is there already.
     namespace("scale", "deployment/cormorant", "--replicas=0")
     with StubHeads() as heads, Kubelet(namespace):
-        installed = Installed(namespace, release, tmp_path, heads)
-        with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
+        installed = Installed(namespace, tmp_path, heads)
+        with installed.behind_a_proxy() as proxy:
             installed.live()
             with urlopen(f"http://127.0.0.1:{installed.probe_port}/readyz", timeout=10) as answer:
                 assert answer.status == 200
@@ -343,7 +284,7 @@ def test_operator_outlives_the_loss_of_a_namespace(namespace: Namespace, release
     with Namespace("lost") as other, StubHeads() as heads, Kubelet(namespace):
         release.install(f"watchNamespaces={{{other.name},{namespace.name}}}")
         namespace("scale", "deployment/cormorant", "--replicas=0")
-        installed = Installed(namespace, release, tmp_path, heads)
+        installed = Installed(namespace, tmp_path, heads)
 
         def replaces_a_worker() -> None:
             gone = next(name for name in namespace.names("pods") if name.startswith("pong-cpu-"))
@@ -353,67 +294,16 @@ def test_operator_outlives_the_loss_of_a_namespace(namespace: Namespace, release
                 lambda: gone not in pods("pods") and len(pods("pods")) == 3, what=f"{gone} is replaced by another pod"
             )
 
-        namespace("apply", "-f", "-", document=job())
-        with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
-            namespace.until(lambda: installed.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready")
+        installed.submit()
+        with installed.behind_a_proxy():
+            installed.until_ready()
             other("delete", "rolebinding", "--all")
             # Streams that are open stay open until the server ends them, so what is refused are the next ones.
             replaces_a_worker()
-        with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
+        with installed.behind_a_proxy() as proxy:
             namespace.until(lambda: Right("", "pods", "list") in proxy.denied, what="a list is refused")
             replaces_a_worker()
         namespace("delete", "cjob", "pong")
-
-
-def test_jobs_survive_uninstalling_and_are_adopted(namespace: Namespace, release: Release, tmp_path: Path) -> None:
-    values = [f"watchNamespaces={{{namespace.name}}}", "replicas=0"]
-    release.install(*values)
-    with StubHeads() as heads, Kubelet(namespace):
-        installed = Installed(namespace, release, tmp_path, heads)
-        with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
-            namespace("apply", "-f", "-", document=job())
-            namespace.until(lambda: installed.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready")
-        before = installed.uids()
-        release.uninstall()
-        assert installed.uids() == before
-        release.reinstall(*values)
-        with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
-            installed.until_counted(4321)
-        assert installed.uids() == before
-        # One token: the head saw no other.
-        assert len(heads.by_job["pong"].tokens) == 1
-        namespace("delete", "cjob", "pong")
-
-
-def test_upgrade_from_the_last_release_leaves_live_jobs_alone(
-    namespace: Namespace, release: Release, tmp_path: Path
-) -> None:
-    values = [f"watchNamespaces={{{namespace.name}}}", "replicas=0"]
-    before, after = tmp_path / "before", tmp_path / "after"
-    before.mkdir()
-    after.mkdir()
-    checkout = last_release.unpack(before)
-    release.install(*values, chart=package(checkout / "charts" / "cormorant", before))
-    with StubHeads() as heads, Kubelet(namespace):
-        old = Installed(namespace, release, before, heads)
-        with RecordingProxy(old.server, ca=old.ca) as proxy:
-            with old.operator(proxy, checkout=checkout):
-                namespace("apply", "-f", "-", document=job())
-                namespace.until(lambda: old.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready")
-                old.until_counted(1000)
-                uids = old.uids()
-                release.upgrade(*values, chart=package(CHART, after))
-                old.until_counted(1500)
-            new = Installed(namespace, release, after, heads)
-            with new.operator(proxy):
-                new.until_counted(2000)
-                assert new.uids() == uids
-                assert len(heads.by_job["pong"].tokens) == 1
-                namespace("scale", "cjob/pong", "--replicas=1")
-                namespace.until(lambda: len(namespace.names("pods")) == 2, what="one worker and the head")
-                assert new.uids() < uids
-                namespace("delete", "cjob", "pong")
-    assert proxy.denied == set()
 
 
 def test_helm_test_says_that_all_is_well(namespace: Namespace, release: Release, tmp_path: Path) -> None:
@@ -424,7 +314,7 @@ def test_helm_test_says_that_all_is_well(namespace: Namespace, release: Release,
     for manifest in hooks:
         namespace("create", "-f", "-", document=manifest)
     with StubHeads() as heads:
-        installed = Installed(namespace, release, tmp_path, heads)
+        installed = Installed(namespace, tmp_path, heads)
         account, operator = tmp_path / "account", f"http://127.0.0.1:{installed.probe_port}"
         account.mkdir()
         (account / "token").write_text(installed.token("cormorant-test"))
@@ -440,5 +330,5 @@ def test_helm_test_says_that_all_is_well(namespace: Namespace, release: Release,
         assert silent.returncode == 1
         assert silent.stdout == "the API server takes a CollectorJob\n"
         assert f"the operator {operator} is not ready" in silent.stderr
-        with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
+        with installed.behind_a_proxy():
             namespace.until(lambda: run().returncode == 0, what="helm test succeeds")

@@ -6,15 +6,33 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from cormorant_contract.children import CODE_ARCHIVE
-from cormorant_testing.kubectl import apply_crd
+from cormorant_testing.kubectl import Kubelet, apply_crd
+from cormorant_testing.operator_scene import Cli
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def cli(scene: Cli) -> Cli:
+    return scene
+
+
+@pytest.fixture
+def running(scene: Cli) -> Iterator[Cli]:
+    """A submitted job of two workers, all ready."""
+    with scene.operator(), Kubelet(scene.namespace):
+        scene.good("submit", scene.write(), "--wait", "--timeout", "60")
+        # `--wait` is content with the first of them.
+        scene.until(lambda: scene.status()["workers"] == "2/2", "both workers are ready")
+        yield scene
 
 
 @pytest.fixture
@@ -84,7 +102,7 @@ def test_code_is_a_config_map_that_is_the_jobs_and_goes_with_it(cli, code: Path)
     assert "changed" in cli.good("submit", cli.write(), "--code", str(code))
     assert cli.namespace.get("cjob", "pong")["spec"]["code"]["configMap"] != name
     cli.namespace("delete", "cjob", "pong")
-    cli.namespace.until(lambda: "pong-code" not in cli.namespace("get", "cm"), what="its code is gone")
+    cli.until(lambda: "pong-code" not in cli.namespace("get", "cm"), what="its code is gone")
 
 
 def test_code_of_a_recreated_job_is_kept(cli, code: Path) -> None:
@@ -100,7 +118,7 @@ def test_code_of_a_recreated_job_is_kept(cli, code: Path) -> None:
 
 def test_code_of_a_job_that_is_refused_is_taken_back(cli, code: Path) -> None:
     cli.namespace("create", "quota", "q", "--hard=count/collectorjobs.cormorant.dev=0")
-    cli.namespace.until(lambda: "used" in cli.namespace.get("quota", "q").get("status", {}), what="the quota counts")
+    cli.until(lambda: "used" in cli.namespace.get("quota", "q").get("status", {}), what="the quota counts")
     done = cli("submit", cli.write(), "--code", str(code))
     assert done.code == 1
     assert "exceeded quota" in done.err
@@ -150,11 +168,6 @@ def test_kubectl_describes_a_job_with_conditions_and_events(running) -> None:
     kubectl.until(lambda: "OOMKilled" in kubectl("describe", "cjob", "pong"), what="the failure is shown")
 
 
-def test_kubectl_deletes_a_job_with_its_pods(running) -> None:
-    running.namespace("delete", "cjob", "pong", "--cascade=foreground")
-    assert running.namespace.names("pods") == []
-
-
 def test_kubectl_finds_the_plugin_and_runs_it(cli, tmp_path: Path) -> None:
     cli.good("submit", cli.write())
     plugin = tmp_path / "bin" / "kubectl-cormorant"
@@ -191,10 +204,10 @@ def test_pause_is_written_in_the_spec_and_reaches_the_head(running) -> None:
     done = running("pause", "pong")
     assert done.code == 1
     assert "paused in its spec, but its workers could not be checked" in done.err
-    running.namespace.until(lambda: running.head.paused, what="the head is told")
+    running.until(lambda: running.head.paused, what="the head is told")
     assert running.namespace.get("cjob", "pong")["spec"]["paused"] is True
     assert running.good("resume", "pong", "--wait", "0") == f"{running.namespace.name}/pong: resumed\n"
-    running.namespace.until(lambda: not running.head.paused, what="the head is told again")
+    running.until(lambda: not running.head.paused, what="the head is told again")
 
 
 def test_job_without_a_head_is_paused_all_the_same(cli) -> None:
@@ -207,8 +220,25 @@ def test_job_without_a_head_is_paused_all_the_same(cli) -> None:
 # -- rights --------------------------------------------------------------------------------------------------------
 
 
+def become_viewer(cli: Cli) -> None:
+    """Commands become those of somebody who may read jobs and pods, and no Secrets."""
+    kubectl = cli.namespace
+    kubectl("create", "serviceaccount", "viewer")
+    kubectl("create", "role", "viewer", "--verb=get,list", "--resource=collectorjobs.cormorant.dev,pods,events")
+    kubectl("create", "rolebinding", "viewer", "--role=viewer", f"--serviceaccount={kubectl.name}:viewer")
+    config = yaml.safe_load(kubectl("config", "view", "--minify", "--raw"))
+    config["users"][0]["user"] = {"token": kubectl("create", "token", "viewer").strip()}
+    use(cli, config)
+
+
+def use(cli: Cli, kubeconfig: dict[str, Any]) -> None:
+    path = cli.folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(kubeconfig))
+    cli.kubeconfig = str(path)
+
+
 def test_missing_rights_are_named(running) -> None:
-    running.become_viewer()
+    become_viewer(running)
     for command, words in (
         (["pause", "pong"], 'cannot patch resource "collectorjobs"'),
         (["status", "pong"], 'cannot get resource "secrets"'),
@@ -235,13 +265,13 @@ def problems(cli, *arguments: str) -> str:
 
 def test_doctor_finds_a_job_that_no_operator_sees(cli) -> None:
     cli.good("submit", cli.write())
-    cli.namespace.until(lambda: "no operator has reconciled" in problems(cli, "pong"), what="it is said")
+    cli.until(lambda: "no operator has reconciled" in problems(cli, "pong"), what="it is said")
     assert 'CollectorJob "pnog" not found' in problems(cli, "pnog")
 
 
 def test_doctor_names_a_missing_crd_in_one_sentence(cli) -> None:
     try:
-        cli.namespace.until(lambda: not cli.namespace("get", "cjob", "-A", "-o", "name"), what="earlier tests' jobs go")
+        cli.until(lambda: not cli.namespace("get", "cjob", "-A", "-o", "name"), what="earlier tests' jobs go")
     except AssertionError:
         pytest.skip("there are jobs of others, which would go with their definition")
     if cli.namespace("get", "deployments", "-A", "-l", "app.kubernetes.io/component=operator", "-o", "name"):
@@ -260,7 +290,7 @@ def test_doctor_names_a_missing_crd_in_one_sentence(cli) -> None:
         assert "Traceback" not in done.err
     finally:
         apply_crd()
-        cli.namespace.until(lambda: "not found" in cli("status", "pong").err, what="jobs are served again")
+        cli.until(lambda: "not found" in cli("status", "pong").err, what="jobs are served again")
 
 
 def test_hints_name_the_namespace_when_it_is_not_the_contexts_own(cli) -> None:
@@ -270,44 +300,39 @@ def test_hints_name_the_namespace_when_it_is_not_the_contexts_own(cli) -> None:
     # As the context's own it is left out.
     config = yaml.safe_load(cli.namespace("config", "view", "--minify", "--raw"))
     config["contexts"][0]["context"]["namespace"] = name  # what `-n` of every command here says, too
-    path = cli.folder / "own.kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    cli.kubeconfig = str(path)
+    use(cli, config)
     assert "no operator has reconciled the job yet (see `cormorant doctor`)" in cli("status", "pong").err
 
 
 def test_doctor_tells_what_a_running_job_lacks(running, code: Path) -> None:
-    namespace = running.namespace
     # The head is a stub beside the API server: no kubelet leads there.
     assert "does not answer through the API server" in problems(running, "pong")
-    namespace("patch", "cjob", "pong", "--type=merge", "-p", '{"spec": {"code": {"configMap": "nowhere"}}}')
+    running.edit(code={"configMap": "nowhere"})
     assert "the ConfigMap nowhere with its code does not exist" in problems(running, "pong")
 
 
 def test_doctor_repeats_the_operators_words_about_a_pod(cli) -> None:
-    with cli.operator(has_kubelet=False):
+    with cli.operator():
         cli.good("submit", cli.write())
-        cli.namespace.until(lambda: len(cli.namespace.names("pods")) == 3, what="pods are there")
+        cli.until(lambda: len(cli.namespace.names("pods")) == 3, what="pods are there")
         first, _, _ = cli.namespace.names("pods")
         pulling = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
         state = {"name": "worker", "ready": False, "restartCount": 0, "image": "i", "imageID": "", "state": pulling}
         cli.namespace.say(first, {"phase": "Pending", "containerStatuses": [state]})
         words = f"Scheduled=False, ImagePull: {first}: image i: no such image; check the image's name"
-        cli.namespace.until(lambda: words in problems(cli, "pong"), what="the operator's words are repeated")
+        cli.until(lambda: words in problems(cli, "pong"), what="the operator's words are repeated")
 
 
 def test_doctor_tells_of_suspension_and_quota(cli) -> None:
     cli.namespace("create", "quota", "q", "--hard=pods=1")
     time.sleep(1)  # the quota controller's first count
-    with cli.operator():
+    with cli.operator(), Kubelet(cli.namespace):
         cli.good("submit", cli.write())
-        cli.namespace.until(lambda: "raise the ResourceQuota" in problems(cli, "pong"), what="the quota is said")
-        cli.namespace("patch", "cjob", "pong", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+        cli.until(lambda: "raise the ResourceQuota" in problems(cli, "pong"), what="the quota is said")
+        cli.edit(suspend=True)
         # A head that the operator has heard drains first, and its pod has no kubelet that ends it.
         said = ("set spec.suspend to false", "Suspended=False, Suspending")
-        cli.namespace.until(
-            lambda: any(words in cli("doctor", "pong").out for words in said), what="the suspension is said"
-        )
+        cli.until(lambda: any(words in cli("doctor", "pong").out for words in said), what="the suspension is said")
 
 
 def test_tokens_are_found_for_each_role(running) -> None:

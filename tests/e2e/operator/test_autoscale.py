@@ -6,7 +6,6 @@ import pytest
 
 from cormorant_testing.kubectl import Kubelet
 from cormorant_testing.operator_scene import Scene
-from cormorant_testing.stub_heads import StubHead
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -31,7 +30,8 @@ class Sizes:
 
 
 def test_group_follows_its_learners_and_settles(scene: Scene) -> None:
-    head = scene.heads.by_job.setdefault("pong", StubHead(sizes={"cpu": 2}, demand=3.9))
+    head = scene.head
+    head.sizes, head.demand = {"cpu": 2}, 3.9
     with scene.operator(), Kubelet(scene.namespace):
         group = {"name": "cpu", "autoscale": {"minReplicas": 1, "maxReplicas": 8}}
         scene.submit(workerGroups=[group], replicas=2)

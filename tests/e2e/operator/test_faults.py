@@ -3,31 +3,23 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cormorant_testing.api_proxy import FaultyApi
-from cormorant_testing.kubectl import Kubelet, Namespace, require_crd
+from cormorant_testing.api_proxy import FaultyApi, write_kubeconfig
+from cormorant_testing.kubectl import Kubelet
 from cormorant_testing.operator_scene import Scene
-from cormorant_testing.stub_heads import StubHeads
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-
-
-@pytest.fixture
-def api() -> Iterator[FaultyApi]:
-    require_crd()
-    with FaultyApi(seed=7) as faulty:
-        yield faulty
 
 
 class Place(Scene):
     """A scene whose operators reach the API server through the proxy."""
 
-    def __init__(self, namespace: Namespace, heads: StubHeads, api: FaultyApi, folder: Path) -> None:
-        super().__init__(namespace, heads, folder, kubeconfig=str(api.write_kubeconfig(folder / "kubeconfig")))
+    def __init__(self, scene: Scene, api: FaultyApi) -> None:
+        kubeconfig = str(write_kubeconfig(scene.folder / "kubeconfig", api.url))
+        super().__init__(scene.namespace, scene.folder, heads=scene.heads, kubeconfig=kubeconfig)
         self.api = api
 
     def workers(self) -> str:
@@ -55,9 +47,9 @@ class Place(Scene):
 
 
 @pytest.fixture
-def place(api: FaultyApi, tmp_path: Path) -> Iterator[Place]:
-    with StubHeads() as heads, Namespace("faults") as namespace:
-        yield Place(namespace, heads, api, tmp_path)
+def place(scene: Scene) -> Iterator[Place]:
+    with FaultyApi(seed=7) as api:
+        yield Place(scene, api)
 
 
 def test_operator_killed_after_its_nth_write_for_every_n(place: Place) -> None:
@@ -80,8 +72,8 @@ def test_operator_killed_after_its_nth_write_for_every_n(place: Place) -> None:
         assert _die_after_each_write(place, lambda: place.workers() == "1/1", what="one worker") >= 2
         assert place.uids_of() == untouched
 
-        place.namespace("patch", "cjob", "pong", "--type=merge", "-p", '{"spec": {"suspend": true}}')
-        deaths = _die_after_each_write(place, lambda: place.heads.by_job["pong"].phase == "Draining", what="it drains")
+        place.edit(suspend=True)
+        deaths = _die_after_each_write(place, lambda: place.head.phase == "Draining", what="it drains")
         assert place.uids_of() == untouched
         place.namespace.finish("pong-head-1", container="head", exit_code=143)
         deaths += _die_after_each_write(place, lambda: place.status().get("phase") == "Suspended", what="suspended")
@@ -178,7 +170,7 @@ def test_two_operators_without_lease_create_each_pod_once(place: Place) -> None:
             place.namespace("delete", "pod", victim, "--wait=false")
             _watch_slots(place, lambda victim=victim: victim not in place.namespace.names("pods"), what="it is gone")
             _watch_slots(place, lambda: len(place.slots()) == 5, what="four workers and a head")
-        assert place.namespace.get("cjob", "pong")["status"]["epoch"] == 1
+        assert place.status()["epoch"] == 1
         _watch_slots(place, lambda: place.workers() == "4/4", what="all workers are ready")
     # The second of two creations of a name is refused: as many were done as pods were needed.
     assert place.api.requests["POST", "pods"] - place.api.dry_runs == 5 + 6

@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cormorant_testing.kubectl import Kubelet, Namespace, require_crd
+from cormorant_testing.kubectl import Kubelet, require_crd
 from cormorant_testing.kueue_process import KueueProcess, Quota, skip_without_kueue
 from cormorant_testing.operator_scene import Scene
 from cormorant_testing.real_job import note
-from cormorant_testing.stub_heads import StubHeads
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 SMALL = "500m"
@@ -27,19 +25,12 @@ def kueue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KueueProcess]:
 
 
 @pytest.fixture
-def scene(kueue: KueueProcess, tmp_path: Path) -> Iterator[Scene]:
-    with StubHeads() as heads, Namespace("kueue") as namespace:
-        scene = Scene(namespace, heads, tmp_path)
-        with scene.operator(), Kubelet(namespace):
-            yield scene
-
-
-@pytest.fixture
 def quota(kueue: KueueProcess, scene: Scene) -> Iterator[Quota]:
-    quota = Quota(scene.namespace, cpu=SMALL, node_labels={"kubernetes.io/os": "linux", "pool": "spot"})
-    kueue.wait_until_it_queues(scene.namespace)
-    yield quota
-    quota.close()
+    with scene.operator(), Kubelet(scene.namespace):
+        quota = Quota(scene.namespace, cpu=SMALL, node_labels={"kubernetes.io/os": "linux", "pool": "spot"})
+        kueue.wait_until_it_queues(scene.namespace)
+        yield quota
+        quota.close()
 
 
 def workload(scene: Scene, job: str = "pong") -> dict[str, Any]:
@@ -82,13 +73,13 @@ def test_job_is_held_until_its_queue_has_quota(scene: Scene, quota: Quota) -> No
 def test_preempted_job_drains_and_goes_on_where_it_was(scene: Scene, quota: Quota) -> None:
     submit(scene, quota, "pong", "low")
     scene.until_ready()
-    scene.heads.by_job["pong"].frames = 1000
+    scene.head.frames = 1000
     submit(scene, quota, "urgent", "high")
-    scene.until(lambda: scene.heads.by_job["pong"].phase == "Draining", "the head drains")
+    scene.until(lambda: scene.head.phase == "Draining", "the head drains")
     scene.until(lambda: scene.condition("Suspended") == "False/Evicted", "the condition says so")
     # Its quota is its own until its pods are gone: learners take the last batches.
     assert (pods(scene, "urgent"), len(pods(scene))) == ([], 3)
-    scene.heads.by_job["pong"].frames = 1536
+    scene.head.frames = 1536
     scene.until(lambda: scene.status()["frames"]["settled"] == 1536, "the last frames are in the status")
     scene.namespace.finish("pong-head-1", container="head", exit_code=143)
     scene.until_ready("urgent")
@@ -96,7 +87,7 @@ def test_preempted_job_drains_and_goes_on_where_it_was(scene: Scene, quota: Quot
     assert scene.condition("Scheduled") == "False/WaitingForQuota"
     assert condition(workload(scene), "Requeued")["reason"] == "Preempted"
     # The end of the other job gives its quota back.
-    scene.heads.by_job["pong"].phase = "Running"
+    scene.head.phase = "Running"
     scene.namespace.finish("urgent-head-1", container="head", exit_code=0, reason="Completed")
     scene.until(lambda: condition(workload(scene, "urgent"), "Finished").get("reason") == "Succeeded", "it finished")
     scene.until_ready()
@@ -132,11 +123,11 @@ def test_smaller_start_where_the_group_may_be_smaller(scene: Scene, quota: Quota
     # One is enough to be ready.
     scene.until(lambda: scene.status().get("workers") == "2/2", "the workers that have quota")
     quota.set_cpu("2")
-    scene.edit('{"spec": {"suspend": true}}')
-    scene.until(lambda: scene.heads.by_job["pong"].phase == "Draining", "the head drains")
+    scene.edit(suspend=True)
+    scene.until(lambda: scene.head.phase == "Draining", "the head drains")
     scene.namespace.finish("pong-head-1", container="head", exit_code=143)
     scene.until(lambda: scene.condition("Suspended") == "True/Suspended", "it is suspended")
     scene.until(lambda: quota.used_cpu() == "0", "its quota is free")
-    scene.heads.by_job["pong"].phase = "Running"
-    scene.edit('{"spec": {"suspend": false}}')
+    scene.head.phase = "Running"
+    scene.edit(suspend=False)
     scene.until(lambda: scene.status()["workers"] == "4/4", "all workers have quota")

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
 def test_changed_secret_is_replaced_and_no_pod_with_it(running: Scene) -> None:
-    namespace, head = running.namespace, running.heads.by_job["pong"]
+    namespace, head = running.namespace, running.head
     before, pods = namespace.get("secret", "pong-tokens"), running.uids()
     wrong = base64.b64encode(b"of another hand").decode()
     namespace("patch", "secret", "pong-tokens", "--type=merge", "-p", f'{{"data": {{"operator": "{wrong}"}}}}')
@@ -70,8 +70,7 @@ def test_certificate_is_made_once_its_kind_is_known(scene: Scene) -> None:
     with scene.operator(), Kubelet(namespace):
         scene.submit(head={"tls": tls})
         scene.until(lambda: scene.condition("Accepted") == "False/Forbidden", "the condition says so")
-        (accepted,) = [c for c in scene.status()["conditions"] if c["type"] == "Accepted"]
-        assert "install cert-manager" in accepted["message"]
+        assert "install cert-manager" in scene.message("Accepted")
         namespace("create", "-f", "-", document=crd)
         try:
             namespace.until(lambda: scene.condition("Accepted") == "True/Accepted", what="it is made", within_s=90)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from cormorant_testing.helm import helm
-from cormorant_testing.kubectl import Namespace
-from cormorant_testing.real_cluster import RELEASE, RESTRICTED, Images, Installation, adopt_crd, skip_without_nodes
+from cormorant_testing.kubectl import RESTRICTED, Namespace
+from cormorant_testing.real_cluster import RELEASE, Images, Installation, adopt_crd, skip_without_nodes
 from cormorant_testing.real_job import note
 
 

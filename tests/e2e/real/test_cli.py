@@ -3,28 +3,25 @@
 An operator of its own, beside the cluster, looks after the test's namespace.
 """
 
-import io
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import yaml
 
 from cormorant.policies import mlp
-from cormorant_cli.__main__ import run
 from cormorant_testing.kubectl import Namespace
+from cormorant_testing.operator_scene import Cli
 from cormorant_testing.real_cluster import Installation
 from cormorant_testing.real_job import Job as RealJob
 from cormorant_testing.real_job import note
 from cormorant_testing.terminal import Terminal
+from manifest_making import collector_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -39,37 +36,20 @@ def make(observation_space, action_space, **kwargs):
 """
 
 
-class Job:
-    """A submitted job, and commands about it."""
+class Job(Cli):
+    """Commands about a submitted job. An operator beside the cluster looks after it."""
 
     name = "cart"
 
-    def __init__(self, namespace: Namespace, folder: Path, image: str) -> None:
-        self.namespace, self.folder, self.image = namespace, folder, image
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        """Run a command: exit code, stdout, stderr."""
-        out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err):
-            code = run([*arguments, "-n", self.namespace.name])
-        return code, out.getvalue(), err.getvalue()
-
-    def good(self, *arguments: str) -> str:
-        code, out, err = self(*arguments)
-        assert code == 0, f"{arguments}: {out}{err}"
-        return out
-
-    def write(self) -> Path:
+    def make(self) -> Path:
         package = self.folder / "code" / "my_pkg"
         package.mkdir(parents=True)
         (package / "__init__.py").write_text("")
         (package / "policies.py").write_text(CODE)
         small = {"requests": {"cpu": "50m", "memory": "256Mi"}}
-        document = {
-            "apiVersion": "cormorant.dev/v1alpha1",
-            "kind": "CollectorJob",
-            "metadata": {"name": self.name},
-            "spec": {
+        document = collector_job(
+            self.name,
+            {
                 "image": self.image,
                 "env": {"gymnasium": {"id": "CartPole-v1", "vectorization": "subprocess", "numEnvs": 2}},
                 "policy": {"entrypoint": "my_pkg.policies:make", "kwargs": {"hidden": HIDDEN}},
@@ -79,7 +59,7 @@ class Job:
                 "workerGroups": [{"name": "cpu", "resources": small}],
                 "replicas": 1,
             },
-        }
+        )
         path = self.folder / "cart.yaml"
         path.write_text(yaml.safe_dump(document))
         return path
@@ -87,34 +67,20 @@ class Job:
 
 @pytest.fixture(scope="module")
 def job(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    image = installed.images.job
-    folder = tmp_path_factory.mktemp("cli")
-    key, log = folder / "key", folder / "operator.log"
-    key.write_text("0123456789abcdef" * 4)
     with Namespace("kube-real") as namespace:
-        arguments = ["--image", image, "--key-file", str(key), "--namespace", namespace.name, "--probe-port", "0"]
-        with log.open("ab") as file:
-            command = [sys.executable, "-m", "cormorant_operator", *arguments, "--poll-seconds", "2"]
-            operator = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-        try:
-            made = Job(namespace, folder, image)
-            submission = [str(made.write()), "--code", str(folder / "code"), "--wait", "--timeout", str(START_S)]
-            made.good("submit", *submission)
+        made = Job(namespace, tmp_path_factory.mktemp("cli"), image=installed.images.job)
+        with made.operator():
+            code = str(made.folder / "code")
+            made.good("submit", str(made.make()), "--code", code, "--wait", "--timeout", str(START_S))
             yield made
             RealJob(namespace, made.name).delete()
-        finally:
-            operator.kill()
-            operator.wait(timeout=10)
-            sys.stdout.write(log.read_text()[-3000:])
 
 
 def test_doctor_finds_nothing_wrong_and_the_head_takes_the_token(job: Job) -> None:
     job.namespace.until(
         lambda: int(json.loads(job.good("status", "cart", "--json"))["frames"]["collected"]), what="frames"
     )
-    code, out, _ = job("doctor", "cart")
-    assert code == 0, out
-    assert "answers and accepts the job's token" in out
+    assert "answers and accepts the job's token" in job.good("doctor", "cart")
 
 
 def test_weights_go_out_and_come_back(job: Job) -> None:
@@ -194,12 +160,12 @@ def test_resume_of_a_job_whose_head_hangs_ends_in_time(job: Job) -> None:
     cart.signal(head, "cormorant_api", signal.SIGSTOP)
     try:
         began = time.monotonic()
-        code, _, err = job("resume", "cart", "--wait", "5")
+        done = job("resume", "cart", "--wait", "5")
         took_s = time.monotonic() - began
     finally:
         cart.signal(head, "cormorant_api", signal.SIGCONT)
-    assert code == 1
-    assert err.startswith(f"waiting until the workers of {job.namespace.name}/cart run again, at most 5 s\n")
-    assert "resumed in its spec, but its workers could not be checked: " in err
+    assert done.code == 1
+    assert done.err.startswith(f"waiting until the workers of {job.namespace.name}/cart run again, at most 5 s\n")
+    assert "resumed in its spec, but its workers could not be checked: " in done.err
     # One request without an answer has 30 s elsewhere.
     assert took_s < 25

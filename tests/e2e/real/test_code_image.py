@@ -8,6 +8,7 @@ import pytest
 from cormorant_client.delivery import decode
 from cormorant_testing.real_cluster import PREFIX, Installation, build_image
 from cormorant_testing.real_job import SMALL, running
+from manifest_making import collector_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -48,11 +49,9 @@ def test_code_of_an_image_runs(installed: Installation, base: str, tmp_path: Pat
     (tmp_path / "my_env.py").write_text(CODE)
     (tmp_path / "Dockerfile").write_text(f"FROM {base}\nCOPY my_env.py /code/\n")
     build_image(image, tmp_path)
-    manifest = {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": "from-image"},
-        "spec": {
+    manifest = collector_job(
+        "from-image",
+        {
             "env": {"gymnasium": {"entrypoint": "my_env:make", "numEnvs": 2}},
             "policy": {"random": {}},
             "code": {"image": image},
@@ -61,7 +60,7 @@ def test_code_of_an_image_runs(installed: Installation, base: str, tmp_path: Pat
             "workerGroups": [{"name": "cpu", "resources": SMALL}],
             "replicas": 1,
         },
-    }
+    )
     with running(installed.jobs, manifest) as job:
         batch = job.take()
         assert decode(memoryview(batch.body)).tensordict()["next", "reward"].unique().tolist() == [7.0]

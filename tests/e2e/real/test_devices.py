@@ -4,14 +4,13 @@ import pytest
 
 from cormorant_testing.real_cluster import Installation
 from cormorant_testing.real_job import SMALL, running
+from manifest_making import collector_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
-MANIFEST = {
-    "apiVersion": "cormorant.dev/v1alpha1",
-    "kind": "CollectorJob",
-    "metadata": {"name": "mixed"},
-    "spec": {
+MANIFEST = collector_job(
+    "mixed",
+    {
         "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}},
         "policy": {"entrypoint": "cormorant.policies:mlp"},
         "collection": {"framesPerBatch": 256, "seed": 7},
@@ -28,7 +27,7 @@ MANIFEST = {
         ],
         "replicas": 1,
     },
-}
+)
 
 
 def test_groups_of_both_kinds_collect_in_one_job(installed: Installation) -> None:

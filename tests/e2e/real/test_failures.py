@@ -18,6 +18,7 @@ import pytest
 from cormorant_testing.network import cut_off
 from cormorant_testing.real_cluster import RELEASE, Installation
 from cormorant_testing.real_job import SMALL, Job, learning, note, running
+from manifest_making import collector_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -87,11 +88,9 @@ def sidecar(name: str, image: str, **more: object) -> dict[str, Any]:
 
 def manifest(name: str, template: dict[str, Any], *, on_full: str) -> dict[str, Any]:
     """A job of one worker, 250 frames a second."""
-    return {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": name},
-        "spec": {
+    return collector_job(
+        name,
+        {
             "env": {"gymnasium": {"entrypoint": "numbered:Numbered", "vectorization": "inline", "numEnvs": 2}},
             "policy": {"random": {}},
             "code": {"configMap": "numbered"},
@@ -101,7 +100,7 @@ def manifest(name: str, template: dict[str, Any], *, on_full: str) -> dict[str, 
             "workerGroups": [{"name": "cpu", "resources": SMALL, "template": template}],
             "replicas": 1,
         },
-    }
+    )
 
 
 @dataclass(frozen=True, slots=True)

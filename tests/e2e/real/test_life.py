@@ -10,6 +10,7 @@ from cormorant_client.delivery import decode
 from cormorant_testing.real_cluster import Installation
 from cormorant_testing.real_job import OURS, SMALL, Job, note, running
 from cormorant_testing.serving import Reply
+from manifest_making import collector_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -28,11 +29,9 @@ class Marked(gymnasium.Wrapper):
 def make():
     return Marked(gymnasium.make("CartPole-v1"))
 '''
-MANIFEST = {
-    "apiVersion": "cormorant.dev/v1alpha1",
-    "kind": "CollectorJob",
-    "metadata": {"name": "marked"},
-    "spec": {
+MANIFEST = collector_job(
+    "marked",
+    {
         "env": {"gymnasium": {"entrypoint": "my_env:make", "vectorization": "subprocess", "numEnvs": 4}},
         "policy": {"entrypoint": "cormorant.policies:mlp"},
         "code": {"configMap": "my-code"},
@@ -43,7 +42,7 @@ MANIFEST = {
         "replicas": 1,
         "runPolicy": {"drainSeconds": 60},
     },
-}
+)
 
 
 class Learner:
@@ -161,16 +160,6 @@ def test_killed_head_costs_no_pod_and_no_frame(job: Job, learner: Learner) -> No
     assert job.ask(f"/v1/batches/{held.headers['cormorant-batch-id']}/ack", method="POST").kind == "unknown-batch"
     assert job.status["headRestarts"] == 1
     assert frames_s < max(HEAD_S, 1.5 * learner.start_s)
-
-
-def test_upgrade_of_the_release_leaves_a_live_job_alone(job: Job, learner: Learner, installed: Installation) -> None:
-    pods = job.pods()
-    installed.release.upgrade("jobs.pollSeconds=5", chart=installed.chart)
-    installed.wait()
-    collected = job.frames()
-    learner.step(4)
-    job.until(lambda: job.frames() > collected, what="the new operator counts on")
-    assert job.pods() == pods
 
 
 def test_job_survives_uninstalling_and_is_adopted(job: Job, learner: Learner, installed: Installation) -> None:

@@ -17,6 +17,7 @@ from cormorant_testing.promql import substitute
 from cormorant_testing.real_cluster import RELEASE, Installation
 from cormorant_testing.real_job import SMALL, Job, note, running
 from cormorant_testing.serving import Api
+from manifest_making import collector_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -35,11 +36,9 @@ NEED_MORE = {
 }
 WINDOW = "1m"
 """What Grafana makes of `$__rate_interval` where scrapes are 15 s apart."""
-MANIFEST = {
-    "apiVersion": "cormorant.dev/v1alpha1",
-    "kind": "CollectorJob",
-    "metadata": {"name": "watched"},
-    "spec": {
+MANIFEST = collector_job(
+    "watched",
+    {
         "env": {
             "gymnasium": {"id": "CartPole-v1", "vectorization": "inline", "numEnvs": 4},
             # With variants, episodes are reported by variant, too.
@@ -57,7 +56,7 @@ MANIFEST = {
         "workerGroups": [{"name": "cpu", "resources": SMALL}],
         "replicas": 1,
     },
-}
+)
 
 
 class Learner:

@@ -1,6 +1,5 @@
 """kopf's streams against a server that breaks them: what may have been missed is reported."""
 
-import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from aiohttp import web
 from cormorant_contract.job import GROUP, VERSION
 from cormorant_contract.schema import PLURAL
 from cormorant_operator.kube.watch import Watch
-from cormorant_testing.api_proxy import kubeconfig
+from cormorant_testing.api_proxy import HttpThread, write_kubeconfig
 
 JOBS = {(GROUP, VERSION, PLURAL): "CollectorJob"}
 JOB = {"metadata": {"name": "pong", "namespace": "a", "uid": "u", "resourceVersion": "7"}}
@@ -34,38 +33,15 @@ DISCOVERY = {
 EXPIRED = {"kind": "Status", "reason": "Expired", "code": 410}
 
 
-class Streams:
+class Streams(HttpThread):
     """Lists one job; each stream ends as `ends` says, and stays open after that. Use as a context manager."""
 
     def __init__(self, *ends: str) -> None:
+        super().__init__()
         self._ends = iter(ends)
         self.lists = threading.Semaphore(0)
-        self._up, self._loop = threading.Event(), asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
 
-    def __enter__(self) -> "Streams":
-        self._thread.start()
-        assert self._up.wait(30)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(30)
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        self._over = asyncio.Event()
-        app = web.Application()
-        app.router.add_route("GET", "/{path:.*}", self._answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        self._up.set()
-        await self._over.wait()
-        await runner.cleanup()
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.path in DISCOVERY:
             return web.json_response(DISCOVERY[request.path])
         if request.query.get("watch") is None:
@@ -90,7 +66,7 @@ def gaps(
     """Released at each gap that a watch reports. The server lists twice, after its first stream ended as given."""
     found = threading.Semaphore(0)
     with Streams(request.param) as streams:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "kubeconfig", streams.url)))
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", streams.url)))
         watch = Watch(lambda *_, **__: None, kinds=JOBS, on_gap=found.release)
         watch.start()
         try:

@@ -8,7 +8,7 @@ import random
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -21,17 +21,15 @@ from cormorant_operator.kube.client import find_connection
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
 _EXPIRED = {"type": "ERROR", "object": {"kind": "Status", "reason": "Expired", "code": 410}}
 _HOP_BY_HOP = {"host", "connection", "transfer-encoding", "content-length"}
+_RESOURCES = {"pods", "services", "configmaps", "secrets", "events", "leases", "status", "collectorjobs"}
 
 
-class ApiProxy:
-    """Use as a context manager. Handles requests in a thread of its own."""
+class HttpThread:
+    """An HTTP server in a thread of its own. Use as a context manager."""
 
     port = 0
-    _auto_decompress = False
-    """False: what a server compresses is passed on as it is."""
 
-    def __init__(self, server: str, tls: Any) -> None:
-        self._server, self._tls = server, tls
+    def __init__(self) -> None:
         self._is_up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
@@ -41,42 +39,41 @@ class ApiProxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._is_up.wait(10)
+        assert self._is_up.wait(30)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(timeout=20)
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(timeout=30)
 
     async def _serve(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        connector = aiohttp.TCPConnector(ssl=self._tls, limit=0)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=self._auto_decompress
-        ) as self._session:
-            app = web.Application(client_max_size=64 << 20)
-            app.router.add_route("*", "/{path:.*}", self._handle)
-            runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            self.port = runner.addresses[0][1]
-            self._is_up.set()
-            await self._stop.wait()
-            await runner.cleanup()
-        await asyncio.sleep(0.25)  # aiohttp's closed TLS connections need turns of the loop to say goodbye
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        app = web.Application(client_max_size=64 << 20)
+        app.cleanup_ctx.append(self._around)
+        app.router.add_route("*", "/{path:.*}", self.answer)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.port = runner.addresses[0][1]
+        self._is_up.set()
+        await self._over.wait()
+        await runner.cleanup()
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
+    async def _around(self, app: web.Application) -> AsyncIterator[None]:
+        """What is open while it serves."""
+        yield
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         raise NotImplementedError
 
 
-def kubeconfig(path: Path, url: str) -> Path:
-    """Write a kubeconfig for a server that asks for no credentials."""
+def write_kubeconfig(path: Path, url: str, token: str = "") -> Path:
+    """Write a kubeconfig for a server; without a token, one that asks for no credentials."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "c", "cluster": {"server": url}}],
-        "users": [{"name": "u", "user": {}}],
+        "users": [{"name": "u", "user": {"token": token} if token else {}}],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",
     }
@@ -84,14 +81,58 @@ def kubeconfig(path: Path, url: str) -> Path:
     return path
 
 
-class FaultyApi(ApiProxy):
-    """Loses, refuses and breaks off; asks with the credentials of KUBECONFIG. `write_kubeconfig` says where it is."""
+def is_watch(request: web.Request) -> bool:
+    return request.query.get("watch") in ("true", "1")
 
-    _auto_decompress = True
+
+class ApiProxy(HttpThread):
+    """Passes everything on, byte by byte."""
+
+    def __init__(self, server: str, tls: Any, *, credentials: Mapping[str, str] | None = None) -> None:
+        """`credentials`: headers in place of the callers' own."""
+        super().__init__()
+        self._server, self._tls, self._credentials = server, tls, credentials
+
+    async def _around(self, app: web.Application) -> AsyncIterator[None]:
+        connector = aiohttp.TCPConnector(ssl=self._tls, limit=0)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+        yield
+        await self._session.close()
+        await asyncio.sleep(0.25)  # aiohttp's closed TLS connections need turns of the loop to say goodbye
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        left_out = _HOP_BY_HOP | ({"authorization"} if self._credentials is not None else set())
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in left_out}
+        async with self._session.request(
+            request.method,
+            f"{self._server}{request.raw_path}",
+            headers={**headers, **(self._credentials or {})},
+            data=await request.read() or None,
+        ) as answer:
+            self.note(request, answer.status)
+            kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
+            response = web.StreamResponse(status=answer.status, headers=kept)
+            # Whoever watches goes when it likes, and need not wait for the next event.
+            with suppress(ConnectionResetError):
+                await response.prepare(request)
+                await self.copy(answer, request, response)
+            return response
+
+    def note(self, request: web.Request, status: int) -> None:
+        """The API server did a request."""
+
+    async def copy(self, answer: aiohttp.ClientResponse, request: web.Request, response: web.StreamResponse) -> None:
+        async for chunk in answer.content.iter_any():
+            await response.write(chunk)
+
+
+class FaultyApi(ApiProxy):
+    """Loses, refuses and breaks off; asks with the credentials of KUBECONFIG."""
 
     def __init__(self, *, seed: int = 0) -> None:
-        self._info = find_connection()
-        super().__init__(self._info.server, self._info.as_ssl_context())
+        info = find_connection()
+        super().__init__(info.server, info.as_ssl_context(), credentials=info.as_http_headers())
         self.rate = 0.0
         """Share of requests that fail, before or after the API server did what they ask."""
         self.stream_s = 0.0
@@ -113,13 +154,10 @@ class FaultyApi(ApiProxy):
         self._random = random.Random(seed)
         self._streams: dict[web.StreamResponse, web.Request] = {}
 
-    def write_kubeconfig(self, path: Path) -> Path:
-        return kubeconfig(path, self.url)
-
     def go_away(self) -> None:
         """Every watch is cut off, and nothing is answered until `is_away` is taken back."""
         self.is_away = True
-        self._loop.call_soon_threadsafe(lambda: [self._hang_up(request) for request in self._streams.values()])
+        self._loop.call_soon_threadsafe(lambda: [_hang_up(request) for request in self._streams.values()])
 
     def expire_watches(self) -> None:
         """Every open watch is told within its stream that its version is too old; then they tell everything again."""
@@ -131,38 +169,21 @@ class FaultyApi(ApiProxy):
             with suppress(ConnectionResetError):
                 await response.write(json.dumps(_EXPIRED).encode() + b"\n")
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        is_watch = request.query.get("watch") in ("true", "1")
-        fault = self.judge(request) or self._draw(is_watch=is_watch)
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        fault = self.judge(request) or self._draw(request)
         if fault in ("429", "500", "503"):
             headers = {"Retry-After": "1"} if fault == "429" else {}
             return web.json_response({"kind": "Status", "reason": "Faulty"}, status=int(fault), headers=headers)
         if fault == "409" and request.method in WRITES:
             return web.json_response({"kind": "Status", "reason": "Conflict", "code": 409}, status=409)
-        if fault == "410" and is_watch:
-            return web.json_response({"kind": "Status", "reason": "Expired", "code": 410}, status=410)
-        if self.is_away or fault == "lost":
-            return self._hang_up(request)
-        left_out = _HOP_BY_HOP | {"content-encoding", "authorization"}
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in left_out}
-        async with self._session.request(
-            request.method,
-            f"{self._server}{request.rel_url}",
-            headers=headers | self._info.as_http_headers(),
-            data=await request.read() or None,
-        ) as answer:
-            if is_watch:
-                return await self._stream(request, answer)
-            content = await answer.read()
-            self._count(request, answer.status)
-        if fault == "answer lost":
-            return self._hang_up(request)
-        given = {k: v for k, v in answer.headers.items() if k.lower() not in left_out}
-        return web.Response(status=answer.status, body=content, headers=given)
+        if fault == "410" and is_watch(request):
+            return web.json_response(_EXPIRED["object"], status=410)
+        request["is_lost"] = fault == "answer lost"
+        return _hang_up(request) if self.is_away or fault == "lost" else await super().answer(request)
 
-    async def _stream(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-        response = web.StreamResponse(status=answer.status, headers={"Content-Type": "application/json"})
-        await response.prepare(request)
+    async def copy(self, answer: aiohttp.ClientResponse, request: web.Request, response: web.StreamResponse) -> None:
+        if not is_watch(request):
+            return await super().copy(answer, request, response)
         limit_s = self._random.uniform(0.5, 1.5) * self.stream_s if self.stream_s else None
         self._streams[response] = request
         try:
@@ -172,37 +193,34 @@ class FaultyApi(ApiProxy):
                         await response.write(chunk)
         except TimeoutError:
             self.faults += 1
-            if request.transport is not None:
-                request.transport.abort()
-        except ConnectionResetError:
-            pass  # the client went first
+            _hang_up(request)
         finally:
             del self._streams[response]
-        return response
 
-    def _hang_up(self, request: web.Request) -> web.Response:
-        if request.transport is not None:
-            request.transport.abort()
-        return web.Response()
-
-    def _draw(self, *, is_watch: bool) -> str:
+    def _draw(self, request: web.Request) -> str:
         if self._random.random() >= self.rate:
             return ""
         self.faults += 1
-        return self._random.choice(["429", "500", "503", "409", "410", "lost", "" if is_watch else "answer lost"])
+        faults = ["429", "500", "503", "409", "410", "lost"]
+        return self._random.choice([*faults, "" if is_watch(request) else "answer lost"])
 
-    def _count(self, request: web.Request, status: int) -> None:
-        kind = request.path.rstrip("/").split("/")
-        resource = next((part for part in reversed(kind) if part in _RESOURCES), "other")
+    def note(self, request: web.Request, status: int) -> None:
         if status < 400:
+            words = reversed(request.path.rstrip("/").split("/"))
+            resource, is_dry = next((word for word in words if word in _RESOURCES), "other"), "dryRun" in request.query
             self.requests[request.method, resource] += 1
-            self.dry_runs += resource == "pods" and "dryRun" in request.query
-        if request.method in WRITES and status < 400 and "dryRun" not in request.query:
-            self.writes += 1
-            self.after_write(self.writes)
+            self.dry_runs += resource == "pods" and is_dry
+            if request.method in WRITES and not is_dry:
+                self.writes += 1
+                self.after_write(self.writes)
+        if request["is_lost"]:
+            _hang_up(request)
 
 
-_RESOURCES = {"pods", "services", "configmaps", "secrets", "events", "leases", "status", "collectorjobs"}
+def _hang_up(request: web.Request) -> web.Response:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()
 
 
 class Right(NamedTuple):
@@ -249,23 +267,8 @@ class RecordingProxy(ApiProxy):
         self.used: set[Right] = set()
         self.denied: set[Right] = set()
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
-        url = f"{self._server}{request.raw_path}"
-        body = await request.read() or None
-        async with self._session.request(request.method, url, data=body, headers=headers) as answer:
-            self._write_down(request, answer.status)
-            kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
-            response = web.StreamResponse(status=answer.status, headers=kept)
-            # Whoever watches goes when it likes, and need not wait for the next event.
-            with suppress(ConnectionResetError):
-                await response.prepare(request)
-                async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
-            return response
-
-    def _write_down(self, request: web.Request, status: int) -> None:
-        right = right_of(request.method, request.path, is_watch=request.query.get("watch") in ("true", "1"))
+    def note(self, request: web.Request, status: int) -> None:
+        right = right_of(request.method, request.path, is_watch=is_watch(request))
         if right is None:
             return
         # A quota or an admission plugin answers 403 too; those of tests forbid nothing.

@@ -14,6 +14,12 @@ from cormorant_cli.commands.crd import crd_yaml
 from cormorant_testing.needs import lacks
 from cormorant_testing.scripts import until
 
+RESTRICTED = {
+    "pod-security.kubernetes.io/enforce": "restricted",
+    "pod-security.kubernetes.io/enforce-version": "latest",
+}
+"""Labels of a namespace that takes no other pods."""
+
 
 def skip_without_cluster() -> None:
     """Skips where there is no API server, or no kubectl."""
@@ -58,14 +64,13 @@ class Namespace:
     def __exit__(self, *_: object) -> None:
         self("delete", "namespace", self.name, "--wait=false", check=False)
 
+    def run(self, *arguments: str, document: object = None) -> "subprocess.CompletedProcess[str]":
+        text = json.dumps(document) if document is not None else None
+        command = ["kubectl", "--namespace", self.name, *arguments]
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+
     def __call__(self, *arguments: str, document: object = None, check: bool = True) -> str:
-        done = subprocess.run(
-            ["kubectl", "--namespace", self.name, *arguments],
-            input=json.dumps(document) if document is not None else None,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = self.run(*arguments, document=document)
         if check and done.returncode:
             raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stderr}")
         return done.stdout + ("" if check else done.stderr)

@@ -1,18 +1,24 @@
-"""One namespace of a real API server, and operators as processes that look after it alone; heads are a stub's."""
+"""One namespace of a real API server, operators as processes that look after it alone, and the command line there."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from cormorant_cli.__main__ import run
 from cormorant_testing.kubectl import Namespace, condition_of
 from cormorant_testing.operator_world import make_spec
-from cormorant_testing.stub_heads import StubHeads
+from cormorant_testing.stub_heads import StubHead, StubHeads
+from manifest_making import collector_job
 
 
 class Operator:
@@ -36,19 +42,28 @@ class Operator:
 
 
 class Scene:
-    """A namespace with an operator that looks after it alone."""
+    """A namespace, and operators that look after it alone. Its heads are a stub's where there is one."""
 
     def __init__(
-        self, namespace: Namespace, heads: StubHeads, folder: Path, *, kubeconfig: str = "", probe_port: int = 0
+        self,
+        namespace: Namespace,
+        folder: Path,
+        *,
+        heads: StubHeads | None = None,
+        kubeconfig: str = "",
+        image: str = "example/cormorant:1",
     ) -> None:
-        self.namespace, self.heads, self.folder = namespace, heads, folder
+        self.namespace, self.folder, self.image = namespace, folder, image
         self.kubeconfig = kubeconfig or os.environ["KUBECONFIG"]
         key = folder / "key"
         key.write_text("0123456789abcdef" * 4)
         self.arguments = [
-            *("--image", "example/cormorant:1", "--key-file", str(key), "--namespace", namespace.name),
-            *("--head-url", heads.url, "--poll-seconds", "1", "--probe-port", str(probe_port)),
+            *("--image", image, "--key-file", str(key), "--namespace", namespace.name),
+            *("--poll-seconds", "1", "--probe-port", "0"),
         ]
+        if heads is not None:
+            self.heads = heads
+            self.arguments += ["--head-url", heads.url]
 
     @contextmanager
     def operator(self, *more: str, log: str = "operator.log") -> Iterator[Operator]:
@@ -59,27 +74,28 @@ class Scene:
             operator.kill()
             sys.stdout.write(operator.log.read_text()[-5000:])
 
-    def submit(self, *names: str, labels: dict[str, str] | None = None, **spec: Any) -> None:
+    @property
+    def head(self) -> StubHead:
+        """That of `pong`, also before the operator has asked it."""
+        return self.heads.by_job.setdefault("pong", StubHead())
+
+    def submit(self, *names: str, labels: Mapping[str, str] = {}, **spec: Any) -> None:
         """Apply jobs of one spec; without a name, `pong`."""
-        manifests = [
-            {
-                "apiVersion": "cormorant.dev/v1alpha1",
-                "kind": "CollectorJob",
-                "metadata": {"name": name, "labels": labels or {}},
-                "spec": make_spec(**spec),
-            }
-            for name in names or ("pong",)
-        ]
+        manifests = [collector_job(name, make_spec(**spec), labels=dict(labels)) for name in names or ("pong",)]
         self.namespace("apply", "-f", "-", document={"apiVersion": "v1", "kind": "List", "items": manifests})
 
-    def edit(self, patch: str, name: str = "pong") -> None:
-        self.namespace("patch", "cjob", name, "--type=merge", "-p", patch)
+    def edit(self, name: str = "pong", **spec: Any) -> None:
+        self.namespace("patch", "cjob", name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
     def status(self, name: str = "pong") -> dict[str, Any]:
         return dict(self.namespace.get("cjob", name).get("status") or {})
 
     def condition(self, kind: str, name: str = "pong") -> str:
         return condition_of(self.status(name), kind)
+
+    def message(self, kind: str) -> str:
+        """Of a condition; empty when there is none."""
+        return next((c["message"] for c in self.status().get("conditions", ()) if c["type"] == kind), "")
 
     def scale(self, name: str = "pong") -> dict[str, Any]:
         """What the scale subresource says to autoscalers."""
@@ -91,9 +107,47 @@ class Scene:
 
     def until_ready(self, name: str = "pong", *, within_s: float = 30.0) -> None:
         is_ready = "True/EnoughWorkers"
-        self.namespace.until(
-            lambda: self.condition("Ready", name) == is_ready, what=f"{name} is ready", within_s=within_s
-        )
+        self.until(lambda: self.condition("Ready", name) == is_ready, f"{name} is ready", within_s=within_s)
 
-    def until(self, is_so: Any, what: str) -> float:
-        return self.namespace.until(is_so, what=what)
+    def until(self, is_so: Callable[[], object], what: str, *, within_s: float = 30.0) -> float:
+        return self.namespace.until(is_so, what=what, within_s=within_s)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Cli(Scene):
+    """A scene, and commands in its namespace."""
+
+    def __call__(self, *arguments: str, namespace: str = "") -> Done:
+        """Run a command in the namespace, or in another; in this process, whose imports take seconds."""
+        out, err = io.StringIO(), io.StringIO()
+        before, os.environ["KUBECONFIG"] = os.environ["KUBECONFIG"], self.kubeconfig
+        try:
+            with redirect_stdout(out), redirect_stderr(err):
+                code = run([*arguments, "-n", namespace or self.namespace.name])
+        finally:
+            os.environ["KUBECONFIG"] = before
+        return Done(code, out.getvalue(), err.getvalue())
+
+    def good(self, *arguments: str) -> str:
+        """As a call; it must work. Returns what it printed."""
+        done = self(*arguments)
+        assert done.code == 0, f"{arguments}: {done.out}{done.err}"
+        return done.out
+
+    def write(self, name: str = "pong", *, labels: Mapping[str, str] = {}, **spec: Any) -> str:
+        """A manifest whose pods name a scheduler that nobody is: no kubelet takes them, the test says what they do."""
+        nowhere = {"template": {"spec": {"schedulerName": "nobody"}}}
+        groups = [nowhere | group for group in spec.pop("workerGroups", [{"name": "cpu"}])]
+        head = nowhere | spec.pop("head", {})
+        path = self.folder / f"{name}.yaml"
+        document = collector_job(name, make_spec(head=head, workerGroups=groups, **spec), labels=dict(labels))
+        path.write_text(yaml.safe_dump(document))
+        return str(path)

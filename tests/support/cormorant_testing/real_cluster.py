@@ -14,13 +14,12 @@ import sys
 from pathlib import Path
 
 from cormorant_testing.helm import CHART, Release
-from cormorant_testing.kubectl import Namespace, skip_without_cluster
+from cormorant_testing.kubectl import RESTRICTED, Namespace, skip_without_cluster
 from cormorant_testing.needs import lacks
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILDER = "CORMORANT_IMAGE_BUILDER"
 PREFIX = os.environ.get("CORMORANT_IMAGE_PREFIX", "localhost")
-RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 RELEASE = "cormorant"
 CRD = "collectorjobs.cormorant.dev"
 DISK_USAGE = "du --one-file-system --summarize --block-size=MB / 2> /dev/null || true"
