@@ -1,14 +1,51 @@
 """What holds for all tests."""
 
+import datetime
 import os
+import random
 import signal
+import time
 
+import pytest
 from hypothesis import settings
 
 from cormorant_testing import needs
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--time-budget",
+        type=float,
+        metavar="SECONDS",
+        help="Start tests for this long, and skip those left. Their files come in another order each day, so that every test runs.",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--time-budget") is None:
+        return
+    files = sorted({item.path for item in items})
+    day = datetime.datetime.now(datetime.UTC).date().toordinal()
+    random.Random(day).shuffle(files)
+    place = {file: index for index, file in enumerate(files)}
+    items.sort(key=lambda item: place[item.path])  # stable: a file's tests keep their order
+
+
+class _TimeBudget:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.ends = time.monotonic() + seconds
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        if time.monotonic() > self.ends:
+            pytest.skip(f"not run: the time budget of {self.seconds:.0f} s was spent")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seconds = config.getoption("--time-budget")
+    if seconds is not None:
+        config.pluginmanager.register(_TimeBudget(seconds))
     needs.required()  # a name that it does not know is refused before any test runs
     # A shell may start background jobs with Ctrl-C ignored; commands that tests interrupt would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,7 +1,14 @@
 {{- /* Names, labels and images; the only file that spells them. */ -}}
 
+{{- define "cormorant.chartName" -}}
+{{ .Values.nameOverride | default "cormorant" }}
+{{- end -}}
+
 {{- define "cormorant.name" -}}
-{{- if contains "cormorant" .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-cormorant{{ end -}}
+{{- $name := include "cormorant.chartName" . }}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride }}
+{{- else if contains $name .Release.Name }}{{ .Release.Name }}
+{{- else }}{{ .Release.Name }}-{{ $name }}{{ end -}}
 {{- end -}}
 
 {{- /* Of objects that belong to no namespace: two releases of one name may live in two namespaces. */ -}}
@@ -10,7 +17,7 @@
 {{- end -}}
 
 {{- define "cormorant.selector" -}}
-app.kubernetes.io/name: cormorant
+app.kubernetes.io/name: {{ include "cormorant.chartName" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end -}}

@@ -47,7 +47,11 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "topologySpread[0].whenUnsatisfiable=DoNotSchedule",
         "podLabels.team=rl",
         "podAnnotations.note=hello",
+        "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].weight=1",
+        "extraEnv[0].name=NO_PROXY",
+        "extraEnv[0].value=10.0.0.0/8",
     ),
+    "names-overridden": ("nameOverride=collector",),
 }
 KINDS = {
     "CustomResourceDefinition": 1,
@@ -72,6 +76,10 @@ def kinds(manifests: list[Manifest]) -> dict[str, int]:
 
 def pods(manifests: list[Manifest]) -> list[dict[str, Any]]:
     return [pod_template(manifests)["spec"], find(manifests, "Pod")["spec"]]
+
+
+def values_of(values: tuple[str, ...]) -> dict[str, str]:
+    return dict(value.partition("=")[::2] for value in values)
 
 
 def flags(manifests: list[Manifest]) -> list[str]:
@@ -101,7 +109,7 @@ def test_every_object_says_what_it_is_and_where_it_belongs(values: tuple[str, ..
         metadata = manifest["metadata"]
         assert manifest["apiVersion"]
         assert ("namespace" in metadata) == (manifest["kind"] not in CLUSTER_SCOPED)
-        assert metadata["labels"]["app.kubernetes.io/name"] == "cormorant"
+        assert metadata["labels"]["app.kubernetes.io/name"] == values_of(values).get("nameOverride", "cormorant")
         # The operator's own watches choose by this label: nothing of the chart may carry it.
         assert metadata["labels"].get(names.MANAGED_BY) != names.MANAGER
     assert pod_template(manifests)["metadata"]["labels"].get(names.MANAGED_BY) != names.MANAGER
@@ -125,6 +133,28 @@ def test_pods_satisfy_the_restricted_level(values: tuple[str, ...]) -> None:
 
 def test_defaults_render_these_objects() -> None:
     assert kinds(render()) == KINDS
+
+
+def test_affinity_and_environment_reach_the_operator() -> None:
+    spec = pod_template(render(*VARIANTS["scheduling"]))["spec"]
+    assert spec["affinity"] == {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}}
+    assert spec["containers"][0]["env"][-1] == {"name": "NO_PROXY", "value": "10.0.0.0/8"}
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ((), "cormorant"),
+        (("nameOverride=collector",), "cormorant-collector"),
+        (("nameOverride=collector", "fullnameOverride=rl-operator"), "rl-operator"),
+    ],
+)
+def test_names_can_be_overridden(values: tuple[str, ...], name: str) -> None:
+    manifests = render(*values)
+    deployment = find(manifests, "Deployment")
+    assert deployment["metadata"]["name"] == name
+    assert f"--lease=ops/{name}" in flags(manifests)
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= pod_template(manifests)["metadata"]["labels"].items()
 
 
 def test_roles_and_bindings_fit() -> None:
