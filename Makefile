@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+# Tests start hundreds of processes: without cached bytecode each compiles every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-all test-peers test-lerobot chaos mutants check bench bench-operator bench-head docs wire constraints clean
 
