@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--time-budget",
         type=float,
         metavar="SECONDS",
-        help="Start tests for this long, and skip those left. Their files come in another order each day, so that every test runs.",
+        help="Start tests for this long and skip those left; files come in another order each day, so that all run.",
     )
 
 

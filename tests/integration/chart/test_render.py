@@ -51,7 +51,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "extraEnv[0].name=NO_PROXY",
         "extraEnv[0].value=10.0.0.0/8",
     ),
-    "names-overridden": ("nameOverride=collector",),
 }
 KINDS = {
     "CustomResourceDefinition": 1,
@@ -76,10 +75,6 @@ def kinds(manifests: list[Manifest]) -> dict[str, int]:
 
 def pods(manifests: list[Manifest]) -> list[dict[str, Any]]:
     return [pod_template(manifests)["spec"], find(manifests, "Pod")["spec"]]
-
-
-def values_of(values: tuple[str, ...]) -> dict[str, str]:
-    return dict(value.partition("=")[::2] for value in values)
 
 
 def flags(manifests: list[Manifest]) -> list[str]:
@@ -109,7 +104,7 @@ def test_every_object_says_what_it_is_and_where_it_belongs(values: tuple[str, ..
         metadata = manifest["metadata"]
         assert manifest["apiVersion"]
         assert ("namespace" in metadata) == (manifest["kind"] not in CLUSTER_SCOPED)
-        assert metadata["labels"]["app.kubernetes.io/name"] == values_of(values).get("nameOverride", "cormorant")
+        assert metadata["labels"]["app.kubernetes.io/name"] == "cormorant"
         # The operator's own watches choose by this label: nothing of the chart may carry it.
         assert metadata["labels"].get(names.MANAGED_BY) != names.MANAGER
     assert pod_template(manifests)["metadata"]["labels"].get(names.MANAGED_BY) != names.MANAGER
@@ -151,10 +146,11 @@ def test_affinity_and_environment_reach_the_operator() -> None:
 )
 def test_names_can_be_overridden(values: tuple[str, ...], name: str) -> None:
     manifests = render(*values)
-    deployment = find(manifests, "Deployment")
+    deployment, labels = find(manifests, "Deployment"), pod_template(manifests)["metadata"]["labels"]
     assert deployment["metadata"]["name"] == name
     assert f"--lease=ops/{name}" in flags(manifests)
-    assert deployment["spec"]["selector"]["matchLabels"].items() <= pod_template(manifests)["metadata"]["labels"].items()
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert labels["app.kubernetes.io/name"] == ("collector" if values else "cormorant")
 
 
 def test_roles_and_bindings_fit() -> None:
