@@ -1,7 +1,9 @@
 """The README and the documentation are run as they stand: their Python, their manifests, their commands."""
 
+import html
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -107,8 +109,19 @@ def serve_line(page: str) -> str:
 @pytest.mark.timeout(300)
 def test_readme_learner_runs(tmp_path: Path) -> None:
     (learner,) = blocks("README.md", "python")
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    run(sys.executable, "-c", learner, cwd=tmp_path)
+    printed = run(sys.executable, "-c", learner, cwd=tmp_path)
+    (shown,) = blocks("README.md", "text")
+    assert shown in printed
+
+
+def test_readme_picture_shows_these_commands_and_this_output() -> None:
+    picture = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
+    shown = " ".join(html.unescape(re.sub("<[^>]+>", "", picture["PICTURE"].read_text())).split())
+    for command in picture["COMMANDS"]:
+        assert command in shown
+        assert command in "".join(blocks("README.md", "sh"))
+    assert "collected 8,192 frames" in shown
+    assert "data/cheetah: ok, 8,192 frames" in shown
 
 
 @pytest.mark.timeout(300)
