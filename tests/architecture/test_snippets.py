@@ -12,6 +12,7 @@ from cormorant_testing.snippets import PAGES, ROOT, blocks, commands, fences, pr
 LANGUAGES = {"", "console", "dockerfile", "python", "sh", "text", "yaml"}
 RUN_BY = {
     "README.md": "tests/integration/test_snippets.py",
+    "docs/index.md": "tests/integration/test_snippets.py",
     "docs/tutorials/train-ppo-over-rest.md": "tests/integration/test_snippets.py",
     "docs/how-to/learners.md": "tests/integration/test_snippets.py",
     "docs/how-to/from-laptop-to-cluster.md": "tests/integration/test_snippets.py",

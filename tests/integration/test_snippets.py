@@ -207,6 +207,13 @@ def test_a_script_moves_from_laptop_to_cluster_by_one_line(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_home_page_runs(tmp_path: Path) -> None:
+    (script,) = blocks("docs/index.md", "python")
+    assert run(sys.executable, "-c", script, cwd=tmp_path).count("tensor(") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "page", ["own-environment.md", "vector-environments.md", "episode-metrics.md", "resume.md", "normalize.md"]
 )
