@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -55,3 +56,18 @@ def pytest_configure(config: pytest.Config) -> None:
     # Hypothesis fails examples that take longer than 200 ms, as any may on a busy machine.
     settings.register_profile("cormorant", deadline=None)
     settings.load_profile("cormorant")
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """A Ray cluster of this machine, which outlives the fleets on it."""
+    import ray
+
+    from cormorant_worker.fleet.ray.cluster import RayCluster
+    from cormorant_worker.fleet.ray.options import RayOptions
+
+    cluster = RayCluster(RayOptions(object_store_bytes=200 << 20))
+    assert ray.is_initialized()
+    yield
+    cluster.close()
+    assert not ray.is_initialized()

@@ -5,9 +5,8 @@ make chaos SCHEDULES=1 FIRST=17   # one of them
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,9 +14,6 @@ from cormorant_testing.chaos.fleet_world import FleetWorld
 from cormorant_testing.chaos.head_world import HeadWorld
 from cormorant_testing.chaos.judge import Finding
 from cormorant_testing.chaos.plan import plan_of
-from cormorant_testing.fleets import ray_cluster_of_this_machine
-from cormorant_worker.fleet.fleet import WorkerFleet
-from cormorant_worker.fleet.options import FleetOptions
 
 FIRST = int(os.environ.get("CORMORANT_CHAOS_FIRST", "0"))
 SCHEDULES = int(os.environ.get("CORMORANT_CHAOS_SCHEDULES", "6"))
@@ -29,20 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    """Shared by the fleets of this process; heads have their own."""
-    with ray_cluster_of_this_machine():
-        yield
-
-
-def on_ray(job: Any, options: FleetOptions) -> WorkerFleet:
-    from cormorant_worker.fleet.ray.engine import RayEngine
-    from cormorant_worker.fleet.ray.options import RayOptions
-
-    return WorkerFleet(job, options, engine=RayEngine(RayOptions(num_cpus=0)))
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
@@ -60,9 +42,9 @@ def test_schedule(
         record_property("chaos", (plan, head.done, head.judge))
         play_head(head)
         return
-    if plan.engine == "ray":
+    if plan.engine == "ray":  # shared by the fleets of this process; heads have their own
         request.getfixturevalue("ray_cluster")
-    world = FleetWorld(plan, tmp_path, on_ray if plan.engine == "ray" else WorkerFleet)
+    world = FleetWorld(plan, tmp_path)
     record_property("chaos", (plan, world.done, world.judge))
     try:
         world.run()

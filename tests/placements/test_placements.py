@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from cormorant_testing.fleets import ray_cluster_of_this_machine
+from cormorant_testing.fleets import open_on
 from cormorant_testing.placements import echo_env
 from cormorant_testing.placements.cells import CRASHES, SIZES, Cell, cover
 from cormorant_testing.placements.echo_env import EchoEnv
@@ -23,6 +23,7 @@ from cormorant_testing.placements.plain_loop import PlainLoop
 from cormorant_testing.placements.witness import build_policy
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.launch import load_job, make_collector, open_fleet
 from cormorant_worker.local_fleet import LocalFleet
 
@@ -39,12 +40,6 @@ def params() -> Iterator[Any]:
     for cell in cover(int(CHOSEN)):
         if cell not in fast:
             yield pytest.param(cell, id=cell.id, marks=pytest.mark.slow)
-
-
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    with ray_cluster_of_this_machine():
-        yield
 
 
 @pytest.mark.parametrize("cell", list(params()))
@@ -145,16 +140,9 @@ def play_fleet(cell: Cell, loop: PlainLoop) -> None:
 
 
 def open_placed(cell: Cell) -> LocalFleet:
-    from cormorant_worker.fleet.fleet import WorkerFleet
-
-    ray = None
-    if cell.choices[1].startswith("ray"):
-        from cormorant_worker.fleet.ray.engine import RayEngine
-        from cormorant_worker.fleet.ray.options import RayOptions
-
-        ray = RayOptions(num_cpus=0)
+    engine = "ray" if cell.choices[1].startswith("ray") else "local"
     if "script" not in cell:
-        engine = RayEngine(ray) if ray else None
-        return LocalFleet(WorkerFleet(load_job(cell.manifest()), FleetOptions(workers=cell.workers), engine=engine))
+        return LocalFleet(open_on(engine, load_job(cell.manifest()), FleetOptions(workers=cell.workers)))
     amounts = {"frames_per_batch": cell.frames_per_batch, "total_frames": cell.total_frames, "mode": cell.choices[5]}
+    ray = RayOptions(num_cpus=0) if engine == "ray" else None
     return open_fleet(**script_of(cell, policy_of(cell)), **amounts, workers=cell.workers, engine=ray)

@@ -171,7 +171,7 @@ class Installed(Scene):
             self.kubeconfig = str(write_kubeconfig(self.folder / "kubeconfig", proxy.url, token))
             with self.operator() as operator:
                 yield proxy
-                assert operator.stop() == 0
+                assert operator.end() == 0
 
     def token(self, account: str) -> str:
         return self.namespace("create", "token", account).strip()

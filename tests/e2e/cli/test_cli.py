@@ -55,13 +55,6 @@ def test_submit_makes_changes_and_finds_unchanged(cli) -> None:
     assert cli.namespace.get("cjob", "pong")["spec"]["replicas"] == 3
 
 
-def test_submit_validates_before_asking_the_server(cli) -> None:
-    done = cli("submit", cli.write(replicas=-1))
-    assert done.code == 2
-    assert "spec.replicas: -1 is less than 0" in done.err
-    assert cli.namespace("get", "cjob", "-o", "name") == ""
-
-
 def test_submit_shows_the_servers_refusal_of_a_change(cli) -> None:
     cli.good("submit", cli.write())
     done = cli("submit", cli.write(env={"envpool": {"taskId": "Acrobot-v1", "numEnvs": 8}}))
@@ -309,30 +302,6 @@ def test_doctor_tells_what_a_running_job_lacks(running, code: Path) -> None:
     assert "does not answer through the API server" in problems(running, "pong")
     running.edit(code={"configMap": "nowhere"})
     assert "the ConfigMap nowhere with its code does not exist" in problems(running, "pong")
-
-
-def test_doctor_repeats_the_operators_words_about_a_pod(cli) -> None:
-    with cli.operator():
-        cli.good("submit", cli.write())
-        cli.until(lambda: len(cli.namespace.names("pods")) == 3, what="pods are there")
-        first, _, _ = cli.namespace.names("pods")
-        pulling = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-        state = {"name": "worker", "ready": False, "restartCount": 0, "image": "i", "imageID": "", "state": pulling}
-        cli.namespace.say(first, {"phase": "Pending", "containerStatuses": [state]})
-        words = f"Scheduled=False, ImagePull: {first}: image i: no such image; check the image's name"
-        cli.until(lambda: words in problems(cli, "pong"), what="the operator's words are repeated")
-
-
-def test_doctor_tells_of_suspension_and_quota(cli) -> None:
-    cli.namespace("create", "quota", "q", "--hard=pods=1")
-    time.sleep(1)  # the quota controller's first count
-    with cli.operator(), Kubelet(cli.namespace):
-        cli.good("submit", cli.write())
-        cli.until(lambda: "raise the ResourceQuota" in problems(cli, "pong"), what="the quota is said")
-        cli.edit(suspend=True)
-        # A head that the operator has heard drains first, and its pod has no kubelet that ends it.
-        said = ("set spec.suspend to false", "Suspended=False, Suspending")
-        cli.until(lambda: any(words in cli("doctor", "pong").out for words in said), what="the suspension is said")
 
 
 def test_tokens_are_found_for_each_role(running) -> None:

@@ -1,7 +1,6 @@
 """A node whose kubelet stops: the controllers of a real API server find it, and evict its pods."""
 
 import json
-import threading
 import time
 from typing import Any
 
@@ -9,18 +8,18 @@ import pytest
 
 from cormorant_testing.kubectl import Kubelet, Namespace
 from cormorant_testing.operator_scene import Scene
+from cormorant_testing.scripts import Repeated
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
 
-class Node:
+class Node(Repeated):
     """A node that is ready for as long as its kubelet says so, every 5 s. Use as a context manager."""
 
     def __init__(self, namespace: Namespace, name: str) -> None:
+        super().__init__(self._say, every_s=5)
         self.name = f"{namespace.name}-{name}"
         self._kubectl = namespace
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> "Node":
         labels = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", "kubernetes.io/hostname": self.name}
@@ -28,8 +27,7 @@ class Node:
             "apiVersion": "v1", "kind": "Node", "metadata": {"name": self.name, "labels": labels},
         })  # fmt: skip
         self._say()
-        self._thread.start()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -37,32 +35,19 @@ class Node:
 
     def stop(self) -> None:
         """The kubelet stops; what it said last stays."""
-        self._stop.set()
-        self._thread.join(timeout=60)
+        super().__exit__()
 
     def is_ready(self) -> bool:
         found = self._kubectl.get("node", self.name)["status"]["conditions"]
         return next(c["status"] for c in found if c["type"] == "Ready") == "True"
-
-    def _beat(self) -> None:
-        while not self._stop.wait(5):
-            self._say()
 
     def _say(self) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now}
         room = {"cpu": "16", "memory": "64Gi", "pods": "110", "ephemeral-storage": "100Gi"}
         status: dict[str, Any] = {"conditions": [ready], "allocatable": room, "capacity": room}
-        patch = (
-            "patch",
-            "node",
-            self.name,
-            "--subresource=status",
-            "--type=merge",
-            "-p",
-            json.dumps({"status": status}),
-        )
-        self._kubectl(*patch, check=False)
+        patch = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+        self._kubectl("patch", "node", self.name, *patch, check=False)
 
 
 def pods_on(scene: Scene, node: Node) -> dict[str, bool]:

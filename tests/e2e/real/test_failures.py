@@ -167,13 +167,7 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(installed: Installation) -> Iterator[Scene]:
     namespace, image = installed.jobs, installed.images.job
-    files = {"numbered.py": CODE, "learner.py": LEARNER}
-    namespace(
-        "apply",
-        "-f",
-        "-",
-        document={"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "numbered"}, "data": files},
-    )
+    namespace.apply_files("numbered", {"numbered.py": CODE, "learner.py": LEARNER})
     # Taints of the only node are for jobs.
     installed.release.upgrade(f"jobs.pollSeconds={POLL_S}", "tolerations[0].operator=Exists", chart=installed.chart)
     installed.wait()

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from cormorant_testing.real_cluster import ROOT, Installation
-from cormorant_testing.real_job import SMALL, Job, note
+from cormorant_testing.real_job import SMALL, deleted_afterwards, note
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -30,10 +30,9 @@ def test_killed_server_pod_costs_time_and_nothing_else(installed: Installation) 
     manifest = installed.folder / "pong-gpu.yaml"
     manifest.write_text(on_cpus((ROOT / "examples" / "pong-gpu.yaml").read_text()))
     installed.shell("cormorant weights init pong-gpu.yaml pong-gpu.safetensors", timeout_s=300)
-    job = Job(installed.jobs, "pong-gpu")
     began = time.monotonic()
     installed.shell("kubectl apply -f pong-gpu.yaml")
-    try:
+    with deleted_afterwards(installed.jobs, "pong-gpu") as job:
         frames, versions = 0, []
         is_killed = False
         while (batch := job.take()).status == 200:
@@ -57,8 +56,3 @@ def test_killed_server_pod_costs_time_and_nothing_else(installed: Installation) 
         job.until(lambda: job.condition("Completed"), what="the job is complete")
         assert job.status["frames"]["collected"] == TOTAL
         note(f"applied to complete: {time.monotonic() - began:.1f} s")
-    except BaseException:
-        note(job.describe())
-        raise
-    finally:
-        job.delete()

@@ -73,8 +73,7 @@ class Learner:
 @pytest.fixture(scope="module")
 def job(installed: Installation) -> Iterator[Job]:
     namespace = installed.jobs
-    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "my-code"}, "data": {"my_env.py": CODE}}
-    namespace("apply", "-f", "-", document=code)
+    namespace.apply_files("my-code", {"my_env.py": CODE})
     with running(namespace, MANIFEST) as job:
         yield job
 

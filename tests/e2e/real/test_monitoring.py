@@ -2,9 +2,8 @@
 
 import contextlib
 import json
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from cormorant_testing.prometheus import Prometheus
 from cormorant_testing.promql import substitute
 from cormorant_testing.real_cluster import RELEASE, Installation
 from cormorant_testing.real_job import SMALL, Job, note, running
+from cormorant_testing.scripts import Repeated
 from cormorant_testing.serving import Api
 from manifest_making import collector_job
 
@@ -59,28 +59,17 @@ MANIFEST = collector_job(
 )
 
 
-class Learner:
-    """Takes batches and publishes weights, on a connection of its own."""
+class Learner(Repeated):
+    """Takes batches and publishes weights, on a connection of its own. A port-forward ends with its pod."""
 
     def __init__(self, job: Job) -> None:
+        super().__init__(self._learn, every_s=0.5, unless=(OSError, AssertionError))
         self._job = Job(job.namespace, job.name)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._learn)
-
-    def __enter__(self) -> "Learner":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(timeout=120)
-        self._job.disconnect()
 
     def _learn(self) -> None:
-        while not self._ended.wait(0.5):
-            # A port-forward ends with its pod.
-            with contextlib.suppress(OSError, AssertionError):
-                self._learn_from(self._job.api())
+        try:
+            self._learn_from(self._job.api())
+        finally:
             self._job.disconnect()
 
     def _learn_from(self, api: Api) -> None:
@@ -89,7 +78,7 @@ class Learner:
         weights = safetensors.numpy.save(
             {tensor["name"]: np.zeros(tensor["shape"], np.float32) for tensor in model.json["tensors"]}
         )
-        while not self._ended.is_set():
+        while not self._stop.is_set():
             for _ in range(20):
                 batch = api.take(wait=1, consumer="learner")
                 assert batch.status < 500, batch
@@ -110,7 +99,7 @@ def db(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> Ite
     monitors = [find(manifests, "PodMonitor", name) for name in (RELEASE, f"{RELEASE}-jobs")]
     with PodDiscovery(folder, monitors) as pods:
         rules = FILES / "rules" / "cormorant.yaml"
-        with Prometheus(folder / "db", {}, found=list(pods.scrape_configs()), interval="2s", rules=rules) as db:
+        with Prometheus(folder / "db", list(pods.scrape_configs()), rules=rules) as db:
             yield db
 
 
@@ -135,7 +124,7 @@ def panels(dashboard: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("dashboard", ["cormorant-fleet", "cormorant-job", "cormorant-operator"])
 def test_every_panel_of_a_dashboard_has_data(job: Job, db: Prometheus, installed: Installation, dashboard: str) -> None:
-    db.wait_for('cormorant_weight_updates_total{result="applied"} > 3', seconds=180)
+    db.wait_for_numbers('cormorant_weight_updates_total{result="applied"} > 3', seconds=180)
     chosen = {
         "__rate_interval": WINDOW,
         "job_namespace": job.namespace.name,
@@ -162,7 +151,7 @@ def test_every_panel_of_a_dashboard_has_data(job: Job, db: Prometheus, installed
 
 
 def test_no_alert_fires_for_a_job_that_is_well(job: Job, db: Prometheus) -> None:
-    db.wait_for(f'collectorjob:cormorant_stepped_frames:rate2m{{collectorjob="{job.name}"}}', seconds=120)
+    db.wait_for_numbers(f'collectorjob:cormorant_stepped_frames:rate2m{{collectorjob="{job.name}"}}', seconds=120)
     assert db.query('ALERTS{alertstate="firing"}') == {}
 
 
@@ -177,32 +166,23 @@ def stand_still(job: Job) -> int:
     return count
 
 
-def test_frame_increase_is_exact_over_a_worker_death(job: Job, db: Prometheus) -> None:
-    frames = f'cormorant_frames_total{{namespace="{job.namespace.name}", collectorjob="{job.name}"}}'
-    first = stand_still(job)
-    time.sleep(2.0)
-    began = time.time()
-    time.sleep(2.0)
-    job.edit(paused=False)
-    job.until(lambda: max(db.numbers(frames)) > first, what="frames again")
+def end_a_worker(job: Job) -> None:
     (worker,) = job.pods("worker")
     job.namespace("delete", "pod", worker, "--now", "--wait=false")
     job.until(lambda: job.pods("worker") and worker not in job.pods("worker"), what="a replacement")
     job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the replacement is ready")
-    counted = max(db.numbers(frames))
-    job.until(lambda: max(db.numbers(frames)) > counted + 10_000, what="it collects")
-    last = stand_still(job)
-    time.sleep(2.0)
-    # From a sample to a sample: increase() would stretch what it saw to the edges of the window, where all stood still.
-    first_at, *_, last_at = db.times(frames, began=began, ended=time.time())
-    window = f"{(last_at - first_at) * 1000 + 1:.0f}ms"
-    (increase,) = db.query(f"increase({frames}[{window}])", at=last_at).values()
-    note(f"increase() says {increase:.0f} frames, the API {last - first}")
-    assert increase == pytest.approx(last - first, rel=0.01)
-    job.edit(paused=False)
 
 
-def test_frame_increase_is_exact_over_a_head_death(job: Job, db: Prometheus) -> None:
+def kill_the_head(job: Job) -> None:
+    epoch = job.status["epoch"]
+    job.kill(job.head(), "cormorant_api")
+    job.disconnect()
+    job.until(lambda: job.status["epoch"] == epoch + 1, what="the next epoch")
+    job.until(lambda: job.ask("/v1/status").status == 200, what="the next head collects")
+
+
+@pytest.mark.parametrize("death", [end_a_worker, kill_the_head])
+def test_frame_increase_is_exact_over_a_death(job: Job, db: Prometheus, death: Callable[[Job], None]) -> None:
     frames = f'cormorant_frames_total{{namespace="{job.namespace.name}", collectorjob="{job.name}"}}'
     # Another head is another pod, and goes on with the count of the one before.
     counted = f"max without (pod, instance) ({frames})"
@@ -212,11 +192,7 @@ def test_frame_increase_is_exact_over_a_head_death(job: Job, db: Prometheus) -> 
     began = time.time()
     job.edit(paused=False)
     job.until(lambda: max(db.numbers(frames), default=0) > first + 10_000, what="frames again")
-    epoch = job.status["epoch"]
-    job.kill(job.head(), "cormorant_api")
-    job.disconnect()
-    job.until(lambda: job.status["epoch"] == epoch + 1, what="the next epoch")
-    job.until(lambda: job.ask("/v1/status").status == 200, what="the next head collects")
+    death(job)
     before = max(db.numbers(counted), default=0)
     job.until(lambda: max(db.numbers(counted), default=0) > before + 10_000, what="it collects")
     last = stand_still(job)

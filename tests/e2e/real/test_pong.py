@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from cormorant_testing.real_cluster import ROOT, Installation
-from cormorant_testing.real_job import SMALL, Job, note
+from cormorant_testing.real_job import SMALL, Job, deleted_afterwards, note
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(4200)]
 
@@ -31,13 +31,12 @@ def test_commands_of_the_readme_collect_pong_to_the_end(installed: Installation)
     apply, wait, *_ = [line for line in installed.commands() if line.startswith("kubectl")]
     assert (apply, wait.split()[1]) == ("kubectl apply -f examples/pong.yaml", "wait")
     (installed.folder / "examples" / "pong.yaml").write_text(smaller((ROOT / "examples" / "pong.yaml").read_text()))
-    job = Job(installed.jobs, "pong")
     make_weights, push = [line for line in installed.commands() if line.startswith("cormorant")]
     # Beforehand: the job is shortened, and would be over.
     installed.shell(make_weights, timeout_s=300)
     began = time.monotonic()
     installed.shell(apply)
-    try:
+    with deleted_afterwards(installed.jobs, "pong") as job:
         installed.shell(wait, timeout_s=300)
         job.until(lambda: job.frames() > 0, what="frames are counted")
         start_s = time.monotonic() - began
@@ -50,11 +49,6 @@ def test_commands_of_the_readme_collect_pong_to_the_end(installed: Installation)
         frames = job.status["frames"]
         assert (frames["collected"], frames["target"]) == (TOTAL, TOTAL)
         assert job.condition("Failed") == ""
-    except BaseException:
-        note(job.describe())
-        raise
-    finally:
-        job.delete()
 
 
 def kill_a_worker(job: Job) -> None:

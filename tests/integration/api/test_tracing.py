@@ -19,7 +19,7 @@ from cormorant_api.errors import HeadFault
 from cormorant_api.tracing import open_traces
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
-from cormorant_testing.scripts import start_server, unused_port
+from cormorant_testing.scripts import Server, unused_port
 from cormorant_testing.serving import serve, weights_file
 
 VARIABLE = "CORMORANT_COLLECTOR"
@@ -69,28 +69,26 @@ class Collector:
 class RealCollector(Collector):
     """Receives what an OpenTelemetry collector has received, batched and exported again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         super().__init__()
         address, endpoint = f"127.0.0.1:{unused_port()}", self.url
         command = shlex.split(os.environ[VARIABLE].format(address=address, endpoint=endpoint))
-        self.url, self._log = f"http://{address}", folder / "collector.log"
-        self._process = start_server(command, self.url, log=self._log)
+        self.url = f"http://{address}"
+        self._server = Server(command, self.url)
 
     def flush(self) -> None:
-        self._process.terminate()
-        assert self._process.wait(timeout=60) == 0, self._log.read_text()
+        assert self._server.end() == 0, self._server.text
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._server.__exit__()
         super().close()
 
 
 @pytest.fixture(params=["direct", "real"])
-def collector(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Collector]:
+def collector(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     if request.param == "real" and not os.environ.get(VARIABLE):
         pytest.skip(f"no OpenTelemetry collector: {VARIABLE} names its command line (CONTRIBUTING.md)")
-    collector = Collector() if request.param == "direct" else RealCollector(tmp_path)
+    collector = Collector() if request.param == "direct" else RealCollector()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     yield collector

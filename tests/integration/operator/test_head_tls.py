@@ -207,10 +207,10 @@ def test_prometheus_scrapes_a_head_with_tls_as_the_pod_monitor_says(tmp_path: Pa
             scrape_config("stranger", bundled, stranger.cert, proxy=proxy),
             scrape_config("no-bundle", bare, ours.cert, proxy=proxy),
         ]
-        with Prometheus(tmp_path / "prometheus", {}, found=configs, interval="2s") as db:
+        with Prometheus(tmp_path / "prometheus", configs) as db:
             for name in ("bundle", "no-bundle"):
-                db.wait_for(f'cormorant_frames_total{{job="{name}", instance="10.0.0.1:8000"}}')
-            assert db.wait_for('up{job="stranger"}') == [0.0]
+                db.wait_for_numbers(f'cormorant_frames_total{{job="{name}", instance="10.0.0.1:8000"}}')
+            assert db.wait_for_numbers('up{job="stranger"}') == [0.0]
         assert asked == {"pong-api.team-a.svc:8000", "10.0.0.1:8000"}
 
 

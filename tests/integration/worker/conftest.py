@@ -10,12 +10,6 @@ from cormorant_worker.fleet.turn.loop import FleetLoop
 FleetLoop.validates = True
 
 
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    with fleets.ray_cluster_of_this_machine():
-        yield
-
-
 @pytest.fixture(autouse=True)
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     """The engine that `fleets.make_fleet` uses; local, unless a test is marked to run on both."""

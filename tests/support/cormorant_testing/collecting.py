@@ -18,6 +18,7 @@ from cormorant_worker.policy.exploration import ExplorationType
 from cormorant_worker.policy.loading import load_policy
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.weights.staged import StagedWeights
+from manifest_making import collector_job
 
 SEEDS = SeedPath(job_seed=7, index=0)
 
@@ -116,9 +117,7 @@ def make_job(
         spec["workerGroups"] = [dict(group) for group in worker_groups]
     if run_policy:
         spec["runPolicy"] = dict(run_policy)
-    return load_job(
-        {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "metadata": {"name": "counting"}, "spec": spec}
-    )
+    return load_job(collector_job("counting", spec))
 
 
 def scene(policy: str, *, gaps: bool = False, lengths: Any = (3, 8), **job: Any) -> tuple[Any, Checker]:

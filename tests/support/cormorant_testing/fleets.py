@@ -2,8 +2,6 @@
 cluster of this machine, `@on_all_placements` with inference servers, too.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -36,32 +34,21 @@ ENGINE = ["local"]
 """The engine of the test that runs now; set by the fixture `engine`."""
 
 
-@contextmanager
-def ray_cluster_of_this_machine() -> Iterator[None]:
-    """A Ray cluster that outlives the fleets on it."""
-    import ray
-
-    from cormorant_worker.fleet.ray.cluster import RayCluster
-    from cormorant_worker.fleet.ray.options import RayOptions
-
-    cluster = RayCluster(RayOptions(object_store_bytes=200 << 20))
-    assert ray.is_initialized()
-    yield
-    cluster.close()
-    assert not ray.is_initialized()
-
-
 def make_fleet(job: CollectorJob, **options: object) -> WorkerFleet:
     """A fleet on the engine of the running test."""
     engine, _, placement = ENGINE[0].partition("-")
     if placement:
         job = served(job)
+    return open_on(engine, job, FleetOptions(**options))
+
+
+def open_on(engine: str, job: CollectorJob, options: FleetOptions) -> WorkerFleet:
     if engine == "local":
-        return WorkerFleet(job, FleetOptions(**options))
+        return WorkerFleet(job, options)
     from cormorant_worker.fleet.ray.engine import RayEngine
 
     # The cluster has no CPUs to ask for; see `ray_cluster`.
-    return WorkerFleet(job, FleetOptions(**options), engine=RayEngine(RayOptions(num_cpus=0)))
+    return WorkerFleet(job, options, engine=RayEngine(RayOptions(num_cpus=0)))
 
 
 def served(job: CollectorJob, *, servers: int = 1, **inference: Any) -> CollectorJob:

@@ -1,11 +1,10 @@
-"""The tables of the migration guides: every argument of a peer, and what became of it here."""
+"""Tables of what became of each name of a peer: the migration guides', and those of the page on compatibility."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "how-to"
-STATES = ("same", "renamed", "fixed", "left out", "new")
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,19 +17,20 @@ class Row:
     state: str
     here: str
     tests: tuple[str, ...]
+    """Of the fourth cell, where there is one."""
     line: str
 
 
-def rows_of(guide: str) -> list[Row]:
-    """All rows below `## Every argument`, the heads of tables left out."""
-    text = (DOCS / f"migrating-from-{guide}.md").read_text().split("\n## Every argument\n")[1].split("\n## ")[0]
+def rows_of(page: str) -> list[Row]:
+    """All rows of a page, the heads of tables left out; of a guide, those below `## Every argument`."""
+    _, found_it, every = (text := (DOCS / page).read_text()).partition("\n## Every argument\n")
     found, section = [], ""
-    for line in text.splitlines():
-        if line.startswith("### "):
-            section = line.removeprefix("### ")
+    for line in (every.split("\n## ")[0] if found_it else text).splitlines():
+        if line.startswith(("## ", "### ")):
+            section = line.lstrip("# ")
         if not line.startswith("| ") or line.startswith(("| ---", "| argument ", "| method ", "| name ")):
             continue
-        name, state, here, tests = (cell.strip() for cell in line.strip()[1:-1].split("|"))
+        name, state, here, *tests = (cell.strip() for cell in line.strip()[1:-1].split("|"))
         words = " ".join(re.findall(r"`([^`]+)`", name))
         found.append(
             Row(
@@ -38,15 +38,15 @@ def rows_of(guide: str) -> list[Row]:
                 names=frozenset(re.findall(r"\w+", words)),
                 state=state,
                 here=here,
-                tests=tuple(re.findall(r"`(test_\w+)`", tests)),
+                tests=tuple(re.findall(r"`(test_\w+)`", "".join(tests))),
                 line=line,
             )
         )
     return found
 
 
-def names_in(guide: str, section: str) -> set[str]:
+def names_in(page: str, section: str) -> set[str]:
     """Every name that the rows of a section have."""
-    found = {name for row in rows_of(guide) if row.section.startswith(section) for name in row.names}
-    assert found, f"docs/migrating-from-{guide}.md has no rows in a section {section}"
+    found = {name for row in rows_of(page) if row.section.startswith(section) for name in row.names}
+    assert found, f"docs/{page} has no rows in a section {section}"
     return found

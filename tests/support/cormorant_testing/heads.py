@@ -1,7 +1,6 @@
 """`python -m cormorant_api` in a process of its own."""
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,28 +10,24 @@ from typing import Any
 import psutil
 import yaml
 
-from cormorant_testing.scripts import Logged
+from cormorant_testing.scripts import Logged, environment
 from cormorant_testing.serving import Api
+from manifest_making import collector_job
 
 START_S = 120
 
 
 def write_manifest(folder: Path, task: str, **collection: Any) -> Path:
     """A job of an EnvPool task that needs no consumer, as a file."""
-    document = {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": task.partition("-")[0].lower(), "namespace": "team-a"},
-        "spec": {
-            "env": {"envpool": {"taskId": task, "numEnvs": 4, "numThreads": 1}},
-            "policy": {"entrypoint": f"cormorant.policies:{'mlp' if task.startswith('CartPole') else 'atari_cnn'}"},
-            "collection": {"framesPerBatch": 64, "seed": 7, **collection},
-            "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
-            "replicas": 2,
-        },
+    spec = {
+        "env": {"envpool": {"taskId": task, "numEnvs": 4, "numThreads": 1}},
+        "policy": {"entrypoint": f"cormorant.policies:{'mlp' if task.startswith('CartPole') else 'atari_cnn'}"},
+        "collection": {"framesPerBatch": 64, "seed": 7, **collection},
+        "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
+        "replicas": 2,
     }
     path = folder / f"{task}.yaml"
-    path.write_text(yaml.safe_dump(document))
+    path.write_text(yaml.safe_dump(collector_job(task.partition("-")[0].lower(), spec, namespace="team-a")))
     return path
 
 
@@ -45,21 +40,11 @@ class HeadProcess(Logged):
         self, manifest: Path, directory: Path, *options: str, module: Sequence[str] = ("cormorant_api",)
     ) -> None:
         self.directory = directory
-        support = str(Path(__file__).resolve().parents[1])
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])}
         command = [
             sys.executable, "-m", *module, "--job", str(manifest), "--port", "0",
             "--directory", str(directory), "--workers", "1", "--linger-seconds", "0.5", *options,
         ]  # fmt: skip
-        super().__init__(command, env=environment)
-
-    def __enter__(self) -> "HeadProcess":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.kill()
-        self.close()
+        super().__init__(command, env=environment())
 
     def api(self, role: str = "operator") -> Api:
         """Waits until it is ready."""
@@ -67,12 +52,8 @@ class HeadProcess(Logged):
         tokens = json.loads(Path(ready["token_file"]).read_text())
         return Api(int(ready["url"].rpartition(":")[2]), tokens[role])
 
-    def kill(self) -> None:
-        """kill -9, and wait until its workers have noticed."""
-        self.end(signal.SIGKILL, timeout_s=30)
-
     def end(self, number: int = signal.SIGTERM, *, timeout_s: float = 60) -> int:
-        """Send a signal and wait for the exit code, and for the workers' ends."""
+        """Send a signal and wait for the exit code, and for the workers' ends: they notice also a kill -9."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(number)
         code = self.process.wait(timeout_s)

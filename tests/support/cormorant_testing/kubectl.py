@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +11,7 @@ from uuid import uuid4
 
 from cormorant_cli.commands.crd import crd_yaml
 from cormorant_testing.needs import lacks
-from cormorant_testing.scripts import until
+from cormorant_testing.scripts import Repeated, until
 
 RESTRICTED = {
     "pod-security.kubernetes.io/enforce": "restricted",
@@ -81,6 +80,11 @@ class Namespace:
     def items(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
         return list(self.get(kind, *(["-l", selector] if selector else []))["items"])
 
+    def apply_files(self, name: str, files: Mapping[str, str]) -> None:
+        """As a ConfigMap."""
+        manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": dict(files)}
+        self("apply", "-f", "-", document=manifest)
+
     def names(self, kind: str, selector: str = "app.kubernetes.io/managed-by=cormorant-operator") -> list[str]:
         return sorted(item["metadata"]["name"] for item in self.items(kind, selector))
 
@@ -119,27 +123,14 @@ class Namespace:
         )
 
 
-class Kubelet:
+class Kubelet(Repeated):
     """Starts every pod of a namespace that waits. Use as a context manager."""
 
     def __init__(self, namespace: Namespace) -> None:
+        super().__init__(self._start_all, every_s=0.3, unless=(AssertionError,))  # pods are deleted meanwhile
         self._namespace = namespace
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> "Kubelet":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(timeout=60)
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.3):
-            try:
-                for pod in self._namespace.items("pods"):
-                    if pod["status"].get("phase") == "Pending" and "deletionTimestamp" not in pod["metadata"]:
-                        self._namespace.start(pod["metadata"]["name"])
-            except AssertionError:
-                continue  # it was deleted meanwhile
+    def _start_all(self) -> None:
+        for pod in self._namespace.items("pods"):
+            if pod["status"].get("phase") == "Pending" and "deletionTimestamp" not in pod["metadata"]:
+                self._namespace.start(pod["metadata"]["name"])

@@ -3,8 +3,6 @@
 import io
 import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -17,28 +15,9 @@ import yaml
 from cormorant_cli.__main__ import run
 from cormorant_testing.kubectl import Namespace, condition_of
 from cormorant_testing.operator_world import make_spec
+from cormorant_testing.scripts import Logged
 from cormorant_testing.stub_heads import StubHead, StubHeads
 from manifest_making import collector_job
-
-
-class Operator:
-    """One operator process."""
-
-    def __init__(self, arguments: list[str], log: Path, kubeconfig: str) -> None:
-        self.log = log
-        with log.open("ab") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "cormorant_operator", *arguments],
-                stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "KUBECONFIG": kubeconfig},
-            )  # fmt: skip
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(timeout=10)
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
 
 
 class Scene:
@@ -66,13 +45,14 @@ class Scene:
             self.arguments += ["--head-url", heads.url]
 
     @contextmanager
-    def operator(self, *more: str, log: str = "operator.log") -> Iterator[Operator]:
-        operator = Operator([*self.arguments, *more], self.folder / log, self.kubeconfig)
+    def operator(self, *more: str) -> Iterator[Logged]:
+        command = [sys.executable, "-m", "cormorant_operator", *self.arguments, *more]
+        operator = Logged(command, env={**os.environ, "KUBECONFIG": self.kubeconfig})
         try:
-            yield operator
+            with operator:
+                yield operator
         finally:
-            operator.kill()
-            sys.stdout.write(operator.log.read_text()[-5000:])
+            sys.stdout.write(operator.text[-5000:])
 
     @property
     def head(self) -> StubHead:

@@ -47,6 +47,7 @@ from cormorant_operator.pods import (
 from cormorant_operator.render.children import digest_of
 from cormorant_operator.templates import Templates
 from cormorant_testing.kueue import Kueue
+from manifest_making import collector_job
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 GRACE_S = 60
@@ -73,12 +74,7 @@ def make_job(
     *, generation: int = 1, status: CollectorJobStatus | None = None, queue: Queue | None = None, **spec: Any
 ) -> Job:
     """A job as an operator reads it."""
-    document = {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": "pong", "namespace": "team-a"},
-        "spec": make_spec(**spec),
-    }
+    document = collector_job("pong", make_spec(**spec), namespace="team-a")
     return Job(
         identity=Identity(name="pong", namespace="team-a", uid="0f3c9a52-uid", generation=generation, queue=queue),
         templates=Templates(parse_job(document).spec),

@@ -7,28 +7,27 @@ Prometheus is built without a discovery of Kubernetes: a thread writes a file wi
 import json
 import re
 import subprocess
-import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cormorant_testing.helm import Manifest
+from cormorant_testing.scripts import Repeated
 
 LOOK_S = 1.0
 
 
-class PodDiscovery:
+class PodDiscovery(Repeated):
     """Pods of some namespaces, in a file for `file_sd_configs`. Use as a context manager."""
 
     proxy: str
     """Address of the API server without its credentials, on this machine."""
 
     def __init__(self, folder: Path, monitors: Sequence[Manifest]) -> None:
+        super().__init__(self._look, every_s=LOOK_S, unless=(OSError,))  # the API server is busy: what is known stays
         self.file = folder / "pods.json"
         self._monitors = monitors
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> "PodDiscovery":
         command = ["kubectl", "proxy", "--address=127.0.0.1", "--port=0"]
@@ -42,12 +41,10 @@ class PodDiscovery:
             raise AssertionError(f"kubectl proxy said: {line}")
         self.proxy = found[0]
         self._look()
-        self._thread.start()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(timeout=60)
+        super().__exit__()
         self._process.kill()
         self._process.communicate(timeout=30)
 
@@ -86,13 +83,6 @@ class PodDiscovery:
             },
             {"target_label": "__address__", "replacement": self.proxy},
         ]
-
-    def _run(self) -> None:
-        while not self._stop.wait(LOOK_S):
-            try:
-                self._look()
-            except OSError:
-                continue  # the API server is busy: what is known stays
 
     def _look(self) -> None:
         namespaces = {name for monitor in self._monitors for name in _namespaces(monitor)}

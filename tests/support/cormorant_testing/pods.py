@@ -42,9 +42,6 @@ class Pod(Logged):
         command = [sys.executable, "-m", "cormorant_worker.supervisor", *arguments]
         super().__init__(command, env=environment(**given), start_new_session=True)
 
-    def __enter__(self) -> "Pod":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,11 +1,13 @@
 """What an expression asks Prometheus for: metrics, and the labels that it names of them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import promql_parser
+
+from cormorant_contract.metrics import SCRAPE_LABELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,16 @@ def grouping(expr: str) -> frozenset[str]:
     for clause in re.findall(r"\b(?:on|ignoring|group_left|group_right)\s*\(([^)]*)\)", expr):
         found |= {label.strip() for label in clause.split(",") if label.strip()}
     return frozenset(found)
+
+
+def check_labels(expr: str, known: Mapping[str, Collection[str]]) -> None:
+    """Everything that an expression names exists: labels by metric, beside those of scraping."""
+    labels: set[str] = {*SCRAPE_LABELS, "le"}
+    for selected in selectors(expr):
+        assert selected.name in known, selected.name
+        assert selected.labels <= {*known[selected.name], *SCRAPE_LABELS}
+        labels |= set(known[selected.name])
+    assert grouping(expr) <= labels
 
 
 def _walk(node: Any) -> Iterator[Any]:

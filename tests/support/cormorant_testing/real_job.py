@@ -216,8 +216,15 @@ def learning(job: Job, *command: str, image: str, code: str) -> Iterator[str]:
 @contextmanager
 def running(namespace: Namespace, manifest: dict[str, Any]) -> Iterator[Job]:
     """A job for some tests."""
-    job = Job(namespace, manifest["metadata"]["name"])
     namespace("apply", "-f", "-", document=manifest)
+    with deleted_afterwards(namespace, manifest["metadata"]["name"]) as job:
+        yield job
+
+
+@contextmanager
+def deleted_afterwards(namespace: Namespace, name: str) -> Iterator[Job]:
+    """A job that the block applies, or has applied."""
+    job = Job(namespace, name)
     try:
         yield job
     finally:

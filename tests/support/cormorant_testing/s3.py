@@ -8,13 +8,12 @@ import asyncio
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
 
-from cormorant_testing.scripts import start_server, unused_port
+from cormorant_testing.scripts import Server, unused_port
 
 VARIABLE = "CORMORANT_S3"
 """`{port}`, `{folder}` and `{key}`, which is both the access key and its secret, are filled in."""
@@ -31,8 +30,7 @@ class S3Server:
         self.port, self.keeps_objects = unused_port(), bool(os.environ.get(VARIABLE))
         template = os.environ.get(VARIABLE) or _MOTO
         self._command = shlex.split(template.format(port=self.port, folder=folder, key=KEY))
-        self._log = folder.with_suffix(".log")
-        self.process = self._start()
+        self._server = self._start()
 
     def environment(self, port: int | None = None) -> dict[str, str]:
         """What clients are told. `port`: of a network in front of the server."""
@@ -43,29 +41,26 @@ class S3Server:
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
-    def _start(self) -> "subprocess.Popen[bytes]":
-        return start_server(self._command, f"http://127.0.0.1:{self.port}/", log=self._log)
+    def _start(self) -> Server:
+        return Server(self._command, f"http://127.0.0.1:{self.port}/")
 
     def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        self._server.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        self._server.process.send_signal(signal.SIGCONT)
 
     def restart(self) -> None:
         """Kill it and start it at the same address."""
-        self.kill()
-        self.process = self._start()
+        self._server.kill()
+        self._server.close()
+        self._server = self._start()
 
     def __enter__(self) -> "S3Server":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
+        self._server.__exit__()
 
 
 class Network:

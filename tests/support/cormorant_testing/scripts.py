@@ -13,8 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -36,27 +35,8 @@ def start_script(text: str, *arguments: str, **more: str) -> "subprocess.Popen[s
     )
 
 
-def start_server(command: Sequence[str], url: str, *, log: Path) -> "subprocess.Popen[bytes]":
-    """Run a server that writes to `log`, and wait until it answers at `url`, with whatever status."""
-    with log.open("ab") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-
-    def answers() -> bool:
-        assert process.poll() is None, f"{command} ended with {process.returncode}: {log.read_text()[-2000:]}"
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-        except urllib.error.HTTPError:
-            return True
-        except OSError:
-            return False
-        return True
-
-    until(answers)
-    return process
-
-
 class Logged:
-    """A process whose log is read as it comes, so that it never waits for a reader."""
+    """A process whose log is read as it comes, so that it never waits for a reader. A context manager kills it."""
 
     wait_s = 60.0
     """For an event that a test waits for."""
@@ -68,11 +48,19 @@ class Logged:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        self.close()
+
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.text += line
-            if line.startswith("{"):
+            if line.startswith("{") and line.endswith("}\n"):  # not what a killed process began to say
                 self.lines.append(json.loads(line))
 
     def said(self, event: str) -> list[dict[str, Any]]:
@@ -99,11 +87,33 @@ class Logged:
         self._reader.join(10)
         return code
 
+    def kill(self) -> None:
+        self.end(signal.SIGKILL, timeout_s=30)
+
     def close(self) -> None:
         """After its end: let go of its log."""
         self._reader.join(10)
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+class Server(Logged):
+    """A server that answers at a URL, with a status below 500, by the time that it is made."""
+
+    def __init__(self, command: Sequence[str], url: str, **options: Any) -> None:
+        super().__init__(command, **options)
+        until(lambda: self._answers(url))
+
+    def _answers(self, url: str) -> bool:
+        assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.text[-2000:]}"
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code < 500
+        except OSError:
+            return False
+        return True
 
 
 def of_session(session: int) -> list[psutil.Process]:
@@ -116,6 +126,30 @@ def of_session(session: int) -> list[psutil.Process]:
         except (psutil.Error, OSError):
             continue
     return found
+
+
+class Repeated:
+    """Calls something again and again in a thread, until the block ends."""
+
+    def __init__(self, call: Callable[[], object], *, every_s: float, unless: tuple[type[Exception], ...] = ()) -> None:
+        """`unless`: exceptions after which it goes on."""
+        self._call, self._every_s, self._unless = call, every_s, unless
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """May be called twice."""
+        self._stop.set()
+        self._thread.join(timeout=120)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            with contextlib.suppress(*self._unless):
+                self._call()
 
 
 def until(is_so: Callable[[], object], *, seconds: float = 60.0, what: str = "it did not happen") -> float:

@@ -15,31 +15,19 @@ VERSION = 3
 
 def played(env: SaveableWitness, obs: Any, steps: int, traj: int) -> tuple[dict[str, Any], Any]:
     """A batch `[1, T]` of one environment, without an end, and what follows it."""
-    rows: dict[str, list[Any]] = {name: [] for name in ("obs", "action", "next", "reward", "done")}
-    for step in range(steps):
-        action = np.array([VERSION, step], np.float32)
-        following, reward, terminated, truncated, _ = env.step(action)
-        for name, value in zip(rows, (obs, action, following, reward, terminated or truncated), strict=True):
-            rows[name].append(value)
-        obs = following
-    assert not any(rows["done"]), "choose fewer steps"
-    flags = np.array(rows["done"])[None, :, None]
+    actions = np.array([[VERSION, step] for step in range(steps)], np.float32)
+    reached, rewards, terminated, truncated, _ = zip(*map(env.step, actions), strict=True)
+    assert not any(terminated + truncated), "choose fewer steps"
+    following = {name: np.zeros((1, steps, 1), bool) for name in ("done", "terminated", "truncated")}
     batch = {
-        "observation": np.array(rows["obs"])[None],
-        "action": np.array(rows["action"])[None],
+        "observation": np.array([[obs, *reached[:-1]]]),
+        "action": actions[None],
         "next": {
-            "observation": np.array(rows["next"])[None],
-            "reward": np.array(rows["reward"], np.float32)[None, :, None],
-            "done": flags,
-            "terminated": flags.copy(),
-            "truncated": flags.copy(),
+            "observation": np.array([reached]), "reward": np.array(rewards, np.float32)[None, :, None], **following,
         },
-        "collector": {
-            "traj_ids": np.full((1, steps), traj),
-            "policy_version": np.full((1, steps), VERSION),
-        },
-    }
-    return batch, obs
+        "collector": {"traj_ids": np.full((1, steps), traj), "policy_version": np.full((1, steps), VERSION)},
+    }  # fmt: skip
+    return batch, reached[-1]
 
 
 def begun(seed: int = 5) -> tuple[SaveableWitness, Any]:

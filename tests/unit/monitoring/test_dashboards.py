@@ -6,24 +6,22 @@ from typing import Any
 
 import pytest
 from charts.monitoring.dashboards import dashboards
-from charts.monitoring.expressions import RECORDINGS
 
-from cormorant_contract.metrics import ALL_METRICS, SCRAPE_LABELS
+from cormorant_contract.metrics import ALL_METRICS
 from cormorant_contract.metrics.metric import by_name
-from cormorant_testing.promql import grouping, selectors, substitute
+from cormorant_testing.promql import check_labels, grouping, selectors, substitute
 
 FILES = Path(__file__).resolve().parents[3] / "charts" / "cormorant" / "files" / "dashboards"
 MADE = {name: json.loads(text) for name, text in dashboards().items()}
-KNOWN = by_name(ALL_METRICS)
-RECORDED = {rule.record for rule in RECORDINGS}
+KNOWN = {name: metric.label_names for name, metric in by_name(ALL_METRICS).items()}
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
-EXPRESSIONS = [
-    pytest.param(substitute(target["expr"]), target.get("legendFormat", ""), id=f"{name}: {panel['title']}")
+QUERIES = [
+    pytest.param(target["expr"], target.get("legendFormat", ""), id=f"{name}: {panel['title']}")
     for name, dashboard in MADE.items()
     for panel in panels(dashboard)
     for target in panel["targets"]
@@ -39,25 +37,15 @@ def test_no_other_file_is_shipped() -> None:
     assert {path.stem for path in FILES.glob("*")} == set(MADE)
 
 
-@pytest.mark.parametrize(("expr", "legend"), EXPRESSIONS)
-def test_metrics_and_labels_of_queries_exist(expr: str, legend: str) -> None:
-    found = selectors(expr)
-    assert found
-    labels: set[str] = {*SCRAPE_LABELS, "le"}
-    for selected in found:
-        assert selected.name in KNOWN, selected.name
-        assert selected.labels <= {*KNOWN[selected.name].label_names, *SCRAPE_LABELS}
-        labels |= set(KNOWN[selected.name].label_names)
-    assert grouping(expr) <= labels
+@pytest.mark.parametrize(("expr", "legend"), QUERIES)
+def test_queries_keep_to_metrics_labels_and_the_chosen_job(expr: str, legend: str) -> None:
+    assert "[" not in expr.replace("[$__rate_interval]", ""), "Grafana chooses the windows of rates"
+    expr = substitute(expr)
+    check_labels(expr, KNOWN)
+    assert {"namespace" in selected.labels for selected in selectors(expr)} == {True}
+    assert legend
     shown = {part.partition("}}")[0] for part in legend.split("{{")[1:]}
     assert shown <= grouping(expr), "a legend names a label that the query takes away"
-
-
-@pytest.mark.parametrize(("expr", "legend"), EXPRESSIONS)
-def test_every_query_keeps_to_the_chosen_job(expr: str, legend: str) -> None:
-    assert legend
-    for selected in selectors(expr):
-        assert "namespace" in selected.labels
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -100,26 +88,17 @@ def test_dashboards_have_variables_and_cannot_be_edited_in_place(name: str) -> N
             assert variable["datasource"]["uid"] == "${datasource}"
 
 
-@pytest.mark.parametrize(("expr", "legend"), EXPRESSIONS)
-def test_rates_leave_their_window_to_grafana(expr: str, legend: str) -> None:
-    raw = [t["expr"] for d in MADE.values() for p in panels(d) for t in p["targets"] if substitute(t["expr"]) == expr]
-    assert all("[" not in text.replace("[$__rate_interval]", "") for text in raw), legend
-
-
 def test_rates_name_what_they_count() -> None:
-    units = [
-        (panel["title"], panel["fieldConfig"]["defaults"]["unit"], target["expr"])
-        for text in dashboards().values()
-        for panel in json.loads(text)["panels"]
-        for target in panel.get("targets", ())
-    ]
-    assert not [title for title, unit, _ in units if unit == "cps"], "counts per second of what?"
-    assert not [title for title, unit, expr in units if unit == "bytes" and "rate(" in expr]
+    for panel in (panel for dashboard in MADE.values() for panel in panels(dashboard)):
+        unit = panel["fieldConfig"]["defaults"]["unit"]
+        assert unit != "cps", f"{panel['title']}: counts per second of what?"
+        rates = [target for target in panel["targets"] if "rate(" in target["expr"]]
+        assert unit != "bytes" or not rates, panel["title"]
 
 
 def test_series_of_the_fleet_lead_to_the_job() -> None:
-    panels = [panel for panel in json.loads(dashboards()["cormorant-fleet"])["panels"] if "targets" in panel]
-    by_job = [panel for panel in panels if "{{collectorjob}}" in panel["targets"][0]["legendFormat"]]
+    found = panels(MADE["cormorant-fleet"])
+    by_job = [panel for panel in found if "{{collectorjob}}" in panel["targets"][0]["legendFormat"]]
     assert len(by_job) == 8
     for panel in by_job:
         (link,) = panel["fieldConfig"]["defaults"]["links"]

@@ -8,12 +8,12 @@ import yaml
 from charts.monitoring.expressions import ALERTS, RECORDINGS, Alert
 from charts.monitoring.rule_file import RUNBOOKS, rules
 
-from cormorant_contract.metrics import ALL_METRICS, SCRAPE_LABELS
+from cormorant_contract.metrics import ALL_METRICS
 from cormorant_contract.metrics.metric import by_name
-from cormorant_testing.promql import grouping, selectors
+from cormorant_testing.promql import check_labels, grouping, selectors
 
 ROOT = Path(__file__).resolve().parents[3]
-KNOWN = by_name(ALL_METRICS)
+KNOWN = {name: metric.label_names for name, metric in by_name(ALL_METRICS).items()}
 RECORDED = {rule.record: grouping(rule.expr) for rule in RECORDINGS}
 RULES = [(rule.record, rule.expr) for rule in RECORDINGS] + [(alert.alert, alert.expr) for alert in ALERTS]
 NAMES = [alert.alert for alert in ALERTS]
@@ -21,16 +21,7 @@ NAMES = [alert.alert for alert in ALERTS]
 
 @pytest.mark.parametrize(("name", "expr"), RULES, ids=[name for name, _ in RULES])
 def test_metrics_and_labels_of_rules_exist(name: str, expr: str) -> None:
-    labels: set[str] = {*SCRAPE_LABELS, "le"}
-    for selected in selectors(expr):
-        if selected.name in RECORDED:
-            own = set(RECORDED[selected.name])
-        else:
-            assert selected.name in KNOWN, selected.name
-            own = set(KNOWN[selected.name].label_names)
-        assert selected.labels <= {*own, *SCRAPE_LABELS}
-        labels |= own
-    assert grouping(expr) <= labels
+    check_labels(expr, KNOWN | RECORDED)
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=NAMES)

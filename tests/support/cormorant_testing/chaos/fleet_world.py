@@ -15,9 +15,9 @@ from cormorant_testing.chaos.plan import Plan
 from cormorant_testing.chaos.watch import LIMIT_S, Watch, within
 from cormorant_testing.chaos.witness import LIFE, SEED, STEP
 from cormorant_testing.chaos.world import CONTROL_S, HANG_S, STARTUP_S, World
+from cormorant_testing.fleets import open_on
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import ControlTimeout, FleetClosed, StateError, WorkerFailed
-from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.turn.loop import FleetLoop
 
@@ -29,10 +29,8 @@ class FleetWorld(World):
 
     refusals = (ControlTimeout, StateError)
 
-    def __init__(self, plan: Plan, folder: Path, make: Callable[[Any, FleetOptions], WorkerFleet]) -> None:
+    def __init__(self, plan: Plan, folder: Path) -> None:
         super().__init__(plan)
-        self._make = make
-        self._disk: SmallDisk | None = None
         if plan.has_dataset and plan.theme == "disk":
             (folder / "disk").mkdir()
             self._disk = SmallDisk(folder / "disk")
@@ -56,10 +54,11 @@ class FleetWorld(World):
         )
         job = self._plan.job(self._dataset)
         self.fleet = within(
-            STARTUP_S[self._plan.engine] + LIMIT_S, "opening the fleet", lambda: self._make(job, options)
+            STARTUP_S[self._plan.engine] + LIMIT_S,
+            "opening the fleet",
+            lambda: open_on(self._plan.engine, job, options),
         )
-        self._watch = Watch("stats()", self.fleet.stats, limit_s=LIMIT_S)
-        self._watch.start()
+        self._watch = Watch("stats()", self.fleet.stats).__enter__()
         self._is_over = threading.Event()
 
     def _begin(self) -> None:
@@ -166,7 +165,7 @@ class FleetWorld(World):
         try:
             within(LIMIT_S + 10, "close()", self.fleet.close)
         finally:
-            self._watch.close()
+            self._watch.__exit__()
         self.check()
 
     def abandon(self) -> None:
@@ -232,9 +231,7 @@ class FleetWorld(World):
 
     def _slow_disk(self, amount: float) -> None:
         """No byte gets onto the disk for a while; frozen workers are found out meanwhile."""
-        if self._disk is None or not self._disk.is_there:
-            self.done["slow disk"] -= 1
-            return
+        assert self._disk is not None
         self._disk.freeze()
         try:
             self._publish(amount)
@@ -245,9 +242,7 @@ class FleetWorld(World):
 
     def _fill_disk(self, amount: float) -> None:
         """The fleet ends with a sentence about it, and a new one goes on with what is durable."""
-        if self._disk is None or not self._disk.is_there:
-            self.done["fill disk"] -= 1
-            return
+        assert self._disk is not None
         assert self._consumer is not None
         self._thaw()
         self._call("resume()", self.fleet.resume)

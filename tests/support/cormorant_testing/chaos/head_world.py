@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ import yaml
 
 from cormorant_client import BatchGone, connect
 from cormorant_testing.chaos.disk import SmallDisk
-from cormorant_testing.chaos.head import ACK_WITHIN_S
 from cormorant_testing.chaos.judge import Finding, Judge, compare
 from cormorant_testing.chaos.plan import Plan
 from cormorant_testing.chaos.watch import LIMIT_S, Watch, within
 from cormorant_testing.chaos.world import CONTROL_S, World
+from cormorant_testing.heads import HeadProcess
 from cormorant_testing.scripts import environment, unused_port
-from cormorant_testing.serving import Api, Reply, weights_file
+from cormorant_testing.serving import Reply, weights_file
 
+ACK_WITHIN_S = 2.0
 START_S = 300.0
 WEIGHTS = "/v1/models/policy/weights"
 
@@ -83,6 +85,22 @@ class Consumer(threading.Thread):
         self._client.close()
 
 
+class ChaosHead(HeadProcess):
+    """A head with short limits, which says where its threads stand."""
+
+    wait_s = START_S
+
+    def tail(self) -> str:
+        """The last lines of its log, and where its threads stand."""
+        told = self.text.splitlines()[-15:]
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(1.0)
+            lines = [line.strip() for line in self.text.splitlines()]
+            told += [line for line in lines if line.startswith(("Thread 0x", "Current thread", 'File "'))]
+        return "\n".join(told)
+
+
 class HeadWorld(World):
     """One head, two consumers, and what happens to them."""
 
@@ -96,43 +114,27 @@ class HeadWorld(World):
         self._manifest.write_text(yaml.safe_dump(plan.job().to_document()))
         self._ports = unused_port(), unused_port()
         self._eaters: list[subprocess.Popen[str]] = []
-        self._heads = 0
+        self._head: ChaosHead | None = None
         self._is_away = True
-        self._watches: list[Watch] = []
+        self._open, self._watches = ExitStack(), list[Watch]()
         self._consumers: list[Consumer] = []
 
     # -- life --------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._start_head()
-        self._watches = [
-            Watch(path, lambda path=path: self._look(path), limit_s=LIMIT_S) for path in ("/livez", "/v1/status")
-        ]
-        for watch in self._watches:
-            watch.start()
+        for path in ("/livez", "/v1/status"):
+            self._watches.append(self._open.enter_context(Watch(path, partial(self._look, path))))
         self._consumers = [self._consumer(f"consumer-{i}") for i in range(2)]
 
     def _start_head(self) -> None:
-        self._heads += 1
-        self._log = self._folder / f"head-{self._heads}.log"
-        arguments = [str(self._manifest), str(self._directory), *map(str, self._ports), self._plan.engine]
-        with self._log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "cormorant_testing.chaos.head", *arguments, str(self._plan.workers)],
-                stdout=log, stderr=subprocess.STDOUT, env=environment(), start_new_session=True,
-            )  # fmt: skip
-        deadline = time.monotonic() + START_S
-        while True:
-            with suppress(OSError, KeyError, ValueError):
-                self._token = json.loads((self._directory / "tokens.json").read_text())["operator"]
-                self.api = Api(self._ports[0], self._token)
-                if self.api.get("/v1/status").status == 200:
-                    break
-            if self.process.poll() is not None:
-                raise Finding(f"the head ended with {self.process.returncode} at its start\n{self.log_tail()}")
-            if time.monotonic() > deadline:
-                raise Finding(f"the head did not start within {START_S:.0f} s\n{self.log_tail()}")
-            time.sleep(0.1)
+        options = {"--fleet": self._plan.engine, "--workers": self._plan.workers, "--ack-within": ACK_WITHIN_S}
+        options |= {"--port": self._ports[0], "--data-port": self._ports[1], "--linger-seconds": 0.2}
+        words = [str(word) for option in options.items() for word in option]
+        module = ("cormorant_testing.chaos.head",)
+        self._head = ChaosHead(self._manifest, self._directory, *words, "--drain-seconds", "5", module=module)
+        self.api = self._head.api()
+        self._token = self.api.token
         self._is_away = False
 
     def _consumer(self, name: str) -> Consumer:
@@ -158,18 +160,16 @@ class HeadWorld(World):
         for consumer in self._consumers:
             if consumer.error is not None:
                 raise consumer.error
-        if not self._is_away and self.process.poll() is not None:
-            raise Finding(f"the head ended with {self.process.returncode}\n{self.log_tail()}")
+        if not self._is_away and self.head.process.poll() is not None:
+            raise Finding(f"the head ended with {self.head.process.returncode}\n{self.log_tail()}")
+
+    @property
+    def head(self) -> ChaosHead:
+        assert self._head is not None
+        return self._head
 
     def log_tail(self) -> str:
-        """The last lines of the head's log, and where its threads stand."""
-        told = self._log.read_text(errors="replace").splitlines()[-15:]
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGUSR1)
-            time.sleep(1.0)
-            lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines()]
-            told += [line for line in lines if line.startswith(("Thread 0x", "Current thread", 'File "'))]
-        return "\n".join(told)
+        return self._head.tail() if self._head is not None else ""
 
     def _until(self, what: str, holds: Callable[[], object]) -> None:
         deadline = time.monotonic() + self._calm_s
@@ -215,9 +215,9 @@ class HeadWorld(World):
         self.check()
         self.judge.finish()
         self._is_away = True
-        self.process.send_signal(signal.SIGTERM)
+        self.head.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(LIMIT_S)
+            self.head.process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             raise Finding(f"the head did not end {LIMIT_S:.0f} s after SIGTERM\n{self.log_tail()}") from None
 
@@ -227,21 +227,22 @@ class HeadWorld(World):
         self._thaw()
         if self._disk is not None:
             self._disk.thaw()
-        for watch in self._watches:
-            watch.close()
+        self._open.close()
         for consumer in self._consumers:
             consumer.is_closed = True
         for eater in self._eaters:
             eater.kill()
             eater.communicate()
-        if self._heads:
-            below = _below(self.process.pid)
-            with suppress(ProcessLookupError):
-                self.process.kill()
-            self.process.wait(20)
+        if self._head is not None:
+            below = []
+            with suppress(psutil.Error):
+                below = psutil.Process(self._head.process.pid).children(recursive=True)
+            self._head.process.kill()
+            self._head.wait(20)
             for process in below:
                 with suppress(psutil.Error):
                     process.kill()
+            self._head.close()
         if self._disk is not None:
             self._disk.close()
 
@@ -360,27 +361,19 @@ class HeadWorld(World):
 
     def _freeze_head(self, amount: float) -> None:
         """The head is frozen; it blames no worker for it."""
-        self.process.send_signal(signal.SIGSTOP)
+        self.head.process.send_signal(signal.SIGSTOP)
         time.sleep(1 + 11 * amount)
-        self.process.send_signal(signal.SIGCONT)
+        self.head.process.send_signal(signal.SIGCONT)
 
     def _kill_head(self, amount: float) -> None:
         self._thaw()
         self._is_away = self.judge.may_miss = True
-        below = _below(self.process.pid)
-        self.process.kill()
-        self.process.wait(20)
-        # Ray's agents ask in turns whether their raylet lives.
-        _, alive = psutil.wait_procs(below, timeout=2 * LIMIT_S)
-        if alive:
-            raise Finding(f"processes outlive their head: {alive}")
+        self.head.kill()
         self._start_head()
 
     def _slow_disk(self, amount: float) -> None:
         """No byte gets onto the disk for a while, and weights come meanwhile."""
-        if self._disk is None or not self._disk.is_there:
-            self.done["slow disk"] -= 1
-            return
+        assert self._disk is not None
         self._disk.freeze()
         thaw = threading.Timer(0.5 + 4 * amount, self._disk.thaw)
         thaw.start()
@@ -391,9 +384,7 @@ class HeadWorld(World):
             thaw.join()
 
     def _fill_disk(self, amount: float) -> None:
-        if self._disk is None or not self._disk.is_there:
-            self.done["fill disk"] -= 1
-            return
+        assert self._disk is not None
         self._disk.fill()
         self._is_full = True
         try:
@@ -404,9 +395,3 @@ class HeadWorld(World):
         finally:
             self._disk.free()
             self._is_full = False
-
-
-def _below(pid: int) -> list[psutil.Process]:
-    with suppress(psutil.Error):
-        return psutil.Process(pid).children(recursive=True)
-    return []

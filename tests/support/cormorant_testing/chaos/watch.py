@@ -2,13 +2,13 @@
 
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from cormorant_testing.chaos.judge import Finding
+from cormorant_testing.scripts import Repeated
 
 T = TypeVar("T")
 LIMIT_S = 40.0
@@ -50,30 +50,22 @@ def stacks() -> str:
     return "\n".join(found)
 
 
-class Watch(threading.Thread):
+class Watch(Repeated):
     """Calls something again and again until it is closed; keeps what went wrong first."""
 
-    def __init__(self, what: str, call: Callable[[], object], *, limit_s: float, every_s: float = 0.5) -> None:
-        super().__init__(name=f"watch: {what}", daemon=True)
-        self._what, self._call, self._limit_s, self._every_s = what, call, limit_s, every_s
-        self._over = threading.Event()
-        self.error: BaseException | None = None
-        self.slowest_s = 0.0
+    def __init__(self, what: str, call: Callable[[], object]) -> None:
+        super().__init__(self._look, every_s=0.5)
+        self._what, self._watched = what, call
+        self._error: BaseException | None = None
 
-    def run(self) -> None:
-        while not self._over.wait(self._every_s) and self.error is None:
-            began = time.monotonic()
-            try:
-                within(self._limit_s, self._what, self._call)
-            except BaseException as error:  # noqa: BLE001  # the thread's edge: raised by `check`
-                self.error = error
-            self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+    def _look(self) -> None:
+        try:
+            if self._error is None:
+                within(LIMIT_S, self._what, self._watched)
+        except BaseException as error:  # noqa: BLE001  # the thread's edge: raised by `check`
+            self._error = error
 
     def check(self) -> None:
         """Raise what went wrong."""
-        if self.error is not None:
-            raise self.error
-
-    def close(self) -> None:
-        self._over.set()
-        self.join(self._limit_s + 1)
+        if self._error is not None:
+            raise self._error

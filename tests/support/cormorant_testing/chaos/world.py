@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+from cormorant_testing.chaos.disk import SmallDisk
 from cormorant_testing.chaos.judge import Judge
 from cormorant_testing.chaos.plan import Plan
 
@@ -41,6 +42,7 @@ class World:
         self._saved = b""
         self._frozen: set[int] = set()
         self._seeds = 5000
+        self._disk: SmallDisk | None = None
         self._is_full = False
 
     def run(self) -> None:
@@ -53,6 +55,8 @@ class World:
         for step in self._plan.steps:
             time.sleep(step.after_s)
             self.check()
+            if step.what.endswith(" disk") and (self._disk is None or not self._disk.is_there):
+                continue
             with suppress(*self.refusals):
                 self.done[step.what] += 1
                 getattr(self, f"_{step.what.replace(' ', '_')}")(step.amount)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
 
+from manifest_making import collector_job
+
 AXES: dict[str, tuple[str, ...]] = {
     "env": (
         *("inline", "subprocess", "pendulum", "pendulum_b2", "pendulum_b4", "cheetah_b4", "cartpole", "cartpole_b2"),
@@ -162,8 +164,7 @@ class Cell:
         }
         if self.choices[1].endswith("served"):
             spec["workerGroups"] = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": 1}]
-        head = {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "metadata": {"name": "placement"}}
-        return {**head, "spec": spec}
+        return collector_job("placement", spec)
 
 
 def cover(strength: int, *, without: tuple[str, ...] = ()) -> list[Cell]:
