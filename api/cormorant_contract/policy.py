@@ -38,8 +38,8 @@ class Policy(Contract):
     publishes; otherwise they are refused."""
 
     compile: Literal["off", "auto", "on"] = "off"
-    """Faster ways to call the policy, checked against it and timed when a worker starts: off; auto tries those that
-    take about a second; on also tries torch.compile, which takes a minute and needs a C++ compiler."""
+    """Faster ways to call the policy, checked against it when a worker starts: off; auto tries those that take about a
+    second; on also tries torch.compile, which takes a minute and needs a C++ compiler."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the network's layers; bfloat16 uses torch.autocast. Log-probabilities are stored as float32."""

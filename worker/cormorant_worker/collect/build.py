@@ -46,7 +46,7 @@ from cormorant_worker.policy.actor import Actor, PolicyActor
 from cormorant_worker.policy.compiled import compile_actor, in_dtype
 from cormorant_worker.policy.exploration import ExplorationType
 from cormorant_worker.policy.loading import PolicyModels, load_policy, wrap_policy
-from cormorant_worker.policy.normalizer import Normalizer, NormalizingActor
+from cormorant_worker.policy.normalizer import Normalizer
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.blob import read_file, read_statistics
@@ -205,13 +205,13 @@ def build_policy(
             mode = "auto"  # torch.compile is for one number of rows
         if mode != "off" and not overrides.shares_policy:
             exploration = ExplorationType(policy.exploration_type)
-            call = str(compile_actor(acting, seen, mode=mode, num_rows=num_rows, exploration=exploration))
-    actor: Actor = acting if normalizer is None else NormalizingActor(acting, normalizer)
+            call = compile_actor(acting, seen, mode=mode, num_rows=num_rows, exploration=exploration)
+    acting.normalizer = normalizer
     weights = StagedWeights(models.modules, normalizer)
     if uri := policy.initial_weights:
         statistics = None if normalizer is None else normalizer.statistics
         weights.load(read_file(uri, allow_nonfinite=policy.allow_nonfinite), statistics)
-    return ServedPolicy(actor=actor, weights=weights, observation_space=observation, action_space=action, call=call)
+    return ServedPolicy(actor=acting, weights=weights, observation_space=observation, action_space=action, call=call)
 
 
 def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides) -> None:

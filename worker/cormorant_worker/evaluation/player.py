@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -44,12 +45,9 @@ from cormorant_worker.evaluation.results import PlayedEpisode, ResultFolder, nam
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Actor, PolicyActor
 from cormorant_worker.policy.exploration import ExplorationType, exploring
-from cormorant_worker.policy.normalizer import NormalizingActor
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays
 from cormorant_worker.weights.blob import read_file
-
-Film = Callable[[Array, float], None]
 
 LONGEST = 100_000
 """Steps after which an episode without a limit of its own is given up."""
@@ -97,8 +95,8 @@ class Player:
         self._job, self._actor, self._overrides = job, collector.actor, overrides
         self._gate, self._frames, self._max_threads = collector.gate, collector.pulse, max_threads
         self._planned = planned_episodes(job)
-        self.film: Film | None = None
-        """Gets a picture of every observation, with its environment's pictures per second."""
+        self.film: Path | None = None
+        """MP4 file to record the next episode in."""
         self.on_building: Callable[[bool], None] = lambda is_building: None
         """Told when environments begin to be built, which may take long, and when they stand at their first steps."""
         self._folder = ResultFolder(job.spec.output.dataset.uri)
@@ -238,7 +236,7 @@ class Player:
         actor = self._actor
         if isinstance(actor, RandomActor):
             actor = RandomActor(env.action_space, noise, observation=env.observation_space)
-        elif isinstance(actor, PolicyActor | NormalizingActor):
+        elif isinstance(actor, PolicyActor):
             actor = actor.twin()
         return _Seat(
             planned=planned,
@@ -291,9 +289,9 @@ def build_envs(
     overrides: WorkerOverrides,
     *,
     max_threads: int = 1,
-    film: Film | None = None,
+    film: Path | None = None,
 ) -> VectorEnv:
-    """New environments, one an episode, in lockstep; with `film`, in this process and rendering."""
+    """New environments, one an episode, in lockstep; with `film`, in this process and recorded."""
     seeds = [episode.seed for episode in planned]
     info = info_fields(env)
     if (pool := env.envpool) is not None:
@@ -314,7 +312,7 @@ def build_envs(
     return vectorize(source, block, seeds=seeds, limits=RestartLimits(total=0, raises=True), info=info)
 
 
-def _source(env: Env, overrides: WorkerOverrides, num_envs: int, film: Film | None) -> EnvSource:
+def _source(env: Env, overrides: WorkerOverrides, num_envs: int, film: Path | None) -> EnvSource:
     rendering = {} if film is None else {"render_mode": "rgb_array"}
     if env.vector is not None:
         if film is not None:
@@ -359,11 +357,12 @@ class _ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class _Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Shows a picture of each observation until the first episode has ended."""
+    """Writes a picture of each observation into an MP4 file, until the first episode has ended."""
 
-    def __init__(self, env: OneEnv, row: int, *, film: Film) -> None:
+    def __init__(self, env: OneEnv, row: int, *, film: Path) -> None:
         super().__init__(env)
         self._film, self._has_ended = film, False
+        self._writer: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         found = self.env.reset(seed=seed, options=options)
@@ -385,7 +384,19 @@ class _Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"the environment rendered {picture.dtype} of shape {list(picture.shape)} for rgb_array, not uint8 "
                 "[height, width, 3]; it cannot be recorded"
             )
-        self._film(picture, float(self.env.metadata.get("render_fps", 30)))
+        if self._writer is None:
+            import imageio_ffmpeg
+
+            height, width, _ = picture.shape
+            rate = float(self.env.metadata.get("render_fps", 30))
+            self._writer = imageio_ffmpeg.write_frames(str(self._film), (width, height), fps=rate, macro_block_size=2)
+            self._writer.send(None)
+        self._writer.send(np.ascontiguousarray(picture))
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self.env.close()
 
 
 def _aligned(array: Array) -> Array:

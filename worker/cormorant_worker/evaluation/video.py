@@ -1,10 +1,6 @@
 """Videos of an evaluation's episodes. Recording plays an episode again: it is a pure function, so nothing changes."""
 
-from collections.abc import Generator
-from contextlib import closing
 from pathlib import Path
-
-import numpy as np
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.build import build_collector
@@ -13,7 +9,6 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EvaluationError
 from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.evaluation.results import ResultTable
-from cormorant_worker.spaces import Array
 
 
 def record_videos(
@@ -37,10 +32,8 @@ def record_videos(
     for position, row in enumerate(table.episodes[:count]):
         path = folder / f"{row.task or 'episode'}-{position}-seed-{row.seed}.mp4"
         folder.mkdir(parents=True, exist_ok=True)
-        with closing(_write(path)) as pictures:
-            next(pictures)
-            player.film = lambda picture, per_second, to=pictures: to.send((picture, per_second))
-            (played,) = player.play([position])
+        player.film = path
+        (played,) = player.play([position])
         if (played.total, played.length) != (row.total, row.length):
             raise EvaluationError(
                 f"the episode with seed {row.seed} returned {row.total!r} in {row.length} steps, and {played.total!r} "
@@ -48,16 +41,3 @@ def record_videos(
             )
         files.append(path)
     return files
-
-
-def _write(path: Path) -> Generator[None, tuple[Array, float], None]:
-    """Write an MP4 file of the pictures that are sent, each with pictures per second; begun with the first one."""
-    import imageio_ffmpeg
-
-    picture, per_second = yield
-    height, width, _ = picture.shape
-    with closing(imageio_ffmpeg.write_frames(str(path), (width, height), fps=per_second, macro_block_size=2)) as writer:
-        writer.send(None)
-        while True:
-            writer.send(np.ascontiguousarray(picture))
-            picture, _ = yield

@@ -18,6 +18,7 @@ import torch
 from cormorant_worker.errors import PolicyError, PolicyMismatch
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.loading import PolicyModels
+from cormorant_worker.policy.normalizer import Normalizer
 from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, flatten, leaves, put_nested, unflattener
 
 
@@ -73,6 +74,8 @@ class PolicyActor:
         """
         self.models = models
         self.device = device
+        self.normalizer: Normalizer | None = None
+        """What observations go through first; `observation` is then its space."""
         for module in models.modules.values():
             module.to(device)
         self._space = observation
@@ -128,6 +131,8 @@ class PolicyActor:
         Not `inference_mode`: the modules may be the learner's own, and it would leave tensors in them (lazy parameters,
         statistics) that no learner can train with.
         """
+        if self.normalizer is not None:
+            obs = self.normalizer(obs)
         if self._is_simple:
             result = self.models.acting(torch.from_numpy(obs[0]))
             if isinstance(result, _ARRAYS):

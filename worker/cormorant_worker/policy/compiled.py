@@ -1,12 +1,13 @@
-"""`spec.policy.compile`: tries faster ways to call a policy when a worker starts, and takes the fastest that is right.
+"""`spec.policy.compile`: tries faster ways to call a policy when a worker starts, and takes the first that is right.
 
     off    the policy as it is
-    auto   layers: stacks of Linear layers in fewer calls (dense.py), on a CPU; milliseconds
-    on     torch.compile as well, with CUDA graphs on a device; up to a minute, and needs a C++ compiler
+    auto   layers: the built-in mlp without its modules (dense.py), on a CPU; milliseconds
+    on     then torch.compile, with CUDA graphs on a device; up to a minute, and needs a C++ compiler
 
 A candidate is right if, from the same random state, it draws as many random numbers, gives the same actions (whole
-numbers exactly), and its other outputs differ by at most 1e-5. It acts if it is also faster than the policy itself;
-otherwise, or when it raises, the policy acts as it is, and the log says why. Random streams are left as they were.
+numbers exactly), and its other outputs differ by at most 1e-5. If none is, or when they raise, the policy acts as it
+is, and the log says why. Random streams are left as they were. Which way a worker takes does not depend on timing, so
+that a fixed seed reproduces a run.
 
 # n rows
 """
@@ -22,8 +23,8 @@ import numpy as np
 import structlog
 import torch
 
-from cormorant_worker.policy.actor import Acted, PolicyActor, samples
-from cormorant_worker.policy.dense import with_stacks
+from cormorant_worker.policy.actor import PolicyActor, samples
+from cormorant_worker.policy.dense import called_whole
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.policy.loading import Acting, PolicyModels
 from cormorant_worker.spaces import Array, Arrays, Space, leaf_spaces
@@ -34,35 +35,7 @@ Mode = Literal["off", "auto", "on"]
 Dtype = Literal["float32", "bfloat16"]
 
 TOLERANCE = 1e-5
-_WORTH = 0.97
-"""A candidate must take less than this share of the policy's own time."""
 _CHECKS = 4
-_ROUNDS = 5
-_ROUND_S = 0.02
-"""Time of each candidate in a round; rounds are interleaved, and the fastest counts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompileTrial:
-    """What was tried."""
-
-    chosen: str
-    """"eager": the policy as it is."""
-    seconds_per_act: dict[str, float]
-    refused: dict[str, str]
-    """Why, by candidate."""
-    startup_seconds: float
-
-    def __str__(self) -> str:
-        """One sentence for those who watch the job."""
-        found = f"{self.chosen}: "
-        if self.seconds_per_act:
-            mine, eager = self.seconds_per_act[self.chosen], self.seconds_per_act["eager"]
-            found += f"{1e6 * mine:.0f} us an act"
-            found += "" if self.chosen == "eager" else f", {eager / mine:.2f} times as fast as eager"
-        else:
-            found += "; ".join(f"{name}: {why}" for name, why in self.refused.items()) or "no faster way is known"
-        return f"{found}; tried for {self.startup_seconds:.1f} s"
 
 
 def in_dtype(models: PolicyModels, dtype: Dtype, device: torch.device) -> PolicyModels:
@@ -89,10 +62,8 @@ class _Within:
             return self.call(*args, **kwargs)
 
 
-def compile_actor(
-    actor: PolicyActor, space: Space, *, mode: Mode, num_rows: int, exploration: ExplorationType
-) -> CompileTrial:
-    """Give an actor the fastest right way to call its policy.
+def compile_actor(actor: PolicyActor, space: Space, *, mode: Mode, num_rows: int, exploration: ExplorationType) -> str:
+    """Give an actor the first right way to call its policy. Returns which, for those who watch the job.
 
     Args:
         actor: the policy's; its `models.acting` is replaced.
@@ -100,49 +71,33 @@ def compile_actor(
         exploration: the type in force when the actor acts.
     """
     began = time.perf_counter()
-    eager = actor.models.acting
+    eager, chosen = actor.models.acting, "eager"
     obs = [_observations(space, num_rows, seed) for seed in range(_CHECKS)]
-    right: dict[str, Acting] = {}
     refused: dict[str, str] = {}
     with _undisturbed(actor), torch.no_grad(), exploring(exploration):
         expected = _outcomes(actor, obs)
         for name, make in _candidates(actor, mode, num_rows):
             try:
-                acting = make()
-                actor.models = replace(actor.models, acting=acting)
-                if reason := _difference(expected, _outcomes(actor, obs)):
-                    refused[name] = reason
-                else:
-                    right[name] = acting
+                actor.models = replace(actor.models, acting=make())
+                reason = _difference(expected, _outcomes(actor, obs))
             except Exception as error:  # noqa: BLE001  # a compiler's or the user's own: the policy acts as it is
-                refused[name] = f"it raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            finally:
-                actor.models = replace(actor.models, acting=eager)
-        seconds = _race(actor, {"eager": eager, **right}, obs[0]) if right else {}
-    chosen = min(seconds, key=lambda name: seconds[name] * (_WORTH if name == "eager" else 1), default="eager")
-    if chosen != "eager":
-        actor.models = replace(actor.models, acting=right[chosen])
-    for name, why in refused.items():
-        log.warning("policy_not_compiled", candidate=name, reason=why)
-    trial = CompileTrial(
-        chosen=chosen, seconds_per_act=seconds, refused=refused, startup_seconds=time.perf_counter() - began
-    )
-    log.info(
-        "policy_compiled",
-        chosen=chosen,
-        num_rows=num_rows,
-        act_microseconds={name: round(1e6 * value, 1) for name, value in seconds.items()},
-        startup_seconds=round(trial.startup_seconds, 2),
-    )
-    return trial
+                reason = f"it raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            if not reason:
+                chosen = name
+                break
+            refused[name] = reason
+            log.warning("policy_not_compiled", candidate=name, reason=reason)
+            actor.models = replace(actor.models, acting=eager)
+    seconds = time.perf_counter() - began
+    log.info("policy_compiled", chosen=chosen, num_rows=num_rows, startup_seconds=round(seconds, 2))
+    why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+    return f"{chosen}{f' ({why})' if why else ''}; tried for {seconds:.1f} s"
 
 
 def _candidates(actor: PolicyActor, mode: Mode, num_rows: int) -> Iterator[tuple[str, Callable[[], Acting]]]:
     acting = actor.models.acting
-    if actor.device.type == "cpu" and isinstance(acting, torch.nn.Module):
-        stacks = with_stacks(acting)
-        if stacks is not None:
-            yield "layers", lambda: stacks
+    if (whole := called_whole(acting)) is not None:
+        yield "layers", lambda: whole
     if mode == "on":
         # Its own random numbers would be others than the policy's: torch's generators draw.
         options: dict[str, Any] = {"fallback_random": True}
@@ -185,38 +140,13 @@ def _outcomes(actor: PolicyActor, obs: Sequence[Arrays]) -> list[_Outcome]:
     found = []
     for seed, given in enumerate(obs):
         torch.manual_seed(seed)
-        acted = _act(actor, given)
+        states = tuple(np.repeat(value, len(given[0]), axis=0) for value in actor.initial_states)
+        acted = actor.act(given, states, np.zeros(len(given[0]), dtype=np.bool_))
         arrays = (*acted.actions, *acted.outputs, *acted.states)
         is_cuda = actor.device.type == "cuda"
         state = torch.cuda.get_rng_state(actor.device) if is_cuda else torch.get_rng_state()
         found.append(([array.copy() for array in arrays], state))
     return found
-
-
-def _act(actor: PolicyActor, obs: Arrays) -> Acted:
-    n = len(obs[0])
-    states = tuple(np.repeat(value, n, axis=0) for value in actor.initial_states)
-    return actor.act(obs, states, np.zeros(n, dtype=np.bool_))
-
-
-def _race(actor: PolicyActor, ways: dict[str, Acting], obs: Arrays) -> dict[str, float]:
-    """Seconds of one act, by candidate: the fastest of several interleaved rounds.
-
-    Where one thread does all the work, its processor time decides: a wall clock would show who was interrupted.
-    """
-    is_alone = actor.device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.thread_time if is_alone else time.perf_counter
-    best = dict.fromkeys(ways, float("inf"))
-    for _ in range(_ROUNDS):
-        for name, acting in ways.items():
-            actor.models = replace(actor.models, acting=acting)
-            began, spent, acts = time.perf_counter(), clock(), 0
-            while time.perf_counter() - began < _ROUND_S or acts < 2:
-                _act(actor, obs)
-                acts += 1
-            best[name] = min(best[name], (clock() - spent) / acts)
-    actor.models = replace(actor.models, acting=ways["eager"])
-    return best
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Observations as a policy sees them where the manifest normalizes: around any Actor, with the version's statistics.
+"""Observations as a policy sees them where the manifest normalizes, with the statistics of the version that acts.
 
-    raw [n, ...] -> (raw - mean) / std in float64 -> clipped -> float32 -> the actor
+    raw [n, ...] -> (raw - mean) / std in float64 -> clipped -> float32 -> the policy
 
 Frames keep the raw values. Statistics change where weights do: between batches, by `Normalizer.use`.
 """
@@ -11,7 +11,6 @@ import numpy as np
 from cormorant_contract.collection import Normalize
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.normalize.moments import REWARD, RunningMoments, Statistics
-from cormorant_worker.policy.actor import Acted, PolicyActor
 from cormorant_worker.spaces import Array, Arrays, Leaf, Rooted, Space, leaves
 
 _MOST_VALUES = 4096
@@ -69,23 +68,6 @@ def _scaled(raw: Array, center: Array, std: Array, clip: float) -> Array:
         np.minimum(values, clip, out=values)
         np.maximum(values, -clip, out=values)
     return values.astype(np.float32)
-
-
-class NormalizingActor:
-    """Normalizes what another actor acts on."""
-
-    def __init__(self, actor: PolicyActor, normalizer: Normalizer) -> None:
-        self.outputs = actor.outputs
-        self.states = actor.states
-        self.initial_states = actor.initial_states
-        self.device = actor.device
-        self._actor, self._normalizer = actor, normalizer
-
-    def twin(self) -> "NormalizingActor":
-        return NormalizingActor(self._actor.twin(), self._normalizer)
-
-    def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        return self._actor.act(self._normalizer(obs), states, is_init)
 
 
 def _chosen(settings: Normalize, found: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
