@@ -37,10 +37,7 @@ _OF_COLLECTION = {
 """Arguments, and the fields of `spec.collection` that say the same."""
 _OF_ENV = {"num_envs": "numEnvs", "vectorization_mode": "vectorization"}
 _ENVPOOL = "envpool:"
-_NO_VECTORIZATION = {
-    "envpool": "EnvPool steps its environments in threads; leave it out",
-    "vector": "a vector environment steps its environments itself; leave it out",
-}
+_STEP_THEMSELVES = ("envpool", "vector")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +104,7 @@ class Scripted:
     def _kind(self) -> str:
         """The block of `spec.env`."""
         if isinstance(self.env, Mapping):
-            return next((kind for kind in _NO_VECTORIZATION if kind in self.env), "gymnasium")
+            return next((kind for kind in _STEP_THEMSELVES if kind in self.env), "gymnasium")
         if isinstance(self.env, str):
             return "envpool" if self.env.startswith(_ENVPOOL) else "gymnasium"
         return "vector" if makes_vector(self.env) else "gymnasium"
@@ -129,29 +126,18 @@ class Scripted:
 
     def _check_mappings(self) -> None:
         """Refuse arguments that `env` or `collection`, as mappings, say themselves."""
-        collection = self.collection or {}
-        for name, key in _OF_COLLECTION.items():
-            if key in collection and (value := getattr(self, name)) is not None:
-                raise ManifestError(
-                    f"{name}={value!r} cannot be combined with collection, which has {key}: "
-                    f"{collection[key]!r}; keep one of them"
-                )
-        kind = self._kind
-        if not isinstance(self.env, Mapping):
-            if self.vectorization_mode is not None and kind in _NO_VECTORIZATION:
-                raise ManifestError(f"vectorization_mode={self.vectorization_mode!r}: {_NO_VECTORIZATION[kind]}")
-            return
-        for name, key in _OF_ENV.items():
+        mode = self.vectorization_mode
+        if mode is not None and self._kind in _STEP_THEMSELVES:
+            raise ManifestError(f"vectorization_mode={mode!r}: {self._kind} environments step themselves; leave it out")
+        said = [(name, "collection", key) for name, key in _OF_COLLECTION.items() if key in (self.collection or {})]
+        if isinstance(self.env, Mapping):
+            said += [(name, f'env["{self._kind}"]', key) for name, key in _OF_ENV.items()]
+            said += [("info", "env", "info")] if "info" in self.env else []
+        for name, where, key in said:
             if (value := getattr(self, name)) is not None:
-                remedy = f'write env["{kind}"]["{key}"], and leave {name} out'
-                if name == "vectorization_mode":
-                    remedy = _NO_VECTORIZATION.get(kind, remedy)
-                raise ManifestError(f'{name}={value!r} cannot be combined with env={{"{kind}": ...}}: {remedy}')
-        if self.info and "info" in self.env:
-            raise ManifestError(
-                f"info={list(self.info)!r} cannot be combined with env, which has info: {self.env['info']!r}; write "
-                "all keys there"
-            )
+                raise ManifestError(
+                    f"{name}={value!r} cannot be combined with {where}, which says it as {key}; leave {name} out"
+                )
 
     def _check(self) -> None:
         self._check_mappings()
