@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from cormorant_contract.fleet import Batches, Fleet, Receipt, Shard
@@ -128,22 +129,6 @@ class FleetReceipt(Receipt):
         return f"Receipt(version={self.version}, applied={found.applied}, waiting={found.waiting})"
 
 
-class PausedFleet:
-    """A pause that holds until `resume`, or to the end of a `with` block."""
-
-    def __init__(self, fleet: WorkerFleet) -> None:
-        self._fleet = fleet
-
-    def resume(self) -> None:
-        self._fleet.resume()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.resume()
-
-
 class LocalFleet(Fleet):
     """Workers of this process, here or on a Ray cluster."""
 
@@ -230,14 +215,16 @@ class LocalFleet(Fleet):
 
     # -- control -----------------------------------------------------------------------------------------------
 
-    def pause(self) -> PausedFleet:
+    def pause(self) -> AbstractContextManager[object]:
         """As `Fleet.pause`.
 
         Raises:
             ControlTimeout: a worker did not stop in time; the others stay paused.
         """
         self._fleet.pause()
-        return PausedFleet(self._fleet)
+        held = ExitStack()
+        held.callback(self._fleet.resume)
+        return held
 
     def resume(self) -> None:
         self._fleet.resume()
