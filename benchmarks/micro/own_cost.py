@@ -100,7 +100,7 @@ def _cartpole() -> tuple[VectorEnv, Actor]:
 
 
 def _own_cost_us(env: VectorEnv, actor: Actor, rounds: int) -> float:
-    config = CollectorConfig(seeds=SeedPath(job_seed=7, index=0))
+    config = CollectorConfig(seeds=SeedPath(seed=7, index=0))
     warmup = RandomActor(env.action_space, seed=7)
     collector = Collector([env], actor, config=config, warmup=warmup, weights=StagedWeights({}))
     block = Block(collector.layout(STEPS))

@@ -191,7 +191,7 @@ def pools(num_envs: int, *, env_groups: int, threads: int, seed_offset: int = 0)
 
 
 def collector_of(envs: list[Any], actor: Any = None) -> Collector:
-    random = RandomActor(envs[0].action_space, SEEDS.seed("actions"))
+    random = RandomActor(envs[0].action_space, SEEDS.seed_of("actions"))
     return Collector(
         envs, actor or random, config=CollectorConfig(seeds=SEEDS), warmup=random, weights=StagedWeights({})
     )

@@ -10,7 +10,7 @@ from cormorant_worker.collect.seeding import SeedPath
 @on_all_placements_slowly
 @pytest.mark.parametrize("policy", ["counter"])
 def test_straggler_hands_over_and_the_total_is_exact(policy: str) -> None:
-    slow = {"how": "slow", "seconds": 0.02, "seeds": SeedPath(job_seed=7, index=1).env_seeds(2)}
+    slow = {"how": "slow", "seconds": 0.02, "seeds": SeedPath(seed=7, index=1).env_seeds(2)}
     job = make_job(
         num_envs=2,
         policy=policy,

@@ -101,8 +101,8 @@ def test_reseeding_keeps_weights_counts_and_unique_ids() -> None:
         assert {worker.version for worker in stats.workers} == {3}
         rest = [batch.clone() for batch in fleet.batches(copy=True)]
         assert fleet.stats().frames == 800 == sum(batch.numel() for batch in before + rest)
-    new = idents_of(SeedPath(job_seed=9, index=0)) | idents_of(SeedPath(job_seed=9, index=1))
-    old = idents_of(SeedPath(job_seed=7, index=0)) | idents_of(SeedPath(job_seed=7, index=1))
+    new = idents_of(SeedPath(seed=9, index=0)) | idents_of(SeedPath(seed=9, index=1))
+    old = idents_of(SeedPath(seed=7, index=0)) | idents_of(SeedPath(seed=7, index=1))
     seeded = [i for i, batch in enumerate(rest) if idents(batch) == new]
     assert seeded == list(range(seeded[0], len(rest)))
     assert all(idents(batch) == old for batch in before + rest[: seeded[0]])
@@ -113,7 +113,7 @@ def test_reseeding_keeps_weights_counts_and_unique_ids() -> None:
     began = rest[seeded[0]]
     assert began["observation"][:, 0, 1:].abs().sum() == 0
     assert set(began["collector", "traj_ids"][:, 0].tolist()) <= {
-        trajectory_base(SeedPath(job_seed=9, index=index)) + n for index in (0, 1) for n in range(2, 40)
+        trajectory_base(SeedPath(seed=9, index=index)) + n for index in (0, 1) for n in range(2, 40)
     }
     assert began["observation"][:, :10, 2].tolist() == [list(range(10))] * 4
 
@@ -130,7 +130,7 @@ def test_a_seed_before_the_first_batch_rules_it(warmup: int) -> None:
         fleet.seed(9)
         batches = list(fleet.batches(copy=True))
         dropped = fleet.stats().dropped["seed"]
-    assert idents(batches[0]) == idents_of(SeedPath(job_seed=9, index=0))
+    assert idents(batches[0]) == idents_of(SeedPath(seed=9, index=0))
     versions = torch.cat([batch["collector", "policy_version"].reshape(-1) for batch in batches])
     assert (len(versions), int((versions < 0).sum())) == (200, warmup)
     assert dropped >= 40
@@ -144,14 +144,14 @@ def test_replacements_begin_with_the_new_seed() -> None:
         state = fleet.state()
         os.kill(next(worker.pid for worker in fleet.stats().workers if worker.name == "cpu-1"), signal.SIGKILL)
         batch = collect(fleet, 1)[0]
-        assert idents(batch[2:]) == idents_of(SeedPath(job_seed=9, index=1, attempt=1))
+        assert idents(batch[2:]) == idents_of(SeedPath(seed=9, index=1, attempt=1))
     # The seed is part of the state: those of a fleet that goes on from it begin with it, too.
     with paused(num_envs=2, collection={"mode": "sync", "seed": 1}, lengths=(3, 8)) as fleet:
         fleet.restore(state)
         os.kill(next(worker.pid for worker in fleet.stats().workers if worker.name == "cpu-1"), signal.SIGKILL)
         batch = collect(fleet, 1)[0]
-        assert idents(batch[:2]) == idents_of(SeedPath(job_seed=9, index=0))
-        assert idents(batch[2:]) == idents_of(SeedPath(job_seed=9, index=1, attempt=2, epoch=1))
+        assert idents(batch[:2]) == idents_of(SeedPath(seed=9, index=0))
+        assert idents(batch[2:]) == idents_of(SeedPath(seed=9, index=1, attempt=2, epoch=1))
 
 
 @pytest.mark.slow

@@ -136,7 +136,7 @@ class Checker:
             if stream is None:
                 group, index, number, epoch = attempt
                 path = SeedPath(
-                    job_seed=self.job_seed,
+                    seed=self.job_seed,
                     index=index,
                     attempt=number,
                     epoch=epoch,

@@ -20,7 +20,7 @@ from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.weights.staged import StagedWeights
 from manifest_making import collector_job
 
-SEEDS = SeedPath(job_seed=7, index=0)
+SEEDS = SeedPath(seed=7, index=0)
 
 
 def env_groups_of(
@@ -47,12 +47,12 @@ def make_collector(
     """A collector of CountingEnvs in this process; random unless `policy` names a factory."""
     observation = OBSERVATION_SPACES[options.get("observation", "box")]
     action = ACTION_SPACES[options.get("action", "discrete")]
-    random = RandomActor(action, seeds.seed("actions"))
+    random = RandomActor(action, seeds.seed_of("actions"))
     actor: Actor = random
     weights = StagedWeights({})
     if policy:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeds.job_seed)
+            torch.manual_seed(seeds.seed)
             models = load_policy(_entrypoint(policy), dict(policy_kwargs or {}), observation, action)
             actor = PolicyActor(models, observation, action, device=torch.device("cpu"))
         weights = StagedWeights(models.modules)

@@ -214,7 +214,7 @@ def test_finished_episodes_are_told_with_their_returns() -> None:
 def test_workers_are_stacked_in_order_and_padded() -> None:
     parts = []
     for index, size in enumerate((12, 7)):
-        collector = make_collector(lengths=5, seeds=SeedPath(job_seed=7, index=index))
+        collector = make_collector(lengths=5, seeds=SeedPath(seed=7, index=index))
         parts.append(collector.collect(num_steps=size))
     checker = make_checker(lengths=5)
     assert checker.take(stack_workers(parts)) == 19
@@ -366,7 +366,7 @@ def test_an_episode_that_a_crash_cut_short_does_not_count() -> None:
 
 def test_environments_of_a_fleet_have_seeds_of_their_own() -> None:
     paths = [
-        SeedPath(job_seed=3, index=index, attempt=attempt, group_number=group, num_groups=2)
+        SeedPath(seed=3, index=index, attempt=attempt, group_number=group, num_groups=2)
         for group in range(2)
         for index in range(20)
         for attempt in range(4)
@@ -375,20 +375,20 @@ def test_environments_of_a_fleet_have_seeds_of_their_own() -> None:
     assert len(set(seeds)) == len(seeds)
     assert seeds == [seed for path in paths for seed in path.env_seeds(64)]
     assert all(0 <= seed < 2**31 for seed in seeds)
-    assert not set(seeds) & set(SeedPath(job_seed=4, index=0).env_seeds(8))
-    assert len({path.seed("policy") for path in paths}) == len(paths)
+    assert not set(seeds) & set(SeedPath(seed=4, index=0).env_seeds(8))
+    assert len({path.seed_of("policy") for path in paths}) == len(paths)
 
 
 def test_seeds_of_a_later_epoch_are_others() -> None:
-    paths = [SeedPath(job_seed=3, index=index, epoch=epoch) for epoch in range(5) for index in range(50)]
+    paths = [SeedPath(seed=3, index=index, epoch=epoch) for epoch in range(5) for index in range(50)]
     seeds = [seed for path in paths for seed in path.env_seeds(16)]
     assert len(set(seeds)) == len(seeds)
-    assert len({path.seed("policy") for path in paths}) == len(paths)
+    assert len({path.seed_of("policy") for path in paths}) == len(paths)
 
 
 def test_trajectory_ids_tell_slots_epochs_and_attempts_apart() -> None:
     def base(group: int = 0, index: int = 0, epoch: int = 0, attempt: int = 0, after: int = 0) -> int:
-        path = SeedPath(job_seed=1, group_number=group, index=index, epoch=epoch, attempt=attempt, num_groups=8)
+        path = SeedPath(seed=1, group_number=group, index=index, epoch=epoch, attempt=attempt, num_groups=8)
         return trajectory_base(path, after=after)
 
     found = [

@@ -47,7 +47,7 @@ def test_no_two_processes_of_a_job_share_seeds_or_ids() -> None:
             lineage.landed(one, sealed(10, next_trajectory=place.first_trajectory + 40))
             places.append(place)
     assert len({place.first_trajectory for place in places}) == len(places)
-    assert len({tuple(place.seeds.env_seeds(1)) for place in places}) == len(places)
+    assert len({tuple(place.env_seeds(1)) for place in places}) == len(places)
     firsts = [place.first_trajectory for place in places[:1_100]]
     assert all(later >= earlier + 40 for earlier, later in pairwise(firsts))
     assert firsts[-1] - firsts[0] < (1 << 33) + 1_000_000, "no ids are left for more"

@@ -129,7 +129,7 @@ class Collector(Generic[Stats]):
                 )
             self._refuse_room()
             observation, action = self._envs.observation_space, self._envs.action_space
-            random = RandomActor(action, self._seeds().seed("actions"), observation=observation)
+            random = RandomActor(action, self._seeds().seed_of("actions"), observation=observation)
             with evaluating(self.policy):
                 self._actor, random_outputs = make_actor(
                     self.policy,
@@ -403,7 +403,7 @@ class Collector(Generic[Stats]):
             self._engine.on_landed.remove(show)
 
     def _seeds(self) -> SeedPath:
-        return SeedPath(job_seed=self._seed, index=0, attempt=self._attempt)
+        return SeedPath(seed=self._seed, index=0, attempt=self._attempt)
 
     def _refuse_room(self, *, num_steps: int = 0, num_episodes: int = 0) -> None:
         if self._store is not None and not self._is_usual_buffer:

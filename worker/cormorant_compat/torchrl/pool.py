@@ -161,7 +161,7 @@ class Pool:
     def reseed(self, seed: int) -> None:
         """Rebuild the environments, each with a seed derived from this one."""
         self.close()
-        self._open(SeedPath(job_seed=seed, index=0).env_seeds(self.num_envs))
+        self._open(SeedPath(seed=seed, index=0).env_seeds(self.num_envs))
 
     def close(self) -> None:
         """Let go of the pool. May be called twice; `begin` builds it again."""
@@ -219,7 +219,7 @@ def builder_of_task(env_name: str, num_workers: int, create_env_kwargs: Mapping[
         )
     threads = given.pop("num_threads", 0) or min(num_workers, available_cpus())
     seed = given.pop("seed", 0)
-    own = SeedPath(job_seed=seed, index=0).env_seeds(num_workers) if isinstance(seed, int) else [int(s) for s in seed]
+    own = SeedPath(seed=seed, index=0).env_seeds(num_workers) if isinstance(seed, int) else [int(s) for s in seed]
     if len(own) != num_workers:
         raise EnvBuildError(f"create_env_kwargs.seed has {len(own)} seeds for num_workers {num_workers}; give as many")
     task = EnvPoolTask(

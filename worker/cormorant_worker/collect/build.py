@@ -84,11 +84,11 @@ def build_collector(
         EnvError, PolicyError, WeightsError: what the parts say.
     """
     device = find_device(overrides.device or place.device)
-    spec, seeds = job.spec, place.seeds
+    spec = job.spec
     envs, num_threads, assignment, pool_threads = build_envs(job, place, overrides)
     try:
         observation, action = envs[0].observation_space, envs[0].action_space
-        warmup = RandomActor(action, seeds.seed("actions"), observation=observation)
+        warmup = RandomActor(action, place.seed_of("actions"), observation=observation)
         actor: Actor = warmup
         weights = StagedWeights({})
         normalizer = make_normalizer(job, observation)
@@ -111,7 +111,7 @@ def build_collector(
         _refuse_unwritten(spec.collection.bfloat16 or (), actor)
         warmup_frames = place.warmup_frames if place.warmup_frames >= 0 else spec.collection.init_random_frames
         config = CollectorConfig(
-            seeds=seeds,
+            seeds=place,
             variants=assignment,
             first_trajectory=place.first_trajectory,
             max_frames_per_trajectory=0 if not envs[0].lockstep else spec.collection.max_frames_per_trajectory,
@@ -225,7 +225,7 @@ def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace, overrid
     collector.close()
     built = build_envs(job, place, overrides)
     try:
-        collector.begin_anew(built.groups, seeds=place.seeds, first_trajectory=place.first_trajectory)
+        collector.begin_anew(built.groups, seeds=place, first_trajectory=place.first_trajectory)
         collector.cpu = OneCpu(built.pool_threads if _fits_one_cpu(place, overrides) else frozenset())
     except BaseException:
         for env in built.groups:
@@ -257,7 +257,7 @@ def build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides
                 "spec.env.variants cannot be combined with environments of a script; remove one of them"
             )
         return BuiltEnvs((_build_made(overrides, env.gymnasium, place, info_fields(env)),), 0, None)
-    seeds = place.seeds.env_seeds(env.num_envs)
+    seeds = place.env_seeds(env.num_envs)
     assignment = assign(env, place)
     if env.vector is not None:
         vector = GymVectorEnv(vector_source(env, overrides), seeds=seeds, info=info_fields(env))
@@ -404,10 +404,10 @@ def _build_made(
                     f"spec.env.info declares {info[0].key}, and environments that are stepped together have no info; "
                     "remove env.info"
                 )
-            vector: VectorEnv = only.vector_env(place.seeds.env_seeds(only.num_workers))
+            vector: VectorEnv = only.vector_env(place.env_seeds(only.num_workers))
             return vector
         if isinstance(only, gymnasium.Env):
             made.keep(0, only)
         block = block.model_copy(update={"vectorization": "inline"})
     limits = RestartLimits(total=block.max_restarts, inherited=place.env_restarts, raises=overrides.raises)
-    return vectorize(made, block, seeds=place.seeds.env_seeds(len(overrides.envs)), limits=limits, info=info)
+    return vectorize(made, block, seeds=place.env_seeds(len(overrides.envs)), limits=limits, info=info)

@@ -128,7 +128,7 @@ class Collector:
         """Restarts of environments that others took the place of."""
         self.spaces = _same_spaces(self._envs)
         self.num_envs = sum(env.num_envs for env in envs)
-        self.rng = TorchStream(config.seeds.seed("policy"), actor.device)
+        self.rng = TorchStream(config.seeds.seed_of("policy"), actor.device)
         first = trajectory_base(config.seeds, after=config.first_trajectory)
         metrics = EpisodeMetrics(config.episode_metrics, self._envs[0].info_leaves, self.num_envs)
         tasks = config.variants.tasks if config.variants is not None else ()
@@ -185,8 +185,8 @@ class Collector:
             )
         self._gone_restarts = self.env_restarts
         self._envs = tuple(envs)
-        self.rng = TorchStream(seeds.seed("policy"), self.actor.device)
-        self.warmup.reseed(seeds.seed("actions"))
+        self.rng = TorchStream(seeds.seed_of("policy"), self.actor.device)
+        self.warmup.reseed(seeds.seed_of("actions"))
         self.trajectories.skip_to(first_trajectory)
         self.trajectories.open(slice(None))
         self._start_env_groups()

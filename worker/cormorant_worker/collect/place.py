@@ -10,17 +10,10 @@ from cormorant_worker.inference.address import Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPlace:
+class WorkerPlace(SeedPath):
     group: str = "local"
-    index: int = 0
-    attempt: int = 0
-    """The n-th process to fill the slot; a process that starts new streams after a restore takes the next number."""
-    epoch: int = 0
-    """The n-th fleet of the job."""
     first_trajectory: int = 0
     """No trajectory id may be lower; 0: as the other numbers say."""
-    group_number: int = 0
-    num_groups: int = 1
     env_restarts: int = 0
     """Environments that workers of this slot restarted in the last minutes: they count towards its limit."""
     warmup_frames: int = -1
@@ -34,24 +27,11 @@ class WorkerPlace:
     servers: tuple[Address, ...] = ()
     """Addresses of the inference servers that act for this worker, the one to use first; empty: it acts itself."""
     is_server: bool = False
-    seed: int = 0
-    """What the streams of all workers are derived from: the manifest's seed, or the one that took its place."""
 
     @property
     def attempt_name(self) -> str:
         """Name of this worker attempt, e.g. `cpu-0-1`: its folder in a dataset."""
         return f"{self.group}-{self.index}-{self.attempt}"
-
-    @property
-    def seeds(self) -> SeedPath:
-        return SeedPath(
-            job_seed=self.seed,
-            index=self.index,
-            attempt=self.attempt,
-            epoch=self.epoch,
-            group_number=self.group_number,
-            num_groups=self.num_groups,
-        )
 
 
 def find_device(name: str) -> torch.device:

@@ -20,8 +20,9 @@ _MASK = (1 << _BITS) - 1
 class SeedPath:
     """A worker's place in the fleet. Together with the job's seed it fixes every stream of that worker."""
 
-    job_seed: int
-    index: int
+    seed: int = 0
+    """The manifest's, or the one that took its place."""
+    index: int = 0
     """The slot's index within its group."""
     attempt: int = 0
     """The n-th stream of the slot in its epoch, from 0: a new process gets a new one, and so does a state that is
@@ -36,9 +37,9 @@ class SeedPath:
         """The seed sequence of one purpose ("policy", "actions") of this worker."""
         key: tuple[int, ...] = (self.group_number, self.index, self.attempt, zlib.crc32(purpose.encode()))
         key += (self.epoch,) if self.epoch else ()
-        return np.random.SeedSequence(self.job_seed, spawn_key=key)
+        return np.random.SeedSequence(self.seed, spawn_key=key)
 
-    def seed(self, purpose: str) -> int:
+    def seed_of(self, purpose: str) -> int:
         """One 63-bit seed for a purpose, for example torch's generator."""
         return int(self.sequence(purpose).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
@@ -53,11 +54,11 @@ class SeedPath:
         slot = self.index * self.num_groups + self.group_number
         diagonal = slot + self.attempt
         first = (diagonal * (diagonal + 1) // 2 + self.attempt) * num_envs
-        key = int(np.random.SeedSequence(self.job_seed).generate_state(1)[0])
+        key = int(np.random.SeedSequence(self.seed).generate_state(1)[0])
         seeds = [_shuffle(first + env, key) for env in range(num_envs)]
         if not self.epoch:
             return seeds
-        other = int(np.random.SeedSequence(self.job_seed, spawn_key=(self.epoch,)).generate_state(1)[0]) & _MASK
+        other = int(np.random.SeedSequence(self.seed, spawn_key=(self.epoch,)).generate_state(1)[0]) & _MASK
         return [_shuffle(seed ^ other, key) for seed in seeds]
 
 
@@ -66,7 +67,7 @@ def seed_globals(seeds: SeedPath) -> None:
     that are a worker's alone.
     """
     np.random.seed(seeds.sequence("numpy").generate_state(4))
-    random.seed(seeds.seed("python"))
+    random.seed(seeds.seed_of("python"))
 
 
 class TorchStream:

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import structlog
 
 from cormorant_contract.info import EpisodeMetric
 from cormorant_worker.collect.block import Block
@@ -20,8 +19,6 @@ from cormorant_worker.collect.runs import Carry
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import CormorantError, ManifestError
 from cormorant_worker.spaces import Array, Leaf
-
-log = structlog.get_logger()
 
 _GROUP_BITS, _INDEX_BITS, _EPOCH_BITS, _COUNTER_BITS = 3, 14, 12, 34
 _ATTEMPT_STEP_BITS = 24
@@ -108,7 +105,6 @@ class EpisodeMetrics:
         self._metrics = tuple(metrics)
         self._leaves = [_find(metric, info) for metric in metrics]
         self._open = [Carry(num_envs, start=-np.inf if each.reduce == "max" else 0.0) for each in self._metrics]
-        self._is_warned: set[str] = set()
 
     def of(self, block: Block, rows: Array, columns: Array, *, lengths: Array) -> dict[str, list[float]]:
         """The metrics by name of the episodes of `lengths` [k] frames whose last ones are these of a complete block."""
@@ -123,15 +119,6 @@ class EpisodeMetrics:
                 gathered = so_far.gather(block.runs, gathered, fold)
                 values = _finished(metric, gathered[block.runs.at(rows, columns)], lengths)
             found[metric.name] = values.tolist()
-            if metric.name not in self._is_warned and not np.isfinite(values).all():
-                self._is_warned.add(metric.name)
-                log.warning(
-                    "episode_metric_not_finite",
-                    metric=metric.name,
-                    value=float(values[~np.isfinite(values)][0]),
-                    hint=f"a step had no {metric.key} in its info, or NaN; such episodes are left out of means. "
-                    f"Declare a fill for {metric.key} in env.info to count such steps. Said once.",
-                )
         return found
 
     def of_episode(self, info: Sequence[Array]) -> dict[str, float]:

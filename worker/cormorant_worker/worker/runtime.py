@@ -107,7 +107,7 @@ class WorkerRuntime:
         """
         self._heartbeat.enter(Phase.BUILDING)
         timing = self._timing = Timing(self._heartbeat.timing)
-        seed_globals(start.place.seeds)
+        seed_globals(start.place)
         self._overrides = read_overrides(start.overrides)
         job = start.job if start.job.spec.collection.episodes is None else alone(start.job)
         self._servers.begin(start.place.servers)
@@ -266,7 +266,7 @@ class WorkerRuntime:
         self._timing.rest(BUILD)
         place = self._place = replace(message.place, num_threads=self._place.num_threads)
         with self._boundary:
-            seed_globals(place.seeds)
+            seed_globals(place)
             rebuild(self.collector, self._job, place, self._overrides)
             if place.warmup_frames >= 0:
                 self.collector.warmup_left = place.warmup_frames

@@ -66,7 +66,7 @@ class ServerRuntime:
         """
         self._heartbeat.enter(Phase.BUILDING)
         timing = self._timing = Timing(self._heartbeat.timing)
-        seed_globals(start.place.seeds)
+        seed_globals(start.place)
         self._start = start
         device = self._device = find_device(start.place.device)
         spec = start.job.spec
@@ -82,7 +82,7 @@ class ServerRuntime:
         server.watch(self._uplink)
         if self._listeners.address is not None:
             self._uplink.send(messages.Listening(address=self._listeners.address))
-        stream = TorchStream(start.place.seeds.seed("server"), device)
+        stream = TorchStream(start.place.seed_of("server"), device)
         told_s = 0.0
         with stream:
             while True:

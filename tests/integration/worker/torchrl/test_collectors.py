@@ -180,7 +180,7 @@ def test_seeds_begin_anew_and_reproduce() -> None:
         assert torch.equal(first["action"], again["action"])
         assert collector.set_seed(1) == next_seed(1, 4)
         other = collector.next()
-    paths = [SeedPath(job_seed=seed, index=index) for seed in (0, 1) for index in (0, 1)]
+    paths = [SeedPath(seed=seed, index=index) for seed in (0, 1) for index in (0, 1)]
     expected = [seed % IDENT_MODULUS for path in paths for seed in path.env_seeds(2)]
     assert idents(first) + idents(other) == expected
     assert len(set(expected)) == 8

@@ -21,7 +21,7 @@ needs_torchrl = pytest.mark.skipif(
 
 
 def seeds_of(seed: int, n: int) -> list[int]:
-    return SeedPath(job_seed=seed, index=0).env_seeds(n)
+    return SeedPath(seed=seed, index=0).env_seeds(n)
 
 
 class ByHand:

@@ -41,7 +41,7 @@ def latest(collector: Collector) -> TensorDict:
 
 
 def oracles(num_envs: int, **options: Any) -> list[Oracle]:
-    return [Oracle(seed=seed, **options) for seed in SeedPath(job_seed=SEED, index=0).env_seeds(num_envs)]
+    return [Oracle(seed=seed, **options) for seed in SeedPath(seed=SEED, index=0).env_seeds(num_envs)]
 
 
 @given(num_envs=st.integers(1, 4), lengths=LENGTHS, sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4))
@@ -298,7 +298,7 @@ def test_reset_arguments_reach_every_reset_and_a_seed_is_spread() -> None:
     collector = Collector(step_mod_5, envs, LatestBatch(), seed=SEED)
     collector.collect(n_step=8, reset_before_collect=True, gym_reset_kwargs={"seed": 5, "options": {"level": 3}})
     collector.collect(n_step=4)
-    spread = SeedPath(job_seed=5, index=0).env_seeds(2)
+    spread = SeedPath(seed=5, index=0).env_seeds(2)
     for env, seed in zip(envs, spread, strict=True):
         first, *rest = env.resets[1:]
         assert first == (seed, {"level": 3})
