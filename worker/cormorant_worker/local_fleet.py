@@ -197,11 +197,8 @@ class LocalFleet(Fleet):
             WeightsError: these are no weights, or the version is past 2**62.
             FleetError: no such worker; nothing was published.
         """
-        found = _state_dict(weights)
-        if isinstance(found, Mapping):
-            found = {name: _state_dict(value) for name, value in found.items()}
         receipt = self._fleet.publish(
-            found, version=version, wait_s=wait, workers=workers or (), allow_nonfinite=allow_nonfinite
+            weights, version=version, wait_s=wait, workers=workers or (), allow_nonfinite=allow_nonfinite
         )
         return FleetReceipt(self._fleet, receipt.version)
 
@@ -291,7 +288,3 @@ class LocalFleet(Fleet):
         """
         self._lent.swap(None)
         self._fleet.close()
-
-
-def _state_dict(weights: Any) -> Any:
-    return weights.state_dict() if hasattr(weights, "state_dict") else weights

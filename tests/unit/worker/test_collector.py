@@ -388,8 +388,8 @@ def test_seeds_of_a_later_epoch_are_others() -> None:
 
 def test_trajectory_ids_tell_slots_epochs_and_attempts_apart() -> None:
     def base(group: int = 0, index: int = 0, epoch: int = 0, attempt: int = 0, after: int = 0) -> int:
-        path = SeedPath(seed=1, group_number=group, index=index, epoch=epoch, attempt=attempt, num_groups=8)
-        return trajectory_base(path, after=after)
+        numbers = {"group_number": group, "index": index, "epoch": epoch, "attempt": attempt, "num_groups": 8}
+        return trajectory_base(SeedPath(seed=1, first_trajectory=after, **numbers))
 
     found = [
         base(group, index, epoch, attempt)

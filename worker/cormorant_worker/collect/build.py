@@ -113,7 +113,6 @@ def build_collector(
         config = CollectorConfig(
             seeds=place,
             variants=assignment,
-            first_trajectory=place.first_trajectory,
             max_frames_per_trajectory=0 if not envs[0].lockstep else spec.collection.max_frames_per_trajectory,
             reset_at_each_batch=spec.collection.reset_at_each_batch,
             init_random_frames=warmup_frames if actor is not warmup else 0,
@@ -225,7 +224,7 @@ def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace, overrid
     collector.close()
     built = build_envs(job, place, overrides)
     try:
-        collector.begin_anew(built.groups, seeds=place, first_trajectory=place.first_trajectory)
+        collector.begin_anew(built.groups, seeds=place)
         collector.cpu = OneCpu(built.pool_threads if _fits_one_cpu(place, overrides) else frozenset())
     except BaseException:
         for env in built.groups:

@@ -57,8 +57,6 @@ class CollectorConfig:
     """Begin every batch with new episodes."""
     variants: Assignment | None = None
     """Which environment plays which variant; None: the manifest has none."""
-    first_trajectory: int = 0
-    """No trajectory id may be lower; 0: as the seeds say."""
     init_random_frames: int = 0
     """Number of first frames with random actions."""
     exploration_type: ExplorationType = ExplorationType.RANDOM
@@ -129,10 +127,9 @@ class Collector:
         self.spaces = _same_spaces(self._envs)
         self.num_envs = sum(env.num_envs for env in envs)
         self.rng = TorchStream(config.seeds.seed_of("policy"), actor.device)
-        first = trajectory_base(config.seeds, after=config.first_trajectory)
         metrics = EpisodeMetrics(config.episode_metrics, self._envs[0].info_leaves, self.num_envs)
         tasks = config.variants.tasks if config.variants is not None else ()
-        self.trajectories = Trajectories(self.num_envs, first, metrics, tasks=tasks)
+        self.trajectories = Trajectories(self.num_envs, trajectory_base(config.seeds), metrics, tasks=tasks)
         self._remote = actor if isinstance(actor, RemoteActor) else None
         if self._remote is not None:
             self._remote.while_waiting = self._look_at_gate
@@ -164,7 +161,7 @@ class Collector:
             env_group.start(self.actor.initial_states, self.layout(1))
         self.is_first_batch = True
 
-    def begin_anew(self, envs: Sequence[VectorEnv], *, seeds: SeedPath, first_trajectory: int = 0) -> None:
+    def begin_anew(self, envs: Sequence[VectorEnv], *, seeds: SeedPath) -> None:
         """Go on with other environments of the same kind and with new streams, between two batches.
 
         Open trajectories end with their last batch, and new ones get new ids; frames that asynchronous environments
@@ -172,7 +169,6 @@ class Collector:
 
         Args:
             envs: as many groups and columns as before. The old ones are closed already.
-            first_trajectory: no id of a new trajectory may be lower.
 
         Raises:
             EnvBuildError: they are not of the same kind.
@@ -187,7 +183,7 @@ class Collector:
         self._envs = tuple(envs)
         self.rng = TorchStream(seeds.seed_of("policy"), self.actor.device)
         self.warmup.reseed(seeds.seed_of("actions"))
-        self.trajectories.skip_to(first_trajectory)
+        self.trajectories.skip_to(seeds.first_trajectory)
         self.trajectories.open(slice(None))
         self._start_env_groups()
 

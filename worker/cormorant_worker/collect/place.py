@@ -12,8 +12,6 @@ from cormorant_worker.inference.address import Address
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlace(SeedPath):
     group: str = "local"
-    first_trajectory: int = 0
-    """No trajectory id may be lower; 0: as the other numbers say."""
     env_restarts: int = 0
     """Environments that workers of this slot restarted in the last minutes: they count towards its limit."""
     warmup_frames: int = -1

@@ -32,6 +32,8 @@ class SeedPath:
     group_number: int = 0
     """The group's position in the manifest, from 0."""
     num_groups: int = 1
+    first_trajectory: int = 0
+    """No trajectory id may be lower; 0: as the other numbers say."""
 
     def sequence(self, purpose: str) -> np.random.SeedSequence:
         """The seed sequence of one purpose ("policy", "actions") of this worker."""

@@ -29,13 +29,8 @@ _FOLDS = {"sum": np.add, "mean": np.add, "max": np.maximum, "any": np.maximum}
 """How the values of an episode become one metric; NaN stays NaN in all of them. `any` is about absolute values."""
 
 
-def trajectory_base(path: SeedPath, *, after: int = 0) -> int:
-    """The lowest trajectory id of a worker.
-
-    Args:
-        path: group, index and epoch are the upper bits.
-        after: an id that no predecessor of this slot has reached; 0: there was none.
-    """
+def trajectory_base(path: SeedPath) -> int:
+    """The lowest trajectory id of a worker: group, index and epoch are its upper bits."""
     base = 0
     for name, number, bits in (
         ("worker group", path.group_number, _GROUP_BITS),
@@ -51,7 +46,7 @@ def trajectory_base(path: SeedPath, *, after: int = 0) -> int:
     # The ids of the first 512 attempts tell them apart. Later ones begin where their predecessors ended, in the other
     # half.
     step = path.attempt << _ATTEMPT_STEP_BITS
-    return max(base + step if step < 1 << (_COUNTER_BITS - 1) else base, after)
+    return max(base + step if step < 1 << (_COUNTER_BITS - 1) else base, path.first_trajectory)
 
 
 @dataclass(slots=True)

@@ -38,9 +38,9 @@ class Lineage:
             batch_ids: ids that one batch can use.
         """
         slot.attempt = max(slot.attempt + 1, first_free)
-        place = replace(place, attempt=slot.attempt, epoch=self.epoch)
         after = slot.next_trajectory + _BATCHES_AHEAD * batch_ids if slot.next_trajectory else 0
-        return replace(place, first_trajectory=trajectory_base(place, after=after))
+        place = replace(place, attempt=slot.attempt, epoch=self.epoch, first_trajectory=after)
+        return replace(place, first_trajectory=trajectory_base(place))
 
     def is_last(self, saved: FleetState, slot: Slot, dataset: str) -> bool:
         """True when nothing has come from a slot since a state was saved, as far as this fleet or its dataset knows."""

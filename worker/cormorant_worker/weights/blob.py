@@ -169,22 +169,26 @@ def to_bytes(weights: Weights) -> bytes:
     return bytes(WeightsBlob.of(weights).buffer)
 
 
-def in_models(weights: Mapping[str, torch.Tensor] | Weights) -> Weights:
-    """A state dict, or state dicts by model name, by model name; without what modules' `get_extra_state` added."""
+def in_models(weights: Any) -> Weights:
+    """A module or its state dict, or a mapping of model names to either, by model name; without what modules'
+    `get_extra_state` added.
+    """
 
-    def published(found: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in found.items() if not is_extra_state(name)}
+    def published(found: Any) -> Any:
+        state = found.state_dict() if hasattr(found, "state_dict") else found
+        return {k: v for k, v in state.items() if not is_extra_state(k)} if isinstance(state, Mapping) else state
 
-    if not isinstance(weights, Mapping):
+    given = published(weights)
+    if not isinstance(given, Mapping):
         raise WeightsError(
             f"a {type(weights).__name__} is not weights; pass a module, its state dict, or a mapping of names to either"
         )
-    given = published(weights)
     if all(isinstance(value, torch.Tensor) for value in given.values()):
         return by_model(given)
-    if not all(isinstance(value, Mapping) for value in given.values()):
+    models = {model: published(found) for model, found in given.items()}
+    if not all(isinstance(tensors, Mapping) for tensors in models.values()):
         raise WeightsError("weights must be a state dict (tensors by name) or state dicts by model name")
-    return {model: published(tensors) for model, tensors in given.items()}
+    return models
 
 
 def read_statistics(uri: str) -> Statistics | None:
