@@ -62,14 +62,15 @@ def test_policies_without_states_see_which_frames_are_first(
     lengths=LENGTHS,
     ends=ENDS,
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    policy=st.sampled_from(["", "counter"]),
 )
-@settings(max_examples=30)
+@settings(max_examples=40)
 def test_any_sizes_and_lengths_are_exact_over_batches(
-    num_envs: int, env_groups: int, lengths: list[int], ends: str, sizes: list[int]
+    num_envs: int, env_groups: int, lengths: list[int], ends: str, sizes: list[int], policy: str
 ) -> None:
     options = {"lengths": lengths, "ends": ends}
-    collector = make_collector(num_envs=num_envs, env_groups=min(env_groups, num_envs), **options)
-    collect(collector, make_checker(num_envs, versions=False, **options), sizes)
+    collector = make_collector(num_envs=num_envs, env_groups=min(env_groups, num_envs), policy=policy, **options)
+    collect(collector, make_checker(num_envs, versions=bool(policy), **options), sizes)
 
 
 @given(
@@ -126,13 +127,6 @@ def test_every_restart_shows_in_the_stream() -> None:
     collector = make_collector(lengths=100, failures=failures)
     checker = collect(collector, make_checker(lengths=100, crashes=True), [9, 9, 9, 3])
     assert (checker.restarts, collector.env_restarts) == (1, 1)
-
-
-@given(sizes=st.lists(st.integers(1, 25), min_size=1, max_size=5), env_groups=st.integers(1, 2), lengths=LENGTHS)
-@settings(max_examples=20)
-def test_recurrent_states_are_exact_over_batches(sizes: list[int], env_groups: int, lengths: list[int]) -> None:
-    collector = make_collector(env_groups=env_groups, lengths=lengths, policy="counter")
-    collect(collector, make_checker(lengths=lengths), sizes)
 
 
 @given(

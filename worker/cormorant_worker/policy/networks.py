@@ -146,26 +146,25 @@ class MultiCategoricalHead:
     """MultiDiscrete of one dimension or more: one categorical each, their logits side by side."""
 
     def __init__(self, space: gymnasium.spaces.MultiDiscrete) -> None:
-        self._sizes = [int(n) for n in np.asarray(space.nvec).reshape(-1)]
+        numbers = zip(np.ravel(space.nvec), np.ravel(space.start), strict=True)
+        self._heads = [CategoricalHead(gymnasium.spaces.Discrete(int(n), start=int(first))) for n, first in numbers]
+        self._sizes = [head.num_params for head in self._heads]
         self._shape = tuple(space.shape)
-        self._start = torch.as_tensor(np.asarray(space.start).reshape(-1))
         self.num_params = sum(self._sizes)
 
     def act(self, params: Tensor) -> Tensor:
         """`[n, P]` logits -> `[n, *shape]` int64."""
-        greedy = is_greedy()
-        parts = [p.argmax(-1) if greedy else _gumbel_argmax(p) for p in torch.split(params, self._sizes, -1)]
-        chosen = torch.stack(parts, -1) + self._start.to(params.device)
-        return chosen.reshape(-1, *self._shape)
+        return torch.stack([head.act(p) for head, p in self._split(params)], -1).reshape(-1, *self._shape)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        index = action.reshape(len(action), -1).long() - self._start.to(params.device)
-        logps = [p.log_softmax(-1) for p in torch.split(params, self._sizes, -1)]
-        return torch.stack([lp.gather(-1, index[:, i : i + 1])[:, 0] for i, lp in enumerate(logps)], -1).sum(-1)
+        chosen = action.reshape(len(action), -1).unbind(-1)
+        return torch.stack([h.log_prob(p, a) for (h, p), a in zip(self._split(params), chosen, strict=True)]).sum(0)
 
     def entropy(self, params: Tensor) -> Tensor:
-        logps = [p.log_softmax(-1) for p in torch.split(params, self._sizes, -1)]
-        return torch.stack([-(lp.exp() * lp).sum(-1) for lp in logps], -1).sum(-1)
+        return torch.stack([head.entropy(p) for head, p in self._split(params)]).sum(0)
+
+    def _split(self, params: Tensor) -> "zip[tuple[CategoricalHead, Tensor]]":
+        return zip(self._heads, torch.split(params, self._sizes, -1), strict=True)
 
 
 class BernoulliHead:
