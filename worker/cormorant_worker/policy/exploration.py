@@ -35,7 +35,7 @@ def is_greedy() -> bool:
     theirs = _tensordict_nn()
     if theirs is not None:
         asked = theirs.interaction_type()
-        return asked is not None and asked.name.lower() in _GREEDY
+        return asked is not None and asked is not theirs.InteractionType.RANDOM
     return _in_force is not ExplorationType.RANDOM
 
 
@@ -50,9 +50,6 @@ def exploring(exploration: ExplorationType) -> Iterator[None]:
             yield
     finally:
         _in_force = before
-
-
-_GREEDY = {ExplorationType.MODE.value, ExplorationType.MEAN.value, ExplorationType.DETERMINISTIC.value}
 
 
 def _tensordict_nn() -> Any:

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
+from gymnasium.vector.utils import batch_space
 
 from cormorant_worker.action_mask import find_mask, mask_length, masked_sampler
-from cormorant_worker.errors import PolicyMismatch
 from cormorant_worker.policy.actor import Acted
 from cormorant_worker.spaces import Array, Arrays, Leaf, OneHot, Space, leaf_spaces
 
@@ -63,42 +62,13 @@ class RandomActor:
 
 def _sampler(space: Space, generator: np.random.Generator) -> Callable[[int], Array]:
     """Gymnasium's own distribution for a leaf, drawn n at a time."""
-    match space:
-        case gymnasium.spaces.Discrete():
-            first, stop = int(space.start), int(space.start) + int(space.n)
-            return lambda n: generator.integers(first, stop, size=n, dtype=np.dtype(space.dtype))
-        case gymnasium.spaces.MultiDiscrete():
-            start, nvec = np.asarray(space.start), np.asarray(space.nvec)
-            return lambda n: (start + generator.integers(0, nvec, size=(n, *nvec.shape))).astype(space.dtype)
-        case OneHot():
-            vectors = np.eye(space.size, dtype=np.dtype(space.dtype))
-            return lambda n: vectors[generator.integers(0, len(vectors), size=n)]
-        case gymnasium.spaces.MultiBinary():
-            return lambda n: generator.integers(0, 2, size=(n, *space.shape), dtype=np.int8).astype(space.dtype)
-        case gymnasium.spaces.Box():
-            return _box_sampler(space, generator)
-    raise PolicyMismatch(f"cannot draw random actions from {space}")
-
-
-def _box_sampler(space: gymnasium.spaces.Box, generator: np.random.Generator) -> Callable[[int], Array]:
-    """Uniform where bounded on both sides, exponential where on one, normal where on none."""
-    below, above = space.bounded_below, space.bounded_above
-    bounded = below & above
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    if np.dtype(space.dtype).kind in "iu":
-        first, stop = space.low.astype(np.int64), space.high.astype(np.int64) + 1
-        return lambda n: generator.integers(first, stop, size=(n, *space.shape)).astype(space.dtype)
-    if bounded.all():
-        return lambda n: generator.uniform(low, high, size=(n, *space.shape)).astype(space.dtype)
+    if isinstance(space, OneHot):
+        vectors = np.eye(space.size, dtype=np.dtype(space.dtype))
+        return lambda n: vectors[generator.integers(0, len(vectors), size=n)]
 
     def draw(n: int) -> Array:
-        shape = (n, *space.shape)
-        drawn = generator.normal(size=shape)
-        tail = generator.exponential(size=shape)
-        drawn = np.where(below & ~above, low + tail, drawn)
-        drawn = np.where(~below & above, high - tail, drawn)
-        safe_low, safe_high = np.where(bounded, low, 0.0), np.where(bounded, high, 1.0)
-        drawn = np.where(bounded, generator.uniform(safe_low, safe_high, size=shape), drawn)
-        return drawn.astype(space.dtype)
+        several = batch_space(space, n)
+        several._np_random = generator  # spaces seed one of their own, and share none
+        return np.asarray(several.sample(), dtype=space.dtype)
 
     return draw
