@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from cormorant_worker.policy.exploration import is_greedy
-from cormorant_worker.policy.loading import Acting
 from cormorant_worker.policy.networks import ActionHeads, CategoricalHead, Perceptron, gumbel_argmax
 from cormorant_worker.policy.zoo import Policy
 from cormorant_worker.spaces import Array
 
 
-def called_whole(acting: Acting) -> "DenseCategorical | None":
+def called_whole(acting: object) -> "DenseCategorical | None":
     """A call of a policy without its modules; None: it is not the built-in one, or was changed."""
     if type(acting) is not Policy or type(acting.body) is not Perceptron or type(acting.heads) is not ActionHeads:
         return None
