@@ -1,7 +1,8 @@
 """`connect`: to a head by its URL, or to a job of a cluster by its name."""
 
 from contextlib import ExitStack
-from typing import Unpack, cast
+from functools import partial
+from typing import Unpack
 
 from cormorant_client import BadAddress, Client, ConnectOptions
 from cormorant_client import connect as connect_to_url
@@ -41,25 +42,25 @@ def connect(
             )
         return connect_to_url(head, **options)
     try:
-        from cormorant_cli.connection import reached
+        from cormorant_cli.cluster import connected
         from cormorant_cli.errors import CliError
+        from cormorant_cli.job_head import connect_to_head, head_pod, token_of
     except ModuleNotFoundError as error:
         raise BadAddress(
             f'"{head}" names a job of a cluster, which needs {error.name}; pip install "cormorant[cli]", or pass a URL'
         ) from error
 
-    token, token_file, ca_file = options.get("token"), options.get("token_file"), options.get("ca_file")
-    if token_file and not token:
-        token = read_token(token_file)
     with ExitStack() as stack:
         try:
-            place = reached(head, namespace=namespace or "", context=context or "", token=token)
-            url, found = stack.enter_context(place)
+            cluster = stack.enter_context(connected(context or ""))
+            job = cluster.get("CollectorJob", head, namespace=namespace or cluster.namespace)
+            head_pod(cluster, job)  # says what is missing
+            if not options.get("token"):
+                token_file = options.get("token_file")
+                options["token"] = read_token(token_file) if token_file else token_of(cluster, job, "write")
+            client = connect_to_head(cluster, job, **options)
         except CliError as error:
             raise BadAddress(str(error)) from error
-        if ca_file:
-            found.pop("ca_data", None)
-        given = cast(ConnectOptions, {name: value for name, value in options.items() if value is not None})
-        client = connect_to_url(url, **(found | given))
+        client.again = partial(connect, head, namespace=namespace, context=context, **options)
         client.on_close = stack.pop_all().close
         return client

@@ -5,10 +5,12 @@ Objects are plain JSON, as the server sends them. Every request has a time limit
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import yaml
@@ -36,6 +38,8 @@ MANAGER = "cormorant-cli"
 CONNECT_S, ANSWER_S = 5.0, 30.0
 """For a connection, and between two bytes of an answer."""
 _CHUNK = 500
+_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+"""Where a pod finds its own."""
 
 
 class _Place(NamedTuple):
@@ -48,18 +52,6 @@ class _Place(NamedTuple):
     @property
     def path(self) -> str:
         return f"/{api_path(*self)}" if self.kind else "/version"
-
-
-class Stream(Protocol):
-    def recv(self, size: int, /) -> bytes:
-        """At most so many bytes; none at the end."""
-
-    def sendall(self, data: bytes, /) -> None: ...
-
-    def shutdown(self, how: int, /) -> None:
-        """End it, from another thread too."""
-
-    def close(self) -> None: ...
 
 
 class Cluster:
@@ -106,7 +98,7 @@ class Cluster:
         except ObjectMissing:
             return None
 
-    def objects(self, kind: str, *, namespace: str = "", labels: str) -> list[Raw]:
+    def objects(self, kind: str, *, namespace: str = "", labels: str = "") -> list[Raw]:
         """Every object of a kind with these labels, in one namespace or in all."""
         query = {"limit": str(_CHUNK), "labelSelector": labels}
         found: list[Raw] = []
@@ -152,7 +144,7 @@ class Cluster:
 
     # -- a port ----------------------------------------------------------------------------------------------
 
-    def open_port(self, pod: str, port: int, *, namespace: str) -> Stream:
+    def open_port(self, pod: str, port: int, *, namespace: str) -> socket.socket:
         """A new connection to a port of a pod, through the API server. Any thread.
 
         Raises:
@@ -170,8 +162,8 @@ class Cluster:
             forward = portforward_call(
                 self._api.configuration, "GET", url, headers=headers, query_params=[("ports", str(port))]
             )
-        stream: Stream = forward.socket(port)
-        return stream
+        # A thread of the Kubernetes client copies between this socket and the web socket until one of them ends.
+        return socket.socket(fileno=forward.socket(port).detach())
 
     # -- one request -------------------------------------------------------------------------------------------
 
@@ -272,16 +264,12 @@ class Cluster:
         if not name:
             return words
         if namespace and (known := self._names("Namespace", "")) and namespace not in known:
-            return f'namespace "{namespace}" not found{_near_names(namespace, known)}'
-        if kind == "Namespace":
-            return f'namespace "{name}" not found{_near_names(name, self._names(kind, ""))}'
+            return f'namespace "{namespace}" not found{did_you_mean(namespace, known)}'
         inside = f" in namespace {namespace}" if namespace else ""
-        return f'{kind} "{name}" not found{inside}{_near_names(name, self._names(kind, namespace))}'
+        return f'{kind} "{name}" not found{inside}{did_you_mean(name, self._names(kind, namespace))}'
 
     def _names(self, kind: str, namespace: str) -> list[str]:
         """Names of a kind, for hints: none when the user may not list them."""
-        if kind == "Secret":
-            return []
         try:
             found = self._ask("GET", _Place(kind, namespace), query={"limit": str(_CHUNK)})
         except (CommandFailed, BadInput):
@@ -297,10 +285,18 @@ def connected(context: str = "") -> Iterator[Cluster]:
         BadInput: there is no kubeconfig, or no such context.
         CommandFailed: the Kubernetes client is not installed.
     """
-    cluster = _connect(context)
+    cluster, before = _connect(context), threading.excepthook
+
+    def handle(given: threading.ExceptHookArgs) -> None:
+        # A connection to a port that broke is the business of whoever asks over it.
+        if given.thread is None or not given.thread.name.startswith("Kubernetes port forward proxy"):
+            before(given)
+
+    threading.excepthook = handle
     try:
         yield cluster
     finally:
+        threading.excepthook = before
         cluster.close()
 
 
@@ -314,38 +310,22 @@ def _connect(context: str) -> Cluster:
     files = os.environ.get("KUBECONFIG") or "~/.kube/config"
     try:
         contexts, current = config.list_kube_config_contexts(files)
-    except config.ConfigException as error:
-        lost = BadInput(f"no kubeconfig found that names a cluster ({error}); set KUBECONFIG or create ~/.kube/config")
-        if context:
-            raise lost from error
-        try:
-            config.load_incluster_config(client_configuration=configuration)
-        except config.ConfigException:
-            raise lost from error
-        own = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text().strip()
-        return Cluster(ApiClient(configuration), namespace=own, context="of this pod")
-    except (OSError, yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise BadInput(f"cannot read the kubeconfig {files}: {' '.join(str(error).split())}") from error
-    names = [str(entry["name"]) for entry in contexts]
-    if context and context not in names:
-        raise BadInput(f'context "{context}" not found in the kubeconfig{_near_names(context, names)}')
-    chosen = next((entry for entry in contexts if entry["name"] == context), current)
-    if not chosen:
-        raise BadInput(f"the kubeconfig has no current context; name one with --context: {', '.join(names) or 'none'}")
-    try:
-        config.load_kube_config(files, context=chosen["name"], client_configuration=configuration)
-    except (config.ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise BadInput(f"cannot use the kubeconfig's context {chosen['name']}: {error}") from error
-    namespace = str((chosen.get("context") or {}).get("namespace") or "default")
-    is_chosen = chosen is not current and chosen["name"] != (current or {}).get("name")
-    return Cluster(ApiClient(configuration), namespace=namespace, context=str(chosen["name"]), is_chosen=is_chosen)
-
-
-def _near_names(name: str, names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    shown = f"{', '.join(sorted(names)[:5])}{' and others' if len(names) > 5 else ''}"
-    return did_you_mean(name, names, otherwise=f"; there {'is' if len(names) == 1 else 'are'} {shown}")
+        known = {str(entry["name"]): entry.get("context") or {} for entry in contexts}
+        name = context or str(current["name"])
+        if name not in known:
+            raise BadInput(f'context "{name}" not found in the kubeconfig{did_you_mean(name, known)}')
+        config.load_kube_config(files, context=name, client_configuration=configuration)
+    except (config.ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:
+        if context or not _NAMESPACE.exists():
+            raise BadInput(
+                f"no kubeconfig found that names a cluster: {files}: {' '.join(str(error).split())}; set KUBECONFIG or "
+                "create ~/.kube/config"
+            ) from error
+        config.load_incluster_config(client_configuration=configuration)
+        return Cluster(ApiClient(configuration), namespace=_NAMESPACE.read_text().strip(), context="of this pod")
+    is_chosen = name != current["name"]
+    namespace = str(known[name].get("namespace") or "default")
+    return Cluster(ApiClient(configuration), namespace=namespace, context=name, is_chosen=is_chosen)
 
 
 def _away(server: str, context: str, error: Exception) -> str:

@@ -6,30 +6,18 @@
 What goes wrong on the way becomes a sentence.
 """
 
-import base64
-import binascii
 import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cormorant_cli.errors import (
-    BadInput,
-    CommandFailed,
-    HeadAway,
-    HeadGone,
-    NoHead,
-    NotAllowed,
-    NotReady,
-    ObjectMissing,
-)
-from cormorant_contract.children import API_PORT, api_host, tls_secret, tokens_secret
+from cormorant_cli.errors import BadInput, CommandFailed, HeadAway, NotReady
+from cormorant_contract.children import tokens_secret
 
 if TYPE_CHECKING:
     from cormorant_cli.cluster import Cluster, Raw
@@ -41,7 +29,6 @@ _RECONNECT_S = 3.0
 TIMEOUT_S = 30.0
 """A head that says nothing for so long does not answer."""
 _URL, _TOKEN, _TOKEN_FILE = "CORMORANT_URL", "CORMORANT_TOKEN", "CORMORANT_TOKEN_FILE"
-_ROLES: "tuple[Role, ...]" = ("read", "write", "operator")
 
 Job = Annotated[str, typer.Argument(metavar="[JOB]", help="Job in the cluster; use instead of --url.")]
 Namespace = Annotated[
@@ -127,9 +114,12 @@ class Connection:
             CommandFailed: the head refuses, or does not answer.
         """
         if not self.job:
+            from cormorant_client import connect
+
             token = self._own_token(role)
             hint = "" if token else "; give --token or --token-file"
-            with _client_of(self.url, token, hint=hint, ca_file=self.ca_file) as client:
+            options: ConnectOptions = {"token": token, "ca_file": self.ca_file, "reconnect_s": _RECONNECT_S}
+            with client_errors(hint), connect(self.url, **options) as client:
                 yield client
             return
         from cormorant_cli.cluster import connected
@@ -143,64 +133,33 @@ class Connection:
     def client_in(
         self, cluster: "Cluster", job: "Raw", role: "Role", *, timeout_s: float = TIMEOUT_S
     ) -> Iterator["Client"]:
-        from cormorant_cli.forward import forwarded
+        """A client of a job's head, as `client`."""
+        from cormorant_cli.job_head import connect_to_head, head_pod, token_of
         from cormorant_cli.jobs import identity
 
-        head = _head_of(cluster, job)
+        head_pod(cluster, job)  # what it lacks is the reason, not that its Secret is not there either
         # What the environment says is of a head without a cluster.
         is_own = _given(self.token, _TOKEN) or _given(self.token_file, _TOKEN_FILE)
-        token = self._own_token(role) if is_own else token_of(cluster, job, role)
-        secret = tokens_secret(job["metadata"]["name"])
-        tls = tls_of(cluster, job)
-        if tls and self.ca_file:
-            tls = {"server_name": tls["server_name"], "ca_file": self.ca_file}
-        open_stream = partial(cluster.open_port, head, API_PORT, namespace=job["metadata"]["namespace"])
-        with forwarded(open_stream) as forwarder:
-            hint = "" if is_own else f"; the token comes from Secret {secret}"
-            try:
-                url = f"{'https' if tls else 'http'}://127.0.0.1:{forwarder.port}"
-                with _client_of(url, token, hint=hint, timeout_s=timeout_s, **tls) as client:
-                    yield client
-            except HeadAway as error:
-                reason = forwarder.error or str(error)
-                raise HeadAway(
-                    f"the head of {identity(job)} (pod {head}) does not answer through the API server: {reason}"
-                ) from error
+        options: ConnectOptions = {
+            "token": self._own_token(role) if is_own else token_of(cluster, job, role),
+            "ca_file": self.ca_file,
+            "timeout_s": timeout_s,
+            "reconnect_s": _RECONNECT_S,
+        }
+        hint = "" if is_own else f"; the token comes from Secret {tokens_secret(job['metadata']['name'])}"
+        try:
+            with client_errors(hint), connect_to_head(cluster, job, **options) as client:
+                yield client
+        except HeadAway as error:
+            raise HeadAway(f"the head of {identity(job)} does not answer through the API server: {error}") from error
 
     def _own_token(self, role: "Role") -> str:
         if self.token or not self.token_file:
             return self.token
-        from cormorant_client import BadAddress
         from cormorant_client.address import read_token
 
-        try:
+        with client_errors():
             return read_token(self.token_file, role)
-        except BadAddress as error:
-            raise BadInput(str(error)) from error
-
-
-@contextmanager
-def reached(name: str, *, namespace: str, context: str, token: str | None) -> "Iterator[tuple[str, ConnectOptions]]":
-    """The URL at which a program reaches the head of a job while this is open, and options of `connect`. A head that is
-    replaced is found again.
-
-    Raises:
-        CliError: there is no such job, it has no head, or the user may not see it.
-    """
-    from cormorant_cli.cluster import connected
-    from cormorant_cli.forward import forwarded
-
-    with connected(context) as cluster:
-        job = cluster.get("CollectorJob", name, namespace=namespace or cluster.namespace)
-        place = job["metadata"]["namespace"]
-        _head_of(cluster, job)  # says what is missing
-        tls = tls_of(cluster, job)
-        token = token or token_of(cluster, job, "write")
-        with forwarded(lambda: cluster.open_port(_head_of(cluster, job), API_PORT, namespace=place)) as forwarder:
-            options: ConnectOptions = {"token": token}
-            if tls:
-                options |= {"server_name": tls["server_name"], "ca_data": tls["ca_data"]}
-            yield f"{'https' if tls else 'http'}://127.0.0.1:{forwarder.port}", options
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
@@ -221,91 +180,13 @@ def with_connection(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def token_of(cluster: "Cluster", job: "Raw", role: "Role") -> str:
-    """The token of a role, or of the next higher one, from the job's Secret.
-
-    Raises:
-        CommandFailed: the user may not read it, or it is not there.
-    """
-    namespace, name = job["metadata"]["namespace"], tokens_secret(job["metadata"]["name"])
-    try:
-        secret = cluster.get("Secret", name, namespace=namespace)
-    except NotAllowed as error:
-        raise NotAllowed(f"{error}; alternatively, give the token with --token-file") from error
-    except ObjectMissing as error:
-        raise NotReady(
-            f"Secret {name} with the job's tokens not found in namespace {namespace}; the operator creates it: "
-            f"is it running (`cormorant doctor{cluster.options_of(job)}`)?"
-        ) from error
-    for candidate in _ROLES[_ROLES.index(role) :]:
-        if token := _decoded(secret, candidate):
-            return token
-    raise CommandFailed(
-        f"Secret {name} of namespace {namespace} has no token for role {role}; delete it, and the operator "
-        "recreates it within six minutes"
-    )
-
-
-def tls_of(cluster: "Cluster", job: "Raw") -> dict[str, str]:
-    """How a job's head is verified: nothing for one that speaks HTTP.
-
-    The authority is ca.crt of the job's Secret; for one without it, or that the user may not read, the system's.
-    """
-    tls = ((job["spec"].get("head") or {}).get("tls")) or {}
-    if not tls:
-        return {}
-    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    try:
-        secret = cluster.get("Secret", tls.get("secretName") or tls_secret(name), namespace=namespace)
-    except (NotAllowed, ObjectMissing):
-        secret = {}
-    return {"server_name": api_host(name, namespace), "ca_data": _decoded(secret, "ca.crt")}
-
-
-def _decoded(secret: "Raw", key: str) -> str:
-    try:
-        return base64.b64decode((secret.get("data") or {}).get(key) or "", validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        return ""
-
-
-def _head_of(cluster: "Cluster", job: "Raw") -> str:
-    from cormorant_cli.jobs import holds, identity, live_head, why_waiting
-
-    head = live_head(cluster, job)
-    if head is not None and head["status"].get("phase") == "Running":
-        return str(head["metadata"]["name"])
-    phase, options = (job.get("status") or {}).get("phase", ""), cluster.options_of(job)
-    if head is not None:
-        reason = why_waiting(head) or "its container has not started"
-        raise NoHead(f"the head of {identity(job)} is not running yet (pod {head['metadata']['name']}): {reason}")
-    for kind in ("Completed", "Failed", "Suspended"):
-        if holds(job, kind):
-            uri = ((job["spec"].get("output") or {}).get("dataset") or {}).get("uri", "")
-            results = f"; its results are in {uri}" if uri else ""
-            kind_of_error = NoHead if kind == "Suspended" else HeadGone
-            raise kind_of_error(f"{identity(job)} no longer has a head: the job is {kind}{results}")
-    if not phase:
-        raise NoHead(
-            f"{identity(job)} has no head: no operator has reconciled the job yet (see `cormorant doctor{options}`)"
-        )
-    doctor = f"cormorant doctor {job['metadata']['name']}{options}"
-    if phase in ("Running", "Degraded", "Paused", "Completing"):
-        raise NoHead(
-            f"{identity(job)} has no head, but its last status says {phase}: no operator has replaced the head; see "
-            f"`{doctor}`"
-        )
-    raise NoHead(f"{identity(job)} has no head yet: it is {phase}; see `{doctor}`")
-
-
 @contextmanager
-def _client_of(url: str, token: str, *, hint: str, **options: Any) -> Iterator["Client"]:
-    """`options`: ca_file, ca_data, server_name and timeout_s of `connect`."""
-    from cormorant_client import BadAddress, BadTensors, ClientError, HeadUnreachable, NotNow, Unauthenticated, connect
+def client_errors(hint: str = "") -> Iterator[None]:
+    """What the client raises inside, as errors of the command line. `hint`: ends the sentence about a bad token."""
+    from cormorant_client import BadAddress, BadTensors, ClientError, HeadUnreachable, NotNow, Unauthenticated
 
     try:
-        with connect(url, token=token, reconnect_s=_RECONNECT_S, **options) as client:
-            yield client
+        yield
     except (BadAddress, BadTensors) as error:
         raise BadInput(str(error)) from error
     except Unauthenticated as error:

@@ -1,34 +1,8 @@
-"""Jobs of a cluster as the API server sends them: their head, their conditions, and words for sentences."""
+"""Jobs of a cluster as the API server sends them: their conditions, and words for sentences."""
 
 from datetime import datetime
 
-from cormorant_cli.cluster import Cluster, Raw
-from cormorant_contract.children import EPOCH, HEAD, JOB_UID, ROLE
-
-
-def live_head(cluster: Cluster, job: Raw) -> Raw | None:
-    """The pod of the newest head that has neither ended nor been told to end."""
-    metadata = job["metadata"]
-    heads = cluster.objects("Pod", namespace=metadata["namespace"], labels=f"{JOB_UID}={metadata['uid']},{ROLE}={HEAD}")
-    live = (
-        pod
-        for pod in heads
-        if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") not in ("Succeeded", "Failed")
-    )
-    return max(live, key=lambda pod: int(pod["metadata"]["labels"].get(EPOCH) or 0), default=None)
-
-
-def why_waiting(pod: Raw) -> str:
-    """Why a pod does not run: the scheduler's words, or the kubelet's; empty when unknown."""
-    status = pod["status"]
-    for fact in status.get("conditions") or ():
-        if fact.get("type") == "PodScheduled" and fact.get("status") == "False":
-            return f"{fact.get('reason', '')}: {fact.get('message', '')}".strip(": ")
-    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        waiting = (container.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") and waiting["reason"] not in ("ContainerCreating", "PodInitializing"):
-            return f"{waiting['reason']}: {waiting.get('message') or container.get('image', '')}"
-    return ""
+from cormorant_cli.cluster import Raw
 
 
 def condition(raw: Raw, kind: str) -> Raw:

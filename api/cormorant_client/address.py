@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from cormorant_client.errors import BadAddress
 
 Role = Literal["read", "write", "operator"]
-_ROLES: tuple[Role, ...] = ("read", "write", "operator")
+ROLES: tuple[Role, ...] = ("read", "write", "operator")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -69,7 +69,7 @@ def read_token(path: str | os.PathLike[str], role: Role = "write") -> str:
         tokens = json.loads(text)
     except ValueError as error:
         raise BadAddress(f"the token file {os.fspath(path)} is not valid JSON: {error}") from error
-    for candidate in _ROLES[_ROLES.index(role) :]:
+    for candidate in ROLES[ROLES.index(role) :]:
         if isinstance(token := tokens.get(candidate), str) and token:
             return token
     found = ", ".join(map(str, tokens)) or "none"

@@ -17,7 +17,6 @@ from cormorant_client.errors import BatchTimeout, ClientError
 from cormorant_client.events import read_events
 from cormorant_client.pauses import Pause
 from cormorant_client.publishing import MAIN_MODEL, Publishable, make_body
-from cormorant_client.transport import Interrupt
 from cormorant_client.updates import Update
 from cormorant_contract.rest.events import Event
 
@@ -143,13 +142,13 @@ class AsyncClient:
 
     async def events(self, *, last_id: str = "") -> AsyncIterator[Event]:
         """Iterate over events, without end."""
-        interrupt = Interrupt()
-        events = read_events(self._client._head, last_id=last_id, interrupt=interrupt)
+        head = self._client._head.twin()
+        events = read_events(head, last_id=last_id)
         try:
             while (event := await self._call(next, events, None)) is not None:
                 yield event
         finally:
-            interrupt.set()
+            head.close()
 
     async def close(self) -> None:
         """Give back what `next_batch` gave and was not acknowledged, and close. May be called twice."""

@@ -21,7 +21,7 @@ from cormorant_client.errors import BadBatch, BatchTimeout, ClientError, NotFoun
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.memory import Held, Mappings, NotHere
 from cormorant_client.pauses import default_owner
-from cormorant_client.transport import HttpReply, Interrupt
+from cormorant_client.transport import HttpReply
 from cormorant_contract.rest import headers
 from cormorant_contract.rest.batches import MemoryBatch
 
@@ -116,9 +116,10 @@ class _Fetcher:
 
     def __init__(self, head: HeadConnection, wanted: StreamOptions) -> None:
         self._head = head
+        self._fetching = head.twin()
+        """Closed by `stop`, which breaks a fetch that waits."""
         self._wanted = wanted
         self._frames, self._prefetch = wanted.get("frames"), wanted.get("prefetch", 2)
-        self._interrupt = Interrupt()
         self._condition = threading.Condition()
         """Guards what follows, up to the thread."""
         self._ready: deque[_Fetched] = deque()
@@ -132,6 +133,10 @@ class _Fetcher:
         self._mappings: Mappings | None = None
         self._thread = threading.Thread(target=self._fetch_all, name="cormorant-batches", daemon=True)
         self._thread.start()
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._fetching.transport.closed.is_set()
 
     def take(self, timeout: float | None) -> Delivery | None:
         """Wait for the next batch; None at the end."""
@@ -162,7 +167,7 @@ class _Fetcher:
 
     def stop(self) -> None:
         """Give everything back and end the thread."""
-        self._interrupt.set()
+        self._fetching.close()
         with self._condition:
             self._condition.notify_all()
         if self._thread is not threading.current_thread():
@@ -181,7 +186,7 @@ class _Fetcher:
     def _hand_out(self, batch: Delivery) -> bool:
         """Note who is learned from now; False when everything went back in the meantime."""
         with self._condition:
-            if self._interrupt.event.is_set():
+            if self._is_stopped:
                 return False
             self._current = batch
             return True
@@ -232,7 +237,7 @@ class _Fetcher:
         except StreamEnded:
             self._finish("done")
         except ClientError as error:
-            self._finish("done" if self._interrupt.event.is_set() else error)
+            self._finish("done" if self._is_stopped else error)
         except Exception as error:  # noqa: BLE001  # the edge of a thread: the iterating thread raises it
             failed = ClientError(f"fetching batches failed: {type(error).__name__}: {error}")
             failed.__cause__ = error
@@ -241,7 +246,7 @@ class _Fetcher:
     def _may_fetch(self) -> bool:
         """Wait for room; False when it is over."""
         with self._condition:
-            while not self._interrupt.event.is_set():
+            while not self._is_stopped:
                 has_enough = self._frames is not None and self._frames_fetched >= self._frames
                 if has_enough and self._asked and not self._ready:
                     return False
@@ -257,7 +262,7 @@ class _Fetcher:
 
     def _fetch(self) -> _Fetched | None:
         accept = f"{headers.MEMORY_JSON}, {headers.SAFETENSORS}" if self._uses_memory else headers.SAFETENSORS
-        reply = self._head.send(
+        reply = self._fetching.send(
             "GET",
             "/v1/batches/next",
             params={
@@ -268,7 +273,6 @@ class _Fetcher:
             headers={"Accept": accept},
             wait_s=_POLL_S,
             is_bulk=True,
-            interrupt=self._interrupt,
         )
         at = time.monotonic()
         if reply.status == 204:
@@ -280,7 +284,7 @@ class _Fetcher:
 
     def _map(self, reply: HttpReply, at: float) -> _Fetched | None:
         told = self._head.parse(MemoryBatch, reply)
-        mappings = self._mappings = self._mappings or Mappings(self._head.listeners())
+        mappings = self._mappings = self._mappings or Mappings(self._fetching.listeners())
         held = Held()
         try:
             parts = [

@@ -30,7 +30,7 @@ from cormorant_client.events import read_events
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.pauses import Pause, default_owner
 from cormorant_client.publishing import MAIN_MODEL, Body, Publishable, Publisher, PulledWeights, make_body
-from cormorant_client.transport import HttpReply, Transport
+from cormorant_client.transport import Dial, HttpReply, Transport, dial_tcp
 from cormorant_client.updates import Update
 from cormorant_contract.fleet import Fleet, Shard
 from cormorant_contract.rest import headers
@@ -82,6 +82,7 @@ def connect(
     ca_data: str | None = None,
     server_name: str | None = None,
     allow_nonfinite: bool = False,
+    dial: Dial = dial_tcp,
 ) -> "Client":
     """Create a client for a head. Sends nothing yet.
 
@@ -98,6 +99,7 @@ def connect(
         server_name: the host that the certificate names, where it is not the URL's, as behind a forwarded port.
         allow_nonfinite: publish weights with NaN or infinite values, e.g. masks of minus infinity, which the head
             refuses otherwise.
+        dial: makes the connections to the head, as through the Kubernetes API server; by default TCP.
 
     Raises:
         BadAddress: invalid URL, token or certificates.
@@ -121,37 +123,38 @@ def connect(
             context = ssl.create_default_context(cafile=ca_file or None, cadata=ca_data or None)
         except (OSError, ssl.SSLError) as error:
             raise BadAddress(f"cannot use the certificates in {ca_file}: {error}") from error
-    transport = Transport(token=token, tls=context, server_name=server_name or "", timeout_s=timeout_s)
+    transport = Transport(token=token, tls=context, server_name=server_name or "", timeout_s=timeout_s, dial=dial)
     # Other processes may have neither the environment nor the file of tokens.
-    connection = {
-        "url": url, "token": token, "timeout_s": timeout_s, "reconnect_s": reconnect_s, "ca_file": ca_file,
-        "ca_data": ca_data, "server_name": server_name, "allow_nonfinite": allow_nonfinite,
-    }  # fmt: skip
-    return Client(HeadConnection(address, transport, reconnect_s=reconnect_s), connection)
+    again = partial(
+        connect, url, token=token, timeout_s=timeout_s, reconnect_s=reconnect_s, ca_file=ca_file, ca_data=ca_data,
+        server_name=server_name, allow_nonfinite=allow_nonfinite, dial=dial,
+    )  # fmt: skip
+    head = HeadConnection(address=address, transport=transport, reconnect_s=reconnect_s)
+    return Client(head, again, allow_nonfinite=allow_nonfinite)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteShard(Shard):
     """One rank's part of a job's batches. Plain data, with the token: send it to the process that reads."""
 
-    connection: Mapping[str, Any] = field(repr=False)
-    """Arguments of `connect`."""
+    connect: "Callable[[], Client]" = field(repr=False)
     consumer: str
     """Name of this part in the head's status."""
 
     def iter_batches(self, *, copy: bool = False) -> "RemoteBatches[TensorDict]":
         """Connect from this process and iterate, as `Client.batches` does."""
         # Nothing is fetched ahead: what one rank holds back, the others lack.
-        return connect(**self.connection).batches(copy=copy, consumer=self.consumer, prefetch=0)
+        return self.connect().batches(copy=copy, consumer=self.consumer, prefetch=0)
 
 
 class Client(Fleet):
     """A fleet that runs elsewhere, behind a head. Thread-safe."""
 
-    def __init__(self, head: HeadConnection, connection: Mapping[str, Any]) -> None:
-        """`connection`: arguments of `connect`, for those who connect from other processes."""
+    def __init__(self, head: HeadConnection, again: "Callable[[], Client]", *, allow_nonfinite: bool = False) -> None:
+        """`again`: connects from another process, which gets it pickled."""
         self._head = head
-        self._connection = connection
+        self.again = again
+        self._allow_nonfinite = allow_nonfinite
         self._lock = threading.Lock()
         """Guards the version and the statistics."""
         self._version: int | None = None
@@ -322,7 +325,7 @@ class Client(Fleet):
     def streaming_split(self, n: int) -> tuple[RemoteShard, ...]:
         """As `Fleet.streaming_split`, for learners in processes of their own."""
         self._end_stream()
-        return tuple(RemoteShard(self._connection, f"{default_owner()}-{rank}") for rank in range(n))
+        return tuple(RemoteShard(self.again, f"{default_owner()}-{rank}") for rank in range(n))
 
     def deliveries(self, **wanted: Unpack[StreamOptions]) -> RemoteBatches[Delivery]:
         """Batches as they are delivered: with id and number of delivery, as numpy arrays, to be acknowledged one by one
@@ -464,7 +467,7 @@ class Client(Fleet):
             if version is None and self._version is None:
                 self._note(self.models().version)
             number = (self._version or 0) + 1 if version is None else version
-            params = {"version": number, "allow_nonfinite": "true" if self._connection["allow_nonfinite"] else None}
+            params = {"version": number, "allow_nonfinite": "true" if self._allow_nonfinite else None}
             try:
                 reply = self._head.send(
                     method, path, params=params, headers=kind, body=body.pieces, wait_s=wait, is_bulk=True

@@ -5,39 +5,36 @@ import json
 from collections.abc import Iterator
 
 from cormorant_client.errors import HeadUnreachable, error_for
-from cormorant_client.head import HeadConnection, Patience
-from cormorant_client.transport import Broken, Interrupt
+from cormorant_client.head import HeadConnection
+from cormorant_client.transport import Broken
 from cormorant_contract.rest.events import Event
 
 _PATH = "/v1/events"
 
 
-def read_events(head: HeadConnection, *, last_id: str = "", interrupt: Interrupt | None = None) -> Iterator[Event]:
-    """Yield events without end. A broken connection is opened again after the last event that was seen.
+def read_events(head: HeadConnection, *, last_id: str = "") -> Iterator[Event]:
+    """Yield events until the head is closed here. A broken connection is opened again after the last event seen.
 
     Raises:
-        HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
+        HeadUnreachable: the head was unreachable for longer than `reconnect_s`, or is closed.
         HeadError: the head refuses.
     """
-    stop = interrupt or Interrupt()
-    patience = Patience(head.reconnect_s)
-    while not stop.event.is_set():
+    patience = head.patience(head.reconnect_s)
+    while True:
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last_id} if last_id else {})}
         try:
-            with head.stream(_PATH, headers=headers, interrupt=stop) as response:
+            with head.stream(_PATH, headers) as response:
                 if response.status != 200:
                     raise error_for(response.status, response.read(), where=f"GET {_PATH}")
                 for event in parse_events(response):
-                    patience = Patience(head.reconnect_s)
+                    patience = head.patience(head.reconnect_s)
                     last_id = event.id
                     yield event
+            reason = "the stream ended"
         except Broken as error:
-            if stop.event.is_set():
-                return
-            if not patience.wait(interrupted=stop.event):
-                raise HeadUnreachable(
-                    f"lost the event stream of {head.address} and could not reconnect: {error}"
-                ) from error
+            reason = str(error)
+        if not patience.wait(reason):
+            raise HeadUnreachable(f"lost the event stream of {head.address} and could not reconnect: {reason}")
 
 
 def parse_events(lines: "http.client.HTTPResponse | Iterator[bytes]") -> Iterator[Event]:

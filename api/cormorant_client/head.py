@@ -4,20 +4,22 @@ control  --port       small requests
 bulk     --data-port  batches, weights, state: as `GET /v1/status` tells; the control port where it cannot be reached
 """
 
+import http.client
 import logging
 import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 from urllib.parse import quote, urlencode
 
 from pydantic import BaseModel
 
 from cormorant_client.address import Address
 from cormorant_client.errors import HeadUnreachable, NotNow, error_for
-from cormorant_client.transport import Broken, Bytes, HttpReply, Interrupt, Transport
+from cormorant_client.transport import Broken, Bytes, HttpReply, Transport
 from cormorant_contract.rest.status import Status
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -25,8 +27,6 @@ Params = Mapping[str, str | int | float | None]
 
 log = logging.getLogger(__name__)
 
-_DATA_PORT_AGAIN_S = 30.0
-"""A data port that could not be reached is tried again after so long."""
 _STRANGER_S = 60.0
 """The most that is waited for a head that has not answered once: its URL may be wrong."""
 _SILENT_S = 2.0
@@ -38,61 +38,58 @@ _LONGEST_S = 3.0
 
 class Patience:
     """A budget of time for one thing that may be tried again. Waits grow from 0.1 to 3 s, each with full jitter. Why
-    not stamina: docs/decisions/0034.
+    not a library: docs/decisions/0034.
     """
 
-    def __init__(self, total_s: float) -> None:
+    def __init__(self, total_s: float, *, interrupted: threading.Event, what: str) -> None:
+        """`interrupted` ends a wait; `what` is waited for, for the log."""
         self._began = time.monotonic()
-        self._until = self._began + total_s
         self._next_s = _FIRST_S
+        self._interrupted, self._what = interrupted, what
+        self._told_at = self._began + _SILENT_S - _TELL_EVERY_S
         self.total_s = total_s
-
-    def extend(self, total_s: float) -> None:
-        """There is reason to try for longer: so long since the first try."""
-        self._until = max(self._until, self._began + total_s)
-        self.total_s = max(self.total_s, total_s)
 
     @property
     def spent_s(self) -> float:
         """Seconds since the first try."""
         return time.monotonic() - self._began
 
-    def wait(self, *, at_least_s: float = 0.0, interrupted: threading.Event | None = None) -> bool:
+    def wait(self, reason: str, *, at_least_s: float = 0.0) -> bool:
         """Sleep before the next try. False when the time is used up or it was interrupted: give up then."""
-        left = self._until - time.monotonic()
-        seconds = max(at_least_s, random.uniform(0.5, 1.0) * self._next_s)
-        self._next_s = min(_LONGEST_S, 2 * self._next_s)
+        left = self.total_s - self.spent_s
         if left <= 0:
             return False
-        if interrupted is None:
-            time.sleep(min(seconds, left))
-            return True
-        return not interrupted.wait(min(seconds, left))
+        # Waiting must not look like hanging.
+        if time.monotonic() - self._told_at >= _TELL_EVERY_S:
+            self._told_at = time.monotonic()
+            log.warning("waiting for %s, %.0f of at most %.0f s (%s)", self._what, self.spent_s, self.total_s, reason)
+        seconds = max(at_least_s, random.uniform(0.5, 1.0) * self._next_s)
+        self._next_s = min(_LONGEST_S, 2 * self._next_s)
+        return not self._interrupted.wait(min(seconds, left))
 
 
+@dataclass(kw_only=True)
 class HeadConnection:
     """Requests to one head. Thread-safe."""
 
-    def __init__(self, address: Address, transport: Transport, *, reconnect_s: float) -> None:
-        self.address = address
-        self._transport = transport
-        self.reconnect_s = reconnect_s
-        """How long a request that is safe to repeat is repeated while the head is away."""
-        self._lock = threading.Lock()
-        """Guards where the data port is, and what was logged."""
-        self._bulk: Address | None = None
-        self._bulk_until = 0.0
-        self._has_answered = False
-        self._next_telling = 0.0
+    address: Address
+    transport: Transport
+    reconnect_s: float
+    """How long a request that is safe to repeat is repeated while the head is away."""
+    # Written by any thread: a stale value costs a request, or the patience that a stranger gets.
+    has_answered: bool = False
+    bulk: Address | None = None
+    """Where bulk bytes go; None: not known, or it broke since."""
 
-    def get(
-        self,
-        model: type[Model],
-        path: str,
-        *,
-        params: Params | None = None,
-        wait_s: float = 0.0,
-    ) -> Model:
+    def twin(self) -> Self:
+        """The same head by connections of its own, which `close` breaks in the middle of a request."""
+        return replace(self, transport=replace(self.transport))
+
+    def patience(self, total_s: float) -> Patience:
+        """To wait for this head until it is closed."""
+        return Patience(total_s, interrupted=self.transport.closed, what=f"the head at {self.address}")
+
+    def get(self, model: type[Model], path: str, *, params: Params | None = None, wait_s: float = 0.0) -> Model:
         return self.parse(model, self.send("GET", path, params=params, wait_s=wait_s))
 
     def post(
@@ -121,7 +118,6 @@ class HeadConnection:
         wait_s: float = 0.0,
         is_bulk: bool = False,
         is_safe: bool = True,
-        interrupt: Interrupt | None = None,
         patience_s: float | None = None,
     ) -> HttpReply:
         """Send a request, again and again while the head is away or not ready.
@@ -133,41 +129,33 @@ class HeadConnection:
             wait_s: how long the head was asked to wait before it answers.
             is_bulk: prefer the data port.
             is_safe: repeating it does no harm.
-            interrupt: breaks it from another thread, which raises HeadUnreachable here.
             patience_s: instead of `reconnect_s`.
 
         Raises:
-            HeadUnreachable: no answer in the time allowed.
+            HeadUnreachable: no answer in the time allowed, or this connection was closed.
             HeadError: the head's answer is a problem.
         """
         given = {name: value for name, value in (params or {}).items() if value is not None}
         target = f"{path}?{urlencode(given)}" if given else path
-        usual_s = self.reconnect_s if self._has_answered else min(self.reconnect_s, _STRANGER_S)
-        patience = Patience(usual_s if patience_s is None else patience_s)
-        stopped = interrupt.event if interrupt else None
+        usual_s = self.reconnect_s if self.has_answered else min(self.reconnect_s, _STRANGER_S)
+        patience = self.patience(usual_s if patience_s is None else patience_s)
         is_repeated = False
         while True:
             address = self._bulk_address() if is_bulk else self.address
             try:
-                reply = self._transport.request(
-                    address, method, target, headers=headers, body=body, wait_s=wait_s, interrupt=interrupt
-                )
+                reply = self.transport.request(address, method, target, headers=headers, body=body, wait_s=wait_s)
             except Broken as error:
-                is_repeated = True
-                is_fallback = self._forget_bulk(address)
-                may_go_on = is_safe and not (stopped and stopped.is_set())
-                if may_go_on and not is_fallback:
-                    self._tell(f"{method} {path}: {error}", patience)
-                if may_go_on and (is_fallback or patience.wait(interrupted=stopped)):
+                is_repeated, self.bulk = True, None
+                if is_safe and patience.wait(f"{method} {path}: {error}"):
                     continue
                 tried = f" for {patience.spent_s:.0f} s" if is_safe and patience.total_s else ""
                 raise HeadUnreachable(
                     f"no head answers at {self.address}{tried} ({method} {path}: {error}); check that it is "
                     "running and that the URL is right"
                 ) from error
-            self._has_answered = True
+            self.has_answered = True
             if patience_s is None:
-                patience.extend(self.reconnect_s)
+                patience.total_s = self.reconnect_s
             if reply.is_ok:
                 return reply
             problem = error_for(reply.status, bytes(reply.body), where=f"{method} {address}{path}")
@@ -177,8 +165,7 @@ class HeadConnection:
             is_proxys = problem.problem.type == "about:blank" and problem.status in {502, 504}
             if not (is_safe and (isinstance(problem, NotNow) or is_proxys)):
                 raise problem
-            self._tell(str(problem), patience)
-            if not patience.wait(at_least_s=problem.problem.retry_after_s or 0.0, interrupted=stopped):
+            if not patience.wait(str(problem), at_least_s=problem.problem.retry_after_s or 0.0):
                 raise problem
 
     def parse(self, model: type[Model], reply: HttpReply) -> Model:
@@ -192,62 +179,35 @@ class HeadConnection:
         except ValueError as error:
             raise error_for(reply.status, bytes(reply.body), where=str(self.address)) from error
 
-    def stream(self, path: str, *, headers: Mapping[str, str], interrupt: Interrupt) -> Any:
-        """Open an endless answer on the control port; see `Transport.stream`."""
-        return self._transport.stream(self.address, path, headers=headers, interrupt=interrupt)
+    def stream(self, path: str, headers: Mapping[str, str]) -> AbstractContextManager[http.client.HTTPResponse]:
+        """Open an endless answer on the control port; see `Transport.open`."""
+        return self.transport.open(self.address, "GET", path, headers=headers)
 
     def listeners(self) -> tuple[Address, ...]:
         """Where requests go at present."""
-        return (self.address, self._bulk) if self._bulk else (self.address,)
+        return (self.address, self.bulk) if self.bulk else (self.address,)
 
     def close(self) -> None:
-        self._transport.close()
+        self.transport.close()
 
     def _bulk_address(self) -> Address:
-        with self._lock:
-            if self._bulk is not None and time.monotonic() < self._bulk_until:
-                return self._bulk
-        found, until = self.address, time.monotonic() + _DATA_PORT_AGAIN_S
-        try:
+        if self.bulk is None:
             status = self._ask_status(self.address)
-            if status is not None and status.data_port:
-                candidate = replace(self.address, port=status.data_port)
-                other = self._ask_status(candidate)
-                # Behind a proxy or a forwarded port, that port may belong to another server.
-                if other is not None and other.epoch == status.epoch:
-                    found, until = candidate, float("inf")
-        except Broken:
-            pass  # the request itself will tell, or go to the control port
-        with self._lock:
-            self._bulk, self._bulk_until = found, until
-        return found
+            if status is None:
+                return self.address
+            candidate = replace(self.address, port=status.data_port) if status.data_port else self.address
+            other = self._ask_status(candidate) if status.data_port else None
+            # Behind a proxy or a forwarded port, that port may belong to another server.
+            self.bulk = candidate if other is not None and other.epoch == status.epoch else self.address
+        return self.bulk
 
     def _ask_status(self, address: Address) -> Status | None:
-        reply = self._transport.request(address, "GET", "/v1/status")
+        """The status at an address; None where no head answers: the request itself will tell, or go elsewhere."""
         try:
+            reply = self.transport.request(address, "GET", "/v1/status")
             return Status.model_validate_json(bytes(reply.body)) if reply.is_ok else None
-        except ValueError:
+        except (Broken, ValueError):
             return None
-
-    def _forget_bulk(self, address: Address) -> bool:
-        """A listener broke. True when it was the data port: the control port can be tried at once."""
-        with self._lock:
-            was_bulk = self._bulk is not None and address == self._bulk and address != self.address
-            self._bulk = self.address if was_bulk else None
-            self._bulk_until = time.monotonic() + _DATA_PORT_AGAIN_S if was_bulk else 0.0
-        return was_bulk
-
-    def _tell(self, reason: str, patience: Patience) -> None:
-        """Log that something is waited for, if it takes long: waiting must not look like hanging."""
-        now = time.monotonic()
-        with self._lock:
-            if not _SILENT_S <= patience.spent_s < patience.total_s or now < self._next_telling:
-                return
-            self._next_telling = now + _TELL_EVERY_S
-        log.warning(
-            "waiting for the head at %s, %.0f of at most %.0f s (%s)",
-            self.address, patience.spent_s, patience.total_s, reason,
-        )  # fmt: skip
 
 
 def quoted(name: str) -> str:

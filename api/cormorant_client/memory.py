@@ -19,7 +19,6 @@ from pathlib import Path
 from cormorant_client.address import Address
 
 _PATH = re.compile(r"^/proc/([0-9]+)/fd/[0-9]+$")
-_LISTENING = "0A"
 _LOCK_WITHIN_S = 1.0
 
 
@@ -70,7 +69,7 @@ class Mappings:
             raise NotHere(f"{path} is not the path of a process's descriptor")
         pid = int(match[1])
         if pid not in self._heads:
-            if not any(_listens(pid, port) for port in self._ports):
+            if not _listens(pid, self._ports):
                 raise NotHere(f"process {pid} of this machine is not the head")
             self._heads.add(pid)
         try:
@@ -111,26 +110,11 @@ def _close(descriptors: list[int], *, unlocks: bool = False) -> None:
         os.close(descriptor)
 
 
-def _listens(pid: int, port: int) -> bool:
-    """True when a process holds a socket that listens at a port of this machine."""
-    wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
-    with suppress(OSError):  # it is another user's, or gone
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):  # closed in the meantime
-                if str(descriptor.readlink()) in wanted:
-                    return True
+def _listens(pid: int, ports: set[int]) -> bool:
+    """True when a process of this machine listens at one of the ports."""
+    import psutil
+
+    with suppress(psutil.Error):  # it is another user's, or gone
+        found = psutil.Process(pid).net_connections("tcp")
+        return any(one.status == psutil.CONN_LISTEN and one.laddr.port in ports for one in found)
     return False
-
-
-def _listening_inodes(port: int) -> set[str]:
-    found: set[str] = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                found.add(fields[9])
-    return found

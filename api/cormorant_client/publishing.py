@@ -184,28 +184,23 @@ class Publisher:
     def _run(self) -> None:
         while True:
             with self._condition:
-                while self._waiting is None:
-                    if self._is_closed:
-                        return
-                    self._condition.wait()
+                self._condition.wait_for(lambda: self._waiting is not None or self._is_closed)
+                if self._waiting is None:
+                    return
                 body, self._waiting = self._waiting, None
                 self._is_sending = True
-            update, failed = self._try(body)
+            update: Update | None = self._last
+            failed: CormorantError | None = None
+            try:
+                update = self._send(body)
+            except CormorantError as error:
+                failed = error
+            except Exception as error:  # noqa: BLE001  # the edge of a thread: the next publish tells
+                failed = ClientError(f"publishing failed: {type(error).__name__}: {error}")
+                failed.__cause__ = error
             with self._condition:
-                self._is_sending = False
-                self._last = update or self._last
-                self._error = failed
+                self._is_sending, self._last, self._error = False, update, failed
                 self._condition.notify_all()
-
-    def _try(self, body: Body) -> tuple[Update | None, CormorantError | None]:
-        try:
-            return self._send(body), None
-        except CormorantError as error:
-            return None, error
-        except Exception as error:  # noqa: BLE001  # the edge of a thread: the next publish tells
-            failed = ClientError(f"publishing failed: {type(error).__name__}: {error}")
-            failed.__cause__ = error
-            return None, failed
 
 
 @dataclass(frozen=True, slots=True)

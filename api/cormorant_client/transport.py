@@ -1,8 +1,6 @@
 """HTTP over the standard library: connections kept and used again, bodies sent from and received into memory.
 
-One path for control calls and bulk bytes. Against httpx2 on the same loopback server it took half the time for a small
-answer and a third for 28 MB: httpx2 joins chunks, this reads into one buffer of the right size. Measure again with
-`python -m benchmarks.client_transport`.
+One path for control calls and bulk bytes. Why not a library: docs/decisions/0034.
 """
 
 import http.client
@@ -12,9 +10,9 @@ import ssl
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,6 +20,8 @@ from cormorant_client.address import Address
 from cormorant_client.errors import BadAddress, HeadUnreachable
 
 Bytes = bytes | bytearray | memoryview
+Dial = Callable[[Address, float], socket.socket]
+"""Makes a connection to an address within so many seconds; raises OSError."""
 
 _SEND_AT_ONCE = 4 * 1024 * 1024
 """A socket's timeout covers one `sendall`: pieces make it a limit for standing still, not for the whole body."""
@@ -46,70 +46,34 @@ class HttpReply:
         return 200 <= self.status < 300
 
 
-class Interrupt:
-    """Ends a wait from another thread: `set` breaks the request that is under way and forbids the next."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self._lock = threading.Lock()
-        """Guards the connection that waits."""
-        self._connection: http.client.HTTPConnection | None = None
-
-    def set(self) -> None:
-        """Break what waits. May be called twice."""
-        self.event.set()
-        with self._lock:
-            if self._connection is not None and self._connection.sock is not None:
-                with suppress(OSError):
-                    self._connection.sock.shutdown(socket.SHUT_RDWR)
-
-    @contextmanager
-    def around(self, connection: http.client.HTTPConnection) -> Iterator[None]:
-        """While this is open, `set` breaks the connection."""
-        with self._lock:
-            self._connection = connection
-        try:
-            if self.event.is_set():
-                raise Broken("interrupted")
-            yield
-        finally:
-            with self._lock:
-                self._connection = None
+def dial_tcp(address: Address, timeout_s: float) -> socket.socket:
+    made = socket.create_connection((address.host, address.port), timeout_s)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
 
 
-class _TlsConnection(http.client.HTTPConnection):
-    """HTTPS to an address whose certificate may name another host, as behind a forwarded port."""
-
-    def __init__(self, address: Address, context: ssl.SSLContext, *, name: str, timeout_s: float) -> None:
-        super().__init__(address.host, address.port, timeout=timeout_s)
-        self._context, self._name = context, name or address.host
-
-    def connect(self) -> None:
-        super().connect()
-        self.sock = self._context.wrap_socket(self.sock, server_hostname=self._name)
-
-
+@dataclass(kw_only=True, eq=False)
 class Transport:
-    """Connections to the listeners of one head. Thread-safe: a request has a connection to itself."""
+    """Connections to the listeners of one head. Thread-safe: a request has a connection to itself.
 
-    def __init__(
-        self,
-        *,
-        token: str = "",
-        tls: ssl.SSLContext | None = None,
-        server_name: str = "",
-        timeout_s: float,
-    ) -> None:
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._tls, self._server_name = tls, server_name
-        self.timeout_s = timeout_s
-        """A connection that says nothing for so long is broken."""
-        self._connect_timeout_s = min(timeout_s, _CONNECT_S)
-        self._lock = threading.Lock()
-        """Guards the idle connections."""
-        self._idle: dict[Address, list[http.client.HTTPConnection]] = {}
+    `dataclasses.replace(transport)` makes another one to the same head, which is closed by itself.
+    """
+
+    token: str = ""
+    tls: ssl.SSLContext | None = None
+    server_name: str = ""
+    """The host that the certificate names; empty: that of the address."""
+    timeout_s: float
+    """A connection that says nothing for so long is broken."""
+    dial: Dial = dial_tcp
+    closed: threading.Event = field(default_factory=threading.Event, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    """Guards what follows."""
+    _idle: dict[Address, list[http.client.HTTPConnection]] = field(default_factory=dict, init=False)
+    _in_use: set[http.client.HTTPConnection] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
         weakref.finalize(self, _close_all, self._idle)
-        self._is_closed = False
 
     def request(
         self,
@@ -120,62 +84,67 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         body: Sequence[Bytes] = (),
         wait_s: float = 0.0,
-        interrupt: Interrupt | None = None,
     ) -> HttpReply:
-        """Send one request and receive its whole answer.
+        """Send one request and receive its whole answer; arguments as `open`.
+
+        Raises:
+            Broken: the connection broke or none was made.
+        """
+        with self.open(address, method, path, headers=headers, body=body, wait_s=wait_s) as response:
+            received = _receive(response)
+            told = {name.lower(): value for name, value in response.getheaders()}
+            return HttpReply(status=response.status, headers=told, body=received)
+
+    @contextmanager
+    def open(
+        self,
+        address: Address,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: Sequence[Bytes] = (),
+        wait_s: float = 0.0,
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Send one request, and read its answer inside. The connection is used again if all of it was read.
 
         Args:
             path: with the query, from `/v1` on.
             body: pieces, sent one after another without being joined.
             wait_s: how long the head may think about it, beyond the usual timeout.
-            interrupt: breaks the request from another thread.
-
-        Raises:
-            Broken: the connection broke or none was made.
-        """
-        connection = self._take(address)
-        try:
-            with (interrupt or Interrupt()).around(connection):
-                response = self._exchange(connection, address, method, path, headers or {}, body, wait_s)
-                received = _receive(response)
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            raise Broken(_reason(error)) from error
-        except BaseException:
-            connection.close()
-            raise
-        self._give_back(address, connection, response)
-        told = {name.lower(): value for name, value in response.getheaders()}
-        return HttpReply(status=response.status, headers=told, body=received)
-
-    @contextmanager
-    def stream(
-        self, address: Address, path: str, *, headers: Mapping[str, str], interrupt: Interrupt
-    ) -> Iterator[http.client.HTTPResponse]:
-        """Open an answer without an end and read it as it comes.
 
         Raises:
             Broken: the connection broke or none was made, here or while reading.
         """
-        connection = self._take(address)
+        connection, is_reusable = self._take(address), False
         try:
-            with interrupt.around(connection):
-                yield self._exchange(connection, address, "GET", path, headers, (), wait_s=0.0)
+            response = self._exchange(connection, method, address.prefix + path, headers or {}, body, wait_s)
+            yield response
+            is_reusable = response.isclosed() and not response.will_close
         except (OSError, http.client.HTTPException) as error:
             raise Broken(_reason(error)) from error
         finally:
-            connection.close()
+            with self._lock:
+                self._in_use.discard(connection)
+                kept = self._idle.setdefault(address, [])
+                if is_reusable and not self.closed.is_set() and len(kept) < _MOST_IDLE:
+                    kept.append(connection)
+                else:
+                    connection.close()
 
     def close(self) -> None:
-        """Close what is idle; connections in use are closed when they are given back."""
+        """Close every connection: a request under way breaks, and none can be made any more. May be called twice."""
         with self._lock:
-            self._is_closed = True
+            self.closed.set()
             _close_all(self._idle)
+            for connection in self._in_use:
+                if connection.sock is not None:
+                    with suppress(OSError):
+                        connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _exchange(
         self,
         connection: http.client.HTTPConnection,
-        address: Address,
         method: str,
         path: str,
         headers: Mapping[str, str],
@@ -183,8 +152,9 @@ class Transport:
         wait_s: float,
     ) -> http.client.HTTPResponse:
         size = sum(len(piece) for piece in body)
-        connection.putrequest(method, address.prefix + path, skip_accept_encoding=True)
-        for name, value in {**self._headers, **headers, **_trace_context()}.items():
+        connection.putrequest(method, path, skip_accept_encoding=True)
+        own = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        for name, value in {**own, **headers, **_trace_context()}.items():
             connection.putheader(name, value)
         if body or method in {"PUT", "POST"}:
             connection.putheader("Content-Length", str(size))
@@ -199,51 +169,49 @@ class Transport:
         except (BrokenPipeError, ConnectionResetError):
             # The head may have refused before it read all; its answer says why, if it still can be read.
             return connection.getresponse()
-        assert connection.sock is not None
         connection.sock.settimeout(self.timeout_s + wait_s)
         return connection.getresponse()
 
     def _take(self, address: Address) -> http.client.HTTPConnection:
-        if self._is_closed:
-            raise HeadUnreachable("the client is closed; connect again")
         with self._lock:
             kept = self._idle.get(address, [])
             while kept:
                 connection = kept.pop()
                 if not _was_closed(connection):
+                    self._in_use.add(connection)
                     connection.sock.settimeout(self.timeout_s)
                     return connection
                 connection.close()
-        if address.is_tls and self._tls is not None:
-            made: http.client.HTTPConnection = _TlsConnection(
-                address, self._tls, name=self._server_name, timeout_s=self._connect_timeout_s
-            )
-        else:
-            made = http.client.HTTPConnection(address.host, address.port, timeout=self._connect_timeout_s)
+        made = http.client.HTTPConnection(address.host, address.port)
+        made.auto_open = 0  # never another way than by `dial`
+        if not self.closed.is_set():
+            made.sock = self._connect(address)
+        with self._lock:
+            if self.closed.is_set():
+                made.close()
+                raise HeadUnreachable("the client is closed; connect again")
+            self._in_use.add(made)
+        return made
+
+    def _connect(self, address: Address) -> socket.socket:
         try:
-            made.connect()
-            made.sock.settimeout(self.timeout_s)
+            made = self.dial(address, min(self.timeout_s, _CONNECT_S))
+            try:
+                if address.is_tls and self.tls is not None:
+                    made = self.tls.wrap_socket(made, server_hostname=self.server_name or address.host)
+                made.settimeout(self.timeout_s)
+            except OSError:
+                made.close()
+                raise
         except ssl.SSLCertVerificationError as error:
-            made.close()
             # Waiting does not make it better, as it does with a head that is away.
             raise BadAddress(
                 f"the certificate of {address} was rejected: {error.verify_message}; renew it, or pass the CA to "
                 "trust as ca_file (on the command line --ca-file)"
             ) from error
         except OSError as error:
-            made.close()
             raise Broken(_reason(error)) from error
         return made
-
-    def _give_back(
-        self, address: Address, connection: http.client.HTTPConnection, response: http.client.HTTPResponse
-    ) -> None:
-        with self._lock:
-            kept = self._idle.setdefault(address, [])
-            if not response.will_close and not self._is_closed and len(kept) < _MOST_IDLE:
-                kept.append(connection)
-                return
-        connection.close()
 
 
 def _close_all(idle: dict[Address, list[http.client.HTTPConnection]]) -> None:
@@ -270,8 +238,6 @@ def _receive(response: http.client.HTTPResponse) -> memoryview:
 
 def _was_closed(connection: http.client.HTTPConnection) -> bool:
     """Readable while nothing was asked: the head closed it in the meantime."""
-    if connection.sock is None:
-        return True
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return bool(poll.poll(0))

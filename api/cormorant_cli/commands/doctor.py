@@ -1,38 +1,76 @@
-"""`cormorant doctor [JOB]`: looks at a cluster and a job, and says what is wrong. Changes nothing."""
+"""`cormorant doctor [JOB]`: looks at a cluster and a job, and says what is wrong. Changes nothing.
+
+The operator's conditions are the diagnosis of a job. Added here is what no operator can write: that none runs, that it
+has not seen the newest spec, what this user may not do, and what to do about a reason.
+"""
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import typer
 
 from cormorant_cli.cluster import Cluster, Raw, connected
 from cormorant_cli.connection import Connection, Context, Namespace
-from cormorant_cli.diagnosis import Finding, of_job, of_operators
-from cormorant_cli.errors import CliError, ClusterAway, NoHead, NotAllowed, ObjectMissing
-from cormorant_cli.jobs import condition, identity
+from cormorant_cli.errors import CliError, NoHead, NotAllowed, ObjectMissing
+from cormorant_cli.jobs import age, condition, holds, identity, is_current, why
+from cormorant_contract.children import JOB
 from cormorant_contract.job import GROUP
 from cormorant_contract.schema import PLURAL
 
-T = TypeVar("T")
-
+Level = Literal["ok", "note", "problem"]
+_MARKS = {"ok": "ok  ", "note": "note", "problem": "BAD "}
 _OPERATOR = "app.kubernetes.io/name=cormorant,app.kubernetes.io/component=operator"
+_HEADS = "`cormorant weights` and every command that connects to a head"
 _RIGHTS: tuple[tuple[str, str, str, str, str], ...] = (
     # verb, resource, subresource, API group, what needs it
     ("create", PLURAL, "", GROUP, "`cormorant submit`"),
     ("patch", PLURAL, "", GROUP, "`cormorant submit` and `cormorant pause`"),
     ("create", "configmaps", "", "", "`cormorant submit --code`"),
-    ("get", "secrets", "", "", "`cormorant weights` and every command that connects to a head"),
-    ("list", "pods", "", "", "`cormorant weights` and every command that connects to a head"),
-    ("get", "pods", "portforward", "", "`cormorant weights` and every command that connects to a head"),
+    ("get", "secrets", "", "", _HEADS),
+    ("list", "pods", "", "", _HEADS),
+    ("get", "pods", "portforward", "", _HEADS),
 )
-_MARKS = {"ok": "ok  ", "note": "note", "problem": "BAD "}
-_NO_CRD = (
-    "the CustomResourceDefinition of CollectorJob is not installed; install the operator: "
-    "helm install cormorant charts/cormorant"
-)
+_SEEN_WITHIN_S = 15
+"""An operator that runs has written a new job's first status by then."""
+_TROUBLE = {
+    "Accepted": "False",
+    "Scheduled": "False",
+    "Ready": "False",
+    "Progressing": "Unknown",
+    "Stalled": "True",
+    "Suspended": "True",
+    "Failed": "True",
+}
+"""The status that makes a condition a problem."""
+_PASSING = ("PodsPending", "HeadNotReady", "TooFewWorkers")
+"""Reasons of every start and every new size."""
+_GOOD = ("Accepted", "AllPodsScheduled", "EnoughWorkers", "FramesCollected", "AllFramesDelivered")
+_QUIET = ("NotWanted", "UpToDate", "NotStalled", "NotPaused", "NotSuspended")
+_DESCRIBE = "`kubectl describe pods -l {label}{options}` shows what the pods wait for"
+_REMEDIES = {
+    "Forbidden": "see rbac in the chart's values",
+    "ImagePull": "check the image's name and whether the nodes may pull it (imagePullSecrets)",
+    "Unschedulable": "lower resources.requests, add nodes, or change the template's nodeSelector or tolerations",
+    "ContainerConfig": "create the object that the container refers to",
+    "QuotaExceeded": "raise the ResourceQuota or request less",
+    "HeadBlocked": "fix the cause, the operator retries every 2 min",
+    "HeadNotReady": _DESCRIBE,
+    "TooFewWorkers": _DESCRIBE,
+    "ControlPlaneUnreachable": "does a NetworkPolicy block it?",
+    "Suspended": "set spec.suspend to false to continue",
+    "Spec": "`cormorant resume {name}{options}` ends it",
+    "API": "`cormorant status {name}{options}` shows who holds it",
+    "NoWorkers": "scale it up",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    level: Level
+    sentence: str
 
 
 def doctor(
@@ -45,7 +83,7 @@ def doctor(
 ) -> None:
     """Diagnose a cluster and a job. Exits with 1 if there is a problem."""
     with connected(context) as cluster:
-        findings = list(examine(cluster, job, namespace or cluster.namespace))
+        findings = list(_examine(cluster, job, namespace or cluster.namespace))
     problems = [finding for finding in findings if finding.level == "problem"]
     if output == "json":
         typer.echo(
@@ -58,69 +96,84 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
+def _examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
     """Every finding, the cluster's first. `name`: of a job; empty: none is asked about."""
-    gaps: list[Finding] = []
-
-    def read(ask: Callable[[], T], what: str) -> T | None:
-        """The answer; None where the user may not have it."""
-        try:
-            return ask()
-        except (ClusterAway, ObjectMissing):
-            raise
-        except CliError as error:
-            gaps.append(Finding("note", f"cannot check {what}: {error}"))
-            return None
-
     yield Finding("ok", f"the API server {cluster.server} answers (Kubernetes {cluster.version()})")
+    job = None
     try:
-        read(lambda: cluster.get("Namespace", namespace), f"namespace {namespace}")
-    except ObjectMissing as error:
-        yield Finding("problem", f"{error}; create it: kubectl create namespace {namespace}")
-        return
-    try:
-        crd = read(lambda: cluster.get("CustomResourceDefinition", f"{PLURAL}.{GROUP}"), "the CRD of CollectorJob")
-    except ObjectMissing:
-        yield Finding("problem", _NO_CRD)
-        return
-    if crd is not None:
-        yield _of_crd(crd)
-    job, missing = None, ""
-    if name:
-        try:
+        if name:
             job = cluster.get("CollectorJob", name, namespace=namespace)
-        except ObjectMissing as error:
-            missing = str(error)
-    operators = read(lambda: cluster.objects("Deployment", labels=_OPERATOR), "the operator's Deployment")
-    found = [] if operators is None else list(of_operators(operators, job, namespace=namespace))
-    yield from found
-    yield from read(lambda: list(_lacking(cluster, namespace)), "your permissions") or ()
-    if missing:
-        yield Finding("problem", missing)
+        else:
+            cluster.objects("CollectorJob", namespace=namespace)
+    except ObjectMissing as error:  # the job, its namespace, or the definition of all jobs
+        yield Finding("problem", str(error))
+        return
+    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "the operator's Deployment": lambda: of_operators(
+            cluster.objects("Deployment", labels=_OPERATOR), job, namespace=namespace
+        ),
+        "your permissions": lambda: _lacking(cluster, namespace),
+    }
     if job is not None:
-        is_kept = not any(finding.level == "problem" for finding in found)
-        yield from of_job(job, now=datetime.now(UTC), options=cluster.options_of(job), is_kept=is_kept)
-        code = (job["spec"].get("code") or {}).get("configMap")
+        checks["the job"] = lambda: of_job(job, now=datetime.now(UTC), options=cluster.options_of(job))
+        checks["the job's code"] = lambda: _of_code(cluster, job)
+        checks["the job's head"] = lambda: _of_head(cluster, job)
+    for what, check in checks.items():
         try:
-            if code:
-                read(lambda: cluster.get("ConfigMap", code, namespace=namespace), f"ConfigMap {code}")
-        except ObjectMissing:
-            # It keeps pods in ContainerCreating, which no condition explains.
-            sentence = (
-                f"the ConfigMap {code} with its code does not exist, and pods wait for it; submit the job again with "
-                "--code, or create the ConfigMap"
-            )
-            yield Finding("problem", sentence)
-        yield from _of_head(cluster, job)
-    yield from gaps
+            yield from check()
+        except NotAllowed as error:
+            yield Finding("note", f"cannot check {what}: {error}")
 
 
-def _of_crd(crd: Raw) -> Finding:
-    established = condition(crd, "Established")
-    if established.get("status") == "True":
-        return Finding("ok", "the CustomResourceDefinition of CollectorJob is served")
-    reason = condition(crd, "NamesAccepted").get("message") or established.get("message") or "not established yet"
-    return Finding("problem", f"the CustomResourceDefinition of CollectorJob is not served: {reason}")
+def of_operators(deployments: Sequence[Raw], job: Raw | None, *, namespace: str) -> Iterator[Finding]:
+    """Whether an operator looks after a namespace. `job`: its status shows whether one runs outside of the cluster."""
+    watched = {identity(deployment): _watched(deployment) for deployment in deployments}
+    near = [one for one in deployments if not watched[identity(one)] or namespace in watched[identity(one)]]
+    for deployment in near:
+        yield _of_operator(deployment)
+    if near:
+        return
+    names = ", ".join(sorted(set().union(*watched.values())))
+    if job is not None and job.get("status") and is_current(job):
+        watch = f"the operators of the cluster watch only {names}" if names else "the cluster has no operator"
+        yield Finding("note", f"{watch}, but the job's status is up to date: another one keeps it")
+    elif names:
+        sentence = (
+            f"the operator does not watch namespace {namespace}, only {names}; add it to watchNamespaces of the chart, "
+            "or use one of these"
+        )
+        yield Finding("problem", sentence)
+    else:
+        sentence = (
+            "the operator is not installed: no Deployment has the label app.kubernetes.io/component=operator; install "
+            "it: helm install cormorant charts/cormorant"
+        )
+        yield Finding("problem", sentence)
+
+
+def _watched(deployment: Raw) -> set[str]:
+    """Namespaces that an operator's arguments name; empty: all."""
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    arguments = [str(word) for container in containers for word in container.get("args") or ()]
+    return {word.partition("=")[2] for word in arguments if word.startswith("--namespace=")}
+
+
+def _of_operator(deployment: Raw) -> Finding:
+    name, metadata = identity(deployment), deployment["metadata"]
+    wanted = deployment["spec"].get("replicas", 1)
+    ready = (deployment.get("status") or {}).get("readyReplicas") or 0
+    kubectl = f"kubectl -n {metadata['namespace']}"
+    if not wanted:
+        sentence = f"the operator {name} is scaled to 0; {kubectl} scale deployment {metadata['name']} --replicas=1"
+        return Finding("problem", sentence)
+    if ready:
+        return Finding("ok", f"the operator {name} is running ({ready} of {wanted} replicas ready)")
+    failed = condition(deployment, "ReplicaFailure").get("message") or "no replica is ready"
+    sentence = (
+        f"the operator {name} is not running: {failed}; see `{kubectl} describe pods -l "
+        f"app.kubernetes.io/component=operator` and `{kubectl} logs deployment/{metadata['name']}`"
+    )
+    return Finding("problem", sentence)
 
 
 def _lacking(cluster: Cluster, namespace: str) -> Iterator[Finding]:
@@ -129,6 +182,60 @@ def _lacking(cluster: Cluster, namespace: str) -> Iterator[Finding]:
             right = f"{verb} {resource}{f'/{subresource}' if subresource else ''}"
             sentence = f"you may not {right} in namespace {namespace}, which {purpose} needs; ask for that permission"
             yield Finding("problem", sentence)
+
+
+def of_job(job: Raw, *, now: datetime, options: str = "") -> Iterator[Finding]:
+    """What the operator says of a job. `options`: what a command about it must say beside its name."""
+    name, metadata = identity(job), job["metadata"]
+    if "deletionTimestamp" in metadata:
+        yield Finding("problem", f"{name} is being deleted")
+    status = job.get("status")
+    if not status:
+        born = metadata["creationTimestamp"]
+        if (now - datetime.fromisoformat(born)).total_seconds() <= _SEEN_WITHIN_S:
+            yield Finding("note", f"{name} was just created and has no status yet")
+            return
+        sentence = f"no operator has reconciled {name} since its creation {age(born, now)} ago: it has no status"
+        yield Finding("problem", sentence)
+        return
+    if not is_current(job) and not holds(job, "Completed") and not holds(job, "Failed"):
+        sentence = (
+            f"the operator has not reconciled the newest spec of {name}: the status belongs to an older generation"
+        )
+        yield Finding("problem", sentence)
+    told = (fact for fact in status.get("conditions") or () if fact["reason"] not in _QUIET)
+    yield from (_of_condition(fact, job, options) for fact in told)
+    failures = status.get("recentFailures") or ()
+    if failures:
+        last = failures[-1]
+        code = f", exit code {last['exitCode']}" if last.get("exitCode") is not None else ""
+        words = f": {last['message']}" if last.get("message") else ""
+        advice = "; raise the memory limit of its group" if last["reason"] == "OOMKilled" else ""
+        counted = f"{len(failures)} pods failed, most recently {last['pod']} {age(last['time'], now)} ago"
+        yield Finding("note", f"{counted}: {last['reason']}{code}{words}{advice}")
+
+
+def _of_condition(fact: Raw, job: Raw, options: str) -> Finding:
+    kind, status, reason, name = fact["type"], fact["status"], fact["reason"], job["metadata"]["name"]
+    if status == _TROUBLE.get(kind) and reason not in _PASSING:
+        level: Level = "problem"
+    else:
+        level = "ok" if reason in _GOOD else "note"
+    sentence = f"{kind}={status}, {why(fact)}"
+    if level != "ok" and reason in _REMEDIES:
+        sentence += "; " + _REMEDIES[reason].format(name=name, label=f"{JOB}={name}", options=options)
+    return Finding(level, sentence)
+
+
+def _of_code(cluster: Cluster, job: Raw) -> Iterator[Finding]:
+    """Its absence keeps pods in ContainerCreating, which no condition explains."""
+    code = (job["spec"].get("code") or {}).get("configMap")
+    if code and cluster.find("ConfigMap", code, namespace=job["metadata"]["namespace"]) is None:
+        sentence = (
+            f"the ConfigMap {code} with its code does not exist, and pods wait for it; submit the job again with "
+            "--code, or create the ConfigMap"
+        )
+        yield Finding("problem", sentence)
 
 
 def _of_head(cluster: Cluster, job: Raw) -> Iterator[Finding]:

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from cormorant_cli.connection import _client_of, tls_of
-from cormorant_cli.errors import BadInput, ObjectMissing
+from cormorant_cli.connection import client_errors
+from cormorant_cli.errors import BadInput
+from cormorant_cli.job_head import connect_to_head
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import CertificateRefused, SettingsError
 from cormorant_operator.head_client import HeadClient
@@ -36,6 +37,7 @@ from cormorant_testing.serving import serve
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 KEY = b"k" * 32
+ISSUER = {"certManager": {"issuerRef": {"name": "ca"}}}
 HEAD = Pod(
     name="toy-head-1",
     uid="h1",
@@ -102,12 +104,14 @@ def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None:
         for untrusted in (stranger.cert, None):
             with pytest.raises(CertificateRefused, match=f"does not trust the certificate of toy-head-1: .*{host}"):
                 ask(job, port, untrusted)
-        with _client_of(url, tokens.read, hint="", server_name=host, ca_data=ours.cert.read_text()) as client:
+        cluster: Any = JobCluster(name, int(port), ours.cert.read_text())
+        with connect_to_head(cluster, cluster.job, token=tokens.read) as client:
             assert client.status().job == name
-        strange = {"server_name": host, "ca_data": stranger.cert.read_text()}
+        strange: Any = JobCluster(name, int(port), stranger.cert.read_text())
         with (
             pytest.raises(BadInput, match=r"the certificate of .* was rejected"),
-            _client_of(url, tokens.read, hint="", **strange) as client,
+            client_errors(),
+            connect_to_head(strange, strange.job, token=tokens.read) as client,
         ):
             client.status()
         # Renewed, as cert-manager does it, while the head runs.
@@ -222,28 +226,23 @@ def test_unreadable_certificates_are_refused_at_start(tmp_path: Path) -> None:
         asyncio.run(make())
 
 
-def test_command_line_takes_the_authority_of_the_jobs_secret() -> None:
-    authority = {"ca.crt": base64.b64encode(b"PEM").decode()}
-    cluster: Any = Secrets({"pong-tls": authority, "bare": {}})
+class JobCluster:
+    """A cluster with the job `name`, whose head listens here."""
 
-    def job(tls: dict[str, Any] | None) -> dict[str, Any]:
-        return {"metadata": {"name": "pong", "namespace": "rl"}, "spec": {"head": {"tls": tls} if tls else {}}}
+    def __init__(self, name: str, port: int, ca: str) -> None:
+        self.job = {"metadata": {"name": name, "namespace": "default", "uid": "u1"}, "spec": {"head": {"tls": ISSUER}}}
+        self._port, self._secrets = port, {f"{name}-tls": {"ca.crt": base64.b64encode(ca.encode()).decode()}}
 
-    assert tls_of(cluster, job(None)) == {}
-    issuer = {"certManager": {"issuerRef": {"name": "ca"}}}
-    assert tls_of(cluster, job(issuer)) == {"server_name": "pong-api.rl.svc", "ca_data": "PEM"}
-    for name in ("bare", "unreadable"):
-        assert tls_of(cluster, job({"secretName": name})) == {"server_name": "pong-api.rl.svc", "ca_data": ""}
+    def objects(self, _kind: str, **_: str) -> list[dict[str, Any]]:
+        return [{"metadata": {"name": "head", "labels": {}}, "status": {"phase": "Running"}}]
 
+    def get(self, _kind: str, name: str, *, namespace: str) -> dict[str, Any]:
+        assert namespace == "default"
+        return {"data": self._secrets[name]}
 
-class Secrets:
-    """The Secrets of a namespace."""
+    def options_of(self, _job: object) -> str:
+        return ""
 
-    def __init__(self, found: dict[str, dict[str, str]]) -> None:
-        self._found = found
-
-    def get(self, kind: str, name: str, *, namespace: str) -> dict[str, Any]:
-        assert (kind, namespace) == ("Secret", "rl")
-        if name not in self._found:
-            raise ObjectMissing(f"Secret {name} is not there")
-        return {"data": self._found[name]}
+    def open_port(self, pod: str, _port: int, *, namespace: str) -> socket.socket:
+        assert (pod, namespace) == ("head", "default")
+        return socket.create_connection(("127.0.0.1", self._port))
