@@ -9,6 +9,7 @@ from cormorant_worker.collect.block import Layout
 from cormorant_worker.sinks.dataset import StoredDataset
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.frames import Frames
+from cormorant_worker.sinks.schema import FrameSchema
 from cormorant_worker.spaces import leaves
 
 
@@ -21,7 +22,13 @@ def described(*, num_rows: int, num_envs: int, job: str = "") -> tuple[Layout, D
         observation=leaves(observation, ("observation",)),
         action=leaves(action, ("action",)),
     )
-    return layout, DatasetDescription.of({"gymnasium": {"id": "Count"}}, observation, action, layout, job=job)
+    return layout, DatasetDescription(
+        env={"gymnasium": {"id": "Count"}},
+        observation_space=observation,
+        action_space=action,
+        schema=FrameSchema.of(layout),
+        job=job,
+    )
 
 
 def iter_frames(dataset: StoredDataset) -> Iterator[Frames]:

@@ -38,19 +38,6 @@ class DatasetDescription:
     notes: Mapping[str, str] = field(default_factory=dict)
     """Anything else worth keeping, for example versions."""
 
-    @classmethod
-    def of(
-        cls, env: Mapping[str, Any], observation_space: Space, action_space: Space, layout: Layout, **notes: Any
-    ) -> "DatasetDescription":
-        """Describe what a collector with this layout writes; `notes` are the remaining fields."""
-        return cls(
-            env=env,
-            observation_space=observation_space,
-            action_space=action_space,
-            schema=FrameSchema.of(layout),
-            **notes,
-        )
-
     def to_bytes(self) -> bytes:
         value = {
             "format": "cormorant-shards",
@@ -153,11 +140,11 @@ def describe_job(job: CollectorJob, layout: Layout, observation: Space, action: 
     """What a dataset says about the job that fills it; the same in the fleet and in its workers."""
     document = job.to_document()
     manifest = json.dumps(document, sort_keys=True).encode()
-    return DatasetDescription.of(
-        _describe_env(job),
-        observation,
-        action,
-        layout,
+    return DatasetDescription(
+        env=_describe_env(job),
+        observation_space=observation,
+        action_space=action,
+        schema=FrameSchema.of(layout),
         job=job.metadata.name,
         seed=job.spec.collection.seed,
         manifest_sha256=hashlib.sha256(manifest).hexdigest(),

@@ -6,9 +6,9 @@ Minari's layout, written with h5py alone:
     <target>/data/main_data.hdf5     episode_0/{observations, actions, rewards, terminations, truncations, infos} ...
 
 Observations have one value more than actions: the true final one. `infos` has per frame `policy_version` and the
-policy's outputs, and per frame `traj_id` (two attempts of one worker never share one). Small arrays are stored in
-their header, which is several times faster than HDF5's chunks; images are compressed with lzf, which h5py brings along.
-HDF5 takes a "/" in a key for a path: such keys are percent-encoded, in `main_data.hdf5` and in the metadata's spaces.
+policy's outputs, and per frame `traj_id` (two attempts of one worker never share one). Images are compressed with lzf,
+which h5py brings along. HDF5 takes a "/" in a key for a path: such keys are percent-encoded, in `main_data.hdf5` and in
+the metadata's spaces.
 """
 
 import json
@@ -23,17 +23,14 @@ from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import StoredDataset, existing_dataset
 from cormorant_worker.sinks.export_lerobot import write_lerobot
 from cormorant_worker.sinks.export_parquet import write_parquet
-from cormorant_worker.sinks.schema import FrameSchema
-from cormorant_worker.sinks.trajectories import Stretch, iter_stretches
+from cormorant_worker.sinks.frames import Frames
+from cormorant_worker.sinks.trajectories import iter_trajectories
 from cormorant_worker.spaces import Array, Key, Space
 
 ExportFormat = Literal["minari", "parquet", "lerobot", "huggingface"]
 MINARI_VERSION = "0.5.4"
 """The layout's version; loaders look at it."""
-_HELD_BYTES = 256 << 20
-_COMPACT_BYTES = 60_000
-_COMPRESS_BYTES = 1 << 20
-_CHUNK_BYTES = 256 << 10
+_COMPRESS_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +47,7 @@ class Exported:
 
 def export(uri: str, target: Path, *, to: ExportFormat, fps: int = 30) -> Exported:
     """Write a dataset in another format into a new folder. Holds a few batches in memory, however long it is; for
-    LeRobot the trajectories that are open at once, and 100 MB.
+    Minari and LeRobot the open trajectories of one worker, and 100 MB.
 
     Args:
         target: a folder that does not exist yet, or is empty.
@@ -129,9 +126,7 @@ def _card(dataset: StoredDataset, frames: int) -> str:
 
 
 def _export_minari(dataset: StoredDataset, target: Path) -> Exported:
-    """Write `<target>/data`. Episodes are numbered as they ended. Whole ones are written at once, long ones
-    grow stretch by stretch.
-    """
+    """Write `<target>/data`. Episodes are numbered as they ended."""
     try:
         import h5py
     except ImportError as error:
@@ -140,31 +135,21 @@ def _export_minari(dataset: StoredDataset, target: Path) -> Exported:
     data.mkdir()
     path = data / "main_data.hdf5"
     description = dataset.description
-    observation = _paths(description.observation_space, "observations")
-    action = _paths(description.action_space, "actions")
-    growing: dict[int, tuple[int, int]] = {}  # by trajectory: episode number, frames so far
+    paths = _paths(description.observation_space, "observations"), _paths(description.action_space, "actions")
     episodes = steps = cut = 0
     with h5py.File(path, "w", libver="latest") as file:
-        for stretch in iter_stretches(dataset, max_bytes=_HELD_BYTES):
-            number, start = growing.pop(stretch.traj_id, (episodes, 0))
-            episodes += start == 0
-            steps += len(stretch)
-            group = file.require_group(f"episode_{number}")
-            arrays = dict(zip(observation + action, stretch.observation + stretch.action, strict=True))
-            for place, values in (arrays | _frame_arrays(description.schema, stretch)).items():
-                if start == 0 and stretch.ending != "open":
-                    folder, _, name = place.rpartition("/")
-                    _put_whole(group.require_group(folder) if folder else group, name, values)
-                else:
-                    _put_part(group, place, values, start)
-            if stretch.ending == "open":
-                growing[stretch.traj_id] = (number, start + len(stretch))
-                continue
-            cut += stretch.ending == "cut"
-            group.attrs["id"] = number
-            group.attrs["total_steps"] = start + len(stretch)
-            group.attrs["cormorant_part"] = stretch.part
-            group.attrs["cormorant_cut"] = stretch.ending == "cut"
+        for frames in iter_trajectories(dataset):
+            group = file.create_group(f"episode_{episodes}")
+            for place, values in _episode_arrays(frames, *paths).items():
+                is_image = values.dtype == np.uint8 and values.ndim > 2 and values.nbytes >= _COMPRESS_BYTES
+                group.create_dataset(place, data=values, compression="lzf" if is_image else None)
+            group.attrs["id"] = episodes
+            group.attrs["total_steps"] = len(frames)
+            group.attrs["cormorant_part"] = frames.part
+            group.attrs["cormorant_cut"] = frames.is_cut
+            episodes += 1
+            steps += len(frames)
+            cut += frames.is_cut
     name = "".join(c if c.isalnum() or c in "-_" else "-" for c in description.job) or "dataset"
     metadata: dict[str, Any] = {
         "total_episodes": episodes,
@@ -189,19 +174,20 @@ def _export_minari(dataset: StoredDataset, target: Path) -> Exported:
     return Exported(path=data, frames=steps, episodes=episodes, cut=cut)
 
 
-def _frame_arrays(schema: FrameSchema, stretch: Stretch) -> dict[str, Array]:
-    """Where Minari looks for what a stretch has per frame, beside observations and actions."""
-    truncated = stretch.truncated
-    if stretch.ending == "cut":
+def _episode_arrays(frames: Frames, observation: list[str], action: list[str]) -> dict[str, Array]:
+    """A trajectory by where Minari looks for it; `observation` and `action` are the places of their leaves."""
+    truncated = frames.truncated
+    if frames.is_cut:
         truncated = truncated.copy()
         truncated[-1] = True
-    found = {"rewards": stretch.reward, "terminations": stretch.terminated, "truncations": truncated}
-    found["infos/policy_version"] = stretch.policy_version
-    found["infos/traj_id"] = np.full(len(stretch), stretch.traj_id, dtype=np.int64)
-    own = schema.outputs + schema.states + schema.tasks
-    arrays = stretch.outputs + tuple(values[:-1] for values in stretch.states) + stretch.tasks
-    found |= {_join("infos", leaf.key): values for leaf, values in zip(own, arrays, strict=True)}
-    for leaf, values in zip(schema.info, stretch.info, strict=True):
+    whole = map(np.concatenate, zip(frames.observation, frames.next_observation, strict=True))
+    found: dict[str, Array] = dict(zip(observation + action, (*whole, *frames.action), strict=True))
+    found |= {"rewards": frames.reward, "terminations": frames.terminated, "truncations": truncated}
+    found |= {"infos/policy_version": frames.policy_version, "infos/traj_id": frames.traj_id}
+    schema = frames.schema
+    own = zip(schema.outputs + schema.states + schema.tasks, frames.outputs + frames.states + frames.tasks, strict=True)
+    found |= {_join("infos", leaf.key): values for leaf, values in own}
+    for leaf, values in zip(schema.info, frames.info, strict=True):
         path = _join("infos", leaf.key[1:])
         found[_join("infos", leaf.key) if path in found else path] = values
     return found
@@ -225,47 +211,6 @@ def _encode(key: object) -> str:
     """A name that HDF5 takes as it is: "a%2Fb"."""
     name = str(key).replace("%", "%25").replace("/", "%2F")
     return name.replace(".", "%2E") if not name.strip(".") else name
-
-
-def _put_whole(group: Any, name: str, values: Array) -> None:
-    if values.nbytes > _COMPACT_BYTES:
-        packed = {"chunks": _chunks(values), "compression": "lzf"} if _is_image(values) else {}
-        group.create_dataset(name, data=values, **packed)
-        return
-    import h5py  # optional: Parquet does without
-
-    values = np.ascontiguousarray(values)
-    header = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    header.set_layout(h5py.h5d.COMPACT)
-    kind = h5py.h5t.py_create(values.dtype, logical=True)
-    made = h5py.h5d.create(group.id, name.encode(), kind, h5py.h5s.create_simple(values.shape), header)
-    if values.size:
-        made.write(h5py.h5s.ALL, h5py.h5s.ALL, values, h5py.h5t.py_create(values.dtype))
-
-
-def _put_part(group: Any, path: str, values: Array, start: int) -> None:
-    if path not in group:
-        packed = {"compression": "lzf"} if _is_image(values) else {}
-        group.create_dataset(
-            path,
-            shape=values.shape,
-            dtype=values.dtype,
-            maxshape=(None, *values.shape[1:]),
-            chunks=_chunks(values),
-            **packed,
-        )
-    grown = group[path]
-    grown.resize(start + len(values), axis=0)
-    grown[start:] = values
-
-
-def _is_image(values: Array) -> bool:
-    return values.dtype == np.uint8 and values.ndim > 2 and values.nbytes >= _COMPRESS_BYTES // 16
-
-
-def _chunks(values: Array) -> tuple[int, ...]:
-    row = max(1, values[:1].nbytes)
-    return (max(1, min(len(values), _CHUNK_BYTES // row)), *(max(1, n) for n in values.shape[1:]))
 
 
 def _minari_space(space: Space) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from cormorant_worker.errors import DatasetError
 from cormorant_worker.normalize.moments import RunningMoments
 from cormorant_worker.sinks.dataset import StoredDataset
 from cormorant_worker.sinks.export_parquet import nested_lists
+from cormorant_worker.sinks.frames import Frames
 from cormorant_worker.sinks.schema import FrameSchema, column_name
-from cormorant_worker.sinks.trajectories import Stretch, iter_stretches
+from cormorant_worker.sinks.trajectories import iter_trajectories
 from cormorant_worker.spaces import Array, Leaf
 
 _FILE_BYTES = 100 << 20
@@ -85,23 +86,22 @@ class LeRobotWriter:
         self._episodes: list[dict[str, Any]] = []
         self._statistics = {name: _Statistics(shape) for name, (_, shape) in self._features.items()}
 
-    def add(self, stretch: Stretch) -> None:
-        count, number = len(stretch), len(self._episodes)
+    def add(self, frames: Frames) -> None:
+        count, number = len(frames), len(self._episodes)
         step = np.arange(count)
-        frames = stretch.frames(self._schema)
         leaves = (values for _, values in self._schema.arrays_of(frames))
         arrays = dict(zip(_columns(self._schema), leaves, strict=False)) | {
-            "next.reward": stretch.reward,
-            "next.done": stretch.terminated | stretch.truncated,
-            "next.terminated": stretch.terminated,
-            "next.truncated": stretch.truncated,
-            "policy_version": stretch.policy_version,
+            "next.reward": frames.reward,
+            "next.done": frames.terminated | frames.truncated,
+            "next.terminated": frames.terminated,
+            "next.truncated": frames.truncated,
+            "policy_version": frames.policy_version,
             "traj_id": frames.traj_id,
             "timestamp": (step / self._fps).astype(np.float32),
             "frame_index": step,
             "episode_index": np.full(count, number),
             "index": self.frames + step,
-            "task_index": stretch.tasks[0] if stretch.tasks else np.zeros(count, dtype=np.int64),
+            "task_index": frames.tasks[0] if frames.tasks else np.zeros(count, dtype=np.int64),
         }
         place = {"chunk_index": self._files // _FILES_PER_CHUNK, "file_index": self._files % _FILES_PER_CHUNK}
         self._episodes.append(
@@ -232,10 +232,10 @@ def write_lerobot(dataset: StoredDataset, target: Path, *, fps: int) -> tuple[in
     """
     writer = LeRobotWriter(dataset, target, fps=fps)
     cut = episodes = 0
-    for stretch in iter_stretches(dataset):
-        writer.add(stretch)
+    for frames in iter_trajectories(dataset):
+        writer.add(frames)
         episodes += 1
-        cut += stretch.ending == "cut"
+        cut += frames.is_cut
     if not episodes:
         raise DatasetError(f"{dataset.uri} has no frames, and LeRobot cannot open a dataset without them")
     writer.close()

@@ -4,7 +4,6 @@ Columns are those of the shards (`schema.py`) as plain Parquet types, a leaf's s
 `next.<leaf>` is null where the following row of the same `traj_id` says it.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pyarrow.parquet as pq
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import StoredDataset
 from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name
-from cormorant_worker.sinks.trajectories import iter_stretches
+from cormorant_worker.sinks.trajectories import iter_trajectories
 from cormorant_worker.spaces import Array, Leaf
 
 _GROUP_BYTES = 64 << 20
@@ -32,7 +31,6 @@ def write_parquet(dataset: StoredDataset, target: Path, *, is_nested: bool = Fal
     """
     schema = dataset.description.schema
     arrow = _parquet_schema(dataset, is_nested=is_nested)
-    column = partial(_column, is_nested=is_nested)
     rows = max(1, min(_MOST_ROWS, _GROUP_BYTES // max(1, schema.frame_bytes())))
     written = ended = 0
     for part in dataset.parts():
@@ -41,17 +39,18 @@ def write_parquet(dataset: StoredDataset, target: Path, *, is_nested: bool = Fal
         draft = target / f"{part.name}.parquet.open"
         with pq.ParquetWriter(draft, arrow, compression="zstd", compression_level=1) as writer:
             for frames in dataset.iter_frames(part):
-                everyone = np.arange(len(frames))
-                columns = [column(leaf, values, everyone, len(frames)) for leaf, values in schema.arrays_of(frames)]
+                columns = [_column(leaf, values, is_nested=is_nested) for leaf, values in schema.arrays_of(frames)]
                 columns += [pa.array(getattr(frames, name)) for name, _ in schema.plain]
+                has_next = np.isin(np.arange(len(frames)), frames.next_rows)
+                places = pa.array(np.cumsum(has_next) - 1, mask=~has_next)
                 following = zip(schema.carried, frames.next_observation + frames.next_states, strict=True)
-                columns += [column(leaf, values, frames.next_rows, len(frames)) for leaf, values in following]
+                columns += [_column(leaf, values, is_nested=is_nested).take(places) for leaf, values in following]
                 writer.write_table(pa.Table.from_arrays(columns, schema=arrow), row_group_size=rows)
                 written += len(frames)
                 ended += int(np.count_nonzero(frames.terminated | frames.truncated))
         draft.rename(target / f"{part.name}.parquet")
     no_leaves = FrameSchema(observation=(), action=())
-    cut = sum(stretch.ending == "cut" for stretch in iter_stretches(dataset, schema=no_leaves))
+    cut = sum(frames.is_cut for frames in iter_trajectories(dataset, schema=no_leaves))
     return written, ended, cut
 
 
@@ -87,22 +86,9 @@ def nested_lists(values: Array) -> Any:
     return array
 
 
-def _column(leaf: Leaf, values: Array, rows: Array, count: int, *, is_nested: bool) -> Any:
-    """[k, ...] values that belong to `rows`, as a column of `count` rows with nulls elsewhere."""
-    missing = np.ones(count, dtype=np.bool_)
-    missing[rows] = False
-    if leaf.shape == ():
-        full = np.zeros(count, dtype=leaf.dtype)
-        full[rows] = values
-        return pa.array(full, mask=missing)
-    size = int(np.prod(leaf.shape))
-    if len(values) * size > np.iinfo(np.int32).max:
-        raise DatasetError(
-            f"a batch holds {len(values) * size} numbers of {column_name(leaf)}, more than a Parquet list takes"
-        )
-    lists = nested_lists(values if is_nested else values.reshape(len(values), size))
-    offsets = np.zeros(count + 1, dtype=np.int32)
-    np.cumsum(np.where(missing, 0, leaf.shape[0] if is_nested else size), out=offsets[1:])
-    return pa.ListArray.from_arrays(
-        pa.array(offsets), lists.flatten(), type=lists.type, mask=pa.array(missing) if missing.any() else None
-    )
+def _column(leaf: Leaf, values: Array, *, is_nested: bool) -> Any:
+    """[n, ...] values as a column of n rows."""
+    if values.size > np.iinfo(np.int32).max:
+        name = column_name(leaf)
+        raise DatasetError(f"a batch holds {values.size} numbers of {name}, more than a Parquet list takes")
+    return nested_lists(values if is_nested or leaf.shape == () else values.reshape(len(values), -1))

@@ -120,7 +120,9 @@ def _selector(block: Block) -> Callable[[Array], Array]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frames:
-    """The frames of one batch, read back: n rows, time-major. Arrays may be read-only views of the shard."""
+    """The frames of one batch, read back, time-major; or those of one trajectory. n rows. Arrays may be read-only views
+    of the shard.
+    """
 
     schema: FrameSchema
     part: str
@@ -157,11 +159,18 @@ class Frames:
     def __len__(self) -> int:
         return len(self.reward)
 
-    def runs(self) -> tuple[Array, Array]:
-        """Rows by column, then time; and the positions [S] in that order where another trajectory or column begins."""
+    @property
+    def is_cut(self) -> bool:
+        """Of a trajectory's frames: the dataset does not have its end (the job ended, the worker or its environment
+        died).
+        """
+        return not (self.terminated[-1] or self.truncated[-1])
+
+    def runs(self) -> list[Array]:
+        """The rows of each trajectory, by column, then time."""
         order = np.argsort(self.env, kind="stable")
         env, traj_id = self.env[order], self.traj_id[order]
-        return order, np.flatnonzero(np.r_[True, (env[1:] != env[:-1]) | (traj_id[1:] != traj_id[:-1])])
+        return np.split(order, np.flatnonzero((env[1:] != env[:-1]) | (traj_id[1:] != traj_id[:-1])) + 1)
 
     def following(self) -> Iterator[Array]:
         """What each frame led to: [n, ...] of each observation leaf, then of each state, copied."""

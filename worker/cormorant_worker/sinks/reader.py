@@ -18,7 +18,7 @@ from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import DatasetPart, StoredDataset, existing_dataset
 from cormorant_worker.sinks.schema import FrameSchema, column_name
 from cormorant_worker.sinks.shards import ShardRecord
-from cormorant_worker.sinks.trajectories import iter_stretches
+from cormorant_worker.sinks.trajectories import iter_trajectories
 from cormorant_worker.spaces import Key, Space
 
 if TYPE_CHECKING:
@@ -144,8 +144,8 @@ class Dataset:
         """
         keys = self.choose(columns)
         schema = self._schema.select(keys)
-        stretches = iter_stretches(self._stored, parts=self._parts, schema=schema)
-        return (stretch.frames(schema).to_tensordict(keys) for stretch in stretches)
+        trajectories = iter_trajectories(self._stored, parts=self._parts, schema=schema)
+        return (frames.to_tensordict(keys) for frames in trajectories)
 
     @cached_property
     def episodes(self) -> Any:
@@ -160,13 +160,13 @@ class Dataset:
         schema = FrameSchema(observation=(), action=(), info=tuple(infos), tasks=self._schema.tasks)
         rows = [
             (
-                *(stretch.part, stretch.env, stretch.traj_id, stretch.first_step, len(stretch)),
-                stretch.reward.sum(dtype=np.float64),
-                *(bool(stretch.terminated[-1]), bool(stretch.truncated[-1])),
-                *(int(stretch.policy_version.min()), int(stretch.policy_version.max())),
-                *(values[-1].item() for values in stretch.tasks + stretch.info),
+                *(frames.part, int(frames.env[0]), int(frames.traj_id[0]), int(frames.step[0]), len(frames)),
+                frames.reward.sum(dtype=np.float64),
+                *(bool(frames.terminated[-1]), bool(frames.truncated[-1])),
+                *(int(frames.policy_version.min()), int(frames.policy_version.max())),
+                *(values[-1].item() for values in frames.tasks + frames.info),
             )
-            for stretch in iter_stretches(self._stored, parts=self._parts, schema=schema)
+            for frames in iter_trajectories(self._stored, parts=self._parts, schema=schema)
         ]
         plain = {"part": pa.string(), "env": pa.int32(), "traj_id": pa.int64(), "first_step": pa.int64()}
         plain |= {"length": pa.int64(), "return": pa.float64(), "terminated": pa.bool_(), "truncated": pa.bool_()}

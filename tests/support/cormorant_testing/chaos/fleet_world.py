@@ -146,18 +146,18 @@ class FleetWorld(World):
 
     def _judge_dataset(self, frames: int) -> None:
         from cormorant_worker.sinks.dataset import existing_dataset
-        from cormorant_worker.sinks.trajectories import iter_stretches
+        from cormorant_worker.sinks.trajectories import iter_trajectories
 
         _equal(self._judge_durable(), frames, "frames in the dataset")
         seen: set[int] = set()
-        for stretch in iter_stretches(existing_dataset(self._dataset)):
-            obs = stretch.observation[0]
-            if stretch.traj_id in seen:
-                raise Finding(f"trajectory {stretch.traj_id} is in the dataset twice")
-            seen.add(stretch.traj_id)
+        for frames in iter_trajectories(existing_dataset(self._dataset)):
+            obs, traj_id = np.concatenate([frames.observation[0], frames.next_observation[0]]), int(frames.traj_id[0])
+            if traj_id in seen:
+                raise Finding(f"trajectory {traj_id} is in the dataset twice")
+            seen.add(traj_id)
             is_one = (obs[:, [SEED, LIFE]] == obs[0, [SEED, LIFE]]).all() and (np.diff(obs[:, STEP]) == 1).all()
             if not is_one:
-                raise Finding(f"trajectory {stretch.traj_id} of the dataset is no stretch of one episode: {obs}")
+                raise Finding(f"trajectory {traj_id} of the dataset is no stretch of one episode: {obs}")
 
     def close(self) -> None:
         """End the fleet, whatever it is doing."""

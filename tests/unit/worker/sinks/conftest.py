@@ -10,6 +10,7 @@ import pytest
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.sinks.description import DatasetDescription
+from cormorant_worker.sinks.schema import FrameSchema
 from cormorant_worker.spaces import Leaf, leaf_spaces, leaves
 
 BOX = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
@@ -78,8 +79,14 @@ class Dice:
         self.frames = 0
 
     def description(self, **notes):
-        return DatasetDescription.of(
-            {"gymnasium": {"id": "Dice-v0"}}, self.observation_space, self.action_space, self.layout, **notes
+        return DatasetDescription(
+            **{
+                "env": {"gymnasium": {"id": "Dice-v0"}},
+                "observation_space": self.observation_space,
+                "action_space": self.action_space,
+                "schema": FrameSchema.of(self.layout),
+                **notes,
+            }
         )
 
     def fill(self, lengths=None, *, version=None):
@@ -155,20 +162,27 @@ class Dice:
             array[...] = 1
         block.terminated[...] = block.truncated[...] = True
 
-    def assert_stored(self, stretches):
+    def assert_stored(self, trajectories):
         """Every trajectory, every value."""
-        stretches = {stretch.traj_id: stretch for stretch in stretches}
-        assert set(stretches) == set(self.made)
+        trajectories = {int(frames.traj_id[0]): frames for frames in trajectories}
+        assert set(trajectories) == set(self.made)
         for traj_id, made in self.made.items():
-            stored = stretches[traj_id]
-            assert stored.first_step == 0
+            stored = trajectories[traj_id]
+            assert stored.step.tolist() == list(range(len(stored)))
             for name in LEAVES:
-                arrays, steps = getattr(stored, name), getattr(made, name)
+                arrays, steps = whole(stored, name), getattr(made, name)
                 for leaf, array in enumerate(arrays):
                     np.testing.assert_array_equal(array, np.array([step[leaf] for step in steps]))
             for name in PLAIN:
                 np.testing.assert_array_equal(getattr(stored, name), np.array(getattr(made, name)))
-            assert (stored.ending == "ended") == (made.terminated[-1] or made.truncated[-1])
+            assert stored.is_cut == (not (made.terminated[-1] or made.truncated[-1]))
+
+
+def whole(frames, name):
+    """Leaves of a trajectory, observations and states with what followed its last frame."""
+    following = getattr(frames, f"next_{name}", None)
+    arrays = getattr(frames, name)
+    return arrays if following is None else [np.concatenate(pair) for pair in zip(arrays, following, strict=True)]
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from cormorant_contract.spaces import space_from_json, space_to_json
 from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch, PartExists
 from cormorant_worker.fleet.dataset_root import DatasetRoot
 from cormorant_worker.sinks.dataset import find_dataset, open_dataset
-from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.object_store import ObjectStore
 from cormorant_worker.sinks.verify import verify
 
@@ -66,11 +65,6 @@ def test_many_shards_are_read_with_few_requests(make_dice, stored, memory_uri, m
         patch.setattr(store._fs, "cat_file", lambda path: read.append(path) or cat_file(path))
         assert (dataset.frames, len(dataset.part("cpu-0-0").records)) == (dice.frames, 130)
     assert len(read) == 2 * (3 + 1), "the lines, and whether the part was ended"
-    # As earlier versions wrote it: one line an object.
-    lines = store.notes("cpu-0-0").lines
-    for number, line in enumerate(lines):
-        store.put(f"cpu-0-0/manifest/{number:06d}.json", f"{line}\n".encode())
-    assert store.notes("cpu-0-0").lines == lines
 
 
 def test_starts_ask_an_object_store_for_manifests_alone(make_dice, stored, memory_uri, monkeypatch):
@@ -195,11 +189,9 @@ def test_the_description_is_kept(make_dice, tmp_path):
 def test_another_job_is_refused_with_what_differs(make_dice, spaces, tmp_path, other, words):
     open_dataset(str(tmp_path), make_dice().description())
     changed = {name: spaces.get(value, value) if isinstance(value, str) else value for name, value in other.items()}
-    env = changed.pop("env", {"gymnasium": {"id": "Dice-v0"}})
-    dice = make_dice(**changed)
-    new = DatasetDescription.of(env, dice.observation_space, dice.action_space, dice.layout)
+    env = {"env": changed.pop("env")} if "env" in changed else {}
     with pytest.raises(DatasetMismatch, match=re.escape(words)):
-        open_dataset(str(tmp_path), new)
+        open_dataset(str(tmp_path), make_dice(**changed).description(**env))
 
 
 def test_a_writer_of_another_layout_is_refused(make_dice, spaces, tmp_path):

@@ -21,7 +21,7 @@ from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.description import describe_job
 from cormorant_worker.sinks.export import export
 from cormorant_worker.sinks.reader import read_dataset
-from cormorant_worker.sinks.trajectories import iter_stretches
+from cormorant_worker.sinks.trajectories import iter_trajectories
 from cormorant_worker.spaces import flatten
 
 minari = pytest.importorskip("minari")
@@ -42,13 +42,13 @@ def make(make_dice, spaces, case, **more):
     return make_dice(**named, **more)
 
 
-@pytest.mark.parametrize("held_bytes", [1 << 28, 0], ids=["whole", "grown"])
+@pytest.mark.parametrize("compress_bytes", [1 << 16, 0])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_minari_itself_reads_every_value(make_dice, spaces, stored, tmp_path, monkeypatch, case, held_bytes):
-    monkeypatch.setattr(exports, "_HELD_BYTES", held_bytes)
+def test_minari_itself_reads_every_value(make_dice, spaces, stored, tmp_path, monkeypatch, case, compress_bytes):
+    monkeypatch.setattr(exports, "_COMPRESS_BYTES", compress_bytes)
     dice = make(make_dice, spaces, case, end_odds=0.1)
     dataset = stored(dice, parts=("cpu-0-0",), shards=4)
-    whole = {trajectory.traj_id: trajectory for trajectory in iter_stretches(dataset)}
+    whole = by_id(dataset)
 
     done = export(dataset.uri, tmp_path / "out", to="minari")
 
@@ -56,20 +56,20 @@ def test_minari_itself_reads_every_value(make_dice, spaces, stored, tmp_path, mo
     assert read.observation_space == dice.observation_space
     assert read.action_space == dice.action_space
     assert (read.total_episodes, read.total_steps) == (len(whole), dice.frames) == (done.episodes, done.frames)
-    assert done.cut == sum(trajectory.ending == "cut" for trajectory in whole.values()) > 0
+    assert done.cut == sum(frames.is_cut for frames in whole.values()) > 0
     for episode in read.iterate_episodes():
         wanted = whole.pop(int(episode.infos["traj_id"][0]))
-        assert_tree(dice.observation_space, episode.observations, wanted.observation)
+        assert_tree(dice.observation_space, episode.observations, with_last(wanted))
         assert_tree(dice.action_space, episode.actions, wanted.action)
         np.testing.assert_array_equal(episode.rewards, wanted.reward)
         np.testing.assert_array_equal(episode.terminations, wanted.terminated)
         truncated = wanted.truncated.copy()
-        truncated[-1] |= wanted.ending == "cut"
+        truncated[-1] |= wanted.is_cut
         np.testing.assert_array_equal(episode.truncations, truncated)
         np.testing.assert_array_equal(episode.infos["policy_version"], wanted.policy_version)
         np.testing.assert_array_equal(episode.infos["action_log_prob"], wanted.outputs[0])
         if wanted.states:
-            np.testing.assert_array_equal(episode.infos["hidden"], wanted.states[0][:-1])
+            np.testing.assert_array_equal(episode.infos["hidden"], wanted.states[0])
         if wanted.info:
             assert episode.infos["won"].dtype == np.bool_
             stored_as = (episode.infos["lives"], episode.infos["info"]["traj_id"], episode.infos["won"])
@@ -174,12 +174,11 @@ def test_hugging_face_datasets_reads_every_value(make_dice, spaces, stored, tmp_
     done = export(dataset.uri, tmp_path / "out", to="huggingface")
     read = datasets.load_dataset(str(done.path), split="train", cache_dir=str(tmp_path / "cache")).with_format("numpy")
     assert len(read) == dice.frames == done.frames
-    for stretch in iter_stretches(dataset):
-        rows = read.select(np.flatnonzero(read["traj_id"][:] == stretch.traj_id))
-        np.testing.assert_array_equal(rows["step"][:], np.arange(len(stretch)))
-        for leaf, values in zip(dice.layout.observation, stretch.observation, strict=True):
-            np.testing.assert_array_equal(np.stack(rows[".".join(leaf.key)][:]), values[:-1])
-        for leaf, values in zip(dice.layout.action, stretch.action, strict=True):
+    for traj_id, frames in by_id(dataset).items():
+        rows = read.select(np.flatnonzero(read["traj_id"][:] == traj_id))
+        np.testing.assert_array_equal(rows["step"][:], np.arange(len(frames)))
+        leaves = zip(dice.layout.observation + dice.layout.action, frames.observation + frames.action, strict=True)
+        for leaf, values in leaves:
             np.testing.assert_array_equal(np.stack(rows[".".join(leaf.key)][:]), values)
 
 
@@ -194,26 +193,26 @@ def test_lerobot_files_have_every_value(make_dice, spaces, stored, tmp_path, mon
     done = export(dataset.uri, tmp_path / "out", to="lerobot", fps=20)
     info = json.loads((done.path / "meta" / "info.json").read_text())
     episodes = pq.read_table(done.path / "meta" / "episodes").to_pylist()
-    stretches = list(iter_stretches(dataset))
+    trajectories = list(iter_trajectories(dataset))
     assert (info["total_frames"], info["total_episodes"]) == (done.frames, done.episodes) == (72 // 2, len(episodes))
-    assert len(stretches) == len(episodes)
-    for episode, stretch in zip(episodes, stretches, strict=True):
+    assert len(trajectories) == len(episodes)
+    for episode, frames in zip(episodes, trajectories, strict=True):
         place = {name: episode[f"data/{name}"] for name in ("chunk_index", "file_index")}
         table = pq.read_table(done.path / info["data_path"].format(**place))
         assert set(table.column_names) == set(info["features"])
         rows = table.filter(pc.field("episode_index") == episode["episode_index"])
         assert rows["index"].to_pylist() == list(range(episode["dataset_from_index"], episode["dataset_to_index"]))
-        assert rows["timestamp"].to_pylist() == pytest.approx([n / 20 for n in range(len(stretch))])
-        assert rows["next.reward"].to_pylist() == stretch.reward.tolist()
-        assert rows["next.done"].to_pylist() == (stretch.terminated | stretch.truncated).tolist()
+        assert rows["timestamp"].to_pylist() == pytest.approx([n / 20 for n in range(len(frames))])
+        assert rows["next.reward"].to_pylist() == frames.reward.tolist()
+        assert rows["next.done"].to_pylist() == (frames.terminated | frames.truncated).tolist()
         names = {"observation": "observation.image" if case["observation"] == "image" else "observation.state"}
-        for leaf, values in zip(dice.layout.observation, stretch.observation, strict=True):
+        for leaf, values in zip(dice.layout.observation, frames.observation, strict=True):
             name = ".".join(leaf.key)
-            assert rows[names.get(name, name)].to_pylist() == values[:-1].tolist()
+            assert rows[names.get(name, name)].to_pylist() == values.tolist()
             assert info["features"][names.get(name, name)]["shape"] == list(leaf.shape or (1,))
-        for leaf, values in zip(dice.layout.action, stretch.action, strict=True):
+        for leaf, values in zip(dice.layout.action, frames.action, strict=True):
             assert rows[".".join(leaf.key)].to_pylist() == values.tolist()
-    every = np.concatenate([stretch.reward for stretch in stretches]).astype(np.float64)
+    every = np.concatenate([frames.reward for frames in trajectories]).astype(np.float64)
     told = json.loads((done.path / "meta" / "stats.json").read_text())["next.reward"]
     assert [told[name][0] for name in ("min", "max", "mean", "std")] == pytest.approx(
         [every.min(), every.max(), every.mean(), every.std()]
@@ -249,16 +248,16 @@ def test_lerobot_itself_reads_every_value(make_dice, spaces, stored, tmp_path, c
     )
     assert ran.returncode == 0, ran.stderr
     read = np.load(tmp_path / "read.npz")
-    stretches = list(iter_stretches(dataset))
+    trajectories = list(iter_trajectories(dataset))
     name = "observation.image" if case["observation"] == "image" else "observation.state"
     for place, leaf in enumerate(dice.layout.observation):
         key = name if leaf.key == ("observation",) else ".".join(leaf.key)
-        np.testing.assert_array_equal(read[key], np.concatenate([s.observation[place][:-1] for s in stretches]))
+        np.testing.assert_array_equal(read[key], np.concatenate([s.observation[place] for s in trajectories]))
     for place, leaf in enumerate(dice.layout.action):
-        wanted = np.concatenate([s.action[place] for s in stretches])
+        wanted = np.concatenate([s.action[place] for s in trajectories])
         np.testing.assert_array_equal(read[".".join(leaf.key)].reshape(wanted.shape), wanted)
-    np.testing.assert_array_equal(read["next.reward"], np.concatenate([s.reward for s in stretches]))
-    np.testing.assert_array_equal(read["traj_id"], np.concatenate([np.full(len(s), s.traj_id) for s in stretches]))
+    np.testing.assert_array_equal(read["next.reward"], np.concatenate([s.reward for s in trajectories]))
+    np.testing.assert_array_equal(read["traj_id"], np.concatenate([s.traj_id for s in trajectories]))
 
 
 @pytest.mark.parametrize("numbers", [1 << 30, 1], ids=["whole", "in pieces"])
@@ -268,7 +267,7 @@ def test_lerobot_has_one_number_as_a_number(make_dice, spaces, stored, tmp_path,
     dataset = stored(make(make_dice, spaces, ONE_NUMBER))
     done = export(dataset.uri, tmp_path / "out", to="lerobot")
     actions = pq.read_table(done.path / "data")["action"].to_pylist()
-    assert actions == [value for s in iter_stretches(dataset) for value in s.action[0][:, 0].tolist()]
+    assert actions == [value for s in iter_trajectories(dataset) for value in s.action[0][:, 0].tolist()]
     assert json.loads((done.path / "meta" / "info.json").read_text())["features"]["action"]["shape"] == [1]
 
 
@@ -305,6 +304,14 @@ def test_an_export_overwrites_nothing(make_dice, stored, tmp_path):
     (tmp_path / "out" / "mine").touch()
     with pytest.raises(DatasetError, match="out is not empty"):
         export(dataset.uri, tmp_path / "out", to="parquet")
+
+
+def by_id(dataset):
+    return {int(frames.traj_id[0]): frames for frames in iter_trajectories(dataset)}
+
+
+def with_last(frames):
+    return [np.concatenate(pair) for pair in zip(frames.observation, frames.next_observation, strict=True)]
 
 
 def flat(values):

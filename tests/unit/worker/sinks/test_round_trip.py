@@ -10,7 +10,7 @@ from cormorant_testing.datasets import iter_frames
 from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.shards import ShardLimits
-from cormorant_worker.sinks.trajectories import iter_stretches
+from cormorant_worker.sinks.trajectories import iter_trajectories
 from cormorant_worker.sinks.verify import verify
 
 
@@ -44,7 +44,7 @@ def test_every_value_of_every_trajectory_comes_back(make_dice, spaces, voyage):
             writer.append(dice.fill(lengths))
 
     assert dataset.frames == writer.durable_frames == dice.frames
-    dice.assert_stored(iter_stretches(dataset))
+    dice.assert_stored(iter_trajectories(dataset))
     assert verify(uri).problems == ()
 
 
@@ -68,25 +68,6 @@ def test_a_batch_read_back_has_the_learners_values(make_dice, spaces, tmp_path, 
                 continue
             wanted = by_time[key].reshape(-1, *by_time[key].shape[2:]) if mask is None else by_time[key][mask]
             assert (read[key] == wanted).all(), key
-
-
-def test_stretches_join_to_the_same_trajectories_in_little_memory(make_dice, stored):
-    dice = make_dice(end_odds=0.05, num_rows=5)
-    dataset = stored(dice, parts=("cpu-0-0",), shards=6)
-    whole = {t.traj_id: t for t in iter_stretches(dataset)}
-
-    lengths = dict.fromkeys(whole, 0)
-    pieces = 0
-    for stretch in iter_stretches(dataset, max_bytes=0):
-        start = lengths[stretch.traj_id]
-        assert stretch.first_step == start
-        lengths[stretch.traj_id] += len(stretch)
-        stop = lengths[stretch.traj_id]
-        np.testing.assert_array_equal(stretch.observation[0], whole[stretch.traj_id].observation[0][start : stop + 1])
-        assert (stretch.ending != "open") == (stop == len(whole[stretch.traj_id]))
-        pieces += 1
-    assert lengths == {traj_id: len(t) for traj_id, t in whole.items()}
-    assert pieces > len(whole)
 
 
 def test_images_are_compressed_and_numbers_are_not(make_dice, stored, spaces, tmp_path):
