@@ -10,10 +10,10 @@ a part is written by one attempt only, so no process continues it.
 import contextlib
 import ctypes
 import hashlib
+import io
 import mmap
 import os
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ from cormorant_contract.disk import sync_path, write_all
 
 MANIFEST = "manifest.jsonl"
 OPEN_SUFFIX = ".open"
-_HASH_STEP = 1 << 20
-_HASH_AHEAD = 4 << 20
 _GATHER = 64 << 10
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -153,79 +151,43 @@ class LocalStore:
 
 
 class LocalShardFile:
-    """A shard that is being written, an `.open` file: open() -> write()* -> publish() or discard(). One thread writes;
-    another follows it and digests what the first has written.
-    """
+    """A shard that is being written, an `.open` file: open() -> write()* -> publish() or discard()."""
 
     def __init__(self, path: Path) -> None:
         self.size_bytes = 0
-        self.closed = False
         self._path = path
         self._draft = path.with_name(path.name + OPEN_SUFFIX)
-        self._descriptor = os.open(self._draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        self._sha = hashlib.sha256()
-        self._hashed = 0
-        self._follower = ThreadPoolExecutor(1, thread_name_prefix="digest")
-        self._gathered = bytearray()
-        self._written = 0
-        self._promised = 0
+        # Gathers small buffers, of which a batch has dozens; big ones are written through.
+        self._file = io.BufferedRandom(io.FileIO(self._draft, "x+"), _GATHER)
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
 
     def write(self, data: Any) -> int:
-        """Append any contiguous buffer; returns its bytes. Small ones are gathered, a batch has dozens of them."""
-        view = memoryview(data).cast("B")
-        self.size_bytes += len(view)
-        if len(view) < _GATHER:
-            self._gathered += view
-        if len(self._gathered) >= _GATHER or len(view) >= _GATHER:
-            self._put(memoryview(bytes(self._gathered)))
-            self._gathered.clear()
-        if len(view) >= _GATHER:
-            self._put(view)
-        return len(view)
-
-    def _put(self, view: memoryview) -> None:
-        """Write in pieces, so that the digest is not far behind the end of a big buffer."""
-        for start in range(0, len(view), _HASH_AHEAD):
-            piece = view[start : start + _HASH_AHEAD]
-            write_all(self._descriptor, piece)
-            self._written += len(piece)
-            if self._written - self._promised >= _HASH_AHEAD:
-                self._hash_ahead()
+        """Append any contiguous buffer; returns its bytes."""
+        size = self._file.write(data)
+        self.size_bytes += size
+        return size
 
     def flush(self) -> None:
         """For pyarrow; `publish` writes what was gathered."""
 
     def publish(self) -> str:
-        """Make the shard durable under its name: fsync, rename, fsync of the folder; the digest catches up. Returns
-        its SHA-256, 64 hex digits.
+        """Make the shard durable under its name: fsync, rename, fsync of the folder. Returns its SHA-256, 64 hex
+        digits.
         """
-        self._put(memoryview(bytes(self._gathered)))
-        self._gathered.clear()
-        hashed = self._hash_ahead()
-        os.fsync(self._descriptor)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.seek(0)
+        digest = hashlib.file_digest(self._file, "sha256").hexdigest()
         self._draft.rename(self._path)
         sync_path(self._path.parent)
-        hashed.result()
-        self._close()
-        return self._sha.hexdigest()
+        self._file.close()
+        return digest
 
     def discard(self) -> None:
         """Close, and remove the `.open` file if it still is one. May be called twice."""
-        self._close()
+        with contextlib.suppress(OSError):
+            self._file.close()  # tries again to write what the disk did not take
         self._draft.unlink(missing_ok=True)
-
-    def _close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            self._follower.shutdown()
-            os.close(self._descriptor)
-
-    def _hash_ahead(self) -> "Future[None]":
-        self._promised = self._written
-        return self._follower.submit(self._hash_to, self._written)
-
-    def _hash_to(self, stop: int) -> None:
-        while self._hashed < stop:
-            data = os.pread(self._descriptor, min(_HASH_STEP, stop - self._hashed), self._hashed)
-            self._sha.update(data)
-            self._hashed += len(data)
