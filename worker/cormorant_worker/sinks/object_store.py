@@ -130,23 +130,13 @@ class ObjectStore:
         return None if data is None else int(json.loads(data)["lines"])
 
     def _lines_of(self, part: str) -> tuple[str, ...]:
-        """Of each `_LINES` objects the last one has all their lines, unless it was written by a version that put one
-        line into each.
-        """
+        """Of each `_LINES` objects the last one has all their lines."""
         found: list[str] = []
         manifest = f"{part}/{_MANIFEST}"
         names = sorted(name for name in self._find(manifest) if name != _OWNER)
-
-        def read(name: str) -> list[str]:
-            data = self.read_root(f"{manifest}/{name}")
-            return [] if data is None else data.decode("utf-8", "replace").rstrip("\n").split("\n")
-
         for first in range(0, len(names), _LINES):
-            together = names[first : first + _LINES]
-            lines = read(together[-1])
-            if len(lines) < len(together):
-                lines = [line for name in together for line in read(name)]
-            found += lines
+            data = self.read_root(f"{manifest}/{names[first : first + _LINES][-1]}")
+            found += [] if data is None else data.decode("utf-8", "replace").splitlines()
         return tuple(found)
 
     def files(self, part: str) -> dict[str, int]:

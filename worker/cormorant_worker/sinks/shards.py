@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import BaseModel, Field, ValidationError
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import DatasetCorrupt, DatasetError, PartExists
@@ -208,8 +209,7 @@ class ShardWriter:
                 sealed_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 statistics=None if shard.statistics is None else shard.statistics.document(),
             )
-            line = json.dumps({name: value for name, value in asdict(record).items() if value is not None})
-            self._store.note(self.part, number, line)
+            self._store.note(self.part, number, json.dumps(record.model_dump(exclude_none=True, by_alias=True)))
         finally:
             shard.file.discard()
         self.durable_frames += shard.frames
@@ -247,8 +247,9 @@ class ShardWriter:
             raise DatasetError(self._failure)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRecord:
+class ShardRecord(BaseModel, frozen=True, extra="forbid", strict=True):
+    """A line of a part's manifest."""
+
     shard: str
     """File name within the part."""
     frames: int
@@ -265,8 +266,8 @@ class ShardRecord:
     size_bytes: int
     sha256: str
     """Digest of the file, 64 hex digits."""
-    schema: str
-    """Fingerprint of the schema: `FrameSchema.fingerprint`."""
+    fingerprint: str = Field(alias="schema")
+    """Of the schema: `FrameSchema.fingerprint`."""
     sealed_at: str
     """UTC, ISO 8601; for people."""
     statistics: Document | None = None
@@ -275,14 +276,11 @@ class ShardRecord:
     @classmethod
     def from_line(cls, line: str, *, where: str) -> "ShardRecord":
         try:
-            found = json.loads(line)
-            record = cls(**found)
-        except (ValueError, TypeError) as error:
-            raise DatasetCorrupt(f"{where} is not a manifest line: {error}; restore the file from a copy") from error
-        for field in fields(cls):
-            if field.name == "statistics":
-                continue
-            value = getattr(record, field.name)
-            if type(value) is not field.type:
-                raise DatasetCorrupt(f"{where}: {field.name} is {value!r}; restore the file from a copy")
-        return record
+            return cls.model_validate_json(line)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            name = ".".join(map(str, wrong["loc"]))
+            raise DatasetCorrupt(
+                f"{where} is not a manifest line: {name}: {wrong['msg']}, found {wrong['input']!r}; restore the file "
+                "from a copy"
+            ) from error
