@@ -86,10 +86,10 @@ class MultiStep:
         following = batch["next"].exclude("reward")
         moved = following.apply(lambda leaf: at_steps(leaf, step + ahead))
         moved["original_reward"] = reward
-        moved["reward"] = self._sums(reward, last - step, valid)
+        dtype = reward.dtype if reward.dtype.is_floating_point else torch.get_default_dtype()
+        moved["reward"] = self._sums(reward.to(dtype), last - step, valid)
         result["next"] = moved
         result["steps_to_next_obs"] = ahead + 1
-        dtype = reward.dtype if reward.dtype.is_floating_point else torch.get_default_dtype()
         result["gamma"] = torch.pow(self.gamma, (ahead + 1).to(dtype))
         ends = ("next", "terminated") if ("next", "terminated") in batch.keys(True) else ("next", "done")
         may = ~flag(result, ends)
@@ -97,7 +97,7 @@ class MultiStep:
         return result
 
     def _sums(self, reward: Tensor, left: Tensor, valid: Tensor | None) -> Tensor:
-        """Sums over `n_steps` frames in log2(n) passes: one over a + b frames is one over a plus a shifted one over b.
+        """Discounted sums over `n_steps` frames.
 
         Args:
             reward: `[*, T, ...]`.
@@ -106,30 +106,14 @@ class MultiStep:
         """
         time = left.ndim - 1
         extra = (1,) * (reward.ndim - left.ndim)
-        doubled, width = reward, 1  # sums over `width` frames
-        summed, frames = torch.zeros_like(reward), 0  # sums over `frames` frames
-        steps = min(self.n_steps, left.shape[-1])
-        while steps:
-            if steps & 1:
-                summed = summed + self.gamma**frames * _shifted(doubled, frames, left, time, extra)
-                frames += width
-            steps >>= 1
-            if steps:
-                doubled = doubled + self.gamma**width * _shifted(doubled, width, left, time, extra)
-                width *= 2
+        steps = left.shape[-1]
+        summed = reward.clone()
+        for by in range(1, min(self.n_steps, steps)):
+            ends_before = (left < by).narrow(time, 0, steps - by)
+            ends_before = ends_before.reshape(*ends_before.shape, *extra)
+            # Filled and not multiplied: what lies past an end may be infinite.
+            later = reward.narrow(time, by, steps - by).masked_fill(ends_before, 0)
+            summed.narrow(time, 0, steps - by).add_(later, alpha=self.gamma**by)
         if valid is None:
             return summed
         return torch.where(valid.reshape(*valid.shape, *extra), summed, reward)
-
-
-def _shifted(value: Tensor, by: int, left: Tensor, time: int, extra: tuple[int, ...]) -> Tensor:
-    """`value` as it is `by` steps ahead, zero where that is past the end of the piece."""
-    if not by:
-        return value
-    steps = value.shape[time]
-    result = torch.zeros_like(value)
-    ends_before = (left < by).narrow(time, 0, steps - by)
-    ends_before = ends_before.reshape(*ends_before.shape, *extra)
-    # Filled and not multiplied: what lies past an end may be infinite.
-    result.narrow(time, 0, steps - by).copy_(value.narrow(time, by, steps - by).masked_fill(ends_before, 0))
-    return result

@@ -4,7 +4,6 @@
 """
 
 import warnings
-from typing import Literal
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -12,15 +11,12 @@ from torch import Tensor
 
 from cormorant_postproc.pieces import MASK, TRAJ_IDS, Key, PostprocError, flag, under, valid_frames
 
-TrajectoryLayout = Literal["padded", "nested", "concatenated"]
-
 
 def split_trajectories(
     batch: TensorDictBase,
     *,
     trajectory_key: Key = TRAJ_IDS,
     done_key: Key = "done",
-    layout: TrajectoryLayout = "padded",
     prefix: str | None = None,
     as_nested: bool | torch.layout = False,
 ) -> TensorDict:
@@ -40,22 +36,17 @@ def split_trajectories(
             the numbers are stored under this key.
         done_key: leaf under `next` that tells ends.
         prefix: TorchRL's: ids are `(prefix, "traj_ids")`, in place of `trajectory_key`.
-        as_nested: TorchRL's: True gives `[N, -1]`, each leaf a strided nested tensor; a torch layout, one of that; in
-            place of `layout`.
-        layout: "padded": `[N, longest]`, zeros on the right, and a bool `mask` beside the ids. "nested": `[N]`, each
-            leaf a jagged nested tensor. "concatenated": `[M]`, pieces one after another, told apart by their ids.
+        as_nested: TorchRL's: True gives `[N, -1]`, each leaf a strided nested tensor; a torch layout, one of that.
 
     Returns:
-        A new TensorDict. When every piece is a whole row, "padded" is the batch as it is (`[T]` becomes `[1, T]`)
-        with a mask of True.
+        A new TensorDict `[N, longest]`, with zeros on the right, and a bool `mask` beside the ids. When every piece is
+        a whole row, it is the batch as it is (`[T]` becomes `[1, T]`) with a mask of True.
 
     Raises:
-        PostprocError: no frame, neither ids nor done, a shape that is not the batch's, or a layout that is none.
+        PostprocError: no frame, neither ids nor done, or a shape that is not the batch's.
     """
     if prefix is not None:
         trajectory_key = (prefix, "traj_ids")
-    if layout not in ("padded", "nested", "concatenated"):
-        raise PostprocError(f'unknown layout "{layout}"; use "padded", "nested" or "concatenated"')
     valid = valid_frames(batch)
     shape = batch.batch_size
     given: TensorDict = batch.exclude(MASK) if valid is not None else batch.copy()
@@ -71,20 +62,11 @@ def split_trajectories(
     number = number[frames]
     # The one thing that the host must know: how many pieces there are, and how long the longest one is.
     lengths = torch.bincount(number)
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    if layout == "padded" and not as_nested:
-        mask_key: Key = "mask" if isinstance(trajectory_key, str) else (*trajectory_key[:-1], "mask")
-        return _pad(given, shape, frames, offsets, lengths, mask_key=mask_key)
-    concatenated = _at(given, torch.unravel_index(frames, shape), len(frames))
     if as_nested:
-        return _nest_strided(concatenated, lengths.tolist(), torch.strided if as_nested is True else as_nested)
-    if layout == "concatenated":
-        return concatenated
-    # All leaves share the offsets: torch multiplies and adds jagged tensors of the same ones only.
-    nested: TensorDict = concatenated.apply(
-        lambda leaf: torch.nested.nested_tensor_from_jagged(leaf, offsets), batch_size=[len(lengths)]
-    )
-    return nested
+        whole_pieces = _at(given, torch.unravel_index(frames, shape), len(frames))
+        return _nest(whole_pieces, lengths.tolist(), torch.strided if as_nested is True else as_nested)
+    mask_key: Key = "mask" if isinstance(trajectory_key, str) else (*trajectory_key[:-1], "mask")
+    return _pad(given, shape, frames, lengths, mask_key=mask_key)
 
 
 def _begins(batch: TensorDictBase, valid: Tensor | None, trajectory_key: Key, done_key: Key) -> Tensor:
@@ -103,15 +85,7 @@ def _begins(batch: TensorDictBase, valid: Tensor | None, trajectory_key: Key, do
     return begins & valid
 
 
-def _pad(
-    batch: TensorDictBase,
-    shape: torch.Size,
-    frames: Tensor,
-    offsets: Tensor,
-    lengths: Tensor,
-    *,
-    mask_key: Key,
-) -> TensorDict:
+def _pad(batch: TensorDictBase, shape: torch.Size, frames: Tensor, lengths: Tensor, *, mask_key: Key) -> TensorDict:
     count, longest = len(lengths), int(lengths.max())
     position = torch.arange(longest, device=frames.device)
     mask = position < lengths.unsqueeze(-1)
@@ -119,7 +93,8 @@ def _pad(
         result: TensorDict = batch.reshape(count, longest)
     else:
         # A padded place reads the last frame of its piece, and is zeroed after.
-        source = frames[offsets[:-1].unsqueeze(-1) + position.minimum((lengths - 1).unsqueeze(-1))]
+        begins = lengths.cumsum(0) - lengths
+        source = frames[begins.unsqueeze(-1) + position.minimum((lengths - 1).unsqueeze(-1))]
         rows = torch.unravel_index(source.reshape(-1), shape)
         result = _at(batch, rows, count * longest).reshape(count, longest)
         padding = ~mask
@@ -137,7 +112,7 @@ def _at(batch: TensorDictBase, rows: tuple[Tensor, ...], count: int) -> TensorDi
     return found
 
 
-def _nest_strided(batch: TensorDictBase, lengths: list[int], layout: torch.layout) -> TensorDict:
+def _nest(batch: TensorDictBase, lengths: list[int], layout: torch.layout) -> TensorDict:
     def nested(leaf: Tensor) -> Tensor:
         return torch.nested.nested_tensor(list(leaf.split(lengths)), layout=layout)
 

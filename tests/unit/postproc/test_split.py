@@ -27,23 +27,6 @@ def test_every_piece_is_one_padded_row_in_order(found: list[Row], time_major: bo
         assert all(not leaf.any() for leaf in padding.values(True, True))
 
 
-@given(found=rows())
-@settings(max_examples=40)
-def test_concatenated_and_nested_hold_the_same_frames(found: list[Row]) -> None:
-    expected = pieces(found)
-    flat = split_trajectories(to_batch(found), layout="concatenated")
-    nested = split_trajectories(to_batch(found), layout="nested")
-    frames = [found[b][at] for piece in expected for b, at in piece]
-    assert flat["next", "reward"].flatten().tolist() == [frame.reward for frame in frames]
-    assert flat["collector", "traj_ids"].tolist() == [frame.traj for frame in frames]
-    assert nested.batch_size == (len(expected),)
-    jagged = nested["next", "reward"]
-    assert torch.equal(jagged.values(), flat["next", "reward"])
-    assert jagged.offsets().diff().tolist() == [len(piece) for piece in expected]
-    together = nested["observation"] + nested["next", "observation"]  # one set of offsets: torch can add them
-    assert len(together.values()) == len(frames)
-
-
 @given(found=rows(padded=False))
 @settings(max_examples=40)
 def test_without_ids_ends_divide_trajectories(found: list[Row]) -> None:
@@ -100,8 +83,6 @@ def test_what_cannot_be_split_is_refused_by_a_sentence() -> None:
     batch = TensorDict({"x": torch.arange(4)}, batch_size=[4])
     with pytest.raises(PostprocError, match=r"the batch has no next\.done; it has \['x'\]"):
         split_trajectories(batch)
-    with pytest.raises(PostprocError, match='unknown layout "ragged"'):
-        split_trajectories(batch, layout="ragged")  # type: ignore[arg-type]
     empty = {"traj_ids": torch.ones(2, 2), "mask": torch.zeros(2, 2, dtype=torch.bool)}
     with pytest.raises(PostprocError, match=r"\[2, 2\] contains no frames"):
         split_trajectories(TensorDict({"collector": empty}, batch_size=[2, 2]))
