@@ -11,8 +11,6 @@ from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.trajectories import EpisodeTally
 from cormorant_worker.spaces import Array
 
-_QUANTILES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
-
 
 class _Printed:
     """Statistics that print themselves, as Tianshou's do. Its subclasses are dataclasses."""
@@ -42,19 +40,15 @@ class SequenceStats(_Printed):
     @classmethod
     def from_sequence(cls, sequence: Sequence[float] | npt.NDArray[np.generic]) -> "SequenceStats":
         """Summarise at least one number. Raises ValueError of none."""
-        values = np.sort(np.asarray(sequence, dtype=np.float64).reshape(-1))
+        values = np.asarray(sequence, dtype=np.float64).reshape(-1)
         if not values.size:
             raise ValueError("there is nothing to summarise: the sequence is empty")
-        # numpy's percentile, without the hundred microseconds that it takes beside the arithmetic.
-        at = _QUANTILES * (len(values) - 1)
-        low = at.astype(np.int64)
-        high = np.minimum(low + 1, len(values) - 1)
-        p5, p25, median, p75, p95 = (values[low] + (values[high] - values[low]) * (at - low)).tolist()
+        p5, p25, median, p75, p95 = np.percentile(values, [5, 25, 50, 75, 95]).tolist()
         return cls(
             mean=float(values.mean()),
             std=float(values.std()),
-            max=float(values[-1]),
-            min=float(values[0]),
+            max=float(values.max()),
+            min=float(values.min()),
             median=median,
             p5=p5,
             p25=p25,

@@ -414,17 +414,12 @@ class FleetCollector:
         Raises:
             StateError: with `trajs_per_batch`: no state holds the frames of episodes that go on.
         """
-        return self._entry(self._saved())
-
-    def _saved(self) -> FleetState:
         if self._pool is not None:
             raise StateError(
                 "a collector with trajs_per_batch has no state: frames of episodes that go on are counted already and "
                 "would be missing; iterate without trajs_per_batch, or save the policy and start over"
             )
-        return replace(FleetState.from_bytes(self.fleet.state()), frames=self._frames)
-
-    def _entry(self, saved: FleetState) -> "OrderedDict[str, Any]":
+        saved = replace(FleetState.from_bytes(self.fleet.state()), frames=self._frames)
         state: OrderedDict[str, Any] = OrderedDict()
         if isinstance(self.policy, torch.nn.Module):
             state["policy_state_dict"] = self.policy.state_dict()

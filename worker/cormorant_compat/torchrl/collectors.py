@@ -22,7 +22,7 @@ from cormorant_compat.torchrl.batches import StepCounts
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.devices import devices_of
 from cormorant_compat.torchrl.in_process import InProcessFleet
-from cormorant_compat.torchrl.makers import is_env, share_out
+from cormorant_compat.torchrl.makers import count_collectors, is_env, share_out
 from cormorant_compat.torchrl.plan import CollectionPlan, Mode
 from cormorant_compat.torchrl.settings import read_settings
 from cormorant_contract.job import CollectorJob
@@ -31,7 +31,6 @@ from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.policy.actor import device_of
 
 _BACKENDS = ("direct", "process", "multiprocessing", "ray")
-_SCHEMES = ("MultiProcessWeightSyncScheme", "NoWeightSyncScheme", "SharedMemWeightSyncScheme")
 _SEEDS = (1 << 31) - 1
 
 
@@ -110,7 +109,7 @@ class Collector(FleetCollector):
         del backend, num_collectors, sync, backend_options  # `__new__` chose by them
         fns = list(create_env_fn) if isinstance(create_env_fn, list | tuple) else [create_env_fn]
         given = {"frames_per_batch": frames_per_batch, "total_frames": -1, "vectorization": "inline", **kwargs}
-        settings = read_settings(_without_schemes(given), num_collectors=1)
+        settings = read_settings(given, num_collectors=1)
         makers = share_out(fns, create_env_kwargs, len(fns), 1)
         super().__init__(
             CollectionPlan(mode="async", makers=makers, policy=policy, settings=settings, seed=_drawn_seed())
@@ -204,12 +203,8 @@ class _MultiCollector(FleetCollector):
             ValueError, TypeError: arguments that cannot be; before anything starts.
             WorkerFailed: a collector cannot start; says why.
         """
-        is_list = isinstance(create_env_fn, list | tuple)
-        if is_list and num_workers not in (None, len(create_env_fn)):
-            raise ValueError(
-                f"create_env_fn has {len(create_env_fn)} entries and num_workers is {num_workers}; give one of them"
-            )
-        makers = share_out(create_env_fn, create_env_kwargs, 1, len(create_env_fn) if is_list else num_workers)
+        count = count_collectors(create_env_fn, num_workers, "num_workers")
+        makers = share_out(create_env_fn, create_env_kwargs, 1, count)
         if isinstance(frames_per_batch, list | tuple):
             if len(frames_per_batch) != len(makers) or (self.mode == "sync" and len(set(frames_per_batch)) != 1):
                 raise ValueError(
@@ -218,7 +213,7 @@ class _MultiCollector(FleetCollector):
                 )
             frames_per_batch = sum(frames_per_batch)
         given = {"frames_per_batch": frames_per_batch, "total_frames": -1, **kwargs}
-        settings = read_settings(_without_schemes(given), num_collectors=len(makers))
+        settings = read_settings(given, num_collectors=len(makers))
         super().__init__(
             CollectionPlan(mode=self.mode, makers=makers, policy=policy, settings=settings, seed=_drawn_seed())
         )
@@ -403,11 +398,3 @@ def _make_from(cfg: Any, make_env: Any, policy: Any, env_kwargs: Any, *, is_off_
 def _drawn_seed() -> int:
     # From torch's generator, so that `torch.manual_seed` fixes it and two collectors differ.
     return int(torch.randint(_SEEDS, (1,)))
-
-
-def _without_schemes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """TorchRL's own schemes for the policy's weights mean what happens here anyway."""
-    schemes = given.get("weight_sync_schemes") or {}
-    if set(schemes) <= {"policy"} and all(type(scheme).__name__ in _SCHEMES for scheme in schemes.values()):
-        return {name: value for name, value in given.items() if name != "weight_sync_schemes"}
-    return dict(given)

@@ -73,6 +73,19 @@ class Calls:
         return as_policy(made, is_trusted=self._is_trusted)
 
 
+def count_collectors(create_env_fn: Any, given: int | None, name: str = "num_collectors") -> int:
+    """How many collectors there are to be: as many as a list has entries, else the number given, else one."""
+    if given is not None and (isinstance(given, bool) or given < 1):
+        raise ValueError(f"{name} {given!r}; give 1 or more")
+    if not isinstance(create_env_fn, list | tuple):
+        return given or 1
+    if not create_env_fn:
+        raise ValueError("create_env_fn is an empty list; give at least one callable that makes an environment")
+    if given not in (None, len(create_env_fn)):
+        raise ValueError(f"create_env_fn has {len(create_env_fn)} entries and {name} is {given}; give one of them")
+    return len(create_env_fn)
+
+
 def share_out(
     env_fns: Any, env_kwargs: Any, num_env_per_collector: int | None, num_collectors: int | None
 ) -> tuple[tuple[Maker, ...], ...]:

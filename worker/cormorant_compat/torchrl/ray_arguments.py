@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cormorant_compat.torchrl.settings import (
@@ -14,18 +14,19 @@ from cormorant_compat.torchrl.settings import (
 )
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.fleet.ray.options import RayOptions
-from cormorant_worker.policy.loading import MAIN_MODEL
 
 _CLASSES = (
     "AsyncCollector", "Collector", "FleetCollector", "MultiAsyncCollector", "MultiSyncCollector",
     "MultiSyncDataCollector", "MultiaSyncDataCollector", "SyncDataCollector", "aSyncDataCollector",
 )  # fmt: skip
 _CLASS_NAMES = ("single", "sync", "async")
-_OWN = ("max_frames_per_traj", "init_random_frames", "reset_at_each_iter", "exploration_type")
-"""Settings that collectors may have of their own."""
+_COLLECTING = ("max_frames_per_traj", "init_random_frames", "reset_at_each_iter", "exploration_type")
 _SHARED = ("split_trajs", "postproc", "set_truncated", "trust_policy")
 """Settings that must be equal where several collectors have them."""
 _DEVICES = ("device", "storing_device", "policy_device", "env_device")
+OWN_WHEN_ADDED = (*_COLLECTING, *_DEVICES)
+"""Settings that collectors may have of their own; those that join others take the others' way for batches."""
+OWN = (*OWN_WHEN_ADDED, *_SHARED)
 _ACTOR = ("accelerator_type", "label_selector", "memory", "num_cpus", "num_gpus", "object_store_memory", "resources",
           "runtime_env", "scheduling_strategy")  # fmt: skip
 
@@ -41,7 +42,7 @@ def check_class(collector_class: Any) -> None:
 
 
 def own_settings(
-    collector_kwargs: Any, *, num_collectors: int, given: dict[str, Any], is_added: bool = False
+    collector_kwargs: Any, *, num_collectors: int, given: dict[str, Any], known: Sequence[str] = OWN
 ) -> tuple[dict[str, Any], tuple[Mapping[str, Any], ...]]:
     """What `collector_kwargs` say, for all collectors or for each.
 
@@ -49,7 +50,7 @@ def own_settings(
         collector_kwargs: a mapping, or a list of as many as there are collectors. It is not changed.
         num_collectors: how many there are.
         given: the other keyword arguments, which these take the place of.
-        is_added: the collectors join others, whose way their batches go.
+        known: the arguments that collectors may have of their own.
 
     Returns:
         Keyword arguments for all, devices of each among them; and each collector's own fields of `CollectorConfig`.
@@ -64,15 +65,8 @@ def own_settings(
         {name: value for name, value in (one or {}).items() if name not in MEANINGLESS}
         for one in broadcast(collector_kwargs, "collector_kwargs", num_collectors)
     ]
-    known = (*_OWN, *_DEVICES) if is_added else (*_OWN, *_DEVICES, *_SHARED)
     for one in each:
-        unknown = sorted(set(one) - set(known))
-        if unknown and is_added:
-            raise TypeError(
-                f"collector_kwargs have {', '.join(unknown)}, which collectors that are added cannot have of their "
-                f"own; they take {', '.join(known)}"
-            )
-        if unknown:
+        if unknown := sorted(set(one) - set(known)):
             hint = did_you_mean(unknown[0], known, most=1, otherwise=f"; known: {', '.join(known)}")
             raise TypeError(f"collector_kwargs have no {unknown[0]}{hint}")
     for name in sorted(set.intersection(*map(set, each)) & set(given)):
@@ -95,29 +89,14 @@ def own_settings(
 
 
 def _config_fields(own: Mapping[str, Any], num_collectors: int) -> dict[str, Any]:
-    settings = read_settings({name: own[name] for name in _OWN if name in own}, num_collectors=num_collectors)
+    settings = read_settings({name: own[name] for name in _COLLECTING if name in own}, num_collectors=num_collectors)
     fields = {
         "max_frames_per_traj": ("max_frames_per_trajectory", limit(settings.max_frames_per_traj)),
         "init_random_frames": ("init_random_frames", limit(settings.init_random_frames)),
         "reset_at_each_iter": ("reset_at_each_batch", settings.reset_at_each_iter),
         "exploration_type": ("exploration_type", exploration_of(settings.exploration_type)),
     }
-    return dict(fields[name] for name in _OWN if name in own)
-
-
-def count_collectors(create_env_fn: Any, num_collectors: int | None) -> int:
-    """How many collectors there are to be."""
-    if num_collectors is not None and (isinstance(num_collectors, bool) or num_collectors < 1):
-        raise ValueError(f"num_collectors {num_collectors!r}; give 1 or more")
-    if not isinstance(create_env_fn, list | tuple):
-        return num_collectors or 1
-    if not create_env_fn:
-        raise ValueError("create_env_fn is an empty list; give at least one callable that makes an environment")
-    if num_collectors is not None and num_collectors != len(create_env_fn):
-        raise ValueError(
-            f"create_env_fn has {len(create_env_fn)} entries and num_collectors is {num_collectors}; give one of them"
-        )
-    return len(create_env_fn)
+    return dict(fields[name] for name in _COLLECTING if name in own)
 
 
 def is_connected() -> bool:
@@ -165,13 +144,3 @@ def read_updater(given: Any) -> Any:
             "worker_ids=); give an object that has it, or a callable that makes one"
         )
     return updater
-
-
-def check_schemes(weight_sync_schemes: Mapping[str, Any] | None) -> None:
-    """Weights have one way here: TorchRL's own for the policy of a RayCollector stands for it."""
-    found = {name: type(scheme).__name__ for name, scheme in (weight_sync_schemes or {}).items()}
-    if found not in ({}, {MAIN_MODEL: "RayWeightSyncScheme"}):
-        raise ValueError(
-            f"weight_sync_schemes {found} was given: weights reach collectors as the fleet publishes them, with a "
-            "version and a receipt; leave it out, and call update_policy_weights_"
-        )

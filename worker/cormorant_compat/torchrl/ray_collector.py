@@ -1,7 +1,7 @@
 """TorchRL's RayCollector over the Ray fleet: collectors as actors, replaced when they die, ahead of the learner."""
 
 import asyncio
-import re
+import string
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,17 +13,13 @@ from cormorant_compat.arguments import as_flag
 from cormorant_compat.torchrl import ray_arguments as arguments
 from cormorant_compat.torchrl.collector import FleetCollector, number_of
 from cormorant_compat.torchrl.devices import devices_of, storing_devices
-from cormorant_compat.torchrl.makers import Maker, place_envs, policy_maker
+from cormorant_compat.torchrl.makers import Maker, count_collectors, place_envs, policy_maker
 from cormorant_compat.torchrl.plan import CollectionPlan
 from cormorant_compat.torchrl.policy import as_policy, check_has_weights, on_cpu
 from cormorant_compat.torchrl.settings import broadcast, read_settings
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.batch_queue import Loan
-from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.stats import WorkerReceipts
-
-_STEP = re.compile(r"""\.?([A-Za-z_]\w*)|\[(?:'([^']*)'|"([^"]*)"|(-?\d+))\]""")
-"""One step of a path of attributes: `.stats`, `['policy']`, `[0]`."""
 
 
 class NotSet(AttributeError, RuntimeError):
@@ -99,10 +95,10 @@ class RayCollector(FleetCollector):
         **kwargs: Any,
     ) -> None:
         sync, updates = as_flag(sync, "sync"), as_flag(update_after_each_batch, "update_after_each_batch")
-        count = arguments.count_collectors(create_env_fn, num_collectors)
+        count = count_collectors(create_env_fn, num_collectors)
         arguments.check_class(collector_class)
-        arguments.check_schemes(weight_sync_schemes)
         given: dict[str, Any] = {"frames_per_batch": frames_per_batch, "replay_buffer": replay_buffer, **kwargs}
+        given["weight_sync_schemes"] = weight_sync_schemes
         given, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given=given)
         self._remote = arguments.remote_options(remote_configs, count)
         self._ray_options = arguments.ray_options(ray_init_config, self._remote)
@@ -204,11 +200,12 @@ class RayCollector(FleetCollector):
             WorkerFailed, ControlTimeout: they cannot start.
         """
         given = create_env_fn if isinstance(create_env_fn, list | tuple) else [create_env_fn]
-        count = arguments.count_collectors(given, None)
+        count = count_collectors(given, None)
         have = len(self._plan.makers[0])
         if num_envs is not None and num_envs != have:
             raise ValueError(f"num_envs {num_envs}: the collectors of a fleet have as many environments each, {have}")
-        taken, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given={}, is_added=True)
+        known = arguments.OWN_WHEN_ADDED
+        taken, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given={}, known=known)
         remote = arguments.remote_options(remote_configs, count)
         makers = _makers(given, None, have, count)
         acting = self._policy if policy is None else as_policy(policy)
@@ -347,25 +344,14 @@ class RayCollector(FleetCollector):
             AttributeError: the path leads nowhere.
             ValueError: arguments for what cannot be called.
         """
-        found: Any = self
-        at = 0
-        while at < len(attr_path):
-            step = _STEP.match(attr_path, at)
-            if step is None:
-                raise AttributeError(
-                    f'the path "{attr_path}" cannot be read at "{attr_path[at:]}"; write it as a.b["c"].d'
-                )
-            name, single, double, number = step.groups()
-            try:
-                if name is not None:
-                    found = getattr(found, name)
-                else:
-                    found = found[int(number) if number is not None else (single if single is not None else double)]
-            except (AttributeError, KeyError, IndexError, TypeError) as error:
-                raise AttributeError(
-                    f'"{attr_path}": {type(found).__name__} has no {step.group().lstrip(".")} ({type(error).__name__})'
-                ) from error
-            at = step.end()
+        try:
+            # The paths of `str.format`, which have no quotes.
+            path = "0." + attr_path.replace("'", "").replace('"', "")
+            found, _ = string.Formatter().get_field(path, (self,), {})
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise AttributeError(
+                f'the path "{attr_path}" leads nowhere: {type(error).__name__}: {error}; write it as a.b["c"].d'
+            ) from error
         if callable(found):
             return found(*args, **kwargs)
         if args or kwargs:
@@ -388,20 +374,12 @@ class RayCollector(FleetCollector):
         return self._seed_each(seed, static_seed)
 
     def state_dict(self) -> "list[OrderedDict[str, Any]]":
-        """As in the other collectors, by collector: each entry has one collector's state as `fleet`, and the first one
-        has the published weights, too.
+        """As in the other collectors, once for each collector: every entry has the state of all of them.
 
         Raises:
             StateError: with `trajs_per_batch`.
         """
-        saved = self._saved()
-        names = sorted(saved.attempts, key=number_of)
-        return [
-            self._entry(
-                replace(saved, workers={name: saved.workers.get(name, b"")}, weights=b"" if i else saved.weights)
-            )
-            for i, name in enumerate(names)
-        ]
+        return [super().state_dict()] * self.num_collectors
 
     def load_state_dict(self, state_dict: Any, strict: bool = True) -> None:
         """Go on from what `state_dict()` gave.
@@ -410,16 +388,12 @@ class RayCollector(FleetCollector):
             StateError: it does not fit: not one entry for each collector, among others.
         """
         entries = [state_dict] if isinstance(state_dict, Mapping) else list(state_dict)
-        if missing := [i for i, entry in enumerate(entries) if "fleet" not in entry]:
-            raise StateError(f"entries {missing} of the state have no fleet; give what state_dict() gave")
-        if not entries:
-            raise StateError("the state is an empty list; give what state_dict() gave")
-        first, *others = [FleetState.from_bytes(entry["fleet"].cpu().numpy().tobytes()) for entry in entries]
-        workers = {name: data for one in (first, *others) for name, data in one.workers.items()}
-        whole = replace(first, workers=workers).to_bytes()
-        super().load_state_dict(
-            {**entries[0], "fleet": torch.frombuffer(bytearray(whole), dtype=torch.uint8)}, strict=strict
-        )
+        if len(entries) != self.num_collectors:
+            raise StateError(
+                f"the state has {len(entries)} entries for {self.num_collectors} collectors; give what state_dict() "
+                "gave"
+            )
+        super().load_state_dict(entries[0], strict)
 
     # -- running free, the end ---------------------------------------------------------------------------------
 

@@ -9,10 +9,11 @@ from cormorant_compat.torchrl.devices import devices_of
 from cormorant_contract.base import COUNT_MAX, INT32_MAX
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.policy.exploration import ExplorationType
+from cormorant_worker.policy.loading import MAIN_MODEL
 
 MEANINGLESS = (
     "auto_register_policy_transforms", "extend_buffer", "no_cuda_sync", "num_sub_threads", "num_threads",
-    "return_same_td", "use_buffers", "use_env_creator",
+    "return_same_td", "use_buffers", "use_env_creator", "weight_sync_schemes",
 )  # fmt: skip
 """Arguments about how TorchRL's own collectors work; taken, and without a meaning here: states of recurrent policies
 are carried for them in any case, and buffers are extended once a batch."""
@@ -27,10 +28,11 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "traj_format": (None, "padded"),
     "trajs_per_write": (None,),
     "weight_recv_schemes": (None, {}),
-    "weight_sync_schemes": (None, {}),
     "weight_updater": (None,),
 }
 """Arguments of TorchRL's collectors that have no meaning here, with the values that change nothing."""
+
+_SCHEMES = ("MultiProcessWeightSyncScheme", "NoWeightSyncScheme", "RayWeightSyncScheme", "SharedMemWeightSyncScheme")
 
 Hook = Callable[..., Any]
 
@@ -122,6 +124,12 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
         TypeError: an argument that TorchRL's collectors do not have, either; with near matches.
         ValueError: a value that cannot be; with the value.
     """
+    schemes = {name: type(scheme).__name__ for name, scheme in (given.get("weight_sync_schemes") or {}).items()}
+    if schemes and (set(schemes) != {MAIN_MODEL} or schemes[MAIN_MODEL] not in _SCHEMES):
+        raise ValueError(
+            f"weight_sync_schemes {schemes} was given: weights reach collectors as the fleet publishes them, with a "
+            "version and a receipt; leave it out, and call update_policy_weights_"
+        )
     known = [field.name for field in fields(CollectorSettings)]
     meant: dict[str, Any] = {
         name: as_flag(value, name) if name in _FLAGS and value is not None else plain(value)

@@ -139,7 +139,7 @@ def test_endless_collectors_survive_deaths_and_grow() -> None:
 
     with pytest.raises(ValueError, match="num_envs 3"):
         collector.add_collectors([CountingEnv], 3)
-    with pytest.raises(TypeError, match="collector_kwargs have postproc, split_trajs, which collectors that are added"):
+    with pytest.raises(TypeError, match="collector_kwargs have no postproc; known: max_frames_per_traj, "):
         collector.add_collectors([CountingEnv], 1, None, {"split_trajs": True, "postproc": print})
     with pytest.raises(ValueError, match="storing_device cuda:99 does not exist"):
         collector.add_collectors([CountingEnv], 1, None, {"storing_device": "cuda:99"})
@@ -308,10 +308,10 @@ def test_seeds_and_states_come_by_collector() -> None:
         (["policy_state_dict", "frames", "iter", "fleet"], 24, 2)
     ] * 2
     with RayCollector(CountingEnv, Versioned(), **kwargs, **FREE) as collector:
-        with pytest.raises(StateError, match=r"the state holds workers \['cpu-0'\], this fleet"):
+        with pytest.raises(StateError, match="the state has 1 entries for 2 collectors"):
             collector.load_state_dict(state[:1])
-        with pytest.raises(StateError, match=r"entries \[1\] of the state have no fleet"):
-            collector.load_state_dict([state[0], {}])
+        with pytest.raises(StateError, match="the state has no fleet"):
+            collector.load_state_dict([{"frames": 0, "iter": 0}, state[1]])
         collector.load_state_dict(state)
         for batch in expected:
             again = collector.next()

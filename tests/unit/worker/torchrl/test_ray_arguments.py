@@ -8,9 +8,8 @@ from tensordict import TensorDict
 
 from cormorant_compat.torchrl import RayCollector
 from cormorant_compat.torchrl.batches import EpisodePool, StoreInBuffer, mark_padding
+from cormorant_compat.torchrl.makers import count_collectors
 from cormorant_compat.torchrl.ray_arguments import (
-    check_schemes,
-    count_collectors,
     own_settings,
     ray_options,
     read_updater,
@@ -115,11 +114,11 @@ def test_neutral_arguments_are_neutral_per_collector() -> None:
 def test_torchrls_own_scheme_for_the_policy_is_taken_and_no_other() -> None:
     class RayWeightSyncScheme: ...
 
-    check_schemes(None)
-    check_schemes({"policy": RayWeightSyncScheme()})
+    for given in (None, {}, {"policy": RayWeightSyncScheme()}):
+        assert read_settings({"weight_sync_schemes": given}, num_collectors=1) == read_settings({}, num_collectors=1)
     for given in ({"critic": RayWeightSyncScheme()}, {"policy": RayWeightSyncScheme(), "critic": object()}):
         with pytest.raises(ValueError, match=r"weight_sync_schemes .* leave it out"):
-            check_schemes(given)
+            read_settings({"weight_sync_schemes": given}, num_collectors=1)
 
 
 def test_rays_own_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,10 +160,9 @@ def test_paths_of_attributes_are_followed_called_and_refused() -> None:
     assert execute(outer, 'schemes["x.y"][0].depth') == 3
     with pytest.raises(ValueError, match="which takes no arguments"):
         execute(outer, "schemes['policy'].depth", 1)
-    with pytest.raises(AttributeError, match=r"dict has no \['critic'\] \(KeyError\)"):
-        execute(outer, "schemes['critic'].add")
-    with pytest.raises(AttributeError, match='cannot be read at "'):
-        execute(outer, "schemes[policy].add")
+    for path in ("schemes['critic'].add", "schemes['policy'].sub", "schemes['policy", ""):
+        with pytest.raises(AttributeError, match=r'the path ".*" leads nowhere: \w+Error: .*; write it as a.b'):
+            execute(outer, path)
 
 
 def frames(ids: list[list[int]], ends: list[list[bool]], lengths: list[int] | None = None) -> TensorDict:
