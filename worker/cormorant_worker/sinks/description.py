@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
@@ -20,7 +20,7 @@ from cormorant_worker.spaces import Leaf, Space, describe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetDescription:
-    """What every frame of a dataset has in common. The last five fields are notes: a rerun may differ in them."""
+    """What every frame of a dataset has in common. The last four fields are notes: a rerun may differ in them."""
 
     env: Mapping[str, Any]
     """JSON values that tell environments apart, for example `{"envpool": {"taskId": "Pong-v5", "kwargs": {}}}`;
@@ -35,8 +35,6 @@ class DatasetDescription:
     """Digest of the manifest that created the dataset."""
     env_spec: str = ""
     """Gymnasium's EnvSpec of the environment, as JSON; empty where `gymnasium.make` cannot build it."""
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """Anything else worth keeping, for example versions."""
 
     def to_bytes(self) -> bytes:
         value = {
@@ -55,7 +53,7 @@ class DatasetDescription:
             ],
             "seed": self.seed,
             "manifestSha256": self.manifest_sha256,
-            "notes": dict(self.notes),
+            "notes": {},
         }
         return (json.dumps(value, indent=2) + "\n").encode()
 
@@ -87,7 +85,6 @@ class DatasetDescription:
                 seed=value["seed"],
                 manifest_sha256=value["manifestSha256"],
                 env_spec=value.get("envSpec", ""),
-                notes=value["notes"],
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DatasetCorrupt(f"{where} does not describe a dataset: {error!r}; restore it from a copy") from error

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import fsspec
 import pyarrow as pa
+from fsspec.dircache import DirCache
 
 from cormorant_worker.sinks.local_store import LocalShardFile, LocalStore, Notes
 
@@ -48,6 +49,8 @@ class ObjectStore:
         self._patience_s = patience_s
         self._has_answered = False
         self._fs, root = fsspec.core.url_to_fs(self.uri)
+        # A listing that was kept would not have what another process has put since.
+        self._fs.dircache = DirCache(use_listings_cache=False)
         self._root = root.rstrip("/")
         protocols = {self._fs.protocol} if isinstance(self._fs.protocol, str) else {*self._fs.protocol}
         self._bucket = self._root.partition("/")[0] if protocols & _BUCKET_SCHEMES else None
@@ -56,17 +59,11 @@ class ObjectStore:
         """The last manifest lines of the parts that are written here, up to `_LINES` each."""
 
     def read_root(self, name: str) -> bytes | None:
-        path = f"{self._root}/{name}"
-        while True:
-            try:
-                data: bytes = self._ask(lambda: self._fs.cat_file(path))
-            except FileNotFoundError:
-                # s3fs asks its listings first, which do not have what another process has put since.
-                if path.rpartition("/")[0].lstrip("/") not in self._fs.dircache:
-                    return None
-                self._fs.invalidate_cache()
-            else:
-                return data
+        try:
+            data: bytes = self._ask(lambda: self._fs.cat_file(f"{self._root}/{name}"))
+        except FileNotFoundError:
+            return None
+        return data
 
     def write_root_once(self, name: str, data: bytes) -> None:
         """Put an object unless there is one. Of several that are put at the same moment one stays."""
@@ -81,7 +78,6 @@ class ObjectStore:
         return self._list("directory")
 
     def _list(self, kind: str) -> list[str]:
-        self._fs.invalidate_cache()
         try:
             found: list[dict[str, Any]] = self._ask(lambda: self._fs.ls(self._root, detail=True))
         except FileNotFoundError:
@@ -165,7 +161,6 @@ class ObjectStore:
                 self._fs.pipe_file(path, data, mode=mode)
             except OSError:
                 # Stores differ in how they say that it exists: some answers look as if they could be repeated.
-                self._fs.invalidate_cache()
                 if mode != "create" or not self._fs.exists(path):
                     raise
                 raise FileExistsError(path) from None
@@ -175,7 +170,6 @@ class ObjectStore:
     def _find(self, folder: str) -> dict[str, int]:
         """Names below a folder, and sizes."""
         prefix = f"{self._root}/{folder}"
-        self._fs.invalidate_cache()
         found: dict[str, Any] = self._ask(lambda: self._fs.find(prefix, detail=True))
         # Paths begin with a slash or not, whatever the root does: `s3:///bucket/a` has one, and s3fs finds `bucket/a`.
         above = f"{prefix}/".lstrip("/")

@@ -170,7 +170,7 @@ def test_each_run_has_an_epoch_of_its_own(make_dice, memory_uri, tmp_path):
 
 def test_the_description_is_kept(make_dice, tmp_path):
     dice = make_dice(recurrent=True)
-    made = dice.description(seed=7, job="pong", manifest_sha256="ab", notes={"cormorant": "0.1.0"})
+    made = dice.description(seed=7, job="pong", manifest_sha256="ab")
     assert open_dataset(str(tmp_path), made).description == made
     assert find_dataset(str(tmp_path / "nowhere")) is None
 
