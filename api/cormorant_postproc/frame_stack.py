@@ -77,10 +77,8 @@ class FrameStack:
             goes_on = (before["ids"][at] == ids[:, 0]) & (lengths > 0)
             known = torch.where(goes_on, before["known"][at], 0)
 
-        begins = torch.zeros_like(ids, dtype=torch.bool)
-        begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
         # Step t of the batch is step t + past here; a trajectory that goes on begins that many steps earlier.
-        first = first_step(begins) + past
+        first = first_step(ids) + past
         first = torch.where(first == past, past - known.unsqueeze(-1), first)
         step = torch.arange(ids.shape[1], device=ids.device) + past
 

@@ -79,10 +79,11 @@ def last_step(ends: Tensor, valid: Tensor | None) -> Tensor:
     return open_until.flip(-1).cummin(-1).values.flip(-1)
 
 
-def first_step(begins: Tensor) -> Tensor:
-    """The index of the first step of each frame's piece: `[*, T]` bool -> `[*, T]` int64. Step 0 always begins one."""
-    index = torch.arange(begins.shape[-1], device=begins.device).expand_as(begins)
-    return torch.where(begins, index, 0).cummax(-1).values
+def first_step(ids: Tensor) -> Tensor:
+    """The index of the first step of each frame's piece, `[*, T]` int64, from the ids of trajectories, `[*, T]`."""
+    index = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids).clone()
+    index[..., 1:].masked_fill_(ids[..., 1:] == ids[..., :-1], 0)
+    return index.cummax(-1).values
 
 
 def at_steps(value: Tensor, steps: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from cormorant_compat.arguments import room_of
 from cormorant_compat.torchrl.settings import CollectorSettings, limit
 from cormorant_postproc import frames_of, split_trajectories
+from cormorant_postproc.pieces import first_step
 from cormorant_worker.collect.batch import stack_workers, to_tensordict, with_mask
 from cormorant_worker.collect.block import Block
 
@@ -77,14 +78,11 @@ class StepCounts:
         if "step_count" in batch.keys():  # noqa: SIM118  # a TensorDict, not a dict
             return  # the environment counts itself
         ids = batch[_IDS]
-        step = torch.arange(ids.shape[1]).expand_as(ids)
-        begins = torch.ones_like(ids, dtype=torch.bool)
-        begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
-        first = torch.where(begins, step, 0).cummax(1).values
+        first = first_step(ids)
         known = [self._following.get(env, (-1, 0)) for env in envs]
         begun = [count if int(row[0]) == of else 0 for (of, count), row in zip(known, ids, strict=True)]
         goes_on = torch.tensor(begun).unsqueeze(-1)
-        counts = step - first + torch.where(first == 0, goes_on, 0)
+        counts = torch.arange(ids.shape[1]) - first + torch.where(first == 0, goes_on, 0)
         lengths = batch[_MASK].sum(1) if _MASK in batch.keys(True) else torch.full((len(ids),), ids.shape[1])
         for env, row, length in zip(envs, range(len(ids)), lengths.tolist(), strict=True):
             if length:
