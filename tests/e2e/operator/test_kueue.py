@@ -21,8 +21,6 @@ from cormorant_testing.scripts import Logged, until, unused_port
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 SMALL = "500m"
 """Room for one job: a head of 250m and two workers of 100m."""
-
-
 VARIABLE = "CORMORANT_KUEUE"
 _METRICS_CERTIFICATE = Path("/etc/kueue/metrics/certs/tls.crt")
 _WEBHOOK_CERTIFICATES = Path("/tmp/k8s-webhook-server/serving-certs")

@@ -129,8 +129,8 @@ def test_gated_pods_wait_and_say_so(scene: Scene) -> None:
     gated = {"template": {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}}
     with scene.operator():
         scene.submit(head=gated, workerGroups=[{"name": "cpu", **gated}])
-        scene.until(lambda: "3 pods are waiting" in scene.message("Scheduled"), "the condition says so")
-        assert "scheduling gates" in scene.message("Scheduled")
+        said = ("scheduling gates", "3 pods are waiting")
+        scene.until(lambda: all(words in scene.message("Scheduled") for words in said), "the condition says so")
         assert scene.condition("Scheduled") == "False/Unschedulable"
         before = scene.uids()
         for name in before:

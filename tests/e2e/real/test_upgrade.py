@@ -26,8 +26,6 @@ MANIFEST = collector_job(
         "replicas": 1,
     },
 )
-
-
 SUBJECT = "release notes of v0.2.0"
 """Subject of the released commit. Its digest would not survive a rewrite of the history."""
 
