@@ -1,5 +1,6 @@
 """`spec.env`: which environment a job steps, and with what vectorisation."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
@@ -165,7 +166,9 @@ class GymnasiumVectorEnv(Contract):
         )
 
 
-_COUNT = "[has(self.envpool), has(self.gymnasium), has(self.vector)].filter(x, x).size()"
+KINDS = ("envpool", "gymnasium", "vector")
+"""The blocks of `spec.env`, one for each kind of environment."""
+_COUNT = f"[{', '.join(f'has(self.{kind})' for kind in KINDS)}].filter(x, x).size()"
 
 
 class Env(Contract):
@@ -212,15 +215,16 @@ class Env(Contract):
 
     def of_variant(self, variant: Variant) -> "Env":
         """This environment as one of its variants has it, without variants."""
-        changes: dict[str, object] = {"variants": None}
-        if self.envpool is not None:
-            task = variant.task_id or self.envpool.task_id
-            kwargs = {**self.envpool.kwargs, **variant.kwargs}
-            changes["envpool"] = self.envpool.model_copy(update={"task_id": task, "kwargs": kwargs})
-        if self.gymnasium is not None:
-            name, kwargs = variant.task_id or self.gymnasium.id, {**self.gymnasium.kwargs, **variant.kwargs}
-            changes["gymnasium"] = self.gymnasium.model_copy(update={"id": name, "kwargs": kwargs})
-        return self.model_copy(update=changes)
+        name = "task_id" if self.envpool else "id"
+        named = {name: variant.task_id} if variant.task_id else {}
+        env = self.with_block({"kwargs": {**self.block.kwargs, **variant.kwargs}, **named})
+        return env.model_copy(update={"variants": None})
+
+    def with_block(self, changes: Mapping[str, object]) -> "Env":
+        """This environment with other values in its block, of those that blocks of its kind have."""
+        kind = next(kind for kind in KINDS if getattr(self, kind) is not None)
+        known = {name: value for name, value in changes.items() if name in type(self.block).model_fields}
+        return self.model_copy(update={kind: self.block.model_copy(update=known)})
 
     @property
     def info_keys(self) -> tuple[str, ...]:
@@ -277,4 +281,4 @@ class Env(Contract):
 
 
 def _count(env: Env) -> int:
-    return sum(block is not None for block in (env.envpool, env.gymnasium, env.vector))
+    return sum(getattr(env, kind) is not None for kind in KINDS)

@@ -16,7 +16,7 @@ from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.seeding import SeedPath
-from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
+from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Step, VectorEnv
 from cormorant_worker.policy.actor import Acted, Actor, PolicyActor
 from cormorant_worker.policy.loading import PolicyModels
@@ -93,7 +93,7 @@ def measure(*, quick: bool) -> Sequence[dict]:
 
 def _cartpole() -> tuple[VectorEnv, Actor]:
     task = EnvPoolTask(task_id="CartPole-v1", kwargs={})
-    env = EnvPoolVectorEnv(task, num_threads=1, seeds=list(range(NUM_ENVS)))
+    env = task.open(num_threads=1, seeds=list(range(NUM_ENVS)))
     policy = mlp(env.observation_space, env.action_space)
     models = PolicyModels(policy, {"policy": policy})
     return env, PolicyActor(models, env.observation_space, env.action_space, device=torch.device("cpu"))

@@ -9,7 +9,8 @@ import torch
 
 from cormorant_testing.collecting import SEEDS, make_job
 from cormorant_worker.collect.collector import Collector, CollectorConfig
-from cormorant_worker.envs.envpool import AsyncEnvPoolVectorEnv, EnvPoolTask, EnvPoolVectorEnv
+from cormorant_worker.envs.envpool import EnvPoolTask
+from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvBuildError, InvalidAction, PolicyMismatch, UnknownEnv
 from cormorant_worker.launch import make_collector
 from cormorant_worker.policy.actor import Acted
@@ -184,10 +185,10 @@ def test_trajectories_are_cut_in_pools_too() -> None:
     assert (batch["next", "reward"] == 1.0).all()
 
 
-def pools(num_envs: int, *, env_groups: int, threads: int, seed_offset: int = 0) -> list[EnvPoolVectorEnv]:
+def pools(num_envs: int, *, env_groups: int, threads: int, seed_offset: int = 0) -> list[VectorEnv]:
     task = EnvPoolTask(task_id="CartPole-v1", kwargs={})
     parts = np.array_split(np.array(SEEDS.env_seeds(num_envs)) + seed_offset, env_groups)
-    return [EnvPoolVectorEnv(task, num_threads=threads, seeds=part.tolist()) for part in parts]
+    return [task.open(num_threads=threads, seeds=part.tolist()) for part in parts]
 
 
 def collector_of(envs: list[Any], actor: Any = None) -> Collector:
@@ -283,6 +284,6 @@ def test_episodes_of_a_pool_are_whole_and_shared_out_beforehand() -> None:
 
 def test_an_asynchronous_pool_starts_every_environment() -> None:
     task = EnvPoolTask(task_id="CartPole-v1", kwargs={})
-    env = AsyncEnvPoolVectorEnv(task, batch_size=2, num_threads=2, seeds=SEEDS.env_seeds(6))
+    env = task.open(batch_size=2, num_threads=2, seeds=SEEDS.env_seeds(6))
     (first,) = env.start()
     assert len({tuple(row) for row in first.tolist()}) == 6

@@ -20,9 +20,7 @@ from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.envs.calibration import calibrate
 from cormorant_worker.envs.cpus import OneCpu, native_threads
-from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.spaces import Space
 
 pytestmark = pytest.mark.skipif(
@@ -65,18 +63,14 @@ def test_they_leave_a_cpu_that_others_want_and_try_again_later() -> None:
 
     with pool_thread() as pool:
         cpu = OneCpu(frozenset({pool}), lambda: now_s[0])
-        for rest_s in (1, 2, 4, 8, 16, 32, 60, 60):
+        for _ in range(2):
+            assert keeps()
+            cpu.judge(wall_s=0.2, cpu_s=0.16)
             assert keeps()
             cpu.judge(wall_s=0.2, cpu_s=0.14)
-            now_s[0] += rest_s - 0.5
+            now_s[0] += 9.5
             assert not keeps()
             now_s[0] += 0.5
-        assert keeps()
-        cpu.judge(wall_s=0.2, cpu_s=0.16)
-        assert keeps()
-        cpu.judge(wall_s=0.2, cpu_s=0.14)
-        now_s[0] += 1
-        assert keeps()
 
 
 def test_a_busy_process_on_the_same_cpu_makes_them_leave() -> None:
@@ -99,49 +93,6 @@ def test_a_busy_process_on_the_same_cpu_makes_them_leave() -> None:
             other.wait()
 
 
-def test_nothing_is_moved_where_one_cpu_is_allowed() -> None:
-    before = os.sched_getaffinity(0)
-    only = min(before)
-    os.sched_setaffinity(0, {only})
-    try:
-        with pool_thread() as pool:
-            cpu = OneCpu(frozenset({pool}))
-            with cpu:
-                assert cpu.cpu is None
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def test_an_affinity_that_is_chosen_during_a_batch_stays() -> None:
-    before = os.sched_getaffinity(0)
-    try:
-        with pool_thread() as pool:
-            cpu = OneCpu(frozenset({pool}))
-            with cpu:
-                assert cpu.cpu is not None
-                chosen = before - {cpu.cpu}
-                os.sched_setaffinity(0, chosen)
-                os.sched_setaffinity(pool, chosen)  # taskset --all-tasks
-            assert os.sched_getaffinity(0) == os.sched_getaffinity(pool) == chosen
-            cpu.judge(wall_s=0.2, cpu_s=0.1)
-            assert os.sched_getaffinity(pool) == chosen
-            with cpu:
-                assert os.sched_getaffinity(0) <= chosen
-            assert os.sched_getaffinity(0) == chosen
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def test_threads_that_have_ended_are_no_error() -> None:
-    before = os.sched_getaffinity(0)
-    with pool_thread() as pool:
-        cpu = OneCpu(frozenset({pool}))
-    until(lambda: pool not in native_threads())  # the kernel lists it for a moment
-    with cpu:
-        assert cpu.cpu is None
-        assert os.sched_getaffinity(0) == before
-
-
 def test_threads_are_free_again_after_it_gave_up() -> None:
     before = os.sched_getaffinity(0)
     with pool_thread() as stays:
@@ -156,47 +107,12 @@ def test_threads_are_free_again_after_it_gave_up() -> None:
         assert os.sched_getaffinity(stays) == before
 
 
-@contextmanager
-def other_threads() -> Iterator[list[int]]:
-    """Native ids of threads that a thread of its own starts all the time; they wait."""
-    ends, threads = Event(), list[Thread]()
-    ids = list[int]()
-
-    def start_some() -> None:
-        while not ends.wait(0.002):
-            thread = Thread(target=lambda: (ids.append(get_native_id()), ends.wait()))
-            thread.start()
-            threads.append(thread)
-
-    starter = Thread(target=start_some)
-    starter.start()
-    try:
-        yield ids
-    finally:
-        ends.set()
-        starter.join()
-        for thread in threads:
-            thread.join()
-
-
 @pytest.fixture
 def one_torch_thread() -> Iterator[None]:
     torch_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(torch_threads)
-
-
-@pytest.mark.usefixtures("one_torch_thread")
-def test_threads_that_others_start_meanwhile_stay_free() -> None:
-    before = os.sched_getaffinity(0)
-    with other_threads() as others:
-        calibrate(EnvPoolTask(task_id="CartPole-v1", kwargs={}), num_envs=64, max_threads=2, one_cpu=True)
-        with cartpoles(1) as collector:
-            collector.fill(Block(collector.layout(8)), 64)
-        assert collector.cpu.cpu is not None
-        assert others
-        assert [thread for thread in others if os.sched_getaffinity(thread) != before] == []
 
 
 @pytest.mark.usefixtures("one_torch_thread")

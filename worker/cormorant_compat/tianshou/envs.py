@@ -25,7 +25,7 @@ from cormorant_worker.envs.restarts import RestartLimits, Restarts
 from cormorant_worker.envs.vector import GymVectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvError
 from cormorant_worker.scripted import Scripted
-from cormorant_worker.spaces import Array, Arrays, Space, describe, flatten, leaves, unflattener
+from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves, unflattener
 
 
 def as_vector_env(
@@ -47,7 +47,9 @@ def as_vector_env(
             )
         return cast(VectorEnv, env)
     if hasattr(env, "_state_keys") and hasattr(env, "_recv"):
-        return _around_pool(env, fields)
+        from cormorant_worker.envs.envpool import wrap_pool
+
+        return wrap_pool(env, fields)
     if hasattr(env, "is_async") and (hasattr(env, "env_num") or innermost(env) is not env):
         return TheirAsyncVectorEnv(env, fields) if env.is_async else TheirVectorEnv(env, fields)
     if isinstance(env, gymnasium.vector.VectorEnv):
@@ -96,19 +98,6 @@ def refuse_reset_kwargs(env: VectorEnv, kwargs: Mapping[str, Any]) -> None:
         )
 
 
-def _around_pool(pool: Any, info: Sequence[InfoField]) -> VectorEnv:
-    from cormorant_worker.envs.envpool import AsyncEnvPoolVectorEnv, EnvPoolVectorEnv
-
-    config = pool.config
-    if config.get("max_num_players", 1) != 1:
-        raise EnvError(f"the pool has {config['max_num_players']} players; multi-agent tasks are not supported")
-    num_envs, batch_size = int(config["num_envs"]), int(config["batch_size"]) or int(config["num_envs"])
-    if num_envs % batch_size:
-        raise EnvError(f"the pool's batch_size {batch_size} does not divide num_envs {num_envs}; choose one that does")
-    kind = EnvPoolVectorEnv if batch_size == num_envs else AsyncEnvPoolVectorEnv
-    return kind.around(pool, info)
-
-
 class GivenEnvs(InlineVectorEnv):
     """Environments that a script made, or functions that make them. One that raises ends the collecting."""
 
@@ -117,12 +106,6 @@ class GivenEnvs(InlineVectorEnv):
         for number, env in enumerate(made):
             if not isinstance(env, gymnasium.Env):
                 raise EnvBuildError(f"function {number} made {type(env).__name__}, not a gymnasium.Env")
-            ours, theirs = (
-                f"observations {describe(each.observation_space)}, actions {describe(each.action_space)}"
-                for each in (made[0], env)
-            )
-            if ours != theirs:
-                raise EnvBuildError(f"environment {number} has {theirs}; environment 0 has {ours}: give equal ones")
         super().__init__(_GivenSource(made), seeds=seeds, limits=RestartLimits(total=0), info=info)
 
     def seed(self, seeds: Sequence[int]) -> None:

@@ -14,11 +14,11 @@ import gymnasium
 import numpy as np
 import torch
 
+from cormorant_compat.torchrl.actions import OneHotActions, RepeatedActions
 from cormorant_compat.torchrl.devices import check_device
 from cormorant_worker.collect.seeding import SeedPath
-from cormorant_worker.envs.around import OneHotActions, RepeatedActions
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv, check_pool, envpool_module, reseed_pool
+from cormorant_worker.envs.envpool import EnvPoolTask, check_pool, envpool_module, reseed_pool, wrap_pool
 from cormorant_worker.envs.protocol import EVERY_ROW, VectorEnv
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.policy.action_check import ActionCheck
@@ -26,7 +26,7 @@ from cormorant_worker.policy.actor import cast_to
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, leaf_spaces, leaves, put_nested
 
-Build: TypeAlias = Callable[[Sequence[int] | None], EnvPoolVectorEnv]
+Build: TypeAlias = Callable[[Sequence[int] | None], VectorEnv]
 """Gives a pool with these seeds, or with those that it has."""
 
 _FLAVOURS = ("gym", "gymnasium", "dm")
@@ -84,7 +84,7 @@ class Pool:
 
     def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
         """The environments as collectors step them, rebuilt with a seed for each."""
-        env: VectorEnv = self._build(seeds)
+        env = self._build(seeds)
         if len(leaves(env.action_space, ())) != 1:
             raise EnvBuildError(f"the actions of this task have several parts ({env.action_space}); use a fleet")
         if self._frame_skip > 1:
@@ -229,10 +229,10 @@ def builder_of_task(env_name: str, num_workers: int, create_env_kwargs: Mapping[
         task.check()
     except EnvBuildError as error:
         raise EnvBuildError(str(error).replace("spec.env.envpool.kwargs.", "create_env_kwargs.")) from error
-    return lambda seeds: EnvPoolVectorEnv(task, num_threads=threads, seeds=own if seeds is None else seeds)
+    return lambda seeds: task.open(num_threads=threads, seeds=own if seeds is None else seeds)
 
 
 def builder_of_pool(pool: Any) -> Build:
     """What wraps a pool that `envpool.make` built, and builds others like it."""
     check_pool(pool)
-    return lambda seeds: EnvPoolVectorEnv.around(pool if seeds is None else reseed_pool(pool, seeds))
+    return lambda seeds: wrap_pool(pool if seeds is None else reseed_pool(pool, seeds))

@@ -29,8 +29,8 @@ from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace, find_device
 from cormorant_worker.envs.calibration import calibrate
-from cormorant_worker.envs.cpus import OneCpu, available_cpus, started_threads
-from cormorant_worker.envs.envpool import AsyncEnvPoolVectorEnv, EnvPoolTask, EnvPoolVectorEnv
+from cormorant_worker.envs.cpus import OneCpu, available_cpus, native_threads
+from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.envs.gymnasium_env import EnvSource, MadeEnvs, VariantEnvs, check_spaces, naming
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import VectorEnv
@@ -264,10 +264,10 @@ def build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides
         return BuiltEnvs((vector,), 0, None)
     if env.envpool is not None:
         one_cpu = _fits_one_cpu(place, overrides)
-        with started_threads() as pool_threads:
-            pools, num_threads = _build_pools(job, env.envpool, place, seeds, assignment, one_cpu=one_cpu)
+        before = native_threads()
+        pools, num_threads = _build_pools(job, env.envpool, place, seeds, assignment, one_cpu=one_cpu)
         has_one_thread = num_threads == len(pools) == 1 and pools[0].lockstep
-        return BuiltEnvs(pools, num_threads, assignment, frozenset(pool_threads if has_one_thread else ()))
+        return BuiltEnvs(pools, num_threads, assignment, native_threads() - before if has_one_thread else frozenset())
     assert env.gymnasium is not None  # the contract has one of both
     limits = RestartLimits(total=env.gymnasium.max_restarts, inherited=place.env_restarts)
     groups: list[VectorEnv] = []
@@ -348,15 +348,9 @@ def _build_pools(
     try:
         for name, own in shares:
             with naming(name):
-                if is_async:
-                    pools.append(
-                        AsyncEnvPoolVectorEnv(
-                            tasks[name], batch_size=block.batch_size, num_threads=threads, seeds=own, info=info
-                        )
-                    )
-                else:
-                    share = threads if assignment is None else max(1, round(threads * len(own) / len(seeds)))
-                    pools.append(EnvPoolVectorEnv(tasks[name], num_threads=share, seeds=own, info=info))
+                share = threads if assignment is None else max(1, round(threads * len(own) / len(seeds)))
+                batch_size = block.batch_size if is_async else 0
+                pools.append(tasks[name].open(num_threads=share, seeds=own, batch_size=batch_size, info=info))
     except BaseException:
         for pool in pools:
             pool.close()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cormorant_worker.envs.cpus import OneCpu, started_threads
-from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
+from cormorant_worker.envs.cpus import OneCpu, native_threads
+from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array
@@ -65,13 +65,13 @@ def calibrate(task: EnvPoolTask, *, num_envs: int, max_threads: int, one_cpu: bo
 
 def _times(task: EnvPoolTask, *, num_envs: int, num_threads: int, one_cpu: bool = False) -> Array:
     # Seconds of a few vector steps with random actions.
-    with started_threads() as pool_threads:
-        env = EnvPoolVectorEnv(task, num_threads=num_threads, seeds=list(range(num_envs)))
+    before = native_threads()
+    env = task.open(num_threads=num_threads, seeds=list(range(num_envs)))
     actor = RandomActor(env.action_space, seed=0)
     is_init = np.zeros(num_envs, dtype=np.bool_)
     env.start()
     seconds = []
-    with OneCpu(frozenset(pool_threads if one_cpu else ())):
+    with OneCpu(native_threads() - before if one_cpu else frozenset()):
         for _ in range(_PROBE_STEPS):
             actions = actor.act((), (), is_init).actions
             began = time.perf_counter()

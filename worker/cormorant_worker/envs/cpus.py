@@ -6,10 +6,9 @@ another CPU than the one that woke it, which costs a cheap vector step a third o
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from threading import get_native_id
 from time import monotonic, thread_time_ns
 from types import TracebackType
 
@@ -42,9 +41,8 @@ _WINDOW_S = 0.2
 """Of stepping, after which it is judged whether others want the CPU."""
 _ALONE = 0.75
 """Share of a window for which one of the two threads was on the CPU: less, and it is left."""
-_FIRST_REST_S = 1.0
-_LONGEST_REST_S = 60.0
-"""Without a CPU of their own, before the next try; doubled each time that it fails."""
+_REST_S = 10.0
+"""Without a CPU of their own, before the next try."""
 
 _TASKS = Path("/proc/self/task")
 
@@ -55,32 +53,6 @@ def native_threads() -> frozenset[int]:
         return frozenset(int(task.name) for task in _TASKS.iterdir())
     except OSError:
         return frozenset()
-
-
-@contextmanager
-def started_threads() -> Iterator[set[int]]:
-    """Gives a set that holds, afterwards, the ids of the threads that the calling thread has started meanwhile; empty
-    where the system does not tell.
-
-    A thread inherits the name of the thread that starts it, which is how other threads' are told apart.
-    """
-    started: set[int] = set()
-    own, mark = Path("/proc/thread-self/comm"), f"envpool-{get_native_id()}"  # 15 bytes at most
-    before = native_threads()
-    try:
-        name = own.read_text()
-        own.write_text(mark)
-    except OSError:
-        yield started
-        return
-    try:
-        yield started
-    finally:
-        own.write_text(name)
-    for thread in native_threads() - before:
-        with suppress(OSError):  # it has ended
-            if (_TASKS / str(thread) / "comm").read_text().strip() == mark:
-                started.add(thread)
 
 
 class OneCpu:
@@ -98,36 +70,24 @@ class OneCpu:
         """The CPU that the threads keep to; None: they are free."""
         self._before: set[int] = set()
         """What the acting thread may use outside a batch."""
-        self._wall_s = self._began_s = 0.0
+        self._wall_s = self._began_s = self._free_until_s = 0.0
         self._acting_ns = self._began_ns = self._pool_ns = 0
-        self._rest_s = _FIRST_REST_S
-        self._free_until_s = 0.0
 
     def __enter__(self) -> None:
-        if not self._threads:
-            return
         now_s = self._clock_s()
-        if self.cpu is None and now_s < self._free_until_s:
+        if not self._threads or now_s < self._free_until_s:
             return
         try:
             self._before = os.sched_getaffinity(0)
-            if len(self._before) == 1:
-                self._release()
-                return
-            cpu = self.cpu
-            if cpu is None or cpu not in self._before:
-                cpu = int(Path("/proc/thread-self/stat").read_text().rpartition(")")[2].split()[36])
+            if self.cpu is None:
                 self._threads &= native_threads()  # some of them only built the environments
-                if not self._threads:
-                    raise ProcessLookupError("the pool's threads have ended")
-                self.cpu = cpu
+                self.cpu = int(Path("/proc/thread-self/stat").read_text().rpartition(")")[2].split()[36])
                 for thread in self._threads:
-                    os.sched_setaffinity(thread, {cpu})
+                    os.sched_setaffinity(thread, {self.cpu})
                 self._begin_window(self._on_cpu_ns())
-            os.sched_setaffinity(0, {cpu})
+            os.sched_setaffinity(0, {self.cpu})
         except OSError as error:  # no /proc, or no right to choose
             self._give_up(error)
-            return
         self._began_s, self._began_ns = now_s, thread_time_ns()
 
     def __exit__(
@@ -137,7 +97,7 @@ class OneCpu:
             return
         try:
             # What the acting thread starts between batches would inherit its CPU.
-            self._free(0)
+            os.sched_setaffinity(0, self._before)
             self._wall_s += self._clock_s() - self._began_s
             self._acting_ns += thread_time_ns() - self._began_ns
             if self._wall_s >= _WINDOW_S:
@@ -154,23 +114,15 @@ class OneCpu:
             wall_s: seconds of a window.
             cpu_s: of it, seconds for which one of the threads was on the CPU.
         """
-        if cpu_s >= _ALONE * wall_s:
-            self._rest_s = _FIRST_REST_S
-            return
-        log.debug("cpu_left", cpu=self.cpu, share=round(cpu_s / wall_s, 2), rest_seconds=self._rest_s)
-        self._free_until_s = self._clock_s() + self._rest_s
-        self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
-        self._release()
+        if cpu_s < _ALONE * wall_s:
+            log.debug("cpu_left", cpu=self.cpu, share=round(cpu_s / wall_s, 2), rest_seconds=_REST_S)
+            self._free_until_s = self._clock_s() + _REST_S
+            self._release()
 
     def _release(self) -> None:
         for thread in self._threads:
-            self._free(thread)
-        self.cpu = None
-
-    def _free(self, thread: int) -> None:
-        """Let a thread run where it could before, unless another process has chosen its CPUs since (taskset)."""
-        if os.sched_getaffinity(thread) == {self.cpu}:
             os.sched_setaffinity(thread, self._before)
+        self.cpu = None
 
     def _begin_window(self, pool_ns: int) -> None:
         self._wall_s, self._acting_ns, self._pool_ns = 0.0, 0, pool_ns
@@ -184,5 +136,4 @@ class OneCpu:
         self._threads &= native_threads()
         with suppress(OSError):
             self._release()
-        self._threads = frozenset()
-        self.cpu = None
+        self._threads, self.cpu = frozenset(), None

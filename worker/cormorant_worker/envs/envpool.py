@@ -15,7 +15,7 @@ What EnvPool 1.2.5 does and this module hides (each one is pinned by a test):
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -78,32 +78,28 @@ class EnvPoolTask:
 
     def spaces(self) -> tuple[Space, Space]:
         """Observation and action space of one environment, without building it."""
-        spec = self._make_spec(dict(self.kwargs))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds
-            try:
-                return _repair(spec.observation_space), _repair(spec.action_space)
-            except (AssertionError, ValueError) as error:
-                raise EnvBuildError(
-                    f"{self.task_id} with {dict(self.kwargs)} has no valid spaces: {error}; check its arguments"
-                ) from error
+        return _spaces_of(self._make_spec(dict(self.kwargs)), f"{self.task_id} with {dict(self.kwargs)}")
 
     @property
     def loses_lives(self) -> bool:
         """True when an episode ends with a life instead of the game."""
         return bool(self.kwargs.get("episodic_life", False))
 
-    def make(self, *, num_envs: int, batch_size: int, num_threads: int, seeds: Sequence[int]) -> Any:
-        """Build a pool. Takes seconds for Atari."""
+    def open(
+        self, *, num_threads: int, seeds: Sequence[int], batch_size: int = 0, info: Sequence[InfoField] = ()
+    ) -> "EnvPoolVectorEnv | AsyncEnvPoolVectorEnv":
+        """Build one environment a seed, in lockstep or, with a smaller `batch_size`, so many of them at a time. Takes
+        seconds for Atari.
+        """
         limit = {"max_episode_steps": self.max_episode_steps} if self.max_episode_steps else {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds at every build
             try:
-                return envpool_module().make(
+                pool = envpool_module().make(
                     self.task_id,
                     env_type="gymnasium",
-                    num_envs=num_envs,
-                    batch_size=batch_size,
+                    num_envs=len(seeds),
+                    batch_size=batch_size or len(seeds),
                     num_threads=num_threads,
                     seed=list(seeds),
                     **limit,
@@ -111,6 +107,7 @@ class EnvPoolTask:
                 )
             except (AssertionError, TypeError, ValueError, RuntimeError, ImportError) as error:
                 raise EnvBuildError(f"EnvPool cannot build {self.task_id} with {dict(self.kwargs)}: {error}") from error
+        return wrap_pool(pool, info, name=self.task_id)
 
     def _make_spec(self, kwargs: dict[str, Any]) -> Any:
         with warnings.catch_warnings():
@@ -130,7 +127,7 @@ def task_ids() -> list[str]:
 
 
 def check_pool(pool: object) -> None:
-    """Refuse what is not a pool of single-agent environments that are stepped together. Any `env_type` will do."""
+    """Refuse what is not a pool whose environments are stepped together. Any `env_type` will do."""
     if not all(hasattr(pool, name) for name in ("_send", "_recv", "_reset", "_state_keys", "config", "spec")):
         raise EnvBuildError(
             f"{type(pool).__module__}.{type(pool).__name__} is not an EnvPool environment; "
@@ -142,8 +139,6 @@ def check_pool(pool: object) -> None:
             f"the pool hands out batch_size {config['batch_size']} of num_envs {config['num_envs']} environments at a "
             "time; a TorchRL environment steps all of them: make it without batch_size"
         )
-    if config["max_num_players"] != 1:
-        raise EnvBuildError(f"the pool has {config['max_num_players']} players; use a single-agent task")
 
 
 def reseed_pool(pool: Any, seeds: Sequence[int]) -> Any:
@@ -154,32 +149,36 @@ def reseed_pool(pool: Any, seeds: Sequence[int]) -> Any:
         return type(pool)(spec(spec.gen_config(**{**pool.config, "env_seed": list(seeds)})))
 
 
+def wrap_pool(
+    pool: Any, info: Sequence[InfoField] = (), *, name: str = ""
+) -> "EnvPoolVectorEnv | AsyncEnvPoolVectorEnv":
+    """Step a pool that `envpool.make` built, of any `env_type`, and that has not been stepped; nothing else may step it
+    from now on.
+
+    Raises:
+        EnvBuildError: it is not of single-agent environments, or its batches do not divide them.
+    """
+    config: Mapping[str, Any] = pool.config
+    if config.get("max_num_players", 1) != 1:
+        raise EnvBuildError(f"the pool has {config['max_num_players']} players; multi-agent tasks are not supported")
+    num_envs, batch_size = int(config["num_envs"]), int(config["batch_size"]) or int(config["num_envs"])
+    if num_envs % batch_size:
+        raise EnvBuildError(
+            f"the pool's batch_size {batch_size} does not divide num_envs {num_envs}; choose one that does"
+        )
+    name = name or str(config.get("task_id", type(pool).__name__))
+    if batch_size == num_envs:
+        return EnvPoolVectorEnv(pool, name, info)
+    return AsyncEnvPoolVectorEnv(pool, name, info)
+
+
 class _OverPool(VectorEnv):
     """A pool that `envpool.make` built, and the translation of its arrays."""
 
     why_not_saved = "EnvPool can neither save nor read an environment's state or generator"
 
-    def __init__(
-        self, task: EnvPoolTask, *, batch_size: int, num_threads: int, seeds: Sequence[int], info: Sequence[InfoField]
-    ) -> None:
-        spaces = task.spaces()
-        pool = task.make(num_envs=len(seeds), batch_size=batch_size, num_threads=num_threads, seeds=seeds)
-        self._take(pool, task.task_id, spaces, info)
-
-    @classmethod
-    def around(cls, built: Any, info: Sequence[InfoField] = ()) -> Self:
-        """Step a pool that `envpool.make` built, of any `env_type`, and that has not been stepped; nothing else may
-        step it from now on.
-        """
-        env = cls.__new__(cls)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds
-            spaces = _repair(built.spec.observation_space), _repair(built.spec.action_space)
-        env._take(built, str(built.config.get("task_id", type(built).__name__)), spaces, info)
-        return env
-
-    def _take(self, pool: Any, name: str, spaces: tuple[Space, Space], info: Sequence[InfoField]) -> None:
-        self.observation_space, self.action_space = spaces
+    def __init__(self, pool: Any, name: str, info: Sequence[InfoField]) -> None:
+        self.observation_space, self.action_space = _spaces_of(pool.spec, name)
         num_envs = self.num_envs = int(pool.config["num_envs"])
         self._name, self._pool = name, pool
         self._pool_send, self._pool_recv = pool._send, pool._recv
@@ -266,13 +265,8 @@ class _OverPool(VectorEnv):
 class EnvPoolVectorEnv(_OverPool):
     """All environments of a pool, in lockstep."""
 
-    def __init__(
-        self, task: EnvPoolTask, *, num_threads: int, seeds: Sequence[int], info: Sequence[InfoField] = ()
-    ) -> None:
-        super().__init__(task, batch_size=len(seeds), num_threads=num_threads, seeds=seeds, info=info)
-
-    def _take(self, pool: Any, name: str, spaces: tuple[Space, Space], info: Sequence[InfoField]) -> None:
-        super()._take(pool, name, spaces, info)
+    def __init__(self, pool: Any, name: str, info: Sequence[InfoField]) -> None:
+        super().__init__(pool, name, info)
         self._all = np.arange(self.num_envs, dtype=np.int32)
         self._rows: slice | Rows = EVERY_ROW
         self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in leaves(self.observation_space, ()))
@@ -312,20 +306,8 @@ class AsyncEnvPoolVectorEnv(_OverPool):
 
     lockstep = False
 
-    def __init__(
-        self,
-        task: EnvPoolTask,
-        *,
-        batch_size: int,
-        num_threads: int,
-        seeds: Sequence[int],
-        info: Sequence[InfoField] = (),
-    ) -> None:
-        """Build a pool of one environment a seed that hands out `batch_size` of them at a time."""
-        super().__init__(task, batch_size=batch_size, num_threads=num_threads, seeds=seeds, info=info)
-
-    def _take(self, pool: Any, name: str, spaces: tuple[Space, Space], info: Sequence[InfoField]) -> None:
-        super()._take(pool, name, spaces, info)
+    def __init__(self, pool: Any, name: str, info: Sequence[InfoField]) -> None:
+        super().__init__(pool, name, info)
         num_envs = self.num_envs
         self.min_in_flight = int(pool.config["batch_size"])
         self._is_under_way: Array = np.zeros(num_envs, dtype=np.bool_)
@@ -410,6 +392,15 @@ class AsyncEnvPoolVectorEnv(_OverPool):
 _INFO_AT_ROOT = ("elapsed_step",)
 """What EnvPool's info has beside the state keys that begin with "info:"."""
 _ID_KEYS = ("env_id", "players.env_id")
+
+
+def _spaces_of(spec: Any, described: str) -> tuple[Space, Space]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds
+        try:
+            return _repair(spec.observation_space), _repair(spec.action_space)
+        except (AssertionError, ValueError) as error:
+            raise EnvBuildError(f"{described} has no valid spaces: {error}; check its arguments") from error
 
 
 def _repair(space: Space) -> Space:

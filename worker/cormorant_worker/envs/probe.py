@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
+from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.errors import CormorantError, EnvBuildError
 
@@ -39,7 +39,7 @@ if __name__ == "__main__":
     try:
         task_id, kwargs, limit = json.loads(sys.argv[1])
         task = EnvPoolTask(task_id=task_id, kwargs=kwargs, max_episode_steps=limit)
-        env = EnvPoolVectorEnv(task, num_threads=1, seeds=list(range(_NUM_ENVS)))
+        env = task.open(num_threads=1, seeds=list(range(_NUM_ENVS)))
         env.start()
         for _ in range(_STEPS):
             env.send(env.dummy_actions, EVERY_ROW)

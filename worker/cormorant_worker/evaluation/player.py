@@ -34,7 +34,6 @@ from cormorant_worker.collect.env_sources import env_factory, envpool_task, info
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.seeding import TorchStream
 from cormorant_worker.collect.trajectories import EpisodeMetrics
-from cormorant_worker.envs.envpool import EnvPoolVectorEnv
 from cormorant_worker.envs.gymnasium_env import Env as OneEnv
 from cormorant_worker.envs.gymnasium_env import EnvSource, MadeEnvs
 from cormorant_worker.envs.protocol import VectorEnv
@@ -272,14 +271,7 @@ def alone(job: CollectorJob) -> CollectorJob:
     env, policy = job.spec.env, job.spec.policy.model_copy(update={"compile": "off"})
     if env.variants:
         env = env.of_variant(env.variants[0])
-    if env.envpool is not None:
-        env = env.model_copy(update={"envpool": env.envpool.model_copy(update={"num_envs": 1, "batch_size": 0})})
-    elif env.gymnasium is not None:
-        env = env.model_copy(
-            update={"gymnasium": env.gymnasium.model_copy(update={"num_envs": 1, "vectorization": "inline"})}
-        )
-    elif env.vector is not None:
-        env = env.model_copy(update={"vector": env.vector.model_copy(update={"num_envs": 1})})
+    env = env.with_block({"num_envs": 1, "batch_size": 0, "vectorization": "inline"})
     return job.model_copy(update={"spec": job.spec.model_copy(update={"env": env, "policy": policy})})
 
 
@@ -300,7 +292,7 @@ def build_envs(
         if film is not None:
             raise EnvError(f"EnvPool's {pool.task_id} cannot be recorded; use the gymnasium environment of that name")
         threads = min(len(seeds), pool.num_threads or max_threads)
-        return EnvPoolVectorEnv(task, num_threads=max(1, threads), seeds=seeds, info=info)
+        return task.open(num_threads=max(1, threads), seeds=seeds, info=info)
     block, source = env.gymnasium, _source(env, overrides, len(seeds), film)
     if block is None:  # a vector environment of one row for each episode
         block = GymnasiumEnv(entrypoint="cormorant:vector", vectorization="inline")

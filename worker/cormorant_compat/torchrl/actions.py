@@ -1,4 +1,4 @@
-"""VectorEnvs around another one: one-hot actions, and one action for several steps."""
+"""EnvPool's environments with the actions of TorchRL: one-hot vectors, and one action for several steps."""
 
 from typing import Any
 
@@ -6,31 +6,19 @@ import gymnasium
 import numpy as np
 
 from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step, VectorEnv
-from cormorant_worker.spaces import Array, Arrays, OneHot
+from cormorant_worker.spaces import Arrays, OneHot
 
 
-class EnvAround(VectorEnv):
-    """Forwards everything to other environments."""
+class _Forwarding(VectorEnv):
+    """Forwards to a pool in lockstep, which has neither infos nor states nor restarts."""
 
     def __init__(self, env: VectorEnv) -> None:
         self._env = env
-        self.num_envs, self.lockstep, self.min_in_flight = env.num_envs, env.lockstep, env.min_in_flight
+        self.num_envs, self.why_not_saved = env.num_envs, env.why_not_saved
         self.observation_space, self.action_space = env.observation_space, env.action_space
-        self.info_leaves, self.illegal = env.info_leaves, env.illegal
-
-    @property
-    def restarts(self) -> int:
-        return self._env.restarts
-
-    @property
-    def interrupted(self) -> Rows:
-        return self._env.interrupted
 
     def start(self) -> Arrays:
         return self._env.start()
-
-    def send(self, actions: Arrays, rows: slice | Rows) -> None:
-        self._env.send(actions, rows)
 
     def recv(self) -> Step:
         return self._env.recv()
@@ -38,17 +26,11 @@ class EnvAround(VectorEnv):
     def restart(self, rows: Rows) -> Arrays:
         return self._env.restart(rows)
 
-    def state(self) -> bytes:
-        return self._env.state()
-
-    def restore(self, state: bytes) -> None:
-        self._env.restore(state)
-
     def close(self) -> None:
         self._env.close()
 
 
-class OneHotActions(EnvAround):
+class OneHotActions(_Forwarding):
     """Environments with one Discrete action, which is sent to them as a one-hot vector."""
 
     def __init__(self, env: VectorEnv) -> None:
@@ -63,15 +45,15 @@ class OneHotActions(EnvAround):
         self._env.send(((actions[0].argmax(-1) + self._start).astype(self._dtype),), rows)
 
 
-class RepeatedActions(EnvAround):
-    """Environments in lockstep, each of whose steps is up to `times` steps of `env` with the same action.
+class RepeatedActions(_Forwarding):
+    """Environments each of whose steps is up to `times` steps of `env` with the same action.
 
     Rewards are summed, the observation is the last one. An episode that ends in between is over: the action is not
     carried into the next one.
     """
 
     def __init__(self, env: VectorEnv, times: int) -> None:
-        """Take an environment in lockstep, and `times` >= 1."""
+        """Take `times` >= 1."""
         super().__init__(env)
         self._times = times
         self._actions: Arrays = ()
@@ -83,28 +65,23 @@ class RepeatedActions(EnvAround):
 
     def recv(self) -> Step:
         first = self._env.recv()
-        obs, info = (tuple([leaf.copy() for leaf in leaves]) for leaves in (first.obs, first.info))
+        obs = tuple([leaf.copy() for leaf in first.obs])
         reward, terminated, truncated = first.reward.copy(), first.terminated.copy(), first.truncated.copy()
         final = tuple([np.zeros_like(leaf) for leaf in obs])
         for kept, last in zip(final, first.final, strict=True):
             kept[first.ended] = last
-        fresh = np.zeros(len(reward), dtype=np.bool_)
-        fresh[first.fresh] = True
-        numbers = np.arange(self.num_envs) if isinstance(self._rows, slice) else self._rows
+        numbers = np.arange(self.num_envs)[self._rows]
         for _ in range(1, self._times):
-            going = np.flatnonzero(~(terminated | truncated | fresh))
+            going = np.flatnonzero(~(terminated | truncated))
             if not len(going):
                 break
             self._env.send(tuple([leaf[going] for leaf in self._actions]), numbers[going])
             step = self._env.recv()
             reward[going] += step.reward
             terminated[going], truncated[going] = step.terminated, step.truncated
-            fresh[going[step.fresh]] = True
-            for kept, now in zip((*obs, *info), (*step.obs, *step.info), strict=True):
+            for kept, now in zip(obs, step.obs, strict=True):
                 kept[going] = now
             for kept, last in zip(final, step.final, strict=True):
                 kept[going[step.ended]] = last
-        ended = np.flatnonzero((terminated | truncated) & ~fresh)
-        lost: Array = np.flatnonzero(fresh)
-        finals = tuple([a[ended] for a in final])
-        return Step(self._rows, obs, reward, terminated, truncated, ended, finals, lost, info)
+        ended = np.flatnonzero(terminated | truncated)
+        return Step(self._rows, obs, reward, terminated, truncated, ended, tuple([a[ended] for a in final]))
