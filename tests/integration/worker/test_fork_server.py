@@ -150,11 +150,11 @@ def test_fork_server_of_a_parent_that_ignores_children_knows_ends() -> None:
         server = ForkServer(ENVIRONMENTS)
     finally:
         signal.signal(signal.SIGCHLD, before)
-    reading, writing = os.pipe()
-    os.close(writing)  # the life of a parent that is gone: it ends at once
-    number = server.fork("env-0", [reading] * 5)
-    os.close(reading)
-    assert server.wait(number, 60) == 1
+    ours, theirs = socket.socketpair()
+    ours.close()  # a parent that is gone: it ends at once
+    with theirs:
+        number = server.fork("env-0", [theirs.fileno()] * 4)
+    assert server.wait(number, 60) == 0
     assert server.is_alive
     server.close()
 

@@ -11,7 +11,6 @@ An environment that is restarted gets another seed, and so another ident: failur
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -407,18 +406,6 @@ class Stateless(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = super().step(action)
         return obs, float(reward) + self.bonus, terminated, truncated, info
-
-
-class Talkative(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Prints at every step, as some simulators do."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any], *, words: str) -> None:
-        super().__init__(env)
-        self._words = words
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        sys.stdout.write(self._words + "\n")
-        return super().step(action)
 
 
 class Clock(gymnasium.Env[Any, Any]):

@@ -193,9 +193,8 @@ def test_main_in_an_entrypoint_gets_a_remedy() -> None:
 
 
 def test_atari_of_gymnasium_names_the_package_to_import() -> None:
-    with pytest.raises(UnknownEnv, match="ale_py:ALE/Pong-v5") as caught, make_collector(env="ALE/Pong-v5"):
-        pass
-    assert "pip install ale-py" in str(caught.value)
+    with pytest.raises(UnknownEnv, match=r"install and write that package .*ale_py:ALE/Pong-v5"):
+        make_collector(env="ALE/Pong-v5")
 
 
 class Remembering(nn.Module):

@@ -138,7 +138,7 @@ def test_unsaveable_environments_restart_under_new_ids() -> None:
     from cormorant_worker.envs.inline import InlineVectorEnv
 
     def make() -> Collector:
-        wrapper = {"entrypoint": "cormorant_testing.envs:Stateless"}
+        wrapper = "cormorant_testing.envs:Stateless", {}
         factory = EnvFactory(entrypoint=COUNTING, kwargs={"lengths": 9}, wrappers=(wrapper,))
         return make_collector(envs=[InlineVectorEnv(factory, seeds=SEEDS.env_seeds(3))])
 

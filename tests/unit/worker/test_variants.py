@@ -122,9 +122,7 @@ def test_restored_environments_play_their_variants() -> None:
 
 def test_spaces_that_differ_are_named_with_their_variants() -> None:
     job = make_job(num_envs=2, variants=[{"name": "plain"}, {"name": "rich", "kwargs": {"observation": "dict"}}])
-    sentence = (
-        r"variants plain and rich of spec.env.variants have different spaces: plain has observations .*; rich has"
-    )
+    sentence = r"have different spaces: environment 1 \(variant rich\) has .*; environment 0 \(variant plain\) has"
     with pytest.raises(EnvBuildError, match=sentence):
         make_collector(job)
 

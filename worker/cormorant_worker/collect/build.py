@@ -31,7 +31,7 @@ from cormorant_worker.collect.place import WorkerPlace, find_device
 from cormorant_worker.envs.calibration import calibrate
 from cormorant_worker.envs.cpus import OneCpu, available_cpus, native_threads
 from cormorant_worker.envs.envpool import EnvPoolTask
-from cormorant_worker.envs.gymnasium_env import EnvSource, MadeEnvs, VariantEnvs, check_spaces, naming
+from cormorant_worker.envs.gymnasium_env import EnvSource, MadeEnvs, VariantEnvs, check_same, naming, words_of
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
@@ -314,7 +314,7 @@ def _build_pools(
     is_async = 0 < block.batch_size < block.num_envs
     env_groups = 1
     if assignment is not None:
-        check_spaces({name: task.spaces() for name, task in tasks.items()})
+        check_same("the variants of spec.env", [(name, words_of(*task.spaces())) for name, task in tasks.items()])
         by_variant: dict[str, list[int]] = {}
         for task_id, seed in zip(assignment.task_ids.tolist(), seeds, strict=True):
             by_variant.setdefault(assignment.names[task_id], []).append(seed)

@@ -49,7 +49,7 @@ def env_factory(env: EnvBlock) -> EnvFactory:
         id=block.id or "",
         entrypoint=block.entrypoint or "",
         kwargs=dict(block.kwargs),
-        wrappers=tuple({"entrypoint": w.entrypoint, "kwargs": dict(w.kwargs)} for w in block.wrappers),
+        wrappers=tuple((w.entrypoint, dict(w.kwargs)) for w in block.wrappers),
         max_episode_steps=env.max_episode_steps,
     )
 

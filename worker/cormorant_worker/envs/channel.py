@@ -1,18 +1,20 @@
-"""What a SubprocessVectorEnv and its children say and share: messages over each child's socket, single bytes over a
-pipe for what happens at every step, and one block of memory for actions and steps.
+"""What a SubprocessVectorEnv and its children say and share: single bytes over a pipe, one block of memory, and
+messages over a socket for what happens rarely.
 
-    parent                                   child
-    BuildRequest                  ->
-                           <-                BuildReply                (or ChildFailed)
-    MAP                    ->                maps the shared block
-    RESET, Reset           ->                resets, clears its pending byte
-    STEP_SIDE_0 | _1       ->                steps, clears its pending byte
+    parent                                    child
+    BuildRequest           ->
+                           <-                 BuildReply
+    MAP                    ->                 maps the shared arrays
+    RESET_SIDE_0 | _1      ->                 resets
+    STEP_SIDE_0 | _1       ->                 steps
     SAVE                   ->
-                           <-                Saved
-    LOAD, Saved            ->                clears its pending byte, after StateRefused if it cannot take the state
-    CLOSE (or end of file) ->                closes its environment and exits
+                           <-                 Saved
+    LOAD, Saved            ->
+                           <-                 Saved, with `why_not` if it could not take the state
+    CLOSE (or end of file) ->                 closes its environment and exits
 
-A child that fails sends ChildFailed instead, at any time, and exits.
+A child that has built its environment or done what it was told, and sent its answer, clears its pending byte. One that
+fails sends ChildFailed instead, at any time, and exits.
 """
 
 import mmap
@@ -27,12 +29,13 @@ import numpy as np
 from cormorant_worker.envs.env_row import EnvArrays
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.spaces import Space
+from cormorant_worker.spaces import Array, Space
 from cormorant_worker.wire.arrays import ArrayCursor
 
-STEP = (b"0", b"1")
-"""Step, and write into this side."""
-MAP, RESET, SAVE, LOAD, CLOSE = b"m", b"r", b"s", b"l", b"c"
+STEP, RESET = (b"0", b"1"), (b"r", b"R")
+"""Step or reset, and write into this side."""
+MAP, SAVE, LOAD, CLOSE = b"m", b"s", b"l", b"c"
+NO_SEED = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,6 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReply:
-    pid: int
     observation_space: Space
     action_space: Space
     info: tuple[InfoField, ...] = ()
@@ -56,16 +58,8 @@ class BuildReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reset:
-    """Begin an episode and write its first observation into a side."""
-
-    seed: int | None
-    side: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What `save_env` returned, or why it could not."""
+    """What `save_env` returned, or why there is none."""
 
     state: list[Any] = field(default_factory=list)
     why_not: str = ""
@@ -82,53 +76,20 @@ class ChildFailed:
     details: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateRefused:
-    """The environment did not take a state; the child goes on."""
-
-    what: str
-
-
 _PENDING = b"\x01"
 _LOCK = threading.Lock()
 
 
-class SharedSteps:
-    """The one block of memory of num_envs environments; parent and children make the same arrays from the same spaces.
-
-    It is a nameless file, inherited by descriptor: when the last process that maps it dies, it is gone.
-
-        pending   [n] bytes: 1 while a row is being stepped or reset, set by the parent, cleared by the child
-        actions   written by the parent
-        illegal   written by the children, read while they are idle
-        sides     two in turn: what `recv` handed out stays as it is until the next `recv`
-
-    Args:
-        descriptor: from `anonymous_file`; stays the caller's to close.
-        create: give the file its size; exactly one process does, before all others map it.
+class Pending:
+    """The first part of the block: [n] bytes, 1 while a row is built, reset, stepped, saved or restored; set by the
+    parent, cleared by the child.
     """
 
-    def __init__(
-        self,
-        descriptor: int,
-        observation_space: Space,
-        action_space: Space,
-        num_envs: int,
-        info: Sequence[InfoField],
-        *,
-        create: bool,
-    ) -> None:
+    def __init__(self, block: int, num_envs: int) -> None:
+        """Map a block from `anonymous_file`, which has been given at least this size."""
         self._num_envs = num_envs
-
-        def lay_out(cursor: ArrayCursor) -> None:
-            self.pending = cursor.take((num_envs,), np.dtype(np.uint8))
-            self.arrays = EnvArrays.take(observation_space, action_space, num_envs, info, cursor.take, num_sides=2)
-
-        lay_out(measure := ArrayCursor())
-        if create:
-            os.ftruncate(descriptor, measure.size_bytes)
-        self._map = mmap.mmap(descriptor, measure.size_bytes)
-        lay_out(ArrayCursor(self._map))
+        self._map = mmap.mmap(block, num_envs)
+        self.rows: Array = np.frombuffer(self._map, np.uint8)
 
     def is_settled(self) -> bool:
         return self._map.find(_PENDING, 0, self._num_envs) < 0
@@ -146,3 +107,26 @@ class SharedSteps:
         with _LOCK:
             pass
         return self.is_settled()
+
+
+class SharedSteps:
+    """The rest of the block: what num_envs environments read and write. Parent and children make the same arrays from
+    the same spaces. The block is a nameless file: when the last process that maps it dies, it is gone.
+
+        seeds     [n] int64, of the next reset; written by the parent
+        actions   written by the parent
+        illegal   written by the children, read while they are idle
+        sides     two in turn: what `recv` handed out stays as it is until the next `recv`
+    """
+
+    def __init__(
+        self, block: int, observation_space: Space, action_space: Space, num_envs: int, info: Sequence[InfoField]
+    ) -> None:
+        def lay_out(cursor: ArrayCursor) -> None:
+            cursor.take((num_envs,), np.dtype(np.uint8))  # Pending
+            self.seeds = cursor.take((num_envs,), np.dtype(np.int64))
+            self.arrays = EnvArrays.take(observation_space, action_space, num_envs, info, cursor.take, num_sides=2)
+
+        lay_out(measure := ArrayCursor())
+        os.ftruncate(block, measure.size_bytes)  # as the others do
+        lay_out(ArrayCursor(mmap.mmap(block, measure.size_bytes)))

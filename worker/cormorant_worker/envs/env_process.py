@@ -7,8 +7,8 @@ import socket
 import time
 from typing import Any
 
-from cormorant_worker.envs.channel import BuildReply, BuildRequest
-from cormorant_worker.fork_server import ENVIRONMENTS, fork_server, kill_alone
+from cormorant_worker.envs.channel import BuildRequest
+from cormorant_worker.fork_server import ENVIRONMENTS, fork_server
 from cormorant_worker.wire.messages import MessageSocket
 
 _MESSAGE_TIMEOUT_S = 10.0
@@ -21,12 +21,11 @@ class EnvProcess:
 
     Args:
         build: what to build.
-        life: reading end of a pipe that the child watches: see `die_with_parent`.
         block: descriptor of the memory that all children of a SubprocessVectorEnv share.
         report: writing end of the pipe by which children wake their parent.
     """
 
-    def __init__(self, build: BuildRequest, *, life: int, block: int, report: int) -> None:
+    def __init__(self, build: BuildRequest, *, block: int, report: int) -> None:
         self.row = build.row
         ours, theirs = socket.socketpair()
         ours.settimeout(_MESSAGE_TIMEOUT_S)
@@ -35,29 +34,25 @@ class EnvProcess:
         """Write one byte to wake the child."""
         self._fork_server = fork_server(ENVIRONMENTS)
         with theirs:
-            self._number = self._fork_server.fork(f"env-{build.row}", (theirs.fileno(), wake, life, block, report))
+            self._number = self._fork_server.fork(f"env-{build.row}", (theirs.fileno(), wake, block, report))
         os.close(wake)
         self.is_running = True
-        self._pid = 0
-        """What it said when it was built: it outlives the fork server."""
-        self.send(build)
+        self._send(build)
 
     @property
     def pid(self) -> int:
-        return self._pid or self._fork_server.status(self._number).pid
+        return self._fork_server.status(self._number).pid
 
-    def wake(self, command: bytes) -> None:
-        """Send one command. A child that is gone is found by `receive`."""
-        if self.is_running:  # else the descriptor may already belong to another file
-            with contextlib.suppress(OSError):
-                os.write(self.wake_descriptor, command)
+    def wake(self, command: bytes, message: Any = None) -> None:
+        """Send one command, and the message that belongs to it. A child that is gone is found by `receive`."""
+        if not self.is_running:  # the descriptor may already belong to another file
+            return
+        with contextlib.suppress(OSError):
+            os.write(self.wake_descriptor, command)
+        if message is not None:
+            self._send(message)
 
-    def command(self, command: bytes, message: Any) -> None:
-        """Send a command that needs a message."""
-        self.wake(command)
-        self.send(message)
-
-    def send(self, message: Any) -> None:
+    def _send(self, message: Any) -> None:
         with contextlib.suppress(OSError):  # gone: `receive` finds out
             self.connection.send(message)
 
@@ -68,12 +63,9 @@ class EnvProcess:
             EOFError: the child is gone, or sends nothing more.
         """
         try:
-            message, _ = self.connection.receive()
+            return self.connection.receive()[0]
         except OSError as error:
             raise EOFError(str(error)) from error
-        if isinstance(message, BuildReply):
-            self._pid = message.pid
-        return message
 
     def ending(self) -> str:
         """How it ended: "exited with code 7", "was killed by SIGKILL". Called after `receive` raised EOFError."""
@@ -91,11 +83,9 @@ class EnvProcess:
         if not self.is_running:
             return
         self.is_running = False
-        pid = self.pid
         self._fork_server.kill(self._number)
         # In an uninterruptible system call even SIGKILL waits: then it is left to the kernel, and to the fork server.
-        if self._fork_server.wait(self._number, _KILL_TIMEOUT_S) is None and pid:
-            kill_alone(pid, self.connection)
+        self._fork_server.wait(self._number, _KILL_TIMEOUT_S)
         self._fork_server.forget(self._number)
         self.connection.close()
         os.close(self.wake_descriptor)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -18,7 +19,7 @@ from gymnasium.vector import AsyncVectorEnv
 from cormorant_worker.action_mask import ACTION_MASK, info_mask_length
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.envs.env_row import BadObservation, NanCheck
-from cormorant_worker.envs.gymnasium_env import check_registered, construct, name_of
+from cormorant_worker.envs.gymnasium_env import construct, name_of
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, Rows
 from cormorant_worker.errors import EnvBuildError, EnvCrashed
@@ -52,8 +53,7 @@ class VectorSource:
                 many rows.
         """
         if self.id:
-            check_registered(self.id)
-            make: Callable[..., Any] = lambda **kwargs: gymnasium.make_vec(self.id, **kwargs)  # noqa: E731 - one use
+            make: Callable[..., Any] = partial(gymnasium.make_vec, self.id)
         else:
             make = self.make or load_object(self.entrypoint, what="environment")
         with warnings.catch_warnings():

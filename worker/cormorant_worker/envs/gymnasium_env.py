@@ -2,11 +2,10 @@
 callables of a script, and of several variants. Imported in the processes of environments, so without the contract.
 """
 
-import importlib
 import inspect
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,7 @@ import cloudpickle
 import gymnasium
 from gymnasium.wrappers import TimeLimit
 
-from cormorant_worker.entrypoints import did_you_mean, load_object
+from cormorant_worker.entrypoints import load_object
 from cormorant_worker.errors import EnvBuildError, UnknownEnv
 from cormorant_worker.spaces import Space, describe, leaves
 
@@ -50,16 +49,10 @@ class EnvFactory(EnvSource):
     entrypoint: str = ""
     """`package.module:attribute` of something that returns a gymnasium.Env when called with `kwargs`."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    wrappers: tuple[str | Mapping[str, Any], ...] = ()
-    """`package.module:attribute`, or `{"entrypoint": ..., "kwargs": {...}}`; the first is the innermost."""
+    wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    """`package.module:attribute` and kwargs of each; the first is the innermost."""
     max_episode_steps: int = 0
     """Truncates episodes after so many steps, under the wrappers; 0 leaves the environment's own limit."""
-
-    def __post_init__(self) -> None:
-        if bool(self.id) == bool(self.entrypoint):
-            raise EnvBuildError(
-                f"exactly one of id and entrypoint names an environment, found {self.id!r} and {self.entrypoint!r}"
-            )
 
     @property
     def name(self) -> str:
@@ -79,17 +72,17 @@ class EnvFactory(EnvSource):
             warnings.simplefilter("ignore")
             limit = self.max_episode_steps or None
             if self.id:
-                check_registered(self.id)
                 env = _construct(
                     lambda: gymnasium.make(self.id, max_episode_steps=limit, disable_env_checker=True, **self.kwargs),
                     f"the environment {self.id}",
                 )
             else:
-                make = load_object(self.entrypoint, what="environment")
-                env = _construct(lambda: make(**self.kwargs), f"the environment {self.entrypoint}")
+                made = partial(load_object(self.entrypoint, what="environment"), **self.kwargs)
+                env = _construct(made, f"the environment {self.entrypoint}")
                 env = _limit_episodes(env, limit) if limit else env
-            for wrapper in self.wrappers:
-                env = _wrap(env, wrapper)
+            for entrypoint, kwargs in self.wrappers:
+                wrap = load_object(entrypoint, what="wrapper")
+                env = _construct(partial(wrap, env, **kwargs), f"the wrapper {entrypoint}")
         leaves(env.observation_space, ("observation",))
         leaves(env.action_space, ("action",))
         return env
@@ -106,53 +99,14 @@ def _limit_episodes(env: Env, max_episode_steps: int) -> Env:
     return TimeLimit(env, max_episode_steps)
 
 
-_REGISTERED_BY = {"ALE": "ale_py", "dm_control": "shimmy", "metaworld": "metaworld", "Meta-World": "metaworld"}
-"""Packages that register a namespace of gymnasium's when they are imported."""
-
-
-def check_registered(env_id: str) -> None:
-    module_name, colon, name = env_id.rpartition(":")
-    if colon:
-        try:
-            importlib.import_module(module_name)
-        except Exception as error:
-            raise EnvBuildError(
-                f"cannot import {module_name}, which should register {name}: {type(error).__name__}: {error}"
-            ) from error
-    if name in gymnasium.registry:
-        return
-    unversioned = [known for known in gymnasium.registry if known.rpartition("-v")[0] == name]
-    if unversioned:  # gymnasium takes the newest version of a bare name
-        return
-    package = _REGISTERED_BY.get(name.partition("/")[0] if "/" in name else "")
-    if package is not None and not colon:
-        raise UnknownEnv(
-            f'no gymnasium environment is registered as "{name}": {package} registers it when it is imported; write '
-            f'"{package}:{name}" (and pip install {package.replace("_", "-")} where it is missing)'
-        )
-    raise UnknownEnv(
-        f'no gymnasium environment is registered as "{name}"; a package that registers it on import is named as '
-        f'"package:Name-v0"{did_you_mean(name, gymnasium.registry)}'
-    )
-
-
-def _wrap(env: Env, wrapper: str | Mapping[str, Any]) -> Env:
-    if isinstance(wrapper, str):
-        entrypoint, kwargs = wrapper, {}
-    else:
-        unknown = sorted(set(wrapper) - {"entrypoint", "kwargs"})
-        if unknown or "entrypoint" not in wrapper:
-            raise EnvBuildError(
-                f'the wrapper {dict(wrapper)} needs "entrypoint" and may have "kwargs"; found {sorted(wrapper)}'
-            )
-        entrypoint, kwargs = str(wrapper["entrypoint"]), dict(wrapper.get("kwargs", {}))
-    wrap = load_object(entrypoint, what="wrapper")
-    return _construct(lambda: wrap(env, **kwargs), f"the wrapper {entrypoint}")
-
-
 def construct(make: Callable[[], Any], what: str) -> Any:
     try:
         return make()
+    except gymnasium.error.UnregisteredEnv as error:
+        raise UnknownEnv(
+            f"{what} could not be built: {error} If a package registers it on import, install and write that "
+            'package before the id, as in "ale_py:ALE/Pong-v5"'
+        ) from error
     except Exception as error:
         raise EnvBuildError(f"{what} could not be built: {type(error).__name__}: {error}") from error
 
@@ -279,18 +233,18 @@ def naming(variant: str) -> Iterator[None]:
         raise type(error)(f"variant {variant}: {error}") from error
 
 
-def check_spaces(found: Mapping[str, tuple[Space, Space]]) -> None:
-    """Refuse variants of different spaces. `found`: observation and action space by the variant's name."""
-    words = {
-        name: f"observations {describe(observation)}, actions {describe(action)}"
-        for name, (observation, action) in found.items()
-    }
-    (first, wanted), *others = words.items()
+def words_of(observation: Space, action: Space) -> str:
+    return f"observations {describe(observation)}, actions {describe(action)}"
+
+
+def check_same(whose: str, words: Iterable[tuple[str, str]]) -> None:
+    """Refuse environments of different spaces. `words`: what messages call each, and `words_of` its spaces."""
+    (first, wanted), *others = words
     for name, has in others:
         if has != wanted:
             raise EnvBuildError(
-                f"variants {first} and {name} of spec.env.variants have different spaces: {first} has {wanted}; {name} "
-                f"has {has}; use kwargs or tasks whose spaces agree"
+                f"{whose} have different spaces: {name} has {has}; {first} has {wanted}; use kwargs or tasks whose "
+                "spaces agree"
             )
 
 
@@ -300,7 +254,6 @@ class VariantEnvs:
     def __init__(self, factories: tuple[EnvFactory, ...], names: tuple[str, ...], task_ids: Sequence[int]) -> None:
         """Keep what to build. `task_ids`: for each row, the position of its variant."""
         self._factories, self._names, self._task_ids = factories, names, tuple(task_ids)
-        self._spaces: dict[str, tuple[Space, Space]] = {}
 
     @property
     def name(self) -> str:
@@ -311,13 +264,5 @@ class VariantEnvs:
 
     def build(self, row: int) -> Env:
         task_id = self._task_ids[row]
-        name = self._names[task_id]
-        with naming(name):
-            env = self._factories[task_id].build()
-        self._spaces[name] = env.observation_space, env.action_space
-        try:
-            check_spaces(self._spaces)
-        except EnvBuildError:
-            env.close()
-            raise
-        return env
+        with naming(self._names[task_id]):
+            return self._factories[task_id].build()

@@ -1,6 +1,5 @@
 """Gymnasium environments stepped one after another in this process: for debugging, and for very cheap environments."""
 
-import time
 import traceback
 from collections.abc import Sequence
 
@@ -8,7 +7,7 @@ import numpy as np
 import structlog
 
 from cormorant_worker.envs.env_row import BadObservation, EnvArrays, EnvRow, NanCheck
-from cormorant_worker.envs.gymnasium_env import EnvSource
+from cormorant_worker.envs.gymnasium_env import EnvSource, check_same, words_of
 from cormorant_worker.envs.info import InfoField, complete_fields
 from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step, VectorEnv
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
@@ -46,7 +45,12 @@ class InlineVectorEnv(VectorEnv):
         num_envs = self.num_envs = len(seeds)
         self._factory = factory
         self._restarts = Restarts(seeds, limits)
-        first = factory.build(0)
+        envs = [factory.build(row) for row in range(num_envs)]
+        check_same(
+            f"the environments of {factory.name}",
+            [(factory.called(row), words_of(env.observation_space, env.action_space)) for row, env in enumerate(envs)],
+        )
+        first = envs[0]
         self.observation_space = first.observation_space
         self.action_space = first.action_space
         self._nan = NanCheck(self.observation_space)
@@ -57,9 +61,7 @@ class InlineVectorEnv(VectorEnv):
         )
         self.illegal = self._arrays.illegal
         self._steps = self._arrays.sides[0]
-        self._envs = [
-            EnvRow(factory.build(row) if row else first, row, self._arrays, self._info) for row in range(num_envs)
-        ]
+        self._envs = [EnvRow(env, row, self._arrays, self._info) for row, env in enumerate(envs)]
         self._numbers = np.arange(num_envs)
         self._under_way: slice | Rows | None = None
         self._closed = False
@@ -152,7 +154,6 @@ class InlineVectorEnv(VectorEnv):
 
     def _replace(self, row: int, error: BaseException) -> None:
         """Rebuild environment `row` until it returns a first observation or the restart limit is reached."""
-        began = time.monotonic()
         cause = error
         while True:
             old = self._envs[row]
@@ -168,4 +169,3 @@ class InlineVectorEnv(VectorEnv):
                 cause = again
         self._steps.terminated[row] = self._steps.truncated[row] = False
         self._steps.reward[row] = 0.0
-        self._restarts.tell(crash, seconds=time.monotonic() - began)

@@ -70,8 +70,8 @@ class Restarts:
         return self._seeds[row]
 
     def record(self, crash: Crash, *, has_stepped: bool) -> int:
-        """Count a restart and return the seed for it: derived from the row's last one, never one used before.
-        `has_stepped`: some environment that runs now has completed a step.
+        """Count and log a restart, the first times with the traceback. Returns the seed for it: derived from the row's
+        last one, never one used before. `has_stepped`: some environment that runs now has completed a step.
 
         Raises:
             EnvCrashed: one restart too many.
@@ -100,21 +100,16 @@ class Restarts:
                 break
         self._used.add(seed)
         self._seeds[row] = seed
-        return seed
-
-    def tell(self, crash: Crash, *, seconds: float) -> None:
-        """Log that an environment was restarted: the first times with the traceback, always with the count."""
-        details = {"exception": crash.details} if crash.details and self.count <= _TOLD else {}
         log.warning(
             ENV_RESTARTED,
-            env=crash.row,
+            env=row,
             reason=crash.what,
             steps=crash.steps,
-            seconds=round(seconds, 3),
             restarts=self.count,
             most_restarts=self._limits.total,
-            **details,
+            **({"exception": crash.details} if crash.details and self.count <= _TOLD else {}),
         )
+        return seed
 
     def state(self) -> dict[str, object]:
         return {"count": self.count, "seeds": list(self._seeds), "used": sorted(self._used)}

@@ -293,52 +293,22 @@ def test_an_environment_that_always_raises_in_step_1_is_given_up(kind: type) -> 
     assert not caught.value.has_stepped
 
 
-@pytest.mark.slow
-def test_environment_raising_late_is_restarted_then_given_up() -> None:
-    failures = [{"step": 10_000, "words": "overflow"}]
-    with subprocesses(1, lengths=300, failures=failures, limits=RestartLimits(total=1)) as env:
-        env.start()
-        step_times(env, 9_999)
-        assert list(step_times(env, 1).fresh) == [0]
-        with pytest.raises(
-            EnvCrashed, match=r"overflow \(after 9999 completed steps.*1 restarts within 10 minutes were used"
-        ):
-            step_times(env, 10_000)
-
-
-def test_an_environment_that_never_returns_is_given_up() -> None:
-    limits = RestartLimits(barren=1)
-    with subprocesses(2, failures=[{"step": 1, "how": "hang"}], step_timeout_s=0.5, limits=limits) as env:
-        env.start()
-        with pytest.raises(EnvCrashed, match=r"did not answer within 0.5 s \(after 0 completed"):
-            step_times(env, 10)
-
-
 @both
 @pytest.mark.parametrize(
-    ("lengths", "observation", "key"),
-    [(9, "box", "observation"), (9, "nested", "observation.pos.counts"), (3, "box", "observation")],
-    ids=["next", "nested", "final"],
-)
-def test_nan_observations_are_refused(lengths: int, observation: str, key: str, kind: type) -> None:
-    failures = [{"how": "nan", "step": 3, "seeds": [70]}]
-    with subprocesses(kind=kind, lengths=lengths, observation=observation, failures=failures) as env:
-        env.start()
-        with pytest.raises(EnvCrashed, match=f"environment 1 returned NaN in {key}"):
-            step_times(env, 3)
-
-
-@both
-@pytest.mark.parametrize(
-    ("observation", "words"),
+    ("how", "lengths", "observation", "words"),
     [
-        ("box", r"returned observation of shape \(99,\) in step 3.*\(4,\)"),
-        ("dict", "does not fit its space"),
+        ("nan", 9, "box", "environment 1 returned NaN in observation"),
+        ("nan", 9, "nested", r"environment 1 returned NaN in observation\.pos\.counts"),
+        ("nan", 3, "box", "environment 1 returned NaN in observation"),  # the final one
+        ("shape", 9, "box", r"returned observation of shape \(99,\) in step 3.*\(4,\)"),
+        ("shape", 9, "dict", "does not fit its space"),
     ],
 )
-def test_misshapen_observations_are_refused(observation: str, words: str, kind: type) -> None:
-    failures = [{"how": "shape", "step": 3, "seeds": [70]}]
-    with subprocesses(kind=kind, observation=observation, failures=failures) as env:
+def test_nan_and_misshapen_observations_are_refused(
+    how: str, lengths: int, observation: str, words: str, kind: type
+) -> None:
+    failures = [{"how": how, "step": 3, "seeds": [70]}]
+    with subprocesses(kind=kind, lengths=lengths, observation=observation, failures=failures) as env:
         env.start()
         with pytest.raises(EnvCrashed, match=words):
             step_times(env, 3)
@@ -348,7 +318,7 @@ def test_misshapen_observations_are_refused(observation: str, words: str, kind: 
 
 
 def test_an_unknown_id_is_refused_with_near_matches() -> None:
-    with pytest.raises(UnknownEnv, match="did you mean CartPole-v1"):
+    with pytest.raises(UnknownEnv, match="Did you mean: `CartPole`"):
         SubprocessVectorEnv(EnvFactory(id="CartPol-v1"), seeds=[1, 2])
 
 
@@ -379,13 +349,6 @@ def test_the_childs_traceback_is_a_note_of_the_error() -> None:
     assert "\n" not in str(caught.value)
     assert "Traceback" in caught.value.__notes__[0]
     assert "envs.py" in caught.value.__notes__[0]
-
-
-@pytest.mark.slow
-def test_sixteen_processes_start_at_once() -> None:
-    seeds = list(range(16))
-    with contextlib.closing(SubprocessVectorEnv(counting(), seeds=seeds)) as env:
-        np.testing.assert_array_equal(env.start()[0][:, 0], seeds)
 
 
 def test_children_import_no_torch_and_run_one_thread() -> None:
@@ -498,17 +461,6 @@ def test_ctrl_c_reaches_the_parent_only() -> None:
         os.killpg(parent.pid, signal.SIGINT)
         output, errors = parent.communicate(timeout=20)
         assert (output, errors) == ("closed 0\n", "")
-
-
-def test_what_an_environment_prints_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
-    factory = EnvFactory(
-        entrypoint="cormorant_testing.envs:make_counting",
-        wrappers=({"entrypoint": "cormorant_testing.envs:Talkative", "kwargs": {"words": "hello"}},),
-    )
-    with contextlib.closing(SubprocessVectorEnv(factory, seeds=[1])) as env:
-        env.start()
-        step_times(env, 1)
-    assert tuple(capfd.readouterr()) == ("", "hello\n")
 
 
 def _python(code: str) -> subprocess.CompletedProcess[str]:

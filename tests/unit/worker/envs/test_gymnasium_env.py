@@ -44,9 +44,9 @@ def test_wrappers_are_applied_from_the_inside_out() -> None:
     env = EnvFactory(
         entrypoint=COUNTING,
         wrappers=(
-            "cormorant_testing.envs:Stateless",
-            {"entrypoint": "cormorant_testing.envs:Stateless", "kwargs": {"bonus": 2.5}},
-            {"entrypoint": "gymnasium.wrappers:TimeLimit", "kwargs": {"max_episode_steps": 2}},
+            ("cormorant_testing.envs:Stateless", {}),
+            ("cormorant_testing.envs:Stateless", {"bonus": 2.5}),
+            ("gymnasium.wrappers:TimeLimit", {"max_episode_steps": 2}),
         ),
     ).build()
     assert isinstance(env, gymnasium.wrappers.TimeLimit)
@@ -56,7 +56,9 @@ def test_wrappers_are_applied_from_the_inside_out() -> None:
 
 
 def test_a_factory_survives_pickle() -> None:
-    factory = EnvFactory(entrypoint=COUNTING, kwargs={"lengths": [1, 2]}, wrappers=("a.b:C",), max_episode_steps=3)
+    factory = EnvFactory(
+        entrypoint=COUNTING, kwargs={"lengths": [1, 2]}, wrappers=(("a.b:C", {}),), max_episode_steps=3
+    )
     assert pickle.loads(pickle.dumps(factory)) == factory
 
 
@@ -71,10 +73,10 @@ def test_gymnasiums_warnings_are_not_shown() -> None:
 @pytest.mark.parametrize(
     ("env_id", "words"),
     [
-        ("CartPole-v9", '"CartPole-v9".*CartPole-v1'),
-        ("cartpol-v1", "did you mean CartPole-v1"),
-        ("Xyzzy", 'registered as "Xyzzy".*package:Name-v0'),
-        ("gymnasium.envs:Pendulm-v1", "Pendulum-v1"),
+        ("CartPole-v9", "version `v9` for environment `CartPole`"),
+        ("cartpol-v1", "Did you mean: `CartPole`"),
+        ("Xyzzy", "Xyzzy.*ale_py:ALE/Pong-v5"),
+        ("gymnasium.envs:Pendulm-v1", "Did you mean: `Pendulum`"),
     ],
 )
 def test_an_unknown_id_is_refused_with_near_matches(env_id: str, words: str) -> None:
@@ -93,12 +95,12 @@ def test_an_unknown_id_is_refused_with_near_matches(env_id: str, words: str) -> 
         ({"entrypoint": COUNTING, "kwargs": {"lenghts": 3}}, ["TypeError", "lenghts"]),
         ({"entrypoint": COUNTING, "kwargs": {"failures": [{"at": "init"}]}}, ["ValueError: told to fail"]),
         ({"id": "CartPole-v1", "kwargs": {"gravity": 3}}, ["CartPole-v1", "gravity"]),
-        ({"id": "no_such_package:Env-v0"}, ["no_such_package", "register Env-v0"]),
-        ({"entrypoint": COUNTING, "wrappers": ("gymnasium.wrappers:TimeLimt",)}, ["wrapper", "TimeLimit"]),
-        ({"entrypoint": COUNTING, "wrappers": ({"kwargs": {}},)}, ['needs "entrypoint"']),
-        ({"entrypoint": COUNTING, "wrappers": ("gymnasium.wrappers:TimeLimit",)}, ["wrapper", "max_episode_steps"]),
-        ({}, ["exactly one of id and entrypoint"]),
-        ({"id": "CartPole-v1", "entrypoint": COUNTING}, ["exactly one of id and entrypoint"]),
+        ({"id": "no_such_package:Env-v0"}, ["no_such_package", "registration"]),
+        ({"entrypoint": COUNTING, "wrappers": (("gymnasium.wrappers:TimeLimt", {}),)}, ["wrapper", "TimeLimit"]),
+        (
+            {"entrypoint": COUNTING, "wrappers": (("gymnasium.wrappers:TimeLimit", {}),)},
+            ["wrapper", "max_episode_steps"],
+        ),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_a_sentence(factory: dict, words: list[str]) -> None:

@@ -229,7 +229,7 @@ def test_a_time_limit_is_saved_and_restored() -> None:
 
 def test_wrappers_without_states_cannot_be_saved() -> None:
     wrapped = EnvFactory(
-        entrypoint="cormorant_testing.envs:make_counting", wrappers=("cormorant_testing.envs:Stateless",)
+        entrypoint="cormorant_testing.envs:make_counting", wrappers=(("cormorant_testing.envs:Stateless", {}),)
     )
     with pytest.raises(EnvNotSaved, match=r"^Stateless has no get_state and set_state$"):
         InlineVectorEnv(wrapped, seeds=[1]).state()
