@@ -24,7 +24,7 @@ from cormorant_worker.inference.address import Address, AssignedServers
 from cormorant_worker.inference.connections import ConnectedWorker, FrameReader, ServerConnection, send_frame
 from cormorant_worker.inference.handshake import Greeting, Listeners, listen, listen_on
 from cormorant_worker.inference.mailbox import HEADER, Header
-from cormorant_worker.inference.remote_actor import RemoteActor, ServerPatience
+from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
 from cormorant_worker.policy.actor import PolicyActor
 from cormorant_worker.policy.loading import wrap_policy
@@ -377,18 +377,6 @@ def test_silent_server_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) 
         ACTORS.append(RemoteActor(AssignedServers([address_of(first), address_of(second)]), greeting()))
         assert ACTORS[-1].ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
         assert silent.policy.sizes == []
-
-
-def test_a_server_that_answered_at_once_is_left_within_seconds() -> None:
-    patience = ServerPatience()
-    assert patience.limit_s() == 60.0, "no evidence"
-    for _ in range(100):
-        patience.answered(0.004)
-    assert patience.limit_s() == 5.0
-    patience.answered(0.8)
-    assert patience.limit_s() == pytest.approx(16.0)
-    patience.answered(7.0)
-    assert patience.limit_s() == 60.0
 
 
 def test_connections_between_nodes_end_when_a_node_is_lost() -> None:

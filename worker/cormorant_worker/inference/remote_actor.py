@@ -27,26 +27,6 @@ _LONGEST_WAIT_S = 900.0
 start another."""
 _SILENT_S = 60.0
 """Without an answer, after which another server is asked, if there is one: half of the shortest hang limit."""
-_SOONEST_S = 5.0
-_MANY_ANSWERS = 100
-_TIMES_LONGER = 20
-"""A server that has answered so many times is left after this multiple of its longest answer."""
-
-
-class ServerPatience:
-    """How long a server may take, by what its answers took so far."""
-
-    def __init__(self) -> None:
-        self._answers, self._longest_s = 0, 0.0
-
-    def answered(self, seconds: float) -> None:
-        self._answers += 1
-        self._longest_s = max(self._longest_s, seconds)
-
-    def limit_s(self) -> float:
-        if self._answers < _MANY_ANSWERS:
-            return _SILENT_S
-        return min(_SILENT_S, max(_SOONEST_S, _TIMES_LONGER * self._longest_s))
 
 
 class ServedWeights(StagedWeights):
@@ -72,13 +52,15 @@ class ServedWeights(StagedWeights):
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """Rows at the server. Their arrays must not change before they are answered."""
+    """Rows at the server. Their arrays must not change before `answer` returns."""
 
     _actor: "RemoteActor"
     slot: int
     number: int
     arrays: Sequence[Array]
     n: int
+    version: PolicyVersion | None = None
+    """The one that acted; None: not answered yet."""
 
     def answer(self) -> tuple[Acted, PolicyVersion]:
         """Wait for the actions, and the version that acted. The arrays are valid until this slot's next `ask`.
@@ -111,10 +93,7 @@ class RemoteActor:
         self._greeting = greeting
         self._number = 0
         self._asked: dict[int, Asked] = {}
-        """Not answered yet, by slot."""
-        self._answered: dict[int, PolicyVersion] = {}
-        """Answered and not taken yet, by slot."""
-        self._patience = ServerPatience()
+        """Not taken yet, by slot."""
         self._free = list(range(greeting.num_slots))
         self._address: Address = b""
         self._connection: ServerConnection | None = None
@@ -135,7 +114,7 @@ class RemoteActor:
         asked = Asked(self, self._free.pop(), self._number, (*obs, *states, is_init.copy()), n)
         self._asked[asked.slot] = asked
         if self._address != self._servers.current:
-            self._meet()  # hands in everything that is not answered, these rows as well
+            self._meet()  # hands in everything that is not taken, these rows as well
         else:
             try:
                 self._hand_in(asked)
@@ -145,9 +124,8 @@ class RemoteActor:
 
     def answer(self, asked: Asked) -> tuple[Acted, PolicyVersion]:
         """See `Asked.answer`."""
-        if asked.slot not in self._answered:
-            self._await(asked)
-        version = self._answered.pop(asked.slot)
+        version = self._await(asked) if asked.version is None else asked.version
+        del self._asked[asked.slot]
         self._free.append(asked.slot)
         self.weights.acted(version)
         assert self._connection is not None
@@ -173,20 +151,18 @@ class RemoteActor:
         header = Header(number=asked.number, version=self.weights.needed, slot=asked.slot, n=asked.n)
         self._connection.hand_in(header, asked.arrays)
 
-    def _await(self, asked: Asked) -> None:
+    def _await(self, asked: Asked) -> PolicyVersion:
         """Wait for an answer. A server that is silent for too long, dies, or is replaced, is not waited for."""
-        began = time.monotonic()
-        deadline, silent_s = began + _LONGEST_WAIT_S, self._patience.limit_s()
-        silent_until = began + silent_s
+        began, silent_s = time.monotonic(), _SILENT_S
+        deadline, silent_until = began + _LONGEST_WAIT_S, began + silent_s
         with self._waiting() as wait:
-            while asked.slot not in self._answered:
+            while asked.version is None:
                 assert self._connection is not None
                 try:
                     header = self._connection.receive()
                     found = None if header is None else self._asked.get(header.slot)
                     if header is not None and found is not None and found.number == header.number:
-                        del self._asked[header.slot]
-                        self._answered[header.slot] = PolicyVersion(header.version)
+                        found.version = PolicyVersion(header.version)
                 except TimeoutError:
                     wait()
                     now = time.monotonic()
@@ -200,7 +176,7 @@ class RemoteActor:
                         self._meet()
                 except OSError:
                     self._meet()
-        self._patience.answered(time.monotonic() - began)
+        return asked.version
 
     @contextmanager
     def _waiting(self) -> Iterator[Callable[[], None]]:
@@ -221,7 +197,7 @@ class RemoteActor:
                 self.on_waiting(False)
 
     def _meet(self) -> Welcome:
-        """Connect to the server that is assigned now, and hand in what is not answered."""
+        """Connect to the server that is assigned now, and hand in what is not taken."""
         deadline = time.monotonic() + _LONGEST_WAIT_S
         with self._waiting() as wait:
             while True:
@@ -237,8 +213,6 @@ class RemoteActor:
                     time.sleep(_AGAIN_S)
 
     def _try_to_meet(self, address: Address, wait: Callable[[], None], deadline: float) -> Welcome:
-        # What was answered and not taken lies in the old mailbox: its views stay valid as long as they are held.
-        old = self._connection
         found = ServerConnection(address, self._greeting)
         try:
             while True:
@@ -255,13 +229,10 @@ class RemoteActor:
         if welcome.layout is None:
             found.close()
             raise PolicyMismatch(welcome.refusal)
-        if old is not None:
-            for slot in self._answered:
-                for new, kept in zip(found.slots[slot].answer, old.slots[slot].answer, strict=True):
-                    new[:] = kept
-            old.close()
+        self.close()  # what was taken out of its mailbox stays valid as long as it is held
         self._connection, self._address = found, address
-        for asked in list(self._asked.values()):
+        for asked in self._asked.values():
+            asked.version = None  # an answer that was not taken lies in the old mailbox
             self._hand_in(asked)
         return welcome
 
