@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from cormorant_contract.children import (
@@ -41,13 +40,6 @@ _NODE_LOST_S = 30
 """Seconds after which pods of a lost node are given up; Kubernetes' default is five minutes."""
 _KUBERNETES_GRACE_S = 30
 """Kubernetes' default, for a template that removes the grace period."""
-
-_SUFFIXES = {
-    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
-    **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", 1)},
-    "m": Decimal("0.001"),
-}
-"""Suffixes of Kubernetes quantities: `4Gi`, `500M`; `1e9` and `128974848` have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +192,12 @@ class _PodParts:
 
 
 def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrigin) -> Manifest:
-    volumes, mounts = _scratch(_resources(parts))
+    # Writable beside the read-only root: /tmp, and /dev/shm for Ray's object store, which counts as memory.
+    volumes: list[dict[str, Any]] = [
+        {"name": "tmp", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
+    mounts = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
     resources = _with_defaults(parts)
     code, code_folder, init_containers = job.spec.code, entrypoints.CODE_FOLDER, []
     if code is not None:
@@ -341,35 +338,6 @@ def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """`document[key]` if it is an object, else empty: a user's template is not validated yet."""
     value = document.get(key)
     return value if isinstance(value, Mapping) else {}
-
-
-def _scratch(resources: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Writable volumes beside the read-only root: /tmp, and /dev/shm for Ray's object store."""
-    limits = resources.get("limits")
-    memory = parse_bytes(limits.get("memory")) if isinstance(limits, Mapping) else None
-    # Its contents count as the container's memory; leave half of the limit to processes.
-    size = {"sizeLimit": str(memory // 2)} if memory else {}
-    volumes: list[dict[str, Any]] = [
-        {"name": "tmp", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", **size}},
-    ]
-    return volumes, [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
-
-
-def parse_bytes(text: object) -> int | None:
-    """Bytes of a quantity; None if it is invalid, which the API server reports better."""
-    if isinstance(text, bool) or not isinstance(text, (str, int, float)):
-        return None
-    number, factor = str(text).strip(), Decimal(1)
-    for suffix in sorted(_SUFFIXES, key=len, reverse=True):
-        if number.endswith(suffix):
-            number, factor = number[: -len(suffix)], _SUFFIXES[suffix]
-            break
-    try:
-        value = Decimal(number) * factor
-    except InvalidOperation:
-        return None
-    return int(value) if value.is_finite() and value >= 0 else None
 
 
 def _with_defaults(parts: _PodParts) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from cormorant_operator.names import Manifest
 from cormorant_operator.pods import NodeFact, Pod, read_node, read_pod, read_termination_message
 from cormorant_operator.render import children, entrypoints
 from cormorant_operator.render.children import derive
-from cormorant_operator.render.pods import PodOrigin, head_pod, merge, parse_bytes, worker_pod
+from cormorant_operator.render.pods import PodOrigin, head_pod, merge, worker_pod
 from cormorant_operator.templates import Templates
 from cormorant_testing.operator_world import make_job
 
@@ -67,23 +67,6 @@ def test_pods_know_whose_they_are_and_say_where_they_are_scraped(pod: Manifest) 
     assert "8000" in {str(port["containerPort"]) for port in main_container(pod)["ports"]}
 
 
-def test_shared_memory_is_half_of_the_memory_limit() -> None:
-    def shm(**container: Any) -> dict[str, Any]:
-        template = {"spec": {"containers": [{"name": "sidecar"}, {"name": "worker", **container}]}}
-        pod = worker(resources={"limits": {"memory": "4Gi"}}, template=template)
-        volumes = {v["name"]: v["emptyDir"] for v in pod["spec"]["volumes"]}
-        return dict(volumes["shm"])
-
-    assert shm(resources={"limits": {"memory": "8Gi"}}) == {"medium": "Memory", "sizeLimit": str(4 << 30)}
-    assert shm(resources={"limits": {"memory": None}}) == {"medium": "Memory"}
-    assert shm(resources={"limits": {"cpu": "2"}}) == shm() == {"medium": "Memory", "sizeLimit": str(2 << 30)}
-    ours = head(
-        head={"template": {"spec": {"containers": [{"name": "head", "resources": {"limits": {"memory": 64}}}]}}}
-    )
-    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32"}} in ours["spec"]["volumes"]
-    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in worker()["spec"]["volumes"]
-
-
 @pytest.mark.parametrize(("given", "told"), [(300, 300), (0, 0), (None, 30), ("soon", 60), (True, 60), (-5, 60)])
 def test_grace_of_a_template_is_what_the_processes_are_told(given: object, told: int) -> None:
     template = {"spec": {"terminationGracePeriodSeconds": given}}
@@ -95,28 +78,6 @@ def test_grace_of_a_template_is_what_the_processes_are_told(given: object, told:
     assert pod["spec"].get("terminationGracePeriodSeconds") == given
     command = main_container(head(head={"template": template}))["command"]
     assert command[command.index("--drain-seconds") + 1] == str(told // 2)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("4Gi", 4 << 30),
-        ("500M", 500_000_000),
-        ("1e9", 1_000_000_000),
-        ("128974848", 128974848),
-        (2048, 2048),
-        ("2.5Ki", 2560),
-        ("1500m", 1),
-        ("nonsense", None),
-        ("-1Gi", None),
-        (True, None),
-        (None, None),
-        ("", None),
-        ("NaN", None),
-    ],
-)
-def test_quantities(text: object, value: int | None) -> None:
-    assert parse_bytes(text) == value
 
 
 def limits(**group: Any) -> dict[str, Any]:
