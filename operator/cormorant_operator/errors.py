@@ -3,7 +3,8 @@
 OperatorError
   SettingsError        invalid command line
   KubeError            the API server answered with an error
-    KubeConflict       409: the object exists, or a precondition failed
+    KubeConflict       409: a precondition failed
+      AlreadyExists    409: an object of this name exists
     KubeNotFound       404
     KubeRefused        400, 401, 403, 405, 413, 422: retrying does not help
     ServerFault        408, 429, 5xx: retryable
@@ -39,6 +40,10 @@ class KubeError(OperatorError):
 
 
 class KubeConflict(KubeError):
+    pass
+
+
+class AlreadyExists(KubeConflict):
     pass
 
 

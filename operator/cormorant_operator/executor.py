@@ -72,7 +72,7 @@ class Executor:
                 case plan.MarkPod():
                     await self._mark(job, action)
                 case plan.DeleteChild():
-                    await self._delete_child(job, action)
+                    await self._delete_child(job, action.kind, action.name)
                 case plan.ReadQueueObject():
                     await self._read_queue_object(action, state)
                 case plan.PatchWorkload():
@@ -100,14 +100,14 @@ class Executor:
         state.refuse(owner, kind, words, at=self._clock())
         log.warning("refused", owner=owner, namespace=job.namespace, kind=kind.value, reason=words)
 
-    async def write_counters(self, identity: Identity, status: CollectorJobStatus) -> None:
+    async def write_counters(self, job: Identity, status: CollectorJobStatus) -> None:
         """Write a counter-only status, unless the job was written since: it must not undo a newer condition."""
         try:
-            await self.write_status(identity, status)
+            await self.write_status(job, status)
         except errors.KubeConflict:
-            log.debug("counters_not_written", job=identity.name, namespace=identity.namespace)
+            log.debug("counters_not_written", job=job.name, namespace=job.namespace)
 
-    async def write_status(self, identity: Identity, status: CollectorJobStatus) -> None:
+    async def write_status(self, job: Identity, status: CollectorJobStatus) -> None:
         """Write the whole status. Does nothing if the job is gone.
 
         Raises:
@@ -117,18 +117,18 @@ class Executor:
             "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": {
-                "name": identity.name,
-                "namespace": identity.namespace,
-                "uid": identity.uid,
+                "name": job.name,
+                "namespace": job.namespace,
+                "uid": job.uid,
                 # A precondition: a decision about an older version must not overwrite a newer one.
-                **({"resourceVersion": identity.resource_version} if identity.resource_version else {}),
+                **({"resourceVersion": job.resource_version} if job.resource_version else {}),
             },
             "status": status.to_document(),
         }
         try:
             self._cache.see(await self._api.apply_status(manifest))
         except errors.KubeNotFound as error:
-            log.info("status_not_written", job=identity.name, namespace=identity.namespace, reason=error.message)
+            log.info("status_not_written", job=job.name, namespace=job.namespace, reason=error.message)
 
     # -- pods --------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Executor:
                 error = refusal.message
         except errors.KubeNotFound:
             pass  # the namespace is gone
-        state.judge(action.template, Verdict(error=error, at=self._clock(), generation=job.identity.generation))
+        state.judge(action.template, Verdict(error=error, at=self._clock(), generation=job.generation))
 
     async def _create_pod(self, job: Job, action: plan.CreatePod) -> None:
         name = action.manifest["metadata"]["name"]
@@ -155,9 +155,7 @@ class Executor:
             return
         try:
             self._cache.see(await self._api.create(action.manifest))
-        except errors.KubeConflict as error:
-            if error.reason != "AlreadyExists":
-                raise
+        except errors.AlreadyExists:
             await self._handle_existing_pod(job, action)
         else:
             log.info("pod_created", pod=name, namespace=job.namespace)
@@ -262,9 +260,7 @@ class Executor:
         tokens, name = derive(self._key, uid=job.uid), tokens_secret(job.name)
         try:
             await self._api.create(secret(job, tokens), is_dry_run=True)
-        except errors.KubeConflict as conflict:
-            if conflict.reason != "AlreadyExists":
-                raise
+        except errors.AlreadyExists as conflict:
             if action.claim is not None:
                 # The operator may not read its owner. The Secret of an earlier job is deleted within seconds.
                 before = state.refusals.get("Secret")
@@ -272,56 +268,42 @@ class Executor:
                 raise errors.NameTaken(f"Secret {name}", is_leaving=is_new) from conflict
             if action.is_wrong:
                 await self._drop_tokens(job, state)
-            state.has_tokens = True
-            return
-        if action.claim is not None:
-            await self._apply(job, action.claim)
-        try:
-            await self._api.create(secret(job, tokens, owner=await self._tokens_owner(job)))
-        except errors.KubeConflict as conflict:
-            if conflict.reason != "AlreadyExists":
-                raise
-            log.debug("tokens_exist", secret=name, namespace=job.namespace)
+        else:
+            if action.claim is not None:
+                await self._apply(job, action.claim)
+            owner = await self._tokens_owner(job)
+            with suppress(errors.AlreadyExists):
+                await self._api.create(secret(job, tokens, owner=owner))
         state.has_tokens = True
 
     async def _tokens_owner(self, job: Job) -> Raw:
         manifest = tokens_owner(job)
         try:
             return await self._api.create(manifest)
-        except errors.KubeConflict as conflict:
-            if conflict.reason != "AlreadyExists":
-                raise
-        return await self._get_own(job, "ConfigMap", manifest["metadata"]["name"])
+        except errors.AlreadyExists:
+            return await self._get_own(job, "ConfigMap", manifest["metadata"]["name"])
 
     async def _drop_tokens(self, job: Job, state: JobState) -> None:
         """Have Kubernetes delete a token Secret that others changed, by deleting its owner. It is created again at the
         next rejected poll.
         """
         state.refused_since = self._clock()
-        name, namespace = tokens_secret(job.name), job.namespace
-        try:
-            owner = await self._api.get("ConfigMap", namespace=namespace, name=name)
-            if controller_uid(owner) != job.uid:
-                return
-            await self._api.delete(
-                "ConfigMap", namespace=namespace, name=name, preconditions={"uid": owner["metadata"]["uid"]}
-            )
-        except (errors.KubeNotFound, errors.KubeConflict):
-            log.warning("tokens_not_replaced", secret=name, namespace=namespace, reason="its owner is gone")
-        else:
-            log.warning("tokens_replaced", secret=name, namespace=namespace, reason="the head rejects the token in it")
+        name = tokens_secret(job.name)
+        # A Secret that an earlier operator created has no such owner.
+        is_deleted = await self._delete_child(job, "ConfigMap", name)
+        log.warning("token_rejected", secret=name, namespace=job.namespace, is_replaced=is_deleted)
 
-    async def _delete_child(self, job: Job, action: plan.DeleteChild) -> None:
+    async def _delete_child(self, job: Job, kind: str, name: str) -> bool:
+        """Delete an object of the job. Returns False if there is none."""
         try:
-            found = await self._api.get(action.kind, namespace=job.namespace, name=action.name)
-            uid = found["metadata"]["uid"]
-            if controller_uid(found) == job.uid:
-                await self._api.delete(
-                    action.kind, namespace=job.namespace, name=action.name, preconditions={"uid": uid}
-                )
+            found = await self._api.get(kind, namespace=job.namespace, name=name)
+            uid, is_own = found["metadata"]["uid"], controller_uid(found) == job.uid
+            if is_own:
+                await self._api.delete(kind, namespace=job.namespace, name=name, preconditions={"uid": uid})
             self._cache.forget(uid)
         except (errors.KubeNotFound, errors.KubeConflict):
-            return
+            return False
+        return is_own
 
     async def _check_node(self, name: str, state: JobState) -> None:
         at = self._clock()
@@ -356,7 +338,7 @@ class Executor:
             log.warning("head_not_told", job=job.name, namespace=job.namespace, reason=str(error))
 
     async def _delete_job(self, job: Job) -> None:
-        preconditions = {"uid": job.uid, "resourceVersion": job.identity.resource_version}
+        preconditions = {"uid": job.uid, "resourceVersion": job.resource_version}
         try:
             await self._api.delete(KIND, namespace=job.namespace, name=job.name, preconditions=preconditions)
             log.info("job_deleted", job=job.name, namespace=job.namespace, reason="ttlSecondsAfterFinished elapsed")

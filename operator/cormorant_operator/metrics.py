@@ -1,6 +1,5 @@
 """The operator's metrics: its work, counted as it happens, and the state of jobs, read on each scrape."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
@@ -39,20 +38,15 @@ class Metrics:
             declared.RECONCILE_ERRORS.label_names,
             registry=self._registry,
         )
+        # Each handler has its series from the beginning.
         self._durations = {handler: durations.labels(handler) for handler in HANDLER.values}
         self._errors = {handler: errors.labels(handler) for handler in HANDLER.values}
 
     @contextmanager
     def measure(self, handler: Handler) -> Iterator[None]:
         """Measure the block's duration and count an exception that leaves it."""
-        began = time.monotonic()
-        try:
+        with self._durations[handler].time(), self._errors[handler].count_exceptions():
             yield
-        except Exception:
-            self._errors[handler].inc()
-            raise
-        finally:
-            self._durations[handler].observe(time.monotonic() - began)
 
     def add_source(self, read: Callable[[], Mapping[Metric, Values]]) -> None:
         """Export more metrics, read on each scrape."""

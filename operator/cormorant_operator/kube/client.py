@@ -72,7 +72,7 @@ class KubeClient:
         """Create an object.
 
         Raises:
-            KubeConflict: an object of this name exists.
+            AlreadyExists: an object of this name exists.
             KubeRefused: the server rejected it.
         """
         query = {"fieldManager": names.MANAGER} | ({"dryRun": "All"} if is_dry_run else {})
@@ -180,7 +180,7 @@ class KubeClient:
                 document.setdefault("details", {}).setdefault(
                     "retryAfterSeconds", float(wait) if wait.isdecimal() else 0
                 )
-            raise error_of(response.status)(response.status, document, request=f"{method} {path}")
+            raise error_of(response.status, document, request=f"{method} {path}")
 
     def _login(self) -> dict[str, str]:
         now = asyncio.get_running_loop().time()
@@ -193,12 +193,18 @@ def _path_of(manifest: Mapping[str, Any]) -> str:
     return api_path(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
 
 
-def error_of(code: int) -> type[errors.KubeError]:
+def error_of(code: int, document: dict[str, Any], *, request: str) -> errors.KubeError:
+    """The error of an answer; the arguments are those of `KubeError`."""
+    kind = errors.KubeError
     if code in (400, 401, 403, 405, 413, 422):
-        return errors.KubeRefused
-    if code in (408, 429) or code >= 500:
-        return errors.ServerFault
-    return {404: errors.KubeNotFound, 409: errors.KubeConflict}.get(code, errors.KubeError)
+        kind = errors.KubeRefused
+    elif code in (408, 429) or code >= 500:
+        kind = errors.ServerFault
+    elif code == 404:
+        kind = errors.KubeNotFound
+    elif code == 409:
+        kind = errors.AlreadyExists if document.get("reason") == "AlreadyExists" else errors.KubeConflict
+    return kind(code, document, request=request)
 
 
 def _read_json(content: bytes) -> Raw:

@@ -47,7 +47,7 @@ class ApiServer:
         kind, name = manifest["kind"], manifest["metadata"].get("name", "")
         self._note("TRY" if is_dry_run else "POST", name)
         if (kind, name) in self.stored:
-            raise KubeConflict(409, {"reason": "AlreadyExists", "message": f"{name} already exists"}, request="POST")
+            raise error_of(409, {"reason": "AlreadyExists", "message": f"{name} already exists"}, request="POST")
         return dict(manifest) if is_dry_run else self.keep(manifest)
 
     async def apply(self, manifest: Mapping[str, Any]) -> Raw:
@@ -86,7 +86,7 @@ class ApiServer:
     async def list(self, kind: str, *, namespace: str = "", selector: str = "") -> AsyncIterator[tuple[list[Raw], str]]:
         self._note("LIST", kind)
         if namespace in self.forbidden and kind == "Pod":
-            raise error_of(403)(403, {"message": f"pods is forbidden in {namespace}"}, request="GET pods")
+            raise error_of(403, {"message": f"pods is forbidden in {namespace}"}, request="GET pods")
         found = [item for (stored, _), item in self.stored.items() if stored == kind]
         found = [item for item in found if namespace in ("", item["metadata"]["namespace"])]
         for first in range(0, len(found) or 1, self.page):
@@ -114,4 +114,4 @@ class ApiServer:
         if self.is_away:
             raise Unreachable("the API server does not answer")
         if code := self.refused.get(f"{verb} {name}") or self.refused.get(verb):
-            raise error_of(code)(code, {"message": f"{name} is not to be touched"}, request=verb)
+            raise error_of(code, {"message": f"{name} is not to be touched"}, request=verb)

@@ -51,7 +51,7 @@ class Refusing:
         self._answer = {"kind": "Status", "status": "Failure", "message": message, "details": details}
 
     async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> dict[str, Any]:
-        raise error_of(self._code)(self._code, self._answer, request="POST pods")
+        raise error_of(self._code, self._answer, request="POST pods")
 
 
 def memory_after(action: CheckTemplate | CreatePod, name: str) -> JobState:
