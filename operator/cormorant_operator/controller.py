@@ -6,6 +6,7 @@ delays no other job, and a pod never waits for a counter.
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -31,7 +32,7 @@ from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.executor import Executor
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Identity, Job, Unreadable
-from cormorant_operator.job_state import Census, JobState
+from cormorant_operator.job_state import HeadState, JobState, is_cut_off
 from cormorant_operator.kube.client import KubeClient, ListedKind
 from cormorant_operator.kube.rate_limit import Purpose, purpose
 from cormorant_operator.logs import about
@@ -42,8 +43,6 @@ from cormorant_operator.work_queue import WorkQueue
 log = structlog.get_logger()
 RECONCILERS, POLLERS, WRITERS = 16, 32, 16
 _TICK_S = 0.5
-_STILL_POLLS, _STILL_FACTOR = 4, 2
-"""After this many equal answers the polling interval is stretched by this factor; any reconcile resets it."""
 _LISTED: tuple[ListedKind, ...] = ("CollectorJob", "Pod", "Service", "ConfigMap")
 
 
@@ -78,7 +77,8 @@ class Controller:
         self._states: dict[str, JobState] = {}
         self._polled: set[str] = set()
         """Jobs whose heads are polled; their counters move."""
-        self.census = Census()
+        self.is_cut_off = False
+        """Most heads are silent: the operator's own network is the likely cause."""
         self._executor = Executor(cluster, heads, self.cache, key=key, clock=now_utc)
         self._is_resync_wanted = asyncio.Event()
         self._wanted: set[str] = set()
@@ -177,7 +177,7 @@ class Controller:
         for kind in _LISTED:
             await self._list(kind, namespace, is_quick=is_quick)
         jobs = (self.cache.job(uid) for uid in self.cache.jobs(namespace))
-        if any(job is not None and job.identity.queue is not None for job in jobs):
+        if any(job is not None and job.queue is not None for job in jobs):
             try:
                 await self._list("Workload", namespace, is_quick=is_quick)
             except (errors.KubeNotFound, errors.KubeRefused) as error:
@@ -268,7 +268,6 @@ class Controller:
             self._polled.discard(uid)
             self.heads_due.forget(uid)
             self.counters_due.forget(uid)
-            self.census.forget(uid)
             return
         if isinstance(job, Unreadable):
             await self._refuse(job)
@@ -285,7 +284,7 @@ class Controller:
             # A head that is ready has mounted the Secret.
             self._states[uid] = JobState(led_since=now, has_tokens=head is not None and head.is_ready)
         state = self._states[uid]
-        state.is_cut_off = state.is_silent and self.census.is_cut_off
+        state.is_cut_off = state.is_silent and self.is_cut_off
         record = self.cache.record(uid)
         plan = reconcile(job, record, state, now, defaults=self._defaults.for_jobs(len(self._polled)))
         if not self.has_workloads.is_set() and record.workload is not None:
@@ -302,17 +301,17 @@ class Controller:
                 log.warning("action_failed", action=type(action).__name__, reason=str(error))
                 failed = failed or error
         if plan.status is not None and plan.is_counters_only:
-            state.counters = (job.identity, plan.status)
+            state.counters = (job, plan.status)
             self.counters_due.add(uid)
         elif plan.status is not None:
             with purpose(Purpose.STATUS):
-                await self._executor.write_status(job.identity, plan.status)
-                await self._tell(job.identity, plan.events)
+                await self._executor.write_status(job, plan.status)
+                await self._tell(job, plan.events)
         if job.is_over:
             # Conditions of a finished job are final: an event says what cannot be cleaned up, once.
             new = [found for found in state.refusals.values() if found.at >= now and found.count == 1]
             events = (JobEvent(reason=found.kind.value, message=found.message, is_warning=True) for found in new)
-            await self._tell(job.identity, tuple(events))
+            await self._tell(job, tuple(events))
         self._schedule(job, plan, state)
         if failed is not None:
             raise failed
@@ -328,14 +327,14 @@ class Controller:
         status = refused_status(job, now_utc().replace(microsecond=0))
         if status is not None:
             with purpose(Purpose.STATUS):
-                await self._executor.write_status(job.identity, status)
+                await self._executor.write_status(job, status)
                 note = JobEvent(reason="InvalidSpec", message=job.message, is_warning=True)
-                await self._tell(job.identity, (note,))
-        elif job.status is None and self._unreadable.get(job.identity.uid) != job.message:
+                await self._tell(job, (note,))
+        elif job.status is None and self._unreadable.get(job.uid) != job.message:
             # There is no condition for this: an unreadable status is not overwritten.
-            self._unreadable[job.identity.uid] = job.message
-            log.warning("status_unreadable", job=job.identity.name, reason=job.message)
-            await self._tell(job.identity, (JobEvent(reason="StatusUnreadable", message=job.message, is_warning=True),))
+            self._unreadable[job.uid] = job.message
+            log.warning("status_unreadable", job=job.name, reason=job.message)
+            await self._tell(job, (JobEvent(reason="StatusUnreadable", message=job.message, is_warning=True),))
 
     def _schedule(self, job: Job, plan: Plan, state: JobState) -> None:
         words = tuple(action for action in plan.actions if isinstance(action, (SetDesired, DrainHead)))
@@ -350,7 +349,7 @@ class Controller:
         state.poll_s = plan.poll_s
         if plan.poll_s is None:
             self._polled.discard(job.uid)
-            self.census.forget(job.uid)
+            state.polled_at = None
             return
         self._polled.add(job.uid)
         if plan.counters_at is not None:
@@ -368,10 +367,10 @@ class Controller:
         is_new = head is not None and head.uid != state.polled_pod
         self.heads_due.add(job.uid, after_s=0.0 if is_new else plan.poll_s - age_s)
 
-    async def _tell(self, identity: Identity, notes: tuple[JobEvent, ...]) -> None:
+    async def _tell(self, job: Identity, notes: tuple[JobEvent, ...]) -> None:
         for note in notes:
             with suppress(errors.KubeError):
-                await self._api.create(event(identity, note, at=now_utc()))
+                await self._api.create(event(job, note, at=now_utc()))
 
     # -- one head ----------------------------------------------------------------------------------------------
 
@@ -380,7 +379,7 @@ class Controller:
         state = self._states.get(uid)
         if not isinstance(job, Job) or state is None or head is None or not head.is_asked:
             return
-        before = state.head_report
+        before, was_silent = state.head_report, state.is_silent
         try:
             state.record_answer(
                 await self._heads.ask(job, head), at=now_utc(), max_gap_s=self._defaults.max_answer_gap_s
@@ -394,23 +393,29 @@ class Controller:
             if state.is_token_refused and state.may_remake_tokens(asyncio.get_running_loop().time()):
                 # The changed Secret may be deleted by now: recreate it, and the head picks it up.
                 state.has_tokens, state.is_answer_due = False, True
-        was_cut_off = self.census.is_cut_off
-        self.census.note(uid, "refusing" if state.is_token_refused else "silent" if state.is_silent else "answering")
-        if self.census.is_cut_off and not was_cut_off:
-            log.error(
-                "heads_silent_together",
-                reason=f"{self.census.counts['silent']} of {self.census.counts.total()} heads do not answer this "
-                "operator; check its own network first (egress policy, mTLS, CNI); it leaves their jobs alone",
-            )
         state.polled_at, state.polled_pod = asyncio.get_running_loop().time(), head.uid
+        if state.is_silent or was_silent:
+            self._note_silence()
         if state.is_answer_due or state.head_report != before:
-            state.is_answer_due, state.still_polls = False, 0
+            state.is_answer_due = False
             self.jobs_due.add(uid)
         elif state.poll_s is not None:
             # Nothing changed: the last decision holds until its due time.
-            state.still_polls += not state.is_silent
-            is_still = state.still_polls >= _STILL_POLLS and state.poll_s >= self._defaults.poll_s
-            self.heads_due.add(uid, after_s=state.poll_s * (_STILL_FACTOR if is_still else 1))
+            self.heads_due.add(uid, after_s=state.poll_s)
+
+    def _note_silence(self) -> None:
+        was_cut_off, heads = self.is_cut_off, self.head_states()
+        self.is_cut_off = is_cut_off(heads)
+        if self.is_cut_off and not was_cut_off:
+            log.error(
+                "heads_silent_together",
+                reason=f"{heads['silent']} of {heads.total()} heads do not answer this operator; check its own network "
+                "first (egress policy, mTLS, CNI); it leaves their jobs alone",
+            )
+
+    def head_states(self) -> Counter[HeadState]:
+        """How many heads answered their last poll in which way."""
+        return Counter(state.head_state for state in self._states.values() if state.head_state is not None)
 
 
 def _live_head(pod_index: PodIndex) -> Pod | None:

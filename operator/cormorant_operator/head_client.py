@@ -63,7 +63,7 @@ class HeadClient:
             version=status.weights.version,
             min_applied_version=status.weights.min_applied_version,
             sizes=dict(desired.groups),
-            empty_slots=desired.empty_slots,
+            empty_slots=desired.empty_slots or {},
             is_resizing=desired.pending,
             pause_state=status.pause_state,
             is_leased=bool(status.pauses),

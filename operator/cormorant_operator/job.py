@@ -30,6 +30,8 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
+    """Which job, and in which version."""
+
     name: str
     namespace: str
     uid: str
@@ -42,8 +44,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    identity: Identity
+class Job(Identity):
     templates: Templates
     status: CollectorJobStatus
     unknown: tuple[str, ...] = ()
@@ -54,32 +55,15 @@ class Job:
         return self.templates.spec
 
     @property
-    def name(self) -> str:
-        return self.identity.name
-
-    @property
-    def namespace(self) -> str:
-        return self.identity.namespace
-
-    @property
-    def uid(self) -> str:
-        return self.identity.uid
-
-    @property
-    def queue(self) -> Queue | None:
-        return self.identity.queue
-
-    @property
     def is_over(self) -> bool:
         """Whether the status says Completed or Failed. This is final."""
         return is_true(self.status, "Completed") or is_true(self.status, "Failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unreadable:
+class Unreadable(Identity):
     """A job that this operator cannot parse. It changes nothing but the condition Accepted."""
 
-    identity: Identity
     status: CollectorJobStatus | None
     """None: the status cannot be parsed, and is left alone."""
     message: str
@@ -115,34 +99,34 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
     metadata = document["metadata"]
     labels = metadata.get("labels") or {}
     queue = labels.get(QUEUE, "")
-    identity = Identity(
-        name=metadata["name"],
-        namespace=metadata["namespace"],
-        uid=metadata["uid"],
-        generation=metadata.get("generation", 1),
-        resource_version=metadata.get("resourceVersion", ""),
-        is_deleting=metadata.get("deletionTimestamp") is not None,
-        queue=Queue(name=queue, priority_class=labels.get(PRIORITY_CLASS, "")) if queue else None,
-    )
+    identity: dict[str, Any] = {
+        "name": metadata["name"],
+        "namespace": metadata["namespace"],
+        "uid": metadata["uid"],
+        "generation": metadata.get("generation", 1),
+        "resource_version": metadata.get("resourceVersion", ""),
+        "is_deleting": metadata.get("deletionTimestamp") is not None,
+        "queue": Queue(name=queue, priority_class=labels.get(PRIORITY_CLASS, "")) if queue else None,
+    }
     try:
         status = _read_status(document.get("status") or {})
     except ValidationError as error:
         # Without its status a completed job would start again, so do nothing.
-        return Unreadable(identity=identity, status=None, message=f"cannot parse the status: {error}")
-    if isinstance(before, Job) and before.identity.generation == identity.generation:
-        return replace(before, identity=identity, status=status)
+        return Unreadable(**identity, status=None, message=f"cannot parse the status: {error}")
+    if isinstance(before, Job) and before.generation == identity["generation"]:
+        return replace(before, **identity, status=status)
     unknown: list[str] = []
     bare = {
         "apiVersion": document.get("apiVersion"),
         "kind": document.get("kind"),
-        "metadata": {"name": identity.name, "namespace": identity.namespace},
+        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
         "spec": _drop_unknown(document.get("spec"), structural_schema()["properties"]["spec"], "spec", unknown),
     }
     try:
         spec = parse_job(bare).spec
     except ManifestError as error:
-        return Unreadable(identity=identity, status=status, message=str(error))
-    return Job(identity=identity, templates=Templates(spec), status=status, unknown=tuple(unknown))
+        return Unreadable(**identity, status=status, message=str(error))
+    return Job(**identity, templates=Templates(spec), status=status, unknown=tuple(unknown))
 
 
 def _read_status(document: Mapping[str, Any]) -> CollectorJobStatus:

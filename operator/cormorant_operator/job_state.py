@@ -55,9 +55,8 @@ class HeadAnswer:
     min_applied_version: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Desired workers by group, as the head has them."""
-    empty_slots: Mapping[str, tuple[int, ...]] | None = field(default_factory=dict)
-    """Slots below the highest worker that the head was told to expect none in, by group. None: an older head, which
-    can be told sizes alone."""
+    empty_slots: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Slots below the highest worker that the head was told to expect none in, by group."""
     is_resizing: bool = False
     pause_state: Literal["running", "draining", "paused"] = "running"
     is_leased: bool = False
@@ -124,6 +123,9 @@ def shares_between(first: Waits, last: Waits, *, seconds: float, sizes: Mapping[
 
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
 _MAX_VERDICTS = 64
+_MIN_SILENT = 3
+HeadState = Literal["answering", "silent", "refusing"]
+HEAD_STATES: tuple[HeadState, ...] = ("answering", "silent", "refusing")
 _REMAKE_S = 30.0
 """Minimum interval between attempts to recreate a token Secret."""
 
@@ -172,8 +174,6 @@ class JobState:
     """Uid of the head that was polled."""
     poll_s: float | None = None
     """Maximum age of the head's answer; None: there is no head to poll."""
-    still_polls: int = 0
-    """Polls in a row whose answer was the one before."""
     waits: deque[tuple[datetime, Waits]] = field(default_factory=deque)
     """How workers waited, by the newest answers; all are from one head and one set of group sizes."""
     told: tuple[object, ...] = ()
@@ -200,6 +200,13 @@ class JobState:
                     shares = shares_between(waits, answer.waits, seconds=seconds, sizes=answer.sizes)
                     self.wait_shares += (shares,)
                     break
+
+    @property
+    def head_state(self) -> HeadState | None:
+        """How the head answered its last poll; None: there is no head to poll, or it was not polled yet."""
+        if self.poll_s is None or self.polled_at is None:
+            return None
+        return "refusing" if self.is_token_refused else "silent" if self.is_silent else "answering"
 
     @property
     def head_report(self) -> tuple[HeadAnswer | None, bool, bool, str]:
@@ -243,30 +250,6 @@ class JobState:
             del self.verdicts[next(iter(self.verdicts))]
 
 
-HeadState = Literal["answering", "silent", "refusing"]
-HEAD_STATES: tuple[HeadState, ...] = ("answering", "silent", "refusing")
-_MIN_SILENT = 3
-
-
-class Census:
-    """How the head of each job answered its last poll."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[HeadState] = Counter()
-        self._states: dict[str, HeadState] = {}
-
-    def note(self, uid: str, state: HeadState) -> None:
-        self.forget(uid)
-        self._states[uid] = state
-        self.counts[state] += 1
-
-    def forget(self, uid: str) -> None:
-        """The job has no head to poll."""
-        if (before := self._states.pop(uid, None)) is not None:
-            self.counts[before] -= 1
-
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether so many heads are silent at once that the operator's own network is the likely cause."""
-        silent = self.counts["silent"]
-        return silent >= _MIN_SILENT and 2 * silent > self.counts.total()
+def is_cut_off(heads: Counter[HeadState]) -> bool:
+    """Whether so many heads are silent at once that the operator's own network is the likely cause."""
+    return heads["silent"] >= _MIN_SILENT and 2 * heads["silent"] > heads.total()

@@ -48,7 +48,7 @@ class Probes:
 
     def _read(self) -> Mapping[Metric, Values]:
         controller = self._controller
-        uids = controller.cache.jobs()
+        uids, heads = controller.cache.jobs(), controller.head_states()
         # Only the leader reports jobs: a standby knows them from its last term at best.
         found = [controller.cache.job(uid) for uid in uids] if self._is_leading() else []
         jobs = {(job.namespace, job.name): job.status for job in found if isinstance(job, Job)}
@@ -60,7 +60,7 @@ class Probes:
                 who: sum(group.restarts for group in status.groups) for who, status in jobs.items()
             },
             declared.JOB_HEAD_RESTARTS: {who: status.head_restarts for who, status in jobs.items()},
-            declared.HEADS: {(state,): controller.census.counts[state] for state in HEAD_STATES},
+            declared.HEADS: {(state,): heads[state] for state in HEAD_STATES},
             declared.QUEUE_DEPTH: {
                 ("jobs",): controller.jobs_due.num_due,
                 ("heads",): controller.heads_due.num_due,

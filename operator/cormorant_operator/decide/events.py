@@ -72,20 +72,20 @@ def _is_news(before: Condition | None, after: Condition) -> bool:
 _MAX_MESSAGE = 1024
 
 
-def event(identity: Identity, note: JobEvent, *, at: datetime) -> dict[str, Any]:
+def event(job: Identity, note: JobEvent, *, at: datetime) -> dict[str, Any]:
     """An Event as JSON. Two operators that report the same in the same second create the same Event."""
     time = at.replace(microsecond=0).isoformat().replace("+00:00", "Z")
-    key = names.digest(identity.uid, note.reason, note.message, time)
+    key = names.digest(job.uid, note.reason, note.message, time)
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{identity.name}.{key}", "namespace": identity.namespace},
+        "metadata": {"name": f"{job.name}.{key}", "namespace": job.namespace},
         "involvedObject": {
             "apiVersion": API_VERSION,
             "kind": KIND,
-            "name": identity.name,
-            "namespace": identity.namespace,
-            "uid": identity.uid,
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
         },
         "reason": note.reason,
         "message": note.message[:_MAX_MESSAGE],

@@ -46,7 +46,7 @@ def plan_head(view: View, draft: Draft) -> None:
     tidy_at = _tidy(view, draft)
     if live is not None:
         draft.epoch, draft.is_head_coming = live.epoch, True
-        if live.template != view.templates.head and _may_replace(view):
+        if live.template != view.job.templates.head and _may_replace(view):
             if _is_image_verified(view, draft, live):
                 draft.updating = "ReplacingHead"
                 draft.actions.append(DeletePod(pod=live, why="its template changed"))
@@ -54,7 +54,7 @@ def plan_head(view: View, draft: Draft) -> None:
             draft.updating = "TryingImage"
         draft.dues += [tidy_at] if tidy_at is not None else []
         return
-    if not view.is_proven(view.templates.head) or not view.may_create:
+    if not view.is_proven(view.job.templates.head) or not view.may_create:
         return
     if (until := view.refused_until(HEAD)) is not None:
         draft.dues.append(until)
@@ -71,13 +71,13 @@ def plan_head(view: View, draft: Draft) -> None:
 
 def render_head(view: View, *, epoch: int) -> Manifest:
     origin = PodOrigin(
-        template=view.templates.head,
+        template=view.job.templates.head,
         base_image=view.job.spec.image or view.defaults.image,
         cuda_image=view.next_cuda_image,
         failures=view.head_failures,
         placement=view.placement(HEAD),
     )
-    config = config_map(view.job, digest=view.templates.config)["metadata"]["name"]
+    config = config_map(view.job, digest=view.job.templates.config)["metadata"]["name"]
     answer = view.state.answer
     return head_pod(
         view.job,
@@ -136,7 +136,7 @@ def _tidy(view: View, draft: Draft) -> datetime | None:
         if view.now >= until:
             until = None
             draft.actions.append(DeletePod(pod=ended[-1], why="its successor is healthy"))
-    wanted = _canary_of(view) if live is not None and live.template != view.templates.head else None
+    wanted = _canary_of(view) if live is not None and live.template != view.job.templates.head else None
     draft.actions += [
         DeletePod(pod=pod, why="its image was verified")
         for pod in view.canaries
@@ -169,7 +169,7 @@ def _is_image_verified(view: View, draft: Draft, live: Pod) -> bool:
 
 
 def _canary_of(view: View) -> Pod | None:
-    return next((pod for pod in view.canaries if pod.template == view.templates.head), None)
+    return next((pod for pod in view.canaries if pod.template == view.job.templates.head), None)
 
 
 def _canary(view: View, head: Manifest) -> Manifest:
@@ -180,11 +180,11 @@ def _canary(view: View, head: Manifest) -> Manifest:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": names.canary_pod(job.name, job.uid, view.templates.head),
+            "name": names.canary_pod(job.name, job.uid, view.job.templates.head),
             "namespace": metadata["namespace"],
             "labels": {
                 **names.child_labels(job.name, job.uid, role=names.CANARY),
-                names.TEMPLATE: view.templates.head,
+                names.TEMPLATE: view.job.templates.head,
             },
             "ownerReferences": metadata["ownerReferences"],
         },

@@ -71,7 +71,7 @@ def is_waiting_for_room(view: View) -> bool:
 
 def _queue_trouble(view: View) -> Fact | None:
     """Why a job with a queue does not have all its pods: Kueue did not admit it."""
-    queue, found = view.job.queue, view.workload
+    queue, found = view.job.queue, view.record.workload
     is_whole = view.live_head is not None and not any(_is_missing(view, group.name) for group in view.groups)
     if queue is None or view.may_create or is_whole:
         return None
@@ -137,11 +137,9 @@ def fit(view: View) -> Fit:
 
     With onUnschedulable ScaleToFit these are all but those that found no node in time, as long as enough remain. The
     pods that wait are left alone: they keep their place in the scheduler's queue, and count when they have a node.
-    A head that can be told sizes alone counts on the slots below the first one that waits.
     """
     if view.policy.on_unschedulable != "ScaleToFit":
         return Fit(sizes=view.sizes, empty_slots={})
-    knows_gaps = view.answer is not None and view.answer.empty_slots is not None
     sizes, empty = dict(view.sizes), {}
     for group in view.groups:
         size = top = view.sizes[group.name]
@@ -150,10 +148,8 @@ def fit(view: View) -> Fit:
             for slot in view.slots[group.name]
             if slot.index < size and slot.live is not None and is_late(view, slot.live)
         ]
-        if not knows_gaps:
-            top = min(late, default=size)
-        while late and late[-1] >= top - 1:
-            top = min(top, late.pop())
+        while late and late[-1] == top - 1:
+            top = late.pop()
         if top - len(late) >= min(size, max(1, group.min_replicas or 1)):
             sizes[group.name] = top - len(late)
             if late:
@@ -166,7 +162,7 @@ def _is_missing(view: View, owner: str) -> bool:
     if owner == HEAD:
         return view.live_head is None
     if owner == names.CANARY:
-        return view.live_head is not None and view.live_head.template != view.templates.head
+        return view.live_head is not None and view.live_head.template != view.job.templates.head
     if owner == "Pod":
         return any(view.verdict(template) is None and not view.is_proven(template) for template in view.all_templates)
     if owner.startswith(POD_OWNER):

@@ -206,11 +206,13 @@ def _is_awaiting_pod(view: View) -> bool:
     """Whether a missing pod is about to be created, or the head is draining."""
     head = view.live_head
     if head is None:
-        return not view.is_refused(view.templates.head)
+        return not view.is_refused(view.job.templates.head)
     if head.draining_since is not None:
         return True
     return head.is_ready and any(
-        slot.live is None and slot.index < view.sizes[group.name] and not view.is_refused(view.templates.worker(group))
+        slot.live is None
+        and slot.index < view.sizes[group.name]
+        and not view.is_refused(view.job.templates.worker(group))
         for group in view.groups
         for slot in view.slots[group.name]
     )
@@ -258,7 +260,7 @@ def find_outcome(view: View) -> Fact | None:
     limit = policy.max_restarts_per_slot
     for group in view.groups:
         for slot in view.slots[group.name]:
-            newest, failures = slot.newest, slot.failures(view.templates.worker(group))
+            newest, failures = slot.newest, slot.failures(view.job.templates.worker(group))
             if slot.index >= view.sizes[group.name] or newest is None or not newest.is_failure:
                 continue
             if failures > limit:

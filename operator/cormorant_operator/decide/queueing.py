@@ -24,7 +24,7 @@ _KIND = "Workload"
 
 def queue_actions(view: View) -> Iterator[Action]:
     """What the job's Workload needs now."""
-    queue, found = view.job.queue, view.workload
+    queue, found = view.job.queue, view.record.workload
     if view.refused_until(_KIND) is not None:
         return
     if queue is None or (view.job.spec.suspend and not view.job.is_over):
@@ -66,7 +66,7 @@ def _counts(view: View) -> dict[str, tuple[int, int | None]]:
 
 def _request(view: View, queue: Queue, found: Workload | None) -> Iterator[Action]:
     counts = _counts(view)
-    digest = f"{view.templates.quota}.{names.digest(queue.name, queue.priority_class, counts)}"
+    digest = f"{view.job.templates.quota}.{names.digest(queue.name, queue.priority_class, counts)}"
     if found is not None and found.request == digest:
         return
     if not all(view.is_proven(template) for template in view.all_templates):

@@ -36,7 +36,7 @@ def reconcile(job: Job, record: JobRecord, state: JobState, now: datetime, *, de
 
 def _decide(view: View) -> plan.Plan:
     job, head = view.job, view.live_head
-    if job.identity.is_deleting or job.spec.is_of_others:
+    if job.is_deleting or job.spec.is_of_others:
         return plan.Plan()  # Kubernetes deletes its pods; another controller manages it
     if job.is_over:
         return _clean_up(view)
@@ -111,7 +111,7 @@ def _without_refused(view: View, full: plan.Plan) -> plan.Plan:
 
 def _children(view: View, draft: plan.Draft) -> Iterator[plan.Action]:
     """Create, correct or delete Services, policies, ConfigMap and Secret where they differ, for the head in `draft`."""
-    config = config_map(view.job, digest=view.templates.config)
+    config = config_map(view.job, digest=view.job.templates.config)
     is_unclaimed = _is_unclaimed(view)
     if _may_lack_tokens(view, draft) and view.refused_until("Secret") is None:
         # The head has rejected the operator's token for so long that an existing Secret must have been changed.
@@ -131,7 +131,7 @@ def _children(view: View, draft: plan.Draft) -> Iterator[plan.Action]:
         if view.children.get(key) != digest_of(manifest) and view.refused_until(kind) is None:
             yield plan.ApplyChild(manifest=manifest)
     live = view.live_head
-    is_current = live is not None and live.template == view.templates.head
+    is_current = live is not None and live.template == view.job.templates.head
     for kind, name in sorted(view.children.keys() - keys):
         if kind == "ConfigMap" and is_current:
             yield plan.DeleteChild(kind="ConfigMap", name=name)
@@ -160,11 +160,11 @@ def _checks(view: View) -> Iterator[plan.Action]:
     """Dry runs of unverified templates. Until they are answered, no pod is created or replaced."""
     if view.refused_until("Pod") is not None:
         return
-    template = view.templates.head
+    template = view.job.templates.head
     if not view.is_proven(template) and view.verdict(template) is None:
         yield plan.CheckTemplate(template=template, manifest=render_head(view, epoch=view.epoch + 1))
     for group in view.groups:
-        template = view.templates.worker(group)
+        template = view.job.templates.worker(group)
         if not view.is_proven(template) and view.verdict(template) is None:
             yield plan.CheckTemplate(template=template, manifest=render_worker(view, group))
 
@@ -178,7 +178,7 @@ def _orders_to_head(view: View, draft: plan.Draft) -> Iterator[plan.Action]:
         or answer.phase in ("Draining", "Completed", "Failed")
     ):
         return
-    told, wanted = Fit(sizes=answer.sizes, empty_slots=answer.empty_slots or {}), fit(view)
+    told, wanted = Fit(sizes=answer.sizes, empty_slots=answer.empty_slots), fit(view)
     has_workers = any(wanted.sizes.values())
     # A fleet without workers is refused: it is paused instead.
     wanted = wanted if has_workers else told

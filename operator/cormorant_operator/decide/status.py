@@ -72,7 +72,7 @@ def make_status(view: View, draft: Draft) -> CollectorJobStatus:
         )
         for group in view.groups
     )
-    generation = view.job.identity.generation
+    generation = view.job.generation
     found = _facts(view, draft)
     return CollectorJobStatus(
         observed_generation=generation,
@@ -120,7 +120,7 @@ def refused_status(job: Unreadable, now: datetime) -> CollectorJobStatus | None:
     if job.status is None:
         return None
     refused = Fact(type="Accepted", status="False", reason="InvalidSpec", message=job.message)
-    accepted = _dated(job.status, refused, generation=job.identity.generation, now=now)
+    accepted = _dated(job.status, refused, generation=job.generation, now=now)
     others = tuple(condition for condition in job.status.conditions if condition.type != "Accepted")
     after = job.status.model_copy(update={"conditions": (accepted, *others)})
     return None if after == job.status else after

@@ -13,9 +13,8 @@ from cormorant_operator.decide.slots import Slot, failures_after, refusal_delay_
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import HeadAnswer, JobState, RefusalKind, Verdict
-from cormorant_operator.pods import Pod, PodIndex, WorkerBuild
-from cormorant_operator.templates import Templates
-from cormorant_operator.workload import NO_PLACEMENT, Placement, Workload
+from cormorant_operator.pods import Pod, WorkerBuild
+from cormorant_operator.workload import NO_PLACEMENT, Placement
 
 VERDICT_LASTS_S = 600.0
 """A template that the API server refused is verified again after this time, even if unchanged."""
@@ -39,21 +38,17 @@ class View:
     def policy(self) -> RunPolicy:
         return self.job.spec.run_policy
 
-    @property
-    def templates(self) -> Templates:
-        return self.job.templates
-
     # -- the head ----------------------------------------------------------------------------------------------
 
     @cached_property
     def heads(self) -> tuple[Pod, ...]:
         """Head pods, the newest last."""
-        heads = (pod for pod in self.pod_index.others.values() if pod.role == "head")
+        heads = (pod for pod in self.record.pod_index.others.values() if pod.role == "head")
         return tuple(sorted(heads, key=lambda pod: pod.epoch))
 
     @property
     def canaries(self) -> tuple[Pod, ...]:
-        return tuple(pod for pod in self.pod_index.others.values() if pod.role == "canary")
+        return tuple(pod for pod in self.record.pod_index.others.values() if pod.role == "canary")
 
     @property
     def newest_head(self) -> Pod | None:
@@ -115,27 +110,23 @@ class View:
 
     # -- the queue ---------------------------------------------------------------------------------------------
 
-    @property
-    def workload(self) -> Workload | None:
-        return self.record.workload
-
     @cached_property
     def may_create(self) -> bool:
         """Whether pods may be created: Kueue admitted a job with a queue, for the resources that it has now."""
         if self.job.queue is None:
             return True
-        found = self.workload
+        found = self.record.workload
         return found is not None and found.is_admitted and not self.unread_flavors and not self.is_reshaped
 
     @property
     def is_reshaped(self) -> bool:
         """Whether the quota is held for other resources than the job's pods would have now."""
-        found = self.workload
-        return found is not None and found.is_reserved and found.request.partition(".")[0] != self.templates.quota
+        found = self.record.workload
+        return found is not None and found.is_reserved and found.request.partition(".")[0] != self.job.templates.quota
 
     @property
     def unread_flavors(self) -> tuple[str, ...]:
-        found, known = self.workload, self.state.flavors
+        found, known = self.record.workload, self.state.flavors
         if found is None:
             return ()
         return tuple(
@@ -144,7 +135,9 @@ class View:
 
     def placement(self, pod_set: str) -> Placement:
         """What Kueue adds to pods of the head, or of a group."""
-        found = self.workload.pod_sets.get(pod_set) if self.workload is not None and self.may_create else None
+        found = (
+            self.record.workload.pod_sets.get(pod_set) if self.record.workload is not None and self.may_create else None
+        )
         # The flavors of a job whose queue was taken away are not read any more.
         if found is None or self.unread_flavors:
             return NO_PLACEMENT
@@ -153,7 +146,7 @@ class View:
     @cached_property
     def eviction(self) -> str:
         """Why Kueue takes the quota of running pods back; empty: it does not."""
-        found, head = self.workload, self.newest_head
+        found, head = self.record.workload, self.newest_head
         if self.job.queue is None or found is None or not self.has_pods:
             return ""
         if found.holds("Evicted"):
@@ -182,7 +175,7 @@ class View:
         wanted = self.wanted_size_of(group)
         if self.job.queue is None:
             return wanted
-        found = self.workload
+        found = self.record.workload
         if found is not None and found.is_admitted:
             return min(wanted, found.pod_sets[group.name].held if group.name in found.pod_sets else 0)
         # Pods that Kueue says nothing about any more: they stay, and do not become more.
@@ -201,10 +194,6 @@ class View:
         wait_shares = self.state.wait_shares if self.answer is not None else ()
         return autoscaled(group.autoscale, before, wait_shares, group=group.name)
 
-    @property
-    def pod_index(self) -> PodIndex:
-        return self.record.pod_index
-
     @cached_property
     def pods(self) -> tuple[Pod, ...]:
         return self.record.pods
@@ -221,7 +210,7 @@ class View:
         They are live, scheduled and ready; nothing is to be done in their slots except to roll outdated ones.
         """
         found: dict[str, list[WorkerBuild]] = {group.name: [] for group in self.groups}
-        for build, pods in self.pod_index.healthy.items():
+        for build, pods in self.record.pod_index.healthy.items():
             is_own = build.group in found and build.base_image == self.base_image
             if is_own and max(pods) < self.sizes[build.group]:
                 found[build.group].append(build)
@@ -232,11 +221,14 @@ class View:
         """All other pods: heads, canaries, and workers that need individual attention."""
         counted = {build for builds in self.counted.values() for build in builds}
         healthy = (
-            pod for build, pods in self.pod_index.healthy.items() if build not in counted for pod in pods.values()
+            pod
+            for build, pods in self.record.pod_index.healthy.items()
+            if build not in counted
+            for pod in pods.values()
         )
         return tuple(
             sorted(
-                (*self.pod_index.others.values(), *healthy),
+                (*self.record.pod_index.others.values(), *healthy),
                 key=lambda pod: (pod.role, pod.group, pod.index, pod.attempt, pod.created, pod.name),
             )
         )
@@ -260,18 +252,18 @@ class View:
         filled = {pod.index for pod in examined}
         open_places: set[int] = set()
         if self.num_counted(group) + sum(index < size for index in filled) < size:
-            counted = (self.pod_index.healthy[build].keys() for build in self.counted[group])
+            counted = (self.record.pod_index.healthy[build].keys() for build in self.counted[group])
             open_places = set(range(size)).difference(filled, *counted)
         places = filled | open_places
         attempts = self.record.attempts
         return slots_of(examined, places, attempts={index: attempts.get((group, index), -1) for index in places})
 
     def num_counted(self, group: str) -> int:
-        return sum(len(self.pod_index.healthy[build]) for build in self.counted[group])
+        return sum(len(self.record.pod_index.healthy[build]) for build in self.counted[group])
 
     def restarts(self, group: str) -> int:
         """All failures of the slots of a group, from their existing pods."""
-        counted = sum(self.pod_index.restarts[build] for build in self.counted[group])
+        counted = sum(self.record.pod_index.restarts[build] for build in self.counted[group])
         return counted + sum(slot.restarts for slot in self.slots[group])
 
     def ready(self, group: str) -> int:
@@ -294,15 +286,15 @@ class View:
 
     @property
     def all_templates(self) -> tuple[str, ...]:
-        return self.templates.head, *(self.templates.worker(group) for group in self.groups)
+        return self.job.templates.head, *(self.job.templates.worker(group) for group in self.groups)
 
     def is_proven(self, template: str) -> bool:
         """Whether the API server accepts pods of a template: by a dry run, or because one exists."""
         verdict = self.verdict(template)
         if verdict is not None:
             return verdict.error == ""
-        is_healthy = any(build.template == template for build in self.pod_index.healthy)
-        return is_healthy or any(pod.template == template for pod in self.pod_index.others.values())
+        is_healthy = any(build.template == template for build in self.record.pod_index.healthy)
+        return is_healthy or any(pod.template == template for pod in self.record.pod_index.others.values())
 
     def is_refused(self, template: str) -> bool:
         verdict = self.verdict(template)
@@ -313,9 +305,7 @@ class View:
         verdict = self.state.verdicts.get(template)
         if verdict is None or not verdict.error:
             return verdict
-        is_old = verdict.generation != self.job.identity.generation or self.now >= self.after(
-            verdict.at, VERDICT_LASTS_S
-        )
+        is_old = verdict.generation != self.job.generation or self.now >= self.after(verdict.at, VERDICT_LASTS_S)
         return None if is_old else verdict
 
     def refused_until(self, owner: str) -> datetime | None:

@@ -43,7 +43,7 @@ def render_worker(view: View, group: WorkerGroup) -> Manifest:
     """A worker of a group as the manifest has it now."""
     image = view.job.spec.image
     origin = PodOrigin(
-        template=view.templates.worker(group),
+        template=view.job.templates.worker(group),
         base_image=image or view.base_image,
         cuda_image="" if image else view.cuda_image,
     )
@@ -62,7 +62,7 @@ class _WorkerPlan:
 
     def add(self, group: WorkerGroup) -> None:
         """Decide about the slots of a group."""
-        view, draft, template = self.view, self.draft, self.view.templates.worker(group)
+        view, draft, template = self.view, self.draft, self.view.job.templates.worker(group)
         is_proven = view.is_proven(template)
         is_updating, outdated = False, list[Pod]()
         for slot in view.slots[group.name]:
@@ -93,7 +93,7 @@ class _WorkerPlan:
                 draft.actions.append(DeletePod(pod=live, why="its template changed"))
         if self.may_update and is_proven and not view.job.unknown:
             for build in view.counted[group.name]:
-                outdated += view.pod_index.healthy[build].values() if build.template != template else ()
+                outdated += view.record.pod_index.healthy[build].values() if build.template != template else ()
         if (is_updating or outdated) and draft.updating == "UpToDate":
             draft.updating = "RollingUpdate"
         # As many as may go, the lowest places first.
@@ -102,7 +102,7 @@ class _WorkerPlan:
             draft.actions.append(DeletePod(pod=pod, why="its template changed"))
 
     def _fill(self, group: WorkerGroup, slot: Slot) -> None:
-        view, template, newest = self.view, self.view.templates.worker(group), slot.newest
+        view, template, newest = self.view, self.view.job.templates.worker(group), slot.newest
         waits = [view.refused_until(group.name)]
         if newest is not None and newest.template == template and newest.must_wait:
             waits.append(next_attempt_at(newest))
@@ -147,6 +147,6 @@ def _is_released(view: View, group: WorkerGroup) -> bool:
         return False
     if not any(view.sizes.values()):
         return answer.pause_state == "paused"
-    skipped = (answer.empty_slots or {}).get(group.name, ())
+    skipped = answer.empty_slots.get(group.name, ())
     above_highest = answer.sizes.get(group.name, 0) + len(skipped)
     return above_highest <= view.sizes[group.name] and not answer.is_resizing

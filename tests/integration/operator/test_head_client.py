@@ -12,7 +12,7 @@ import pytest
 from cormorant_api.__main__ import listen_host
 from cormorant_operator.errors import HeadSilent
 from cormorant_operator.head_client import HeadClient
-from cormorant_operator.job import Identity, Job
+from cormorant_operator.job import Job
 from cormorant_operator.job_state import HeadAnswer
 from cormorant_operator.pods import Pod
 from cormorant_operator.render.children import derive, secret
@@ -62,8 +62,8 @@ class Talk:
 @pytest.fixture
 def talk(tmp_path: Path) -> Any:
     manifest = make_job(num_envs=2, lengths=4)
-    identity = Identity(name=manifest.metadata.name, namespace="default", uid="u1")
-    job = Job(identity=identity, templates=Templates(manifest.spec), status=manifest.status)
+    templates = Templates(manifest.spec)
+    job = Job(name=manifest.metadata.name, namespace="default", uid="u1", templates=templates, status=manifest.status)
     token_file = tmp_path / "tokens.json"
     token_file.write_text(secret(job, derive(KEY, uid="u1"))["stringData"]["tokens.json"])
     token_file.chmod(0o440)
@@ -124,7 +124,7 @@ def test_unreachable_head_or_other_key_is_silence(talk: Talk) -> None:
         talk.ask(key=b"x" * 32)
     with pytest.raises(HeadSilent, match="toy-head-1 did not answer GET /v1/status"):
         talk.ask(port="1")
-    other = replace(talk.job, identity=replace(talk.job.identity, uid="u2"))
+    other = replace(talk.job, uid="u2")
     with pytest.raises(HeadSilent, match="401"):
         talk(lambda client: client.ask(other, HEAD))
 
@@ -142,8 +142,8 @@ def test_connection_to_a_head_is_kept_for_the_next_question() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         client = HeadClient(key=KEY, url=f"http://{{ip}}:{server.sockets[0].getsockname()[1]}")
         manifest = make_job(num_envs=2, lengths=4)
-        identity = Identity(name="toy", namespace="a", uid="u")
-        job = Job(identity=identity, templates=Templates(manifest.spec), status=manifest.status)
+        templates = Templates(manifest.spec)
+        job = Job(name="toy", namespace="a", uid="u", templates=templates, status=manifest.status)
         for _ in range(3):
             with pytest.raises(HeadSilent, match="503"):
                 await client.ask(job, HEAD)

@@ -23,7 +23,7 @@ from cormorant_cli.job_head import connect_to_head
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import CertificateRefused, SettingsError
 from cormorant_operator.head_client import HeadClient
-from cormorant_operator.job import Identity, Job
+from cormorant_operator.job import Job
 from cormorant_operator.job_state import HeadAnswer
 from cormorant_operator.pods import Pod
 from cormorant_operator.render.children import derive, secret
@@ -86,7 +86,9 @@ def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None:
     manifest = make_job(num_envs=2, lengths=4)
     name = manifest.metadata.name
     job = Job(
-        identity=Identity(name=name, namespace="default", uid="u1"),
+        name=name,
+        namespace="default",
+        uid="u1",
         templates=Templates(manifest.spec),
         status=manifest.status,
     )

@@ -32,7 +32,7 @@ from cormorant_operator.decide.plan import (
 )
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.defaults import OperatorDefaults
-from cormorant_operator.job import Identity, Job, Queue, find
+from cormorant_operator.job import Job, Queue, find
 from cormorant_operator.job_state import HeadAnswer, JobState, Refusal, RefusalKind, Verdict, WaitShares
 from cormorant_operator.pods import (
     NodeFact,
@@ -76,7 +76,11 @@ def make_job(
     """A job as an operator reads it."""
     document = collector_job("pong", make_spec(**spec), namespace="team-a")
     return Job(
-        identity=Identity(name="pong", namespace="team-a", uid="0f3c9a52-uid", generation=generation, queue=queue),
+        name="pong",
+        namespace="team-a",
+        uid="0f3c9a52-uid",
+        generation=generation,
+        queue=queue,
         templates=Templates(parse_job(document).spec),
         status=status or CollectorJobStatus(),
     )
@@ -207,13 +211,13 @@ class World:
     def edit(self, **spec: Any) -> None:
         """Somebody changes the spec."""
         self.spec = {**self.spec, **spec}
-        generation = self.job.identity.generation + 1
+        generation = self.job.generation + 1
         self.job = make_job(generation=generation, status=self.job.status, queue=self.queue, **self.spec)
 
     def enqueue(self, queue: Queue | None) -> None:
         """Somebody changes the labels."""
         self.queue = queue
-        self.job = replace(self.job, identity=replace(self.job.identity, queue=queue))
+        self.job = replace(self.job, queue=queue)
 
     def do(self, action: Action) -> None:
         self.done.append(action)
@@ -221,9 +225,7 @@ class World:
             case CheckTemplate():
                 image = action.manifest["spec"]["containers"][0]["image"]
                 error = f"image {image} is not allowed here" if image == self.bad_image else ""
-                self.verdicts[action.template] = Verdict(
-                    error=error, at=self.now, generation=self.job.identity.generation
-                )
+                self.verdicts[action.template] = Verdict(error=error, at=self.now, generation=self.job.generation)
             case ApplyChild() if action.manifest["kind"] == "Workload":
                 self.kueue.apply(action, self.now)
             case ApplyChild():
@@ -255,7 +257,7 @@ class World:
                     self.answer = replace(
                         self.answer,
                         sizes=dict(action.sizes),
-                        empty_slots=dict(action.empty_slots) if self.answer.empty_slots is not None else None,
+                        empty_slots=dict(action.empty_slots),
                         is_spec_paused=action.paused,
                         pause_state="paused" if action.paused else "running",
                     )

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -189,16 +188,6 @@ async def test_answers_that_tell_nothing_new_are_not_decided_about(scene: Scene)
     await scene.until(lambda: scene.status["weights"]["version"] == 3)
 
 
-async def test_unchanged_head_is_polled_less_until_it_changes(scene: Scene) -> None:
-    def gaps() -> list[float]:
-        return [later - earlier for earlier, later in pairwise(scene.head.asked_at[-6:])]
-
-    await scene.until(lambda: len(gaps()) == 5 and min(gaps()) >= 1.9 * SITE.poll_s)
-    scene.head.answer = replace(scene.head.answer, version=3)
-    await scene.until(lambda: scene.status["weights"]["version"] == 3)
-    await scene.until(lambda: min(gaps()) < 1.9 * SITE.poll_s)
-
-
 async def test_silence_is_said_once_and_so_is_its_end(scene: Scene) -> None:
     scene.head.is_silent = True
     await scene.until(lambda: scene.condition("Progressing")["reason"] == "ControlPlaneUnreachable")
@@ -215,9 +204,9 @@ async def test_rejected_token_recreates_a_deleted_secret(scene: Scene) -> None:
     await scene.until(lambda: ("Secret", "pong-tokens") in scene.api.stored)
     found = scene.condition("Progressing")
     assert (found["status"], found["reason"]) == ("Unknown", "TokenRefused")
-    assert dict(scene.controller.census.counts) == {"answering": 0, "refusing": 1}
+    assert dict(scene.controller.head_states()) == {"refusing": 1}
     scene.head.is_refusing = False
-    await scene.until(lambda: scene.controller.census.counts["answering"] == 1)
+    await scene.until(lambda: scene.controller.head_states()["answering"] == 1)
 
 
 async def test_ignored_command_is_resent_after_a_delay(scene: Scene) -> None:
@@ -257,7 +246,7 @@ async def test_next_operator_asks_for_no_secret_that_a_head_has(scene: Scene) ->
     successor = scene.operator()
     working = asyncio.create_task(successor.run())
     try:
-        await scene.until(lambda: successor.census.counts["answering"] == 1)
+        await scene.until(lambda: successor.head_states()["answering"] == 1)
         await asyncio.sleep(3 * SITE.poll_s)
         assert scene.api.refused_secrets == refused
     finally:

@@ -466,7 +466,7 @@ def test_image_of_the_job_is_the_image_of_every_group() -> None:
 def test_job_that_is_being_deleted_is_left_alone() -> None:
     world = running()
     world.delete("pong-head-1")
-    job = replace(world.job, identity=replace(world.job.identity, is_deleting=True))
+    job = replace(world.job, is_deleting=True)
     assert reconcile(job, world.record(), world.state(), world.now, defaults=world.defaults) == Plan()
 
 

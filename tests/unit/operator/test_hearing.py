@@ -1,8 +1,11 @@
 """What an operator knows of heads first-hand: from when on, and how many are silent together."""
 
+from collections import Counter
 from datetime import timedelta
 
-from cormorant_operator.job_state import Census, HeadAnswer, JobState
+import pytest
+
+from cormorant_operator.job_state import HeadAnswer, HeadState, JobState, is_cut_off
 from cormorant_testing.operator_world import BEGIN
 
 ANSWER = HeadAnswer(pod_uid="u1", phase="Running", frames=10)
@@ -30,24 +33,28 @@ def test_a_gap_or_another_head_begins_anew() -> None:
     assert heard(state, HeadAnswer(pod_uid="u2", phase="Running", frames=0), at_s=70) == 70
 
 
-def test_most_heads_silent_at_once_is_a_fault_of_the_operator() -> None:
-    census = Census()
-    for index in range(2):
-        census.note(f"u{index}", "silent")
-    assert not census.is_cut_off, "few heads prove nothing"
-    for index in range(6):
-        census.note(f"u{index}", "answering")
-    census.note("u0", "silent")
-    census.note("u1", "silent")
-    assert not census.is_cut_off, "two may well have died"
-    for index in range(3):
-        census.note(f"u{index}", "silent")
-    assert not census.is_cut_off, "half of them answer"
-    census.note("u3", "silent")
-    assert census.is_cut_off
-    for index in range(4):
-        census.note(f"u{index}", "refusing")
-    assert not census.is_cut_off, "they answer: no"
-    for index in range(6):
-        census.forget(f"u{index}")
-    assert census.counts.total() == 0
+@pytest.mark.parametrize(
+    ("heads", "is_fault"),
+    [
+        pytest.param({"silent": 2}, False, id="few heads prove nothing"),
+        pytest.param({"silent": 3, "answering": 3}, False, id="half of them answer"),
+        pytest.param({"silent": 4, "answering": 2}, True, id="most are silent"),
+        pytest.param({"silent": 3, "refusing": 4}, False, id="they answer: no"),
+    ],
+)
+def test_most_heads_silent_at_once_is_a_fault_of_the_operator(heads: dict[HeadState, int], is_fault: bool) -> None:
+    assert is_cut_off(Counter(heads)) == is_fault
+
+
+def test_head_counts_from_its_first_poll_on() -> None:
+    state = JobState(poll_s=15)
+    assert state.head_state is None
+    state.polled_at = 1.0
+    heard(state, ANSWER, at_s=0)
+    assert state.head_state == "answering"
+    state.is_silent = True
+    assert state.head_state == "silent"
+    state.is_token_refused = True
+    assert state.head_state == "refusing"
+    state.poll_s = None
+    assert state.head_state is None, "there is no head to poll"

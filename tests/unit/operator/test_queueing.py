@@ -304,6 +304,6 @@ def test_labels_name_the_queue() -> None:
         "metadata": {"name": "pong", "namespace": "team-a", "uid": "u", "labels": labels},
         "spec": make_spec(),
     }
-    assert read_job(document).identity.queue == Queue(name="team-queue", priority_class="high")
+    assert read_job(document).queue == Queue(name="team-queue", priority_class="high")
     document["metadata"]["labels"] = {}  # type: ignore[index]  # a dict
-    assert read_job(document).identity.queue is None
+    assert read_job(document).queue is None
