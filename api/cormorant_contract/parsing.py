@@ -5,9 +5,10 @@ the API server with the CRD: strict types, unknown fields refused, a null counte
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from typing import Any
 
-from pydantic import JsonValue, ValidationError
+from pydantic import ValidationError
 
 from cormorant_contract.errors import ManifestError, Problem
 from cormorant_contract.job import API_VERSION, KIND, CollectorJob
@@ -38,7 +39,7 @@ def parse_job(document: object, source: str = "", *, position: int = 1) -> Colle
     if not findings:
         assert isinstance(document, dict)
         findings = list(_refuse_values(document, ()))
-        pruned = _prune_fields(document, structural_schema())
+        pruned = prune(document, structural_schema())
         metadata = pruned.get("metadata")
         findings += [
             # A fixed set in Kubernetes, though the model keeps what newer servers add.
@@ -124,19 +125,23 @@ def _refuse_values(value: object, location: Location) -> Iterator[Finding]:
         yield location, f"{type(value).__name__} is not allowed in a manifest; quote it to make it a string"
 
 
-def _prune_fields(document: Mapping[str, JsonValue], schema: Schema) -> dict[str, JsonValue]:
-    """Drop null fields that the schema knows, as the API server does: `dataset:` with nothing after it is absent."""
-    known: Schema = schema["properties"]
-    return {
-        key: _prune(item, known.get(key, {})) for key, item in document.items() if item is not None or key not in known
-    }
+def prune(value: Any, schema: Schema, *, path: str = "", unknown: list[str] | None = None) -> Any:
+    """Drop null fields that the schema knows, as the API server does: `dataset:` with nothing after it is absent.
 
-
-def _prune(value: JsonValue, schema: Schema) -> JsonValue:
-    match value:
-        case dict() if "properties" in schema:
-            return _prune_fields(value, schema)
-        case list() if "items" in schema:
-            return [_prune(item, schema["items"]) for item in value]
-        case _:
-            return value
+    Args:
+        unknown: where given, fields that the schema does not know are dropped, too, and their paths added to it.
+    """
+    if isinstance(value, dict) and "properties" in schema:
+        known: Schema = schema["properties"]
+        if unknown is not None:
+            unknown += (f"{path}.{key}" for key in value if key not in known)
+        return {
+            key: prune(item, known.get(key, {}), path=f"{path}.{key}", unknown=unknown)
+            for key, item in value.items()
+            if (item is not None if key in known else unknown is None)
+        }
+    if isinstance(value, list) and "items" in schema:
+        return [
+            prune(item, schema["items"], path=f"{path}[{index}]", unknown=unknown) for index, item in enumerate(value)
+        ]
+    return value

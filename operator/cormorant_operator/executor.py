@@ -26,7 +26,6 @@ from cormorant_operator.render.children import derive, secret, tokens_owner
 from cormorant_operator.workload import read_flavor
 
 log = structlog.get_logger()
-_MAX_NODES = 64
 Raw = dict[str, Any]
 _ABSENT_KINDS = {
     "Certificate": "install cert-manager, or give head.tls.secretName",
@@ -145,7 +144,7 @@ class Executor:
                 error = refusal.message
         except errors.KubeNotFound:
             pass  # the namespace is gone
-        state.judge(action.template, Verdict(error=error, at=self._clock(), generation=job.generation))
+        state.verdicts[action.template] = Verdict(error=error, at=self._clock(), generation=job.generation)
 
     async def _create_pod(self, job: Job, action: plan.CreatePod) -> None:
         name = action.manifest["metadata"]["name"]
@@ -315,8 +314,6 @@ class Executor:
             # Unknown: treat the node as reachable, so that its pods keep their grace period.
             log.warning("node_not_seen", node=name, reason=error.message)
             fact = NodeFact(is_lost=False, at=at)
-        while len(state.nodes) >= _MAX_NODES:
-            del state.nodes[next(iter(state.nodes))]
         state.nodes[name] = fact
 
     # -- the job and its head ----------------------------------------------------------------------------------
@@ -324,13 +321,7 @@ class Executor:
     async def _send_to_head(self, job: Job, action: plan.SetDesired | plan.DrainHead) -> None:
         try:
             if isinstance(action, plan.SetDesired):
-                await self._heads.set_desired(
-                    job,
-                    action.pod,
-                    sizes=dict(action.sizes),
-                    empty_slots=dict(action.empty_slots),
-                    paused=action.paused,
-                )
+                await self._heads.set_desired(job, action.pod, action.desired)
             else:
                 await self._heads.drain(job, action.pod)
         except errors.HeadSilent as error:

@@ -75,13 +75,9 @@ class HeadClient:
             missing_weights=_message(status, "WeightsMissing"),
         )
 
-    async def set_desired(
-        self, job: Job, head: Pod, *, sizes: dict[str, int], empty_slots: dict[str, tuple[int, ...]], paused: bool
-    ) -> None:
+    async def set_desired(self, job: Job, head: Pod, desired: Desired) -> None:
         """Raises HeadSilent where the head did not confirm it."""
-        # Heads before `empty_slots` refuse a body with it: it is left out where it says nothing.
-        wanted = Desired(groups=sizes, paused=paused, empty_slots=empty_slots)
-        body = wanted.model_dump_json(exclude_defaults=True)
+        body = desired.model_dump_json(exclude_defaults=True)
         await self._call(job, head, "PUT", "/v1/desired", DesiredReport, body=body)
 
     async def drain(self, job: Job, head: Pod) -> None:

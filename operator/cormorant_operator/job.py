@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from cormorant_contract.children import PRIORITY_CLASS, QUEUE
 from cormorant_contract.errors import ManifestError
-from cormorant_contract.parsing import parse_job
+from cormorant_contract.parsing import parse_job, prune
 from cormorant_contract.schema import structural_schema
 from cormorant_contract.spec import CollectorJobSpec
 from cormorant_contract.status import CollectorJobStatus, Condition, ConditionType
@@ -120,7 +120,7 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
         "apiVersion": document.get("apiVersion"),
         "kind": document.get("kind"),
         "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
-        "spec": _drop_unknown(document.get("spec"), structural_schema()["properties"]["spec"], "spec", unknown),
+        "spec": prune(document.get("spec"), structural_schema()["properties"]["spec"], path="spec", unknown=unknown),
     }
     try:
         spec = parse_job(bare).spec
@@ -135,7 +135,7 @@ def _read_status(document: Mapping[str, Any]) -> CollectorJobStatus:
     Unknown parts are dropped, except those that must never go back: without them the job is not touched.
     """
     known = structural_schema()["properties"]["status"]
-    readable: dict[str, Any] = _drop_unknown(document, known, "status", [])
+    readable: dict[str, Any] = prune(document, known, unknown=[])
     try:
         return _validate(readable)
     except ValidationError as error:
@@ -164,17 +164,3 @@ def _mend(item: Any, is_broken: bool) -> Any:
     if kind in ("Completed", "Failed") and value == "True":
         return {"type": kind, "status": value, "reason": "Unreadable", "lastTransitionTime": "1970-01-01T00:00:00Z"}
     return None
-
-
-def _drop_unknown(value: Any, schema: Mapping[str, Any], path: str, dropped: list[str]) -> Any:
-    if isinstance(value, Mapping) and "properties" in schema:
-        known = schema["properties"]
-        dropped += (f"{path}.{key}" for key in value if key not in known)
-        return {
-            key: _drop_unknown(item, known[key], f"{path}.{key}", dropped)
-            for key, item in value.items()
-            if key in known
-        }
-    if isinstance(value, list) and "items" in schema:
-        return [_drop_unknown(item, schema["items"], f"{path}[{index}]", dropped) for index, item in enumerate(value)]
-    return value

@@ -122,7 +122,6 @@ def shares_between(first: Waits, last: Waits, *, seconds: float, sizes: Mapping[
 
 
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
-_MAX_VERDICTS = 64
 _MIN_SILENT = 3
 HeadState = Literal["answering", "silent", "refusing"]
 HEAD_STATES: tuple[HeadState, ...] = ("answering", "silent", "refusing")
@@ -241,13 +240,6 @@ class JobState:
         gone = [key for key in self.refusals if key.startswith(POD_OWNER) and key.removeprefix(POD_OWNER) not in pods]
         for key in gone:
             del self.refusals[key]
-
-    def judge(self, template: str, verdict: Verdict) -> None:
-        """Record the result of a dry run."""
-        self.verdicts.pop(template, None)
-        self.verdicts[template] = verdict
-        while len(self.verdicts) > _MAX_VERDICTS:
-            del self.verdicts[next(iter(self.verdicts))]
 
 
 def is_cut_off(heads: Counter[HeadState]) -> bool:

@@ -7,7 +7,6 @@ from typing import Literal
 Kind = Literal["counter", "gauge", "histogram"]
 Exporter = Literal["head", "worker", "operator"]
 
-_UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_ratio": "ratio"}
 _PARTS = ("_bucket", "_sum", "_count")
 
 
@@ -46,12 +45,6 @@ class Metric:
     def label_names(self) -> tuple[str, ...]:
         """Names of its labels, without those that scraping adds."""
         return tuple(label.name for label in self.labels)
-
-    @property
-    def unit(self) -> str:
-        """Base unit, from the name; empty: a count of whatever the name says."""
-        stem = self.name.removesuffix("_total")
-        return next((unit for suffix, unit in _UNITS.items() if stem.endswith(suffix)), "")
 
     @property
     def sample_names(self) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """Why pods do not run: what `Scheduled` and `Accepted` say, and which workers fit."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
@@ -122,24 +121,15 @@ def late_at(view: View, pod: Pod) -> datetime | None:
     return view.after(pod.created, limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """The slots that the head shall count on: the lowest of each group but the empty ones."""
-
-    sizes: Mapping[str, int]
-    """Workers by group."""
-    empty_slots: Mapping[str, tuple[int, ...]]
-    """Skipped indices below the highest worker's, ascending, by group; groups without any are left out."""
-
-
-def fit(view: View) -> Fit:
-    """Which workers the head shall count on.
+def fit(view: View) -> tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]]:
+    """Which slots the head shall count on: the size of each group, and the indices below its highest worker's that stay
+    empty, ascending; groups without any are left out.
 
     With onUnschedulable ScaleToFit these are all but those that found no node in time, as long as enough remain. The
     pods that wait are left alone: they keep their place in the scheduler's queue, and count when they have a node.
     """
     if view.policy.on_unschedulable != "ScaleToFit":
-        return Fit(sizes=view.sizes, empty_slots={})
+        return view.sizes, {}
     sizes, empty = dict(view.sizes), {}
     for group in view.groups:
         size = top = view.sizes[group.name]
@@ -154,7 +144,7 @@ def fit(view: View) -> Fit:
             sizes[group.name] = top - len(late)
             if late:
                 empty[group.name] = tuple(late)
-    return Fit(sizes=sizes, empty_slots=empty)
+    return sizes, empty
 
 
 def _is_missing(view: View, owner: str) -> bool:

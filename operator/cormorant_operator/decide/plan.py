@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, TypeAlias
 
+from cormorant_contract.rest.control import Desired
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.job import Fact
 from cormorant_operator.job_state import POD_OWNER
@@ -77,9 +78,7 @@ class DeleteChild:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDesired:
     pod: Pod
-    sizes: Mapping[str, int]
-    empty_slots: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    paused: bool
+    desired: Desired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

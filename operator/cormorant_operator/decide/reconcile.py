@@ -8,12 +8,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cormorant_contract.children import tokens_secret
+from cormorant_contract.rest.control import Desired
 from cormorant_operator import names
 from cormorant_operator.cache import JobRecord
 from cormorant_operator.decide import plan
 from cormorant_operator.decide.events import events_between
 from cormorant_operator.decide.heads import plan_head, plan_suspension, render_head
-from cormorant_operator.decide.obstacles import Fit, fit
+from cormorant_operator.decide.obstacles import fit
 from cormorant_operator.decide.progress import find_outcome, moving_until, outcome_dues, stall_deadline
 from cormorant_operator.decide.queueing import queue_actions
 from cormorant_operator.decide.status import is_counters_only, make_status, write_at
@@ -178,13 +179,14 @@ def _orders_to_head(view: View, draft: plan.Draft) -> Iterator[plan.Action]:
         or answer.phase in ("Draining", "Completed", "Failed")
     ):
         return
-    told, wanted = Fit(sizes=answer.sizes, empty_slots=answer.empty_slots), fit(view)
-    has_workers = any(wanted.sizes.values())
+    told = (answer.sizes, answer.empty_slots)
     # A fleet without workers is refused: it is paused instead.
-    wanted = wanted if has_workers else told
+    has_workers = any(view.sizes.values())
+    sizes, empty_slots = wanted = fit(view) if has_workers else told
     is_paused = view.job.spec.paused or not has_workers
     if wanted != told or answer.is_spec_paused != is_paused:
-        yield plan.SetDesired(pod=live, sizes=wanted.sizes, empty_slots=wanted.empty_slots, paused=is_paused)
+        desired = Desired(groups=dict(sizes), empty_slots=dict(empty_slots), paused=is_paused)
+        yield plan.SetDesired(pod=live, desired=desired)
 
 
 def _plan(view: View, draft: plan.Draft) -> plan.Plan:

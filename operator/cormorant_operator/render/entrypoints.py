@@ -1,22 +1,7 @@
 """Command lines and environments of head and worker pods.
 
-Both start `python -m cormorant_worker.supervisor` as process 1 of a container that is never restarted:
-
-    supervisor head -- COMMAND...
-        Starts `ray start --head`, waits until it answers, then runs COMMAND and passes SIGTERM on to it. Ends with
-        COMMAND's exit code after it stopped Ray, and with 1 when Ray ended first.
-
-    supervisor worker
-        Starts `ray start --address=$CORMORANT_HEAD` with the resource {"slot:$CORMORANT_GROUP-$CORMORANT_INDEX": 1}
-        and waits for it to end; then it cleans up and starts again, for as long as the pod lives: a worker rejoins the
-        head that the Service points to. On SIGTERM it lets the worker finish or hand over its batch within
-        $CORMORANT_GRACE_SECONDS, then stops Ray. It exits with another code than 0 only for errors that a new pod may
-        fix, with 3 when the worker finds no device. It answers GET /livez and /readyz on WORKER_PORT (ready: Ray has
-        joined) and serves /metrics there.
-
-Exit codes of the head's COMMAND: 0 all frames are delivered; 2 invalid configuration; 3 the environment needs repair (a
-full, stale or read-only volume; a node without the device); 130 and 143 after a signal; others: it failed and may
-succeed the next time.
+Both start `python -m cormorant_worker.supervisor` as process 1 of a container that is never restarted.
+docs/reference/pods.md says what it does, and what its exit codes mean.
 """
 
 from collections.abc import Mapping

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cormorant_api.__main__ import listen_host
+from cormorant_contract.rest.control import Desired
 from cormorant_operator.errors import HeadSilent
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Job
@@ -76,10 +77,10 @@ def test_operator_and_head_understand_each_other(talk: Talk) -> None:
     assert (answer.pod_uid, answer.sizes, answer.is_spec_paused) == ("h1", {"cpu": 1}, False)
 
     async def scale_pause_and_drain(client: HeadClient) -> None:
-        await client.set_desired(talk.job, HEAD, sizes={"cpu": 2}, empty_slots={"cpu": (0,)}, paused=True)
+        await client.set_desired(talk.job, HEAD, Desired(groups={"cpu": 2}, empty_slots={"cpu": (0,)}, paused=True))
         told = await talk.until(client, lambda a: not a.is_resizing and a.pause_state == "paused")
         assert (told.sizes, told.empty_slots, told.is_spec_paused) == ({"cpu": 2}, {"cpu": (0,)}, True)
-        await client.set_desired(talk.job, HEAD, sizes={"cpu": 2}, empty_slots={}, paused=False)
+        await client.set_desired(talk.job, HEAD, Desired(groups={"cpu": 2}, empty_slots={}, paused=False))
         assert (await talk.until(client, lambda a: not a.is_spec_paused)).empty_slots == {}
         await talk.until(client, lambda a: a.frames > 0)
         # Nobody takes batches: the workers come to wait for a learner, which is no stall.

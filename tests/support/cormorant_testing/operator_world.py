@@ -256,10 +256,10 @@ class World:
                 if self.answer is not None and not self.is_silent:
                     self.answer = replace(
                         self.answer,
-                        sizes=dict(action.sizes),
-                        empty_slots=dict(action.empty_slots),
-                        is_spec_paused=action.paused,
-                        pause_state="paused" if action.paused else "running",
+                        sizes=action.desired.groups,
+                        empty_slots=action.desired.empty_slots,
+                        is_spec_paused=bool(action.desired.paused),
+                        pause_state="paused" if action.desired.paused else "running",
                     )
             case DrainHead():
                 if self.answer is not None and not self.is_silent:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cormorant_contract.rest.control import Desired
 from cormorant_operator.controller import Controller
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import HeadSilent, TokenRefused
@@ -68,13 +69,16 @@ class Head:
             raise TokenRefused("401")
         return self.answer
 
-    async def set_desired(
-        self, job: Job, head: Pod, *, sizes: dict[str, int], empty_slots: dict[str, tuple[int, ...]], paused: bool
-    ) -> None:
+    async def set_desired(self, job: Job, head: Pod, desired: Desired) -> None:
         self.told += 1
         if self.is_deaf:
             raise HeadSilent("it does not take it")
-        self.answer = replace(self.answer, sizes=sizes, empty_slots=empty_slots, is_spec_paused=paused)
+        self.answer = replace(
+            self.answer,
+            sizes=desired.groups,
+            empty_slots=desired.empty_slots,
+            is_spec_paused=bool(desired.paused),
+        )
 
     async def drain(self, job: Job, head: Pod) -> None:
         raise AssertionError("nobody wants it to drain")

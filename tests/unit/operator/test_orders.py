@@ -25,7 +25,7 @@ def test_scaling_up_fills_new_slots_and_tells_the_head() -> None:
     world.edit(replicas=4)
     plan = world.step()
     assert len(of_kind(plan.actions, CreatePod)) == 2
-    assert [dict(action.sizes) for action in of_kind(plan.actions, SetDesired)] == [{"cpu": 4}]
+    assert [action.desired.groups for action in of_kind(plan.actions, SetDesired)] == [{"cpu": 4}]
     world.run()
     assert world.slots() == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
     assert world.job.status.elastic.replicas == 4
@@ -36,7 +36,7 @@ def test_scaling_down_waits_for_finished_workers() -> None:
     world.edit(replicas=2)
     plan = world.step()
     assert of_kind(plan.actions, DeletePod) == []
-    assert [dict(action.sizes) for action in of_kind(plan.actions, SetDesired)] == [{"cpu": 2}]
+    assert [action.desired.groups for action in of_kind(plan.actions, SetDesired)] == [{"cpu": 2}]
     assert plan.poll_s == world.defaults.fast_poll_s
     world.say(world.head, is_resizing=True)
     world.settle()
@@ -73,7 +73,7 @@ def test_paused_is_told_to_the_head_and_pods_stay() -> None:
     pods = set(world.pods)
     world.edit(paused=True)
     plan = world.step()
-    assert [action.paused for action in of_kind(plan.actions, SetDesired)] == [True]
+    assert [action.desired.paused for action in of_kind(plan.actions, SetDesired)] == [True]
     world.settle()
     assert (world.condition("Paused"), world.job.status.phase, set(world.pods)) == ("True/Spec", "Paused", pods)
 
