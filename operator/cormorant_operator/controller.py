@@ -320,8 +320,9 @@ class Controller:
         state = self._states.get(uid)
         if state is None or state.counters is None:
             return
-        with purpose(Purpose.COUNTERS):
-            await self._executor.write_counters(*state.counters)
+        # Unless the job was written since: counters must not undo a newer condition.
+        with purpose(Purpose.COUNTERS), suppress(errors.KubeConflict):
+            await self._executor.write_status(*state.counters)
 
     async def _refuse(self, job: Unreadable) -> None:
         status = refused_status(job, now_utc().replace(microsecond=0))

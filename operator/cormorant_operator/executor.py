@@ -99,13 +99,6 @@ class Executor:
         state.refuse(owner, kind, words, at=self._clock())
         log.warning("refused", owner=owner, namespace=job.namespace, kind=kind.value, reason=words)
 
-    async def write_counters(self, job: Identity, status: CollectorJobStatus) -> None:
-        """Write a counter-only status, unless the job was written since: it must not undo a newer condition."""
-        try:
-            await self.write_status(job, status)
-        except errors.KubeConflict:
-            log.debug("counters_not_written", job=job.name, namespace=job.namespace)
-
     async def write_status(self, job: Identity, status: CollectorJobStatus) -> None:
         """Write the whole status. Does nothing if the job is gone.
 

@@ -36,11 +36,7 @@ _BLOCKED = (
 )
 
 
-def events_between(before: CollectorJobStatus, after: CollectorJobStatus) -> tuple[JobEvent, ...]:
-    return tuple(_notes(before, after))
-
-
-def _notes(before: CollectorJobStatus, after: CollectorJobStatus) -> Iterator[JobEvent]:
+def events_between(before: CollectorJobStatus, after: CollectorJobStatus) -> Iterator[JobEvent]:
     if after.epoch > before.epoch:
         yield JobEvent(reason="HeadCreated", message=f"created the head of epoch {after.epoch}")
     sizes = {group.name: group.desired for group in before.groups}

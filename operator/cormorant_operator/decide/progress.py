@@ -108,11 +108,6 @@ def moving_until(view: View) -> datetime | None:
     return last + timedelta(seconds=_MOMENT_POLLS * view.defaults.poll_s) if last is not None else None
 
 
-def is_moving(view: View) -> bool:
-    until = moving_until(view)
-    return until is not None and view.now < until
-
-
 def _unpaused_at(view: View) -> datetime | None:
     """When the last pause in the status ended; now, if it has just ended."""
     if is_true(view.job.status, "Paused"):

@@ -204,7 +204,7 @@ def _plan(view: View, draft: plan.Draft) -> plan.Plan:
         status=status if is_worth else None,
         is_counters_only=is_worth and is_counters_only(before, status),
         counters_at=counters_at,
-        events=events_between(before, status) if is_worth else (),
+        events=tuple(events_between(before, status)) if is_worth else (),
         due=min((_whole(due) for due in (*draft.dues, *(due for due in later if due > view.now))), default=None),
         poll_s=pace if is_asked else None,
     )

@@ -332,20 +332,23 @@ def _head_silent(view: View, head: Pod) -> Fact:
 
 
 def _moving(view: View) -> Fact:
-    answer = view.answer
-    if answer is None:
-        # Not polled yet: keep the previous condition.
-        before = find(view.job.status, "Progressing")
-        if before is not None:
-            return Fact(type="Progressing", status=before.status, reason=before.reason, message=before.message)
-    if progress.is_moving(view) and answer is not None and answer.env_failures:
+    answer, until = view.answer, progress.moving_until(view)
+    before = find(view.job.status, "Progressing")
+    if answer is None and before is not None:
+        # Not polled yet.
+        return _as_before(before)
+    if until is None or view.now >= until:
+        message = answer.failure if answer is not None else ""
+        return Fact(type="Progressing", status="False", reason="NoFrames", message=message)
+    if answer is not None and answer.env_failures:
         return Fact(type="Progressing", status="True", reason="EnvironmentsFailing", message=answer.env_failures)
-    if progress.is_moving(view) and answer is not None and answer.missing_weights:
+    if answer is not None and answer.missing_weights:
         return Fact(type="Progressing", status="True", reason="WeightsMissing", message=answer.missing_weights)
-    if progress.is_moving(view):
-        return Fact(type="Progressing", status="True", reason="FramesCollected")
-    message = answer.failure if answer is not None else ""
-    return Fact(type="Progressing", status="False", reason="NoFrames", message=message)
+    return Fact(type="Progressing", status="True", reason="FramesCollected")
+
+
+def _as_before(condition: Condition) -> Fact:
+    return Fact(type=condition.type, status=condition.status, reason=condition.reason, message=condition.message)
 
 
 def _paused(view: View) -> Fact:
@@ -354,7 +357,7 @@ def _paused(view: View) -> Fact:
         # A silent head may still be paused by a lease: keep the previous condition.
         before = find(view.job.status, "Paused")
         if before is not None and before.reason == "API" and view.live_head is not None:
-            return Fact(type="Paused", status=before.status, reason=before.reason, message=before.message)
+            return _as_before(before)
     if reason:
         words = view.answer.missing_weights if view.answer is not None and reason == "API" else ""
         return Fact(type="Paused", status="True", reason=reason, message=words or _PAUSES[reason])
