@@ -197,7 +197,7 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
         {"name": "tmp", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
-    mounts = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
+    mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
     resources = _with_defaults(parts)
     code, code_folder, init_containers = job.spec.code, entrypoints.CODE_FOLDER, []
     if code is not None:
