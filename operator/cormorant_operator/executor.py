@@ -216,7 +216,7 @@ class Executor:
             words = f"there is no {action.kind} {action.name}; create it"
             raise errors.KubeRefused(403, {"message": words}, request=f"GET {action.kind} {action.name}") from error
         if action.kind == "ResourceFlavor":
-            state.flavors[action.name] = read_flavor(raw, admission=action.admission)
+            state.flavors[action.name, action.admission] = read_flavor(raw)
         else:
             state.priorities[action.name] = raw["value"]
 

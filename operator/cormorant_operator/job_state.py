@@ -11,7 +11,7 @@ from typing import Literal
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.job import Identity
 from cormorant_operator.pods import NodeFact
-from cormorant_operator.workload import Flavor
+from cormorant_operator.workload import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +159,8 @@ class JobState:
     """Checked nodes, by name."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     """Dry runs, by template digest."""
-    flavors: dict[str, Flavor] = field(default_factory=dict)
-    """ResourceFlavors that were read, by name."""
+    flavors: dict[tuple[str, str], Placement] = field(default_factory=dict)
+    """What ResourceFlavors add to pods, by name and by the admission (`Workload.admission`) that they were read for."""
     priorities: dict[str, int] = field(default_factory=dict)
     """Values of the WorkloadPriorityClasses that were read, by name."""
 

@@ -34,15 +34,6 @@ NO_PLACEMENT = Placement()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flavor:
-    """A ResourceFlavor, as read for one admission."""
-
-    placement: Placement
-    admission: str
-    """`Workload.admission` that it was read for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PodSet:
     """A pod set of a Workload, and what Kueue assigned to it."""
 
@@ -136,10 +127,9 @@ def read_workload(raw: Mapping[str, Any]) -> Workload:
     )
 
 
-def read_flavor(raw: Mapping[str, Any], *, admission: str) -> Flavor:
+def read_flavor(raw: Mapping[str, Any]) -> Placement:
     spec = raw.get("spec") or {}
-    placement = _placement({"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")})
-    return Flavor(placement=placement, admission=admission)
+    return _placement({"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")})
 
 
 def _placement(update: Mapping[str, Any]) -> Placement:

@@ -126,22 +126,19 @@ class View:
 
     @property
     def unread_flavors(self) -> tuple[str, ...]:
-        found, known = self.record.workload, self.state.flavors
+        found = self.record.workload
         if found is None:
             return ()
-        return tuple(
-            name for name in sorted(found.flavors) if name not in known or known[name].admission != found.admission
-        )
+        return tuple(name for name in sorted(found.flavors) if (name, found.admission) not in self.state.flavors)
 
     def placement(self, pod_set: str) -> Placement:
         """What Kueue adds to pods of the head, or of a group."""
-        found = (
-            self.record.workload.pod_sets.get(pod_set) if self.record.workload is not None and self.may_create else None
-        )
+        held = self.record.workload
+        found = held.pod_sets.get(pod_set) if held is not None and self.may_create else None
         # The flavors of a job whose queue was taken away are not read any more.
-        if found is None or self.unread_flavors:
+        if held is None or found is None or self.unread_flavors:
             return NO_PLACEMENT
-        return sum((self.state.flavors[name].placement for name in found.flavors), NO_PLACEMENT) + found.update
+        return sum((self.state.flavors[name, held.admission] for name in found.flavors), NO_PLACEMENT) + found.update
 
     @cached_property
     def eviction(self) -> str:

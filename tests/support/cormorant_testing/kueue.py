@@ -9,14 +9,14 @@ from cormorant_operator.decide.plan import ApplyChild, PatchWorkload, ReadQueueO
 from cormorant_operator.job_state import Refusal, RefusalKind
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import write_time
-from cormorant_operator.workload import Flavor, Workload, read_flavor, read_workload
+from cormorant_operator.workload import Placement, Workload, read_flavor, read_workload
 
 
 class Kueue:
     def __init__(self) -> None:
         self.raw: Manifest | None = None
         """The Workload as the API server holds it."""
-        self.flavors: dict[str, Flavor] = {}
+        self.flavors: dict[tuple[str, str], Placement] = {}
         self.priorities: dict[str, int] = {}
         """Read by the operator."""
         self.node_labels: dict[str, str] = {}
@@ -59,7 +59,7 @@ class Kueue:
         self.requests += 1
         if action.kind == "ResourceFlavor":
             raw = {"spec": {"nodeLabels": self.node_labels}}
-            self.flavors[action.name] = read_flavor(raw, admission=action.admission)
+            self.flavors[action.name, action.admission] = read_flavor(raw)
             return None
         if action.name not in self.classes:
             return Refusal(kind=RefusalKind.FORBIDDEN, message=f"there is no {action.kind} {action.name}", at=at)

@@ -350,7 +350,7 @@ def test_flavor_that_does_not_exist_is_explained() -> None:
     scene.state.refusals.clear()  # it is due again
     scene.api.keep({"kind": "ResourceFlavor", "metadata": {"name": "spot"}, "spec": {"nodeLabels": {"pool": "a"}}})
     scene.do(ReadQueueObject(kind="ResourceFlavor", name="spot", admission="b"))
-    assert (scene.state.flavors["spot"].placement.node_selector, scene.state.refusals) == ({"pool": "a"}, {})
+    assert (scene.state.flavors["spot", "b"].node_selector, scene.state.refusals) == ({"pool": "a"}, {})
 
 
 # -- the status ------------------------------------------------------------------------------------------------------
