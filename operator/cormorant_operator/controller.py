@@ -75,8 +75,6 @@ class Controller:
         self.cache = Cache()
         self.jobs_due, self.heads_due, self.counters_due = WorkQueue(), WorkQueue(), WorkQueue()
         self._states: dict[str, JobState] = {}
-        self._polled: set[str] = set()
-        """Jobs whose heads are polled; their counters move."""
         self.is_cut_off = False
         """Most heads are silent: the operator's own network is the likely cause."""
         self._executor = Executor(cluster, heads, self.cache, key=key, clock=now_utc)
@@ -265,7 +263,6 @@ class Controller:
         if job is None:
             self._states.pop(uid, None)
             self._unreadable.pop(uid, None)
-            self._polled.discard(uid)
             self.heads_due.forget(uid)
             self.counters_due.forget(uid)
             return
@@ -286,7 +283,9 @@ class Controller:
         state = self._states[uid]
         state.is_cut_off = state.is_silent and self.is_cut_off
         record = self.cache.record(uid)
-        plan = reconcile(job, record, state, now, defaults=self._defaults.for_jobs(len(self._polled)))
+        # Counters of jobs whose heads are polled move.
+        defaults = self._defaults.for_jobs(sum(other.poll_s is not None for other in self._states.values()))
+        plan = reconcile(job, record, state, now, defaults=defaults)
         if not self.has_workloads.is_set() and record.workload is not None:
             self.has_workloads.set()
         state.counters = None
@@ -349,10 +348,8 @@ class Controller:
             self.jobs_due.add(job.uid, after_s=(plan.due - now_utc()).total_seconds())
         state.poll_s = plan.poll_s
         if plan.poll_s is None:
-            self._polled.discard(job.uid)
             state.polled_at = None
             return
-        self._polled.add(job.uid)
         if plan.counters_at is not None:
             # Whatever the head answers then, its earlier counters must be written.
             state.is_answer_due = True

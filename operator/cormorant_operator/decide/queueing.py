@@ -16,7 +16,7 @@ from cormorant_operator.decide.plan import Action, ApplyChild, DeleteChild, Patc
 from cormorant_operator.decide.view import View
 from cormorant_operator.decide.workers import render_worker
 from cormorant_operator.job import Queue, find, is_true
-from cormorant_operator.render.workloads import PodSetRequest, condition, merged, released, workload
+from cormorant_operator.render.workloads import condition, merged, pod_set, released, workload
 from cormorant_operator.workload import Workload
 
 _KIND = "Workload"
@@ -75,13 +75,11 @@ def _request(view: View, queue: Queue, found: Workload | None) -> Iterator[Actio
     if queue.priority_class and priority is None:
         yield from _read(view, "WorkloadPriorityClass", queue.priority_class)
         return
-    requests = [PodSetRequest(name=HEAD, count=1, pod=render_head(view, epoch=view.epoch + 1))]
+    pod_sets = [pod_set(HEAD, render_head(view, epoch=view.epoch + 1), count=1)]
     for group in view.groups:
         count, least = counts[group.name]
-        pod = render_worker(view, group)
-        requests.append(PodSetRequest(name=group.name, count=count, least=least, pod=pod))
-    manifest = workload(view.job, requests=requests, digest=digest, priority=priority)
-    yield ApplyChild(manifest=manifest)
+        pod_sets.append(pod_set(group.name, render_worker(view, group), count=count, least=least))
+    yield ApplyChild(manifest=workload(view.job, pod_sets=pod_sets, digest=digest, priority=priority))
 
 
 def _read(view: View, kind: QueueKind, name: str, *, admission: str = "") -> Iterator[Action]:

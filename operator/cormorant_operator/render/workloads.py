@@ -1,7 +1,6 @@
 """A job's Workload as JSON, and what the operator writes to its status."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,32 +16,23 @@ _REQUEUED = ("Preempted", "NodeFailures")
 _MAX_MESSAGE = 32768
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodSetRequest:
-    name: str
-    count: int
-    least: int | None = None
-    """Fewest pods that the job starts with; None: all of them."""
-    pod: Manifest
-    """One of them."""
+def pod_set(name: str, pod: Manifest, *, count: int, least: int | None = None) -> dict[str, Any]:
+    """`count` pods like `pod`; `least`: fewest that the job starts with; None: all of them."""
+    return {
+        "name": name,
+        "count": count,
+        **({"minCount": least} if least is not None else {}),
+        "template": {
+            "metadata": {key: pod["metadata"][key] for key in ("labels", "annotations")},
+            "spec": pod["spec"],
+        },
+    }
 
 
-def workload(job: Job, *, requests: Iterable[PodSetRequest], digest: str, priority: int | None) -> Manifest:
+def workload(job: Job, *, pod_sets: Sequence[Mapping[str, Any]], digest: str, priority: int | None) -> Manifest:
     """The Workload of a job with a queue. `priority`: value of the queue's priority class; None: it has none."""
     queue = job.queue
     assert queue is not None, "a job without a queue has no Workload"
-    pod_sets = [
-        {
-            "name": request.name,
-            "count": request.count,
-            **({"minCount": request.least} if request.least is not None else {}),
-            "template": {
-                "metadata": {key: request.pod["metadata"][key] for key in ("labels", "annotations")},
-                "spec": request.pod["spec"],
-            },
-        }
-        for request in requests
-    ]
     spec: dict[str, Any] = {"queueName": queue.name, "podSets": pod_sets}
     if priority is not None:
         spec["priority"] = priority
