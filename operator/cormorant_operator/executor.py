@@ -148,26 +148,18 @@ class Executor:
         try:
             self._cache.see(await self._api.create(action.manifest))
         except errors.AlreadyExists:
-            await self._handle_existing_pod(job, action)
+            try:
+                self._cache.see(await self._get_own(job, "Pod", name))
+            except errors.KubeNotFound:
+                self._cache.note_created(action.manifest)
+            except errors.NameTaken as taken:
+                if not taken.is_leaving:
+                    raise
+                # The head of an earlier job may drain for minutes. The next plan takes the next epoch.
+                self._cache.note_created(action.manifest)
+                log.info("pod_name_passed_over", pod=name, namespace=job.namespace)
         else:
             log.info("pod_created", pod=name, namespace=job.namespace)
-
-    async def _handle_existing_pod(self, job: Job, action: plan.CreatePod) -> None:
-        """A pod of this name exists: our own, not cached yet, or another owner's."""
-        name = action.manifest["metadata"]["name"]
-        try:
-            found = await self._api.get("Pod", namespace=job.namespace, name=name)
-        except errors.KubeNotFound:
-            self._cache.note_created(action.manifest)
-            return
-        if controller_uid(found) == job.uid:
-            self._cache.see(found)
-        elif _is_leaving(found, job):
-            # The head of an earlier job may drain for minutes. The next plan takes the next epoch.
-            self._cache.note_created(action.manifest)
-            log.info("pod_name_passed_over", pod=name, namespace=job.namespace)
-        else:
-            raise errors.NameTaken(f"pod {name}", is_leaving=False)
 
     async def _delete_pod(self, job: Job, action: plan.DeletePod) -> None:
         pod = action.pod

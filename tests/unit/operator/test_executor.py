@@ -215,7 +215,7 @@ def test_pod_of_another_owner_is_a_name_conflict() -> None:
     scene = Scene()
     scene.api.put("Pod", "pong-head-1")
     scene.do(new_head(World()))
-    words = "pod pong-head-1 exists and belongs to another owner; delete it, or rename the job"
+    words = "Pod pong-head-1 exists and belongs to another owner; delete it, or rename the job"
     assert scene.refusal("head") == ("NameConflict", words)
 
 
