@@ -24,21 +24,8 @@ class Waits:
     """Workers had no batch to collect, by group, summed over its workers."""
     worker_s: Mapping[str, float]
     """Seconds of all workers together, by group."""
-    is_settled: bool
-    """Every group has as many ready workers as it should, and the fleet is not paused."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitShares:
-    """Shares of a period in which every group kept its size."""
-
-    seconds: float
     sizes: Mapping[str, int]
-    """Workers by group."""
-    consumer: float
-    """Share of the time that a learner waited."""
-    idle: Mapping[str, float]
-    """Share of the workers' time without a ticket, by group."""
+    """Workers by group, which were all ready, and not paused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +58,7 @@ class HeadAnswer:
     missing_weights: str = ""
     """Weights of earlier heads that it does not have, and what it does. Empty: none."""
     waits: Waits | None = None
-    """Set for jobs with an autoscaled group. None: an older head."""
+    """Set for jobs with an autoscaled group while every worker is ready. None: also from an older head."""
 
 
 POD_OWNER = "pod/"
@@ -107,20 +94,8 @@ class Verdict:
     generation: int
 
 
-UP_AFTER_S, DOWN_AFTER_S = 30.0, 120.0
-"""Lengths of the periods of waiting that `decide/autoscale.py` decides by."""
-
-
-def shares_between(first: Waits, last: Waits, *, seconds: float, sizes: Mapping[str, int]) -> WaitShares:
-    idle = {}
-    for group, spent in last.worker_s.items():
-        worker_s = spent - first.worker_s.get(group, 0.0)
-        idle_s = last.idle_s.get(group, 0.0) - first.idle_s.get(group, 0.0)
-        idle[group] = min(1.0, max(0.0, idle_s / worker_s)) if worker_s > 0 else 0.0
-    consumer = min(1.0, max(0.0, (last.consumer_s - first.consumer_s) / seconds))
-    return WaitShares(seconds=seconds, sizes=sizes, consumer=consumer, idle=idle)
-
-
+WAITS_LAST_S = 120.0
+"""Longest period of waiting that `decide/autoscale.py` decides by."""
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
 _MIN_SILENT = 3
 HeadState = Literal["answering", "silent", "refusing"]
@@ -141,8 +116,8 @@ class JobState:
     answering_since: datetime | None = None
     """Since when the head has answered this operator without a gap; None: never."""
     answered_at: datetime | None = None
-    wait_shares: tuple[WaitShares, ...] = ()
-    """Over the last UP_AFTER_S and DOWN_AFTER_S, as far as they were observed."""
+    waits: deque[tuple[datetime, Waits]] = field(default_factory=deque)
+    """How workers waited, by the newest answers; all are from one head and one set of group sizes."""
     is_silent: bool = False
     """The head did not answer the last poll."""
     is_cut_off: bool = False
@@ -173,32 +148,12 @@ class JobState:
     """Uid of the head that was polled."""
     poll_s: float | None = None
     """Maximum age of the head's answer; None: there is no head to poll."""
-    waits: deque[tuple[datetime, Waits]] = field(default_factory=deque)
-    """How workers waited, by the newest answers; all are from one head and one set of group sizes."""
     told: tuple[object, ...] = ()
     """Last commands sent to the head."""
     is_answer_due: bool = False
     """The next answer of the head must trigger a reconcile, because it was sent a command."""
     counters: tuple[Identity, CollectorJobStatus] | None = None
     """A counter-only status that waits for its write, and the version it is based on."""
-
-    def _sample(self, answer: HeadAnswer, at: datetime) -> None:
-        self.wait_shares = ()
-        if answer.waits is None or not answer.waits.is_settled or answer.is_resizing:
-            self.waits.clear()
-            return
-        before = self.answer
-        if before is None or (before.pod_uid, before.sizes) != (answer.pod_uid, answer.sizes):
-            self.waits.clear()
-        self.waits.append((at, answer.waits))
-        while len(self.waits) > 2 and (at - self.waits[1][0]).total_seconds() >= DOWN_AFTER_S:
-            self.waits.popleft()
-        for period_s in (UP_AFTER_S, DOWN_AFTER_S):
-            for since, waits in reversed(self.waits):
-                if (seconds := (at - since).total_seconds()) >= period_s:
-                    shares = shares_between(waits, answer.waits, seconds=seconds, sizes=answer.sizes)
-                    self.wait_shares += (shares,)
-                    break
 
     @property
     def head_state(self) -> HeadState | None:
@@ -224,7 +179,12 @@ class JobState:
         if not is_same or self.answered_at is None or (at - self.answered_at).total_seconds() > max_gap_s:
             self.answering_since = at
             self.waits.clear()
-        self._sample(answer, at)
+        if answer.waits is None or (self.waits and self.waits[-1][1].sizes != answer.waits.sizes):
+            self.waits.clear()
+        if answer.waits is not None:
+            self.waits.append((at, answer.waits))
+        while len(self.waits) > 2 and (at - self.waits[1][0]).total_seconds() >= WAITS_LAST_S:
+            self.waits.popleft()
         self.answer, self.answered_at = answer, at
         self.is_silent = self.is_token_refused = False
         self.refused_since = None

@@ -4,16 +4,18 @@
     workers are idle, no learner waits fewer: as many as would have been busy nine tenths of the time
     both, or neither                   the size is right, or not what limits (on-policy learners wait and let wait)
 
-Evidence is a period in which the size did not change and every worker was ready; see `JobState`. Between the thresholds
-nothing changes, and a step down never reaches a size at which learners would wait again, so it settles.
+Evidence is a period in which the size did not change and every worker was ready (`JobState.waits`). Between the
+thresholds nothing changes, and a step down never reaches a size at which learners would wait again, so it settles.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from math import ceil
 
 from cormorant_contract.workers import Autoscale
-from cormorant_operator.job_state import DOWN_AFTER_S, UP_AFTER_S, WaitShares
+from cormorant_operator.job_state import WAITS_LAST_S, Waits
 
+_UP_AFTER_S = 30.0
 _WAITS = 0.2
 _IDLE = 0.25
 _RARELY = 0.05
@@ -22,19 +24,28 @@ _AT_MOST = 0.5
 """Share of waiting that counts: a group at most doubles at a time."""
 
 
-def autoscaled(scale: Autoscale, size: int, wait_shares: Sequence[WaitShares], *, group: str) -> int:
-    """The size of a group that has `size` workers now. `wait_shares`: of several periods that end now; those of another
-    size say nothing.
-    """
-    wanted = size
-    for shares in wait_shares:
-        if shares.sizes.get(group) != size:
-            continue
-        idle = shares.idle.get(group, 0.0)
-        if shares.seconds >= UP_AFTER_S and shares.consumer > _WAITS and idle < _RARELY:
-            wanted = ceil(size / (1 - min(shares.consumer, _AT_MOST)))
+def autoscaled(scale: Autoscale, size: int, waits: Sequence[tuple[datetime, Waits]], *, group: str) -> int:
+    """The size of a group that has `size` workers now. `waits`: those of another size say nothing."""
+    wanted, is_measured = size, bool(waits) and waits[-1][1].sizes.get(group) == size
+    for period_s in (_UP_AFTER_S, WAITS_LAST_S) if is_measured else ():
+        consumer, idle = _shares(waits, period_s, group)
+        if consumer > _WAITS and idle < _RARELY:
+            wanted = ceil(size / (1 - min(consumer, _AT_MOST)))
             break
-        if shares.seconds >= DOWN_AFTER_S and idle > _IDLE and shares.consumer < _RARELY:
+        if period_s == WAITS_LAST_S and idle > _IDLE and consumer < _RARELY:
             wanted = min(size, ceil(size * (1 - idle) / _BUSY))
-            break
     return min(max(wanted, scale.min_replicas), scale.max_replicas)
+
+
+def _shares(waits: Sequence[tuple[datetime, Waits]], period_s: float, group: str) -> tuple[float, float]:
+    """Shares of the last `period_s`: of the time that a learner waited, and of the workers' time without a batch to
+    collect. Both are 0 where so long was not observed.
+    """
+    until, last = waits[-1]
+    for since, first in reversed(waits):
+        if (seconds := (until - since).total_seconds()) >= period_s:
+            worker_s = last.worker_s.get(group, 0.0) - first.worker_s.get(group, 0.0)
+            idle_s = last.idle_s.get(group, 0.0) - first.idle_s.get(group, 0.0)
+            idle = min(1.0, max(0.0, idle_s / worker_s)) if worker_s > 0 else 0.0
+            return min(1.0, max(0.0, (last.consumer_s - first.consumer_s) / seconds)), idle
+    return 0.0, 0.0

@@ -188,8 +188,8 @@ class View:
             return size
         # The status keeps the size that was found before, also for the next operator.
         before = self._size_before(group, size)
-        wait_shares = self.state.wait_shares if self.answer is not None else ()
-        return autoscaled(group.autoscale, before, wait_shares, group=group.name)
+        waits = self.state.waits if self.answer is not None else ()
+        return autoscaled(group.autoscale, before, waits, group=group.name)
 
     @cached_property
     def pods(self) -> tuple[Pod, ...]:

@@ -4,7 +4,7 @@ After every order it checks what must never be: two live pods in one slot, two l
 epoch, settled frames that ever do, a job that is over and comes back.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -33,7 +33,7 @@ from cormorant_operator.decide.plan import (
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job, Queue, find
-from cormorant_operator.job_state import HeadAnswer, JobState, Refusal, RefusalKind, Verdict, WaitShares
+from cormorant_operator.job_state import HeadAnswer, JobState, Refusal, RefusalKind, Verdict, Waits
 from cormorant_operator.pods import (
     NodeFact,
     Obstacle,
@@ -102,7 +102,7 @@ class World:
         self.answering_since: datetime | None = None
         self.led_since = BEGIN
         self.is_silent = False
-        self.wait_shares: tuple[WaitShares, ...] = ()
+        self.waits: list[tuple[datetime, Waits]] = []
         self.refusals: dict[str, Refusal] = {}
         self.verdicts: dict[str, Verdict] = {}
         self.lost_nodes: set[str] = set()
@@ -148,7 +148,7 @@ class World:
             answering_since=self.answering_since,
             answered_at=self.now,
             is_silent=self.is_silent,
-            wait_shares=self.wait_shares,
+            waits=deque(self.waits),
             refusals=dict(self.refusals),
             verdicts=dict(self.verdicts),
             nodes=dict(self.nodes),
@@ -202,7 +202,7 @@ class World:
     def restart_operator(self) -> None:
         """What lives in the operator's state is gone."""
         self.has_tokens, self.answer, self.answering_since, self.is_silent = False, None, None, False
-        self.refusals, self.verdicts, self.nodes, self.wait_shares = {}, {}, {}, ()
+        self.refusals, self.verdicts, self.nodes, self.waits = {}, {}, {}, []
         self.attempts, self.epoch, self.led_since = {}, 0, self.now
         self.kueue.forget_reads()
         for pod in self.pods.values():

@@ -1,8 +1,8 @@
 """Autoscaled groups: the size follows who waits for whom, settles, and moves on evidence alone."""
 
 import random
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,15 +10,29 @@ from hypothesis import strategies as st
 
 from cormorant_contract.workers import Autoscale
 from cormorant_operator.decide.autoscale import autoscaled
-from cormorant_operator.job_state import HeadAnswer, JobState, Waits, WaitShares
+from cormorant_operator.job_state import HeadAnswer, JobState, Waits
 from cormorant_testing.operator_world import World
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-LEARNERS_WAIT = (WaitShares(seconds=30, sizes={"cpu": 2}, consumer=0.5, idle={"cpu": 0.0}),)
 
 
-def idle(size: int) -> tuple[WaitShares, ...]:
-    return tuple(WaitShares(seconds=s, sizes={"cpu": size}, consumer=0.0, idle={"cpu": 0.6}) for s in (30, 120))
+def observed(seconds: float, *, size: int, consumer: float, idle: float) -> list[tuple[datetime, Waits]]:
+    """A period in which learners waited for a share of the time, and workers were idle for one."""
+
+    def after(s: float) -> Waits:
+        worker_s = size * s
+        return Waits(
+            consumer_s=consumer * s, idle_s={"cpu": idle * worker_s}, worker_s={"cpu": worker_s}, sizes={"cpu": size}
+        )
+
+    return [(BEGIN + timedelta(seconds=s), after(s)) for s in (0.0, seconds)]
+
+
+LEARNERS_WAIT = observed(30, size=2, consumer=0.5, idle=0.0)
+
+
+def idle(size: int) -> list[tuple[datetime, Waits]]:
+    return observed(120, size=size, consumer=0.0, idle=0.6)
 
 
 class Job:
@@ -36,7 +50,7 @@ class Job:
     def run(self, demand: float, *, minutes: float) -> None:
         for _ in range(round(minutes * 4)):
             self._pass(demand * (1 + self._random.uniform(-self._noise, self._noise)))
-            new = autoscaled(self.scale, self.size, self.state.wait_shares, group="cpu")
+            new = autoscaled(self.scale, self.size, self.state.waits, group="cpu")
             if new != self.size:
                 self.size = new
                 self.sizes.append(new)
@@ -51,9 +65,11 @@ class Job:
             consumer_s=self._consumer_s,
             idle_s={"cpu": self._idle_s},
             worker_s={"cpu": self._worker_s},
-            is_settled=self.ready == self.size,
+            sizes={"cpu": self.size},
         )
-        answer = HeadAnswer(pod_uid="head-1", phase="Running", frames=0, sizes={"cpu": self.size}, waits=waits)
+        answer = HeadAnswer(
+            pod_uid="head-1", phase="Running", frames=0, waits=waits if self.ready == self.size else None
+        )
         self.state.record_answer(answer, at=self.now, max_gap_s=60)
         # Pods take a look's time to start or to end.
         self.ready = self.size
@@ -93,27 +109,28 @@ def test_follows_a_learner_that_becomes_faster_and_slower() -> None:
 def test_on_policy_learners_change_nothing() -> None:
     # Learners wait while workers collect, and workers wait while learners learn: more workers would not be wrong, but
     # how many is not to be seen.
-    both = WaitShares(seconds=120, sizes={"cpu": 2}, consumer=0.5, idle={"cpu": 0.5})
-    assert autoscaled(Autoscale(max_replicas=8), 2, (both,), group="cpu") == 2
+    both = observed(120, size=2, consumer=0.5, idle=0.5)
+    assert autoscaled(Autoscale(max_replicas=8), 2, both, group="cpu") == 2
 
 
 @pytest.mark.parametrize(
     ("gap_s", "before", "after"),
     [
         pytest.param(40, {}, {"pod_uid": "head-2"}, id="another head"),
-        pytest.param(40, {}, {"sizes": {"cpu": 3}}, id="another size"),
-        pytest.param(40, {"is_resizing": True}, {}, id="resizing"),
+        pytest.param(40, {}, {"size": 3}, id="another size"),
+        pytest.param(40, {"waits": None}, {}, id="resizing"),
         pytest.param(300, {}, {}, id="a gap between answers"),
     ],
 )
-def test_evidence_is_of_one_head_and_one_size(gap_s: int, before: dict[str, object], after: dict[str, object]) -> None:
+def test_evidence_is_of_one_head_and_one_size(gap_s: int, before: dict[str, Any], after: dict[str, Any]) -> None:
     state = JobState()
     for at, changes in ((0, before), (gap_s, after)):
-        waits = Waits(consumer_s=float(at), idle_s={"cpu": 0.0}, worker_s={"cpu": 2.0 * at}, is_settled=True)
-        answer = HeadAnswer(pod_uid="head-1", phase="Running", frames=0, sizes={"cpu": 2}, waits=waits)
-        answer = replace(answer, **changes)  # type: ignore[arg-type]  # fields by name
+        (_, (_, waits)) = observed(at, size=changes.get("size", 2), consumer=1.0, idle=0.0)
+        answer = HeadAnswer(
+            pod_uid=changes.get("pod_uid", "head-1"), phase="Running", frames=0, waits=changes.get("waits", waits)
+        )
         state.record_answer(answer, at=BEGIN + timedelta(seconds=at), max_gap_s=60)
-    assert state.wait_shares == ()
+    assert len(state.waits) == 1, "what was before says nothing"
 
 
 def make_world() -> World:
@@ -124,7 +141,7 @@ def make_world() -> World:
 
 def test_pods_follow() -> None:
     world = make_world()
-    world.wait_shares = LEARNERS_WAIT
+    world.waits = LEARNERS_WAIT
     world.settle()
     # Once: what was measured with 2 workers says nothing of 4.
     assert world.slots() == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
@@ -134,14 +151,14 @@ def test_pods_follow() -> None:
     assert world.answer is not None
     assert world.answer.sizes == {"cpu": 4}
 
-    world.wait_shares = idle(4)
+    world.waits = idle(4)
     world.run()
     assert world.job.status.groups[0].desired == 2
 
 
 def test_another_operator_keeps_the_size() -> None:
     world = make_world()
-    world.wait_shares = LEARNERS_WAIT
+    world.waits = LEARNERS_WAIT
     world.settle()
     world.restart_operator()
     world.run()
@@ -150,7 +167,7 @@ def test_another_operator_keeps_the_size() -> None:
 
 def test_a_silent_head_changes_nothing() -> None:
     world = make_world()
-    world.wait_shares, world.is_silent = idle(2), True
+    world.waits, world.is_silent = idle(2), True
     world.settle()
     assert len(world.live()) == 2
 
