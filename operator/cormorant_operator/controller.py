@@ -175,7 +175,7 @@ class Controller:
         for kind in _LISTED:
             await self._list(kind, namespace, is_quick=is_quick)
         jobs = (self.cache.job(uid) for uid in self.cache.jobs(namespace))
-        if any(job is not None and job.queue is not None for job in jobs):
+        if any(job is not None and job.queue for job in jobs):
             try:
                 await self._list("Workload", namespace, is_quick=is_quick)
             except (errors.KubeNotFound, errors.KubeRefused) as error:

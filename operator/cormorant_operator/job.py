@@ -20,15 +20,6 @@ _DERIVED = ("phase", "conditions", "recentFailures", "groups", "elastic", "worke
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
-    """Where Kueue queues a job, by its labels."""
-
-    name: str
-    priority_class: str = ""
-    """Empty: none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """Which job, and in which version."""
 
@@ -39,8 +30,10 @@ class Identity:
     """Grows with every change of the spec."""
     resource_version: str = ""
     is_deleting: bool = False
-    queue: Queue | None = None
-    """None: Kueue does not manage the job."""
+    queue: str = ""
+    """Where Kueue queues the job, by its label; empty: Kueue does not manage it."""
+    priority_class: str = ""
+    """Of this queue; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +91,6 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
     """Parse an object. `before` is the job as parsed last; its spec is reused while the generation is the same."""
     metadata = document["metadata"]
     labels = metadata.get("labels") or {}
-    queue = labels.get(QUEUE, "")
     identity: dict[str, Any] = {
         "name": metadata["name"],
         "namespace": metadata["namespace"],
@@ -106,7 +98,8 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
         "generation": metadata.get("generation", 1),
         "resource_version": metadata.get("resourceVersion", ""),
         "is_deleting": metadata.get("deletionTimestamp") is not None,
-        "queue": Queue(name=queue, priority_class=labels.get(PRIORITY_CLASS, "")) if queue else None,
+        "queue": labels.get(QUEUE, ""),
+        "priority_class": labels.get(PRIORITY_CLASS, ""),
     }
     try:
         status = _read_status(document.get("status") or {})

@@ -72,7 +72,7 @@ def _queue_trouble(view: View) -> Fact | None:
     """Why a job with a queue does not have all its pods: Kueue did not admit it."""
     queue, found = view.job.queue, view.record.workload
     is_whole = view.live_head is not None and not any(_is_missing(view, group.name) for group in view.groups)
-    if queue is None or view.may_create or is_whole:
+    if not queue or view.may_create or is_whole:
         return None
     if found is None:
         words = "its Workload does not exist yet"
@@ -89,7 +89,7 @@ def _queue_trouble(view: View) -> Fact | None:
             or "Kueue has not answered yet; check that Kueue runs"
         )
         words = f"Workload {found.name}: {words}"
-    return _NOT_SCHEDULED(reason="WaitingForQuota", message=f"queue {queue.name}: {words}")
+    return _NOT_SCHEDULED(reason="WaitingForQuota", message=f"queue {queue}: {words}")
 
 
 def _volume_trouble(view: View) -> Fact | None:
@@ -158,7 +158,7 @@ def _is_missing(view: View, owner: str) -> bool:
     if owner.startswith(POD_OWNER):
         return any(pod.name == owner.removeprefix(POD_OWNER) for pod in view.pods)
     if owner in _QUEUE_KINDS:
-        return view.job.queue is not None
+        return bool(view.job.queue)
     if owner not in view.sizes:
         return True
     return any(slot.live is None for slot in view.slots[owner] if slot.index < view.sizes[owner])

@@ -15,7 +15,7 @@ from cormorant_operator.decide.heads import render_head
 from cormorant_operator.decide.plan import Action, ApplyChild, DeleteChild, PatchWorkload, QueueKind, ReadQueueObject
 from cormorant_operator.decide.view import View
 from cormorant_operator.decide.workers import render_worker
-from cormorant_operator.job import Queue, find, is_true
+from cormorant_operator.job import find, is_true
 from cormorant_operator.render.workloads import condition, merged, pod_set, released, workload
 from cormorant_operator.workload import Workload
 
@@ -27,15 +27,15 @@ def queue_actions(view: View) -> Iterator[Action]:
     queue, found = view.job.queue, view.record.workload
     if view.refused_until(_KIND) is not None:
         return
-    if queue is None or (view.job.spec.suspend and not view.job.is_over):
-        if found is not None and (queue is None or not view.has_pods):
+    if not queue or (view.job.spec.suspend and not view.job.is_over):
+        if found is not None and (not queue or not view.has_pods):
             yield DeleteChild(kind="Workload", name=found.name)
     elif view.job.is_over:
         uses_quota = any(not pod.is_terminal and not view.is_lost(pod) for pod in view.pods)
         if found is not None and not found.holds("Finished") and not uses_quota:
             yield _finish(view, found)
     elif found is None or not found.is_reserved:
-        yield from _request(view, queue, found)
+        yield from _request(view, found)
     elif found.holds("Evicted"):
         if not view.has_pods:
             yield PatchWorkload(workload=found, status=released(found, at=view.now))
@@ -64,22 +64,22 @@ def _counts(view: View) -> dict[str, tuple[int, int | None]]:
     return {name: (count, least if name == smaller else None) for name, (count, least) in bounds.items()}
 
 
-def _request(view: View, queue: Queue, found: Workload | None) -> Iterator[Action]:
-    counts = _counts(view)
-    digest = f"{view.job.templates.quota}.{names.digest(queue.name, queue.priority_class, counts)}"
+def _request(view: View, found: Workload | None) -> Iterator[Action]:
+    job, counts = view.job, _counts(view)
+    digest = f"{job.templates.quota}.{names.digest(job.queue, job.priority_class, counts)}"
     if found is not None and found.request == digest:
         return
     if not all(view.is_proven(template) for template in view.all_templates):
         return  # an invalid template is reported; Kueue is not asked for it
-    priority = view.state.priorities.get(queue.priority_class)
-    if queue.priority_class and priority is None:
-        yield from _read(view, "WorkloadPriorityClass", queue.priority_class)
+    priority = view.state.priorities.get(job.priority_class)
+    if job.priority_class and priority is None:
+        yield from _read(view, "WorkloadPriorityClass", job.priority_class)
         return
     pod_sets = [pod_set(HEAD, render_head(view, epoch=view.epoch + 1), count=1)]
     for group in view.groups:
         count, least = counts[group.name]
         pod_sets.append(pod_set(group.name, render_worker(view, group), count=count, least=least))
-    yield ApplyChild(manifest=workload(view.job, pod_sets=pod_sets, digest=digest, priority=priority))
+    yield ApplyChild(manifest=workload(job, pod_sets=pod_sets, digest=digest, priority=priority))
 
 
 def _read(view: View, kind: QueueKind, name: str, *, admission: str = "") -> Iterator[Action]:

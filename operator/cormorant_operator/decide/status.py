@@ -269,7 +269,7 @@ def _scheduled(view: View) -> Fact:
     less = [
         f"{view.sizes[group.name]} of {wanted} workers of group {group.name}"
         for group in view.groups
-        if view.job.queue is not None and view.sizes[group.name] < (wanted := view.wanted_size_of(group))
+        if view.job.queue and view.sizes[group.name] < (wanted := view.wanted_size_of(group))
     ]
     words = f"Kueue admitted {', '.join(less)}; suspend and resume the job to ask again" if less else ""
     return Fact(type="Scheduled", status="True", reason="AllPodsScheduled", message=words)

@@ -113,7 +113,7 @@ class View:
     @cached_property
     def may_create(self) -> bool:
         """Whether pods may be created: Kueue admitted a job with a queue, for the resources that it has now."""
-        if self.job.queue is None:
+        if not self.job.queue:
             return True
         found = self.record.workload
         return found is not None and found.is_admitted and not self.unread_flavors and not self.is_reshaped
@@ -144,7 +144,7 @@ class View:
     def eviction(self) -> str:
         """Why Kueue takes the quota of running pods back; empty: it does not."""
         found, head = self.record.workload, self.newest_head
-        if self.job.queue is None or found is None or not self.has_pods:
+        if not self.job.queue or found is None or not self.has_pods:
             return ""
         if found.holds("Evicted"):
             return found.words_of("Evicted")
@@ -170,7 +170,7 @@ class View:
 
     def _size_of(self, group: WorkerGroup) -> int:
         wanted = self.wanted_size_of(group)
-        if self.job.queue is None:
+        if not self.job.queue:
             return wanted
         found = self.record.workload
         if found is not None and found.is_admitted:

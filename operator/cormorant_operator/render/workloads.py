@@ -31,15 +31,13 @@ def pod_set(name: str, pod: Manifest, *, count: int, least: int | None = None) -
 
 def workload(job: Job, *, pod_sets: Sequence[Mapping[str, Any]], digest: str, priority: int | None) -> Manifest:
     """The Workload of a job with a queue. `priority`: value of the queue's priority class; None: it has none."""
-    queue = job.queue
-    assert queue is not None, "a job without a queue has no Workload"
-    spec: dict[str, Any] = {"queueName": queue.name, "podSets": pod_sets}
+    spec: dict[str, Any] = {"queueName": job.queue, "podSets": pod_sets}
     if priority is not None:
         spec["priority"] = priority
         spec["priorityClassRef"] = {
             "group": "kueue.x-k8s.io",
             "kind": "WorkloadPriorityClass",
-            "name": queue.priority_class,
+            "name": job.priority_class,
         }
     name = names.workload(job.name, job.uid)
     manifest = child(job, "Workload", name, {"spec": spec}, api_version="kueue.x-k8s.io/v1beta2")

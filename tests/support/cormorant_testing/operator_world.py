@@ -32,7 +32,7 @@ from cormorant_operator.decide.plan import (
 )
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.defaults import OperatorDefaults
-from cormorant_operator.job import Job, Queue, find
+from cormorant_operator.job import Job, find
 from cormorant_operator.job_state import HeadAnswer, JobState, Refusal, RefusalKind, Verdict, Waits
 from cormorant_operator.pods import (
     NodeFact,
@@ -70,9 +70,7 @@ def make_spec(**changes: Any) -> dict[str, Any]:
     }
 
 
-def make_job(
-    *, generation: int = 1, status: CollectorJobStatus | None = None, queue: Queue | None = None, **spec: Any
-) -> Job:
+def make_job(*, generation: int = 1, status: CollectorJobStatus | None = None, queue: str = "", **spec: Any) -> Job:
     """A job as an operator reads it."""
     document = collector_job("pong", make_spec(**spec), namespace="team-a")
     return Job(
@@ -89,7 +87,7 @@ def make_job(
 class World:
     """One job in a cluster."""
 
-    def __init__(self, *, defaults: OperatorDefaults | None = None, queue: Queue | None = None, **spec: Any) -> None:
+    def __init__(self, *, defaults: OperatorDefaults | None = None, queue: str = "", **spec: Any) -> None:
         self.defaults = defaults or OperatorDefaults()
         self.spec, self.queue = spec, queue
         self.job = make_job(queue=queue, **spec)
@@ -214,7 +212,7 @@ class World:
         generation = self.job.generation + 1
         self.job = make_job(generation=generation, status=self.job.status, queue=self.queue, **self.spec)
 
-    def enqueue(self, queue: Queue | None) -> None:
+    def enqueue(self, queue: str) -> None:
         """Somebody changes the labels."""
         self.queue = queue
         self.job = replace(self.job, queue=queue)
@@ -305,7 +303,7 @@ class World:
             return
         self.refusals.pop(action.owner, None)
         found = self.kueue.workload
-        assert self.queue is None or (found is not None and found.is_admitted), f"{name} before Kueue admitted the job"
+        assert not self.queue or (found is not None and found.is_admitted), f"{name} before Kueue admitted the job"
         self._uids += 1
         metadata = {**action.manifest["metadata"], "uid": f"u{self._uids}", "creationTimestamp": write_time(self.now)}
         pod = read_pod({**action.manifest, "metadata": metadata})

@@ -23,7 +23,7 @@ from cormorant_operator.decide.plan import (
 from cormorant_operator.decide.status import merge
 from cormorant_operator.errors import KubeConflict
 from cormorant_operator.executor import Executor
-from cormorant_operator.job import Fact, Identity, Queue
+from cormorant_operator.job import Fact, Identity
 from cormorant_operator.job_state import JobState, Refusal, RefusalKind
 from cormorant_operator.render.children import certificates, config_map, digest_of, services
 from cormorant_operator.workload import read_workload
@@ -309,7 +309,7 @@ def test_missing_cert_manager_is_named() -> None:
 
 def queued() -> tuple[Scene, World]:
     """A job whose Workload is not applied yet."""
-    world = World(queue=Queue(name="team"))
+    world = World(queue="team")
     for _ in range(4):
         world.step()
         if world.kueue.raw is not None:

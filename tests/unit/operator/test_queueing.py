@@ -1,15 +1,16 @@
 """Jobs with a queue: no pod before Kueue admits them, none kept after it evicts them, and nothing done on silence."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cormorant_operator.decide.plan import CreatePod, DeletePod
-from cormorant_operator.job import Queue, read_job
+from cormorant_operator.job import read_job
 from cormorant_operator.job_state import Refusal, RefusalKind
 from cormorant_testing.operator_world import World, make_spec, of_kind, running
 
-QUEUE = Queue(name="team-queue")
+QUEUE = "team-queue"
 
 
 def waiting(**spec: Any) -> World:
@@ -154,7 +155,7 @@ def test_cluster_without_kueue_runs_jobs_without_a_queue() -> None:
     assert (queued.condition("Accepted"), queued.message("Accepted")) == ("False/Forbidden", words)
     assert queued.pods == {}
     # Without the label it runs.
-    queued.enqueue(None)
+    queued.enqueue("")
     queued.run()
     assert (queued.job.status.phase, queued.condition("Accepted")) == ("Running", "True/Accepted")
 
@@ -193,14 +194,14 @@ def test_suspend_and_a_removed_label_leave_the_queue() -> None:
     assert (world.kueue.raw, world.condition("Suspended")) == (None, "True/Suspended")
     world.apply(suspend=False, replicas=3)
     assert pod_sets(world) == {"head": (1, None), "cpu": (3, None)}
-    world.enqueue(None)
+    world.enqueue("")
     world.run()
     assert (world.kueue.raw, len(world.live())) == (None, 3)
 
 
 def test_job_that_left_the_queue_survives_a_restart_of_the_operator() -> None:
     world = admitted()
-    world.enqueue(None)
+    world.enqueue("")
     world.restart_operator()
     # Its Workload is still there, and the flavors in it are not known any more.
     world.evict(world.live()[0].name)
@@ -258,14 +259,15 @@ def test_pending_workload_follows_the_manifest() -> None:
     world = waiting()
     world.apply(replicas=5)
     assert pod_sets(world)["cpu"] == (5, None)
-    world.enqueue(Queue(name="other"))
+    world.enqueue("other")
     world.settle()
     assert world.kueue.raw is not None
     assert world.kueue.raw["spec"]["queueName"] == "other"
 
 
 def test_priority_class_becomes_a_priority() -> None:
-    world = World(queue=Queue(name="team-queue", priority_class="high"))
+    world = World(queue=QUEUE)
+    world.job = replace(world.job, priority_class="high")
     world.settle()
     assert (world.kueue.raw, world.condition("Accepted")) == (None, "False/Forbidden")
     world.kueue.classes["high"] = 1000
@@ -304,6 +306,7 @@ def test_labels_name_the_queue() -> None:
         "metadata": {"name": "pong", "namespace": "team-a", "uid": "u", "labels": labels},
         "spec": make_spec(),
     }
-    assert read_job(document).queue == Queue(name="team-queue", priority_class="high")
+    job = read_job(document)
+    assert (job.queue, job.priority_class) == ("team-queue", "high")
     document["metadata"]["labels"] = {}  # type: ignore[index]  # a dict
-    assert read_job(document).queue is None
+    assert read_job(document).queue == ""
