@@ -1,6 +1,6 @@
 """A job at one moment, as all parts of `reconcile` see it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -12,7 +12,7 @@ from cormorant_operator.decide.autoscale import autoscaled
 from cormorant_operator.decide.slots import Slot, failures_after, refusal_delay_s, slots_of
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
-from cormorant_operator.job_state import HeadAnswer, JobState, RefusalKind, Verdict
+from cormorant_operator.job_state import HeadAnswer, JobState, RefusalKind, Verdict, Waits
 from cormorant_operator.pods import Pod, WorkerBuild
 from cormorant_operator.workload import NO_PLACEMENT, Placement
 
@@ -188,7 +188,7 @@ class View:
             return size
         # The status keeps the size that was found before, also for the next operator.
         before = self._size_before(group, size)
-        waits = self.state.waits if self.answer is not None else ()
+        waits: Sequence[tuple[datetime, Waits]] = self.state.waits if self.answer is not None else ()
         return autoscaled(group.autoscale, before, waits, group=group.name)
 
     @cached_property
