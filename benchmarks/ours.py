@@ -17,6 +17,7 @@ from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.local_fleet import LocalFleet
 
 ENTRYPOINTS = {"mlp": "cormorant.policies:mlp", "atari_cnn": "cormorant.policies:atari_cnn"}
 
@@ -74,7 +75,7 @@ def _in_process(job: CollectorJob, num_steps: int) -> Iterator[protocol.Take]:
 @contextmanager
 def _fleet(job: CollectorJob, workers: int) -> Iterator[protocol.Take]:
     with open_local_fleet(job, workers=workers) as fleet:
-        batches = fleet.batches()
+        batches = LocalFleet(fleet).batches()
 
         def take() -> int:
             return sum(next(batches).numel() for _ in range(workers))

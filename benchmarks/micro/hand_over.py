@@ -16,6 +16,7 @@ from benchmarks.ours import make_job, open_local_fleet
 from benchmarks.workloads import WORKLOADS
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.fleet.fleet import WorkerFleet
+from cormorant_worker.local_fleet import LocalFleet
 
 WORKLOAD = WORKLOADS["random-pong-64"]
 FILL_TIMEOUT_S = 120.0
@@ -26,7 +27,7 @@ TAKES = 3
 def measure(*, quick: bool) -> Sequence[dict]:
     job = CollectorJob.model_validate(_document())
     with open_local_fleet(job, workers=1) as fleet:
-        size_bytes = _leaf_bytes(fleet.take(copy=True).tensordict)
+        size_bytes = _leaf_bytes(LocalFleet(fleet).next_batch(copy=True))
         ratios, view_s = [], []
         for _ in range(2 if quick else 7):
             memcpy_s = _memcpy_seconds(size_bytes)
@@ -54,12 +55,13 @@ def _take_ready(fleet: WorkerFleet, *, copy: bool) -> list[float]:
             raise TimeoutError(f"the queue was not full within {FILL_TIMEOUT_S} s: {fleet.stats()}")
         time.sleep(0.02)
     fleet.pause()
-    return [_take_seconds(fleet, copy=copy) for _ in range(TAKES)]
+    reader = LocalFleet(fleet)
+    return [_take_seconds(reader, copy=copy) for _ in range(TAKES)]
 
 
-def _take_seconds(fleet: WorkerFleet, *, copy: bool) -> float:
+def _take_seconds(reader: LocalFleet, *, copy: bool) -> float:
     start = time.perf_counter()
-    batch = fleet.take(copy=copy)
+    batch = reader.next_batch(copy=copy)
     seconds = time.perf_counter() - start
     del batch
     return seconds

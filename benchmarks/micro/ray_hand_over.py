@@ -29,6 +29,7 @@ from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.ray.connection import RayConnection
 from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import RayOptions
+from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.spaces import Leaf
 from cormorant_worker.worker.messages import Sealed, Ticket
 
@@ -175,12 +176,13 @@ def _fleet_ratio(*, rounds: int, seconds: float) -> float:
 def _rate(fleet: WorkerFleet, seconds: float) -> float:
     """Frames a second that a consumer gets, without what had been collected before."""
     with _running(fleet):
+        batches = LocalFleet(fleet).batches()
         for _ in range(fleet.stats().queued_batches + 2 * WORKERS):
-            fleet.take()
+            next(batches)
         start = time.perf_counter()
         frames = 0
         while time.perf_counter() - start < seconds:
-            frames += fleet.take().num_frames
+            frames += next(batches).numel()
         return frames / (time.perf_counter() - start)
 
 

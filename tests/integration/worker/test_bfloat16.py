@@ -13,6 +13,7 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import make_fleet
 from cormorant_testing.serving import serve
 from cormorant_worker.errors import ManifestError, WorkerFailed
+from cormorant_worker.local_fleet import LocalFleet
 
 pytestmark = pytest.mark.usefixtures("engine")
 
@@ -42,7 +43,7 @@ def check(batch: TensorDictBase) -> None:
 )
 def test_a_fleet_gives_bfloat16_bit_for_bit(engine: str) -> None:
     with make_fleet(job_of("logits", "hidden", mode="sync"), workers=2) as fleet:
-        batches = list(fleet.batches())
+        batches = list(LocalFleet(fleet).batches())
     assert sum(batch.numel() for batch in batches) == 48
     for batch in batches:
         check(batch)

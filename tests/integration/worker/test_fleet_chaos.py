@@ -12,6 +12,7 @@ from cormorant_testing.policies import numbered
 from cormorant_worker.errors import FleetError, StateError
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.local_fleet import LocalFleet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -87,7 +88,7 @@ def test_nothing_is_lost_repeated_or_stuck(mode: str, bound: int | None, drops: 
     with WorkerFleet(job, FleetOptions(workers=2, control_timeout_s=40.0)) as fleet:
         mischief = Mischief(fleet, seed)
         mischief.start()
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
         mischief.over.set()
         mischief.join(timeout=60)

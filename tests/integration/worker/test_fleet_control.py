@@ -27,6 +27,7 @@ from cormorant_testing.scripts import until
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StateError, WorkerFailed
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.fleet_state import FleetState
+from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.worker.messages import Restore
 
 SEGFAULT = "cormorant_testing.policies:make_segfault"
@@ -71,15 +72,17 @@ def closed_output() -> Iterator[Callable[[], None]]:
 def test_lines_of_workers_need_no_standard_output(closed_output: Callable[[], None]) -> None:
     env = {"entrypoint": "cormorant_testing.envs:LogsAnything", "vectorization": "inline", "numEnvs": 2}
     with start(make_job(env={"gymnasium": env}), workers=1) as fleet:
-        fleet.take()
+        reader = LocalFleet(fleet)
+        reader.next_batch()
         closed_output()
         for _ in range(3):
-            fleet.take()
+            reader.next_batch()
 
 
 def test_fleet_that_cannot_write_its_own_lines_fails_at_once(closed_output: Callable[[], None]) -> None:
     with start(make_job(num_envs=2), workers=1) as fleet:
-        fleet.take()
+        reader = LocalFleet(fleet)
+        reader.next_batch()
         closed_output()
         os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
         with pytest.raises(FleetError, match="the fleet's thread failed: BrokenPipeError"):
@@ -88,16 +91,16 @@ def test_fleet_that_cannot_write_its_own_lines_fails_at_once(closed_output: Call
 
 def take_many(fleet: WorkerFleet) -> None:
     for _ in range(1000):
-        fleet.take(timeout_s=30)
+        fleet.skip(timeout_s=30)
 
 
 def waiting_batches(fleet: WorkerFleet) -> list[TensorDict]:
     """What a paused fleet has collected and nobody has taken."""
-    found: list[TensorDict] = []
+    reader, found = LocalFleet(fleet), list[TensorDict]()
 
     def take_all() -> None:
         while True:
-            found.append(fleet.take(copy=True, timeout_s=1.0).tensordict)
+            found.append(reader.next_batch(1.0, copy=True))
 
     with pytest.raises(ControlTimeout, match=r"no batch came within 1.0 s; cpu-0 is"):
         take_all()
@@ -140,7 +143,7 @@ def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
         until(lambda: [w.attempt for w in collecting(fleet)] == [1, 0] and fleet._core.slots.is_complete)
         assert steady(fleet)
         fleet.resume()
-        for batch in islice(fleet.batches(), 20):
+        for batch in islice(LocalFleet(fleet).batches(), 20):
             checker.take(batch)
         assert checker.frames == 20 * 400
 
@@ -151,9 +154,10 @@ def test_a_state_goes_on_bit_by_bit_in_another_fleet(policy: str) -> None:
     options = {"lengths": (3, 8), "ends": "alternate"}
     job = make_job(num_envs=2, policy=policy, collection={"totalFrames": 400}, **options)
     with start(job, workers=1) as fleet:
-        expected = list(fleet.batches(copy=True))
+        expected = list(LocalFleet(fleet).batches(copy=True))
     with start(job, workers=1) as fleet:
-        found = [fleet.take(copy=True).tensordict for _ in range(3)]
+        reader = LocalFleet(fleet)
+        found = [reader.next_batch(copy=True) for _ in range(3)]
         os.kill(fleet.stats().workers[0].pid, 0)
         fleet.publish({"weight": torch.ones(1)}, version=4)
         fleet.pause()
@@ -163,11 +167,12 @@ def test_a_state_goes_on_bit_by_bit_in_another_fleet(policy: str) -> None:
         # What was collected and not taken is counted in the state: it is still to be had here.
         found += waiting_batches(fleet)
     with start(job, workers=1) as fleet:
-        fleet.take()  # what it collected on its own is forgotten
+        reader = LocalFleet(fleet)
+        reader.next_batch()  # what it collected on its own is forgotten
         fleet.restore(saved)
         assert fleet.stats().version == 4
         assert fleet.stats().frames == sum(batch.numel() for batch in found)
-        rest = list(fleet.batches(copy=True))
+        rest = list(reader.batches(copy=True))
         assert fleet.stats().frames == 400
     # The first fleet may have gone on after it was saved: not one of its ids comes again.
     assert not ids_of(found) & ids_of(rest)
@@ -197,15 +202,17 @@ def test_unsaved_environments_get_fresh_seeds() -> None:
 
     known: set[int] = set()
     with start(job, workers=2) as fleet:
-        batches = [fleet.take(copy=True).tensordict for _ in range(8)]
+        reader = LocalFleet(fleet)
+        batches = [reader.next_batch(copy=True) for _ in range(8)]
         saved = fleet.state()
-        batches += [fleet.take(copy=True).tensordict for _ in range(8)]
+        batches += [reader.next_batch(copy=True) for _ in range(8)]
         first = starts(batches)
         fleet.restore(saved)
-        again = starts([fleet.take(copy=True).tensordict for _ in range(8)])
+        again = starts([reader.next_batch(copy=True) for _ in range(8)])
     with start(job, workers=2) as fleet:
+        reader = LocalFleet(fleet)
         fleet.restore(saved)
-        other_batches = [fleet.take(copy=True).tensordict for _ in range(8)]
+        other_batches = [reader.next_batch(copy=True) for _ in range(8)]
         assert not ids_of(other_batches) & known
         other = starts(other_batches)
     assert min(len(first), len(again), len(other)) > 4
@@ -220,7 +227,7 @@ def test_a_fleet_that_has_collected_everything_has_a_state(tmp_path: Path, has_d
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8), collection={"totalFrames": 200}, **options)
     with start(job, workers=2) as fleet:
         fleet.publish({"weight": torch.ones(1)}, version=4)
-        first = list(fleet.batches(copy=True))
+        first = list(LocalFleet(fleet).batches(copy=True))
         saved = fleet.state()
         assert saved == fleet.state()
     more = make_job(num_envs=2, policy="counter", lengths=(3, 8), collection={"totalFrames": 300}, **options)
@@ -228,7 +235,7 @@ def test_a_fleet_that_has_collected_everything_has_a_state(tmp_path: Path, has_d
         fleet.restore(saved)
         assert (fleet.stats().version, fleet.stats().frames) == (4, 200)
         fleet.resume()
-        rest = list(fleet.batches(copy=True))
+        rest = list(LocalFleet(fleet).batches(copy=True))
     assert sum(batch.numel() for batch in rest) == 100
     assert not ids_of(first) & ids_of(rest) or has_dataset
 
@@ -247,13 +254,14 @@ def test_environments_that_cannot_be_saved_are_named() -> None:
 def test_unrestorable_environment_is_named_and_the_fleet_lives() -> None:
     env = {"entrypoint": "cormorant_testing.envs:Forgetful", "vectorization": "inline", "numEnvs": 2}
     with start(make_job(env={"gymnasium": env}), workers=1) as fleet:
+        reader = LocalFleet(fleet)
         saved = fleet.state()
         began = time.monotonic()
         with pytest.raises(StateError, match="could not restore its state: cpu-0: OSError: no memory of it"):
             fleet.restore(saved)
         fleet.pause()
         fleet.resume()
-        assert fleet.take() is not None
+        assert reader.next_batch() is not None
         assert time.monotonic() - began < 20
 
 
@@ -261,12 +269,13 @@ def test_unrestorable_environment_is_named_and_the_fleet_lives() -> None:
 def test_worker_killed_during_a_restore_is_named_and_it_can_be_repeated() -> None:
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8), collection={"mode": "sync", "totalFrames": 400})
     with start(job, workers=2) as fleet:
-        found = [fleet.take(copy=True).tensordict for _ in range(3)]
+        reader = LocalFleet(fleet)
+        found = [reader.next_batch(copy=True) for _ in range(3)]
         saved = fleet.state()
     with start(job, workers=2, starts_paused=True) as fleet:
         fleet.restore(saved)
         fleet.resume()
-        expected = list(fleet.batches(copy=True))
+        expected = list(LocalFleet(fleet).batches(copy=True))
     with start(job, workers=2, starts_paused=True) as fleet:
         victim = fleet.stats().workers[0].pid
         os.kill(victim, signal.SIGSTOP)  # it does not answer, so that it dies in the middle
@@ -289,7 +298,7 @@ def test_worker_killed_during_a_restore_is_named_and_it_can_be_repeated() -> Non
         assert [str(error) for error in failed] == ["cpu-0 ended and could not restore its state; call again"]
         fleet.restore(saved)
         fleet.resume()
-        rest = list(fleet.batches(copy=True))
+        rest = list(LocalFleet(fleet).batches(copy=True))
         assert FleetState.from_bytes(saved).frames + sum(batch.numel() for batch in rest) == fleet.stats().frames == 400
     assert not ids_of(found) & ids_of(rest)
     assert [batch["observation"].tolist() for batch in rest] == [batch["observation"].tolist() for batch in expected]
@@ -300,7 +309,8 @@ def test_worker_killed_during_a_restore_is_named_and_it_can_be_repeated() -> Non
 def test_replacement_after_a_restore_repeats_nothing() -> None:
     job, checker = scene("", lengths=5, step_s=0.001)
     with start(job, workers=1) as fleet:
-        checker.take(fleet.take(copy=True).tensordict)
+        reader = LocalFleet(fleet)
+        checker.take(reader.next_batch(copy=True))
         os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
         until(lambda: fleet.stats().workers and fleet.stats().workers[0].attempt == 1 and fleet._core.slots.is_complete)
         fleet.pause()
@@ -308,11 +318,12 @@ def test_replacement_after_a_restore_repeats_nothing() -> None:
         for batch in waiting_batches(fleet):
             checker.take(batch)
     with start(job, workers=1) as fleet:
+        reader = LocalFleet(fleet)
         fleet.restore(saved)
-        assert not ids_of([fleet.take(copy=True).tensordict]) & checker.used_ids
+        assert not ids_of([reader.next_batch(copy=True)]) & checker.used_ids
         os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
         until(lambda: fleet.stats().workers and fleet.stats().workers[0].attempt == 3 and fleet._core.slots.is_complete)
-        found = [fleet.take(copy=True).tensordict for _ in range(12)]
+        found = [reader.next_batch(copy=True) for _ in range(12)]
         assert not ids_of(found) & checker.used_ids
         for batch in found:
             if attempt_of(int(batch["collector", "traj_ids"][0, 0])) == (0, 0, 3, 1):
@@ -339,7 +350,7 @@ def test_resizing_under_load_loses_and_repeats_nothing() -> None:
 
         thread = threading.Thread(target=resize)
         thread.start()
-        batches = fleet.batches()
+        batches = LocalFleet(fleet).batches()
         while thread.is_alive():
             checker.take(next(batches))
         assert not failed
@@ -359,7 +370,7 @@ def test_a_hung_environment_is_killed_with_its_worker(tmp_path: Path) -> None:
     failure = {"how": "hang", "step": 30, "flag": str(tmp_path / "hung")}
     job, checker = scene("", lengths=4, failures=[failure], collection={"totalFrames": 400})
     with start(job, workers=1, hang_timeout_s=2.0) as fleet:
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
         stats = fleet.stats()
     assert checker.frames == 400
@@ -398,7 +409,7 @@ def test_worker_failing_too_often_ends_the_fleet() -> None:
         start(job, workers=1) as fleet,
         pytest.raises(WorkerFailed, match=r"it was restarted once already") as caught,
     ):
-        list(fleet.batches())
+        list(LocalFleet(fleet).batches())
     assert "worker cpu-0 was" in str(caught.value)
 
 
@@ -410,7 +421,7 @@ def test_a_worker_that_was_healthy_fails_for_the_first_time_again() -> None:
         for attempt in range(times):
             until(lambda attempt=attempt: [w.attempt for w in fleet.stats().workers] == [attempt])
             while fleet.stats().workers[0].frames < 60:  # batches have 20
-                fleet.take(timeout_s=20)
+                fleet.skip(timeout_s=20)
             os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
 
     with start(job, workers=1, healthy_s=0.0) as fleet:
@@ -420,7 +431,7 @@ def test_a_worker_that_was_healthy_fails_for_the_first_time_again() -> None:
     with start(job, workers=1) as fleet:
         kill_again_and_again(fleet, 2)
         with pytest.raises(WorkerFailed, match=r"restarted once already .*, and never lived 600 s in between"):
-            list(fleet.batches())
+            list(LocalFleet(fleet).batches())
 
 
 def test_a_nan_action_ends_the_fleet_with_the_workers_traceback() -> None:
@@ -428,7 +439,7 @@ def test_a_nan_action_ends_the_fleet_with_the_workers_traceback() -> None:
     words = r"worker cpu-0: the policy's action for environment 0 is \[nan, nan\] .* NaN: look for NaN"
     # The worker may meet it before the fleet has opened: a first batch is asked for at once.
     with pytest.raises(WorkerFailed, match=words) as caught, start(job, workers=1) as fleet:
-        list(fleet.batches())
+        list(LocalFleet(fleet).batches())
     assert "InvalidAction" in "".join(caught.value.__notes__)
 
 
@@ -440,7 +451,7 @@ def test_closing_twice_and_under_a_waiting_consumer() -> None:
 
     def consume() -> None:
         try:
-            answers.append(fleet.take())
+            answers.append(fleet.borrow())
         except FleetClosed as error:
             answers.append(error)
 
@@ -453,7 +464,7 @@ def test_closing_twice_and_under_a_waiting_consumer() -> None:
     assert isinstance(answers[0], FleetClosed)
     assert not any(psutil.pid_exists(pid) for pid in pids)
     with pytest.raises(FleetClosed):
-        fleet.take()
+        fleet.borrow()
 
 
 def test_closing_ends_a_resize_that_waits_for_its_worker() -> None:
@@ -523,7 +534,7 @@ def test_neither_memory_nor_descriptors_grow_over_batches() -> None:
             return us.memory_info().rss, worker.memory_info().rss, us.num_fds(), worker.num_fds()
 
         weights = {name: torch.zeros(spec.shape) for name, spec in fleet.specs["policy"].items()}
-        batches = fleet.batches()
+        batches = LocalFleet(fleet).batches()
         for i in range(40):
             next(batches)
             if i % 5 == 0:
@@ -552,7 +563,7 @@ def test_a_fleet_leaves_no_descriptor_behind() -> None:
 
     def run(workers: int) -> int:
         with start(job, workers=workers) as fleet:
-            fleet.take()
+            LocalFleet(fleet).next_batch()
         del fleet
         gc.collect()
         return us.num_fds()

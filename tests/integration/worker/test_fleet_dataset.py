@@ -20,6 +20,7 @@ from cormorant_testing.scripts import until
 from cormorant_worker.errors import DatasetMismatch
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.sinks.dataset import existing_dataset
 from cormorant_worker.sinks.frames import Frames
 from cormorant_worker.sinks.verify import verify
@@ -57,17 +58,18 @@ def test_durable_frames_are_exact_and_a_rerun_continues(tmp_path: Path) -> None:
 
     delivered = make_checker(2, **OPTIONS)
     with WorkerFleet(job(330), FleetOptions(workers=1)) as fleet:
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             delivered.take(batch)
         assert fleet.is_done
     assert check_all(uri, **OPTIONS).frames == delivered.frames == 330
     # The same again: there is nothing left to do.
     with WorkerFleet(job(330), FleetOptions(workers=1)) as fleet:
-        assert fleet.take() is None
+        reader = LocalFleet(fleet)
+        assert reader.next_batch() is None
         assert fleet.stats().stepped_frames == 0
     # More: another attempt adds the rest, with ids and seeds of its own.
     with WorkerFleet(job(500), FleetOptions(workers=1)) as fleet:
-        sizes = [batch["collector", "traj_ids"].numel() for batch in fleet.batches()]
+        sizes = [batch["collector", "traj_ids"].numel() for batch in LocalFleet(fleet).batches()]
     assert sum(sizes) == 170
     checker = check_all(uri, **OPTIONS)
     assert checker.frames == 500
@@ -111,11 +113,12 @@ def test_fleet_survives_a_dataset_part_of_another_process(tmp_path: Path) -> Non
         num_envs=2, policy="counter", queue={}, dataset=str(tmp_path), collection={"totalFrames": 600}, **OPTIONS
     )
     with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
-        fleet.take(timeout_s=60)
+        reader = LocalFleet(fleet)
+        reader.next_batch(timeout=60)
         (tmp_path / "cpu-0-1").mkdir()  # the first replacement's part
         os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
         attempts = {0}
-        while fleet.take(timeout_s=60) is not None:
+        while reader.next_batch(timeout=60) is not None:
             attempts |= {worker.attempt for worker in fleet.stats().workers}
         stats = fleet.stats()
     assert (stats.frames, stats.restarts, max(attempts)) == (600, 2, 2)
@@ -129,6 +132,7 @@ def test_what_an_idle_worker_sealed_is_not_collected_again(tmp_path: Path) -> No
         collection={"mode": "async", "totalFrames": 400}, **OPTIONS,
     )  # fmt: skip
     with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
+        reader = LocalFleet(fleet)
         until(lambda: existing_dataset(str(tmp_path)).frames > 0)  # the queue is full: the worker has nothing to do
         (worker,) = fleet.stats().workers
         sealed = existing_dataset(str(tmp_path)).frames
@@ -136,7 +140,7 @@ def test_what_an_idle_worker_sealed_is_not_collected_again(tmp_path: Path) -> No
         until(lambda: fleet.stats().restarts == 1)
         # What it sealed was kept, and is counted before anybody collects anew.
         assert fleet._core.scheduler.landed_frames == sealed
-        while fleet.take() is not None:
+        while reader.next_batch() is not None:
             pass
         assert fleet.wait_until_done(30)
         assert fleet.stats().dropped.get("crash", 0) < 20
@@ -150,18 +154,19 @@ def test_a_state_that_the_dataset_has_passed_writes_no_row_twice(tmp_path: Path,
         num_envs=2, policy="counter", queue={}, dataset=str(tmp_path), collection={"totalFrames": 600}, **OPTIONS
     )
     with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
+        reader = LocalFleet(fleet)
         for _ in range(3):
-            fleet.take()
+            reader.next_batch()
         saved = fleet.state()
         for _ in range(5):
-            fleet.take()
+            reader.next_batch()
         if not is_new:
             fleet.restore(saved)
-            assert sum(batch.numel() for batch in fleet.batches()) > 0
+            assert sum(batch.numel() for batch in reader.batches()) > 0
     if is_new:
         with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
             fleet.restore(saved)
-            assert sum(batch.numel() for batch in fleet.batches()) > 0
+            assert sum(batch.numel() for batch in LocalFleet(fleet).batches()) > 0
     report = verify(str(tmp_path))
     assert (report.frames, report.problems) == (600, ())
     # Not under other names either: no two rows are the same step of the same episode.
@@ -190,11 +195,12 @@ def test_a_state_goes_on_where_its_dataset_ends(tmp_path: Path) -> None:
         )  # fmt: skip
 
     with WorkerFleet(job("whole"), FleetOptions(workers=1)) as fleet:
-        assert sum(batch.numel() for batch in fleet.batches()) == 400
+        assert sum(batch.numel() for batch in LocalFleet(fleet).batches()) == 400
         assert fleet.wait_until_done(30)
     with WorkerFleet(job("halves"), FleetOptions(workers=1)) as fleet:
+        reader = LocalFleet(fleet)
         for _ in range(3):
-            fleet.take()
+            reader.next_batch()
         fleet.pause()
         saved, collected = fleet.state(), fleet.stats().stepped_frames
     assert collected < 400
@@ -202,7 +208,7 @@ def test_a_state_goes_on_where_its_dataset_ends(tmp_path: Path) -> None:
         assert fleet.found_frames == collected
         fleet.restore(saved)
         fleet.resume()
-        assert sum(batch.numel() for batch in fleet.batches()) == 400 - collected
+        assert sum(batch.numel() for batch in LocalFleet(fleet).batches()) == 400 - collected
         assert fleet.wait_until_done(30)
     assert existing_dataset(str(tmp_path / "halves")).part_names() == ("cpu-0-0", "cpu-0-1")
     whole, halves = stored(tmp_path / "whole"), stored(tmp_path / "halves")

@@ -10,14 +10,16 @@ from cormorant_worker.errors import EnvCrashed, WorkerFailed
 from cormorant_worker.fleet.counters import EnvFailures
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.worker.runtime import describe_failure
 
 
 def test_environments_that_can_never_step_end_the_fleet_at_once() -> None:
     job = make_job(num_envs=2, failures=[{"step": 1, "words": "no display"}])
     with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
+        reader = LocalFleet(fleet)
         with pytest.raises(WorkerFailed, match=r"raised ValueError: no display.*without completing a step") as caught:
-            fleet.take(timeout_s=60)
+            reader.next_batch(timeout=60)
         assert "\n" not in str(caught.value)
         assert fleet.stats().restarts == 0, "ten more workers would have failed in the same way"
 
@@ -37,7 +39,7 @@ def test_crash_of_all_environments_is_not_final_after_frames(tmp_path) -> None:
     ]
     job = make_job(num_envs=1, failures=failures, lengths=10, collection={"framesPerBatch": 10, "totalFrames": 200})
     with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
-        assert sum(batch.numel() for batch in fleet.batches()) == 200
+        assert sum(batch.numel() for batch in LocalFleet(fleet).batches()) == 200
         assert fleet.stats().restarts == 2
 
 
@@ -61,8 +63,9 @@ def test_a_replaced_worker_inherits_the_restarts() -> None:
     env["kwargs"] = {"failures": [{"step": 3, "words": "no display"}], "lengths": 1000}
     job = make_job(env={"gymnasium": env}, run_policy={"maxRestartsPerSlot": 1}, collection={"framesPerBatch": 1000})
     with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
+        reader = LocalFleet(fleet)
         with pytest.raises(WorkerFailed, match=r"no display.*4 restarts within 10 minutes.*restarted once already"):
-            fleet.take(timeout_s=60)
+            reader.next_batch(timeout=60)
         stats = fleet.stats()
     assert stats.stepped_frames == 5 * 2 + 2, "five lives in the first worker, one in the second"
     assert stats.env_failures.startswith(

@@ -24,6 +24,7 @@ from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import StaleWeights, WeightsMismatch
 from cormorant_worker.fleet.fleet import WorkerFleet
+from cormorant_worker.local_fleet import LocalFleet
 
 
 @contextmanager
@@ -42,10 +43,11 @@ def test_the_last_batch_is_short_and_the_total_exact(mode: str, workers: int, to
     options = {"lengths": (3, 1, 7), "ends": "alternate"}
     job, checker = scene("counter", collection={"mode": mode, "totalFrames": total}, **options)
     with fleet_of(job, workers=workers) as fleet:
-        sizes = [checker.take(batch) for batch in fleet.batches()]
+        reader = LocalFleet(fleet)
+        sizes = [checker.take(batch) for batch in reader.batches()]
         assert sum(sizes) == fleet.stats().frames == total
         assert fleet.is_done
-        assert fleet.take() is None
+        assert reader.next_batch() is None
         assert balance(fleet) == 0
     full = 20 * (workers if mode == "sync" else 1)
     assert sizes[:-1] == [full] * (total // full)
@@ -59,7 +61,7 @@ def test_as_many_frames_as_asked_are_random_over_workers() -> None:
     job = make_job(num_envs=3, policy="counter", collection=collection, **options)
     checker, random = make_checker(3, **options), []
     with fleet_of(job, workers=2) as fleet:
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
             is_random = batch["collector", "policy_version"] == -1
             random.append([int(is_random[:3].sum()), int(is_random[3:].sum())])
@@ -88,7 +90,7 @@ def test_killed_workers_lose_and_repeat_nothing_finished() -> None:
         fleet.publish(numbered(1), wait_s=20)
         oldest = 0
         kills = 0
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
             if fleet.stats().frames > 700 * (kills + 1) and kills < 2 and kill_within_a_batch(fleet, chance):
                 kills += 1
@@ -126,7 +128,7 @@ def test_sync_rounds_survive_kills_at_random_moments(seed: int) -> None:
 
         killer = threading.Thread(target=kill)
         killer.start()
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
         stop.set()
         killer.join()
@@ -142,7 +144,7 @@ def test_weights_act_whole_and_never_late(engine: str) -> None:
     critic = {"weight": torch.zeros(1, 4), "bias": torch.zeros(1)}
     with fleet_of(job, workers=2) as fleet:
         assert set(fleet.specs) == {"policy", "critic"}
-        batches = fleet.batches()
+        batches = LocalFleet(fleet).batches()
         checker.take(next(batches))
         receipt = fleet.publish({"policy": numbered(1), "critic": critic}, wait_s=20)
         assert (receipt.version, receipt.applied, receipt.waiting) == (1, actors, ())
@@ -184,7 +186,7 @@ def test_the_bound_on_staleness_holds_on_every_frame(bound: int, mode: str, weig
     collection = {"mode": mode, "totalFrames": 600, "weights": weights}
     job, checker = scene("versioned", collection=collection, gaps=True)
     with fleet_of(job, workers=2) as fleet:
-        for version, batch in enumerate(fleet.batches()):
+        for version, batch in enumerate(LocalFleet(fleet).batches()):
             mask = batch["collector", "mask"] if ("collector", "mask") in batch.keys(True) else ...
             assert version - int(batch["collector", "policy_version"][mask].min()) <= bound
             checker.take(batch)
@@ -210,7 +212,7 @@ def test_frames_ahead_at_the_end_are_not_called_crashed() -> None:
     env = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "batchSize": 2, "numThreads": 1}}
     job = make_job(env=env, policy="", collection={"framesPerBatch": 64, "totalFrames": 640})
     with fleet_of(job, workers=1) as fleet:
-        assert sum(batch.numel() for batch in fleet.batches()) == 640
+        assert sum(batch.numel() for batch in LocalFleet(fleet).batches()) == 640
         until(lambda: fleet.stats().dropped)  # counted once the worker has ended
         assert set(fleet.stats().dropped) == {"drain"}
 
@@ -226,7 +228,7 @@ def test_batches_that_grow_stale_unasked_are_said_once(
     policy = job.spec.policy.model_copy(update={"exploration_type": exploration})
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"policy": policy})})
     with capture_logs() as logs, fleet_of(job, workers=1) as fleet:
-        for version, _ in enumerate(fleet.batches(), start=1):
+        for version, _ in enumerate(LocalFleet(fleet).batches(), start=1):
             fleet.publish(numbered(version * 2))
             fleet.publish(numbered(version * 2 + 1))
     said = [log for log in logs if log["event"] == "batch_is_stale"]
@@ -240,7 +242,7 @@ def test_worker_that_was_told_to_finish_gets_no_stale_frames() -> None:
     collection = {"totalFrames": 200, "weights": {"maxStaleness": 1}}
     job, checker = scene("versioned", collection=collection, gaps=True)
     with fleet_of(job, workers=2) as fleet:
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             assert fleet.version - int(batch["collector", "policy_version"].min()) <= 1
             checker.take(batch)
             for _ in range(3):  # what waits in the queue is stale, also after the last frame was collected
@@ -257,7 +259,7 @@ def test_a_slow_consumer_drops_the_oldest_and_the_counts_add_up() -> None:
         "versioned", collection={"totalFrames": 1500}, queue={"capacityBatches": 2, "onFull": "drop_oldest"}, gaps=True
     )
     with fleet_of(job, workers=2) as fleet:
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
             time.sleep(0.05)
         stats = fleet.stats()
@@ -272,7 +274,7 @@ def test_a_slow_consumer_drops_the_oldest_and_the_counts_add_up() -> None:
 def test_slow_consumer_bounds_the_number_of_blocks() -> None:
     job, checker = scene("", queue={"capacityBatches": 3}, lengths=4)
     with fleet_of(job, workers=1) as fleet:
-        batches = fleet.batches()
+        batches = LocalFleet(fleet).batches()
         held = next(batches)
         before = held.clone()
         deadline = time.monotonic() + 20
@@ -294,7 +296,7 @@ def test_an_asynchronous_pool_is_exact_in_a_fleet() -> None:
     last: dict[tuple[int, int], tuple] = {}
     frames = 0
     with fleet_of(job, workers=1) as fleet:
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             full = ("collector", "mask") not in batch.keys(True)
             mask = None if full else batch["collector", "mask"]
             for b in range(6):

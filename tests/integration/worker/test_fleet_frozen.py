@@ -14,6 +14,7 @@ from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.local_fleet import LocalFleet
 
 
 def stop(fleet: WorkerFleet, number: int = 0) -> int:
@@ -32,6 +33,7 @@ def is_replaced(fleet: WorkerFleet, number: int = 0) -> bool:
 def test_frozen_worker_and_publishes_hold_nobody_up(engine: str) -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     with make_fleet(job, workers=2, hang_timeout_s=3600.0) as fleet:
+        reader = LocalFleet(fleet)
         frozen = stop(fleet)
         try:
             longest = 0.0
@@ -44,7 +46,7 @@ def test_frozen_worker_and_publishes_hold_nobody_up(engine: str) -> None:
             assert "cpu-0" in receipt.waiting
             # The other one works on, and takes the newest.
             until(lambda: "cpu-1" in fleet.receipt(300).applied)
-            assert fleet.take(timeout_s=30) is not None
+            assert reader.next_batch(timeout=30) is not None
             assert fleet.silent_s < 5.0
         finally:
             os.kill(frozen, signal.SIGCONT)
@@ -62,12 +64,13 @@ def test_frozen_waiting_worker_of_a_sync_fleet_is_replaced(engine: str) -> None:
         num_envs=2, lengths=5, collection={"mode": "sync", "framesPerBatch": 40}, queue={"capacityBatches": 1}
     )
     with make_fleet(job, workers=2, hang_timeout_s=3.0) as fleet:
+        reader = LocalFleet(fleet)
         until(lambda: [worker.phase for worker in collecting(fleet)] == ["waiting", "waiting"])
-        assert fleet.take(timeout_s=30) is not None
+        assert reader.next_batch(timeout=30) is not None
         until(lambda: [worker.phase for worker in collecting(fleet)] == ["waiting", "waiting"])
         stop(fleet)
         for _ in range(6):
-            assert fleet.take(timeout_s=60) is not None
+            assert reader.next_batch(timeout=60) is not None
         assert is_replaced(fleet)
 
 
@@ -125,6 +128,7 @@ def test_stats_without_workers_are_the_same_but_for_them() -> None:
 def test_worker_that_ends_without_being_told_holds_up_no_caller() -> None:
     job = make_job(num_envs=2, lengths=5, step_s=0.001)
     with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
+        reader = LocalFleet(fleet)
         handle = fleet._core.slots["cpu", 0].worker
         is_waiting, may_end = threading.Event(), threading.Event()
         end = handle.connection.describe_end
@@ -140,7 +144,7 @@ def test_worker_that_ends_without_being_told_holds_up_no_caller() -> None:
         try:
             # Seeing it off takes its time; nobody waits for that.
             assert [worker.name for worker in fleet.stats().workers] == ["cpu-1"]
-            assert fleet.take(timeout_s=30) is not None
+            assert reader.next_batch(timeout=30) is not None
         finally:
             may_end.set()
         until(lambda: is_replaced(fleet))

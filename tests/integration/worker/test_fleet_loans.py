@@ -13,6 +13,7 @@ from cormorant_worker.errors import ControlTimeout, FleetError
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.local_fleet import LocalFleet
 
 
 def test_loans_keep_values_use_capacity_and_return_in_any_order() -> None:
@@ -52,7 +53,8 @@ def test_loans_keep_values_use_capacity_and_return_in_any_order() -> None:
 def test_a_drained_fleet_gives_what_it_has_and_ends_its_workers() -> None:
     job, checker = scene("", lengths=4, step_s=0.002, collection={"mode": "sync"}, queue={"capacityBatches": 2})
     with WorkerFleet(job, FleetOptions(workers=2, floor_frames=1000, epoch=4)) as fleet:
-        checker.take(fleet.take().tensordict)
+        reader = LocalFleet(fleet)
+        checker.take(reader.next_batch())
         assert {epoch for (_, _, _, epoch), _ in checker.streams} == {4}
         fleet.pause()  # drained all the same
         fleet.drain()
@@ -83,6 +85,7 @@ def test_listeners_hear_everything_in_order_and_harm_nothing() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     heard: list[FleetEvent] = []
     with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
+        reader = LocalFleet(fleet)
 
         def fail(event: FleetEvent) -> None:
             raise RuntimeError("a listener of this test fails")
@@ -93,14 +96,14 @@ def test_listeners_hear_everything_in_order_and_harm_nothing() -> None:
             return [event for event in tuple(heard) if event.kind in wanted]
 
         fleet.publish(numbered(3), version=3, wait_s=20)
-        fleet.take()
+        reader.next_batch()
         fleet.pause()
         fleet.pause()
         fleet.resume()
         os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
         until(lambda: kinds("worker_ready"))
         for _ in range(6):
-            fleet.take()
+            reader.next_batch()
         until(lambda: len(kinds("accepted")) >= 7)
         ends[1]()
         ends[1]()

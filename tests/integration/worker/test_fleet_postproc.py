@@ -2,6 +2,7 @@
 
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import make_fleet
+from cormorant_worker.local_fleet import LocalFleet
 
 
 def test_multi_step_trajectories_count_frames_as_collected() -> None:
@@ -15,7 +16,7 @@ def test_multi_step_trajectories_count_frames_as_collected() -> None:
     job = make_job(num_envs=2, collection=collection, lengths=(4,))
     frames = 0
     with make_fleet(job, workers=2) as fleet:
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             mask = batch["collector", "mask"]
             frames += int(mask.sum())
             steps = batch["observation"][..., 2]

@@ -26,6 +26,7 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import Demand, RayOptions, demand_of
+from cormorant_worker.local_fleet import LocalFleet
 
 STORE_BYTES = 200 << 20
 """Of `ray_cluster`."""
@@ -57,9 +58,9 @@ CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}}
 def test_sync_batches_are_those_of_the_local_fleet_bit_for_bit(ray_cluster: None, given: dict) -> None:
     job = make_job(collection={"mode": "sync", "totalFrames": 131}, **given)
     with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
-        expected = list(fleet.batches(copy=True))
+        expected = list(LocalFleet(fleet).batches(copy=True))
     with WorkerFleet(job, FleetOptions(workers=2), engine=RayEngine(NO_CPUS)) as fleet:
-        found = list(fleet.batches(copy=True))
+        found = list(LocalFleet(fleet).batches(copy=True))
         assert fleet.stats().frames == 131
         assert balance(fleet) == 0
     assert len(found) == len(expected) == 4
@@ -78,11 +79,12 @@ def test_the_next_batch_is_collected_while_the_last_is_consumed(ray_cluster: Non
         env={"gymnasium": {**clock, "kwargs": {"step_s": step_s}}}, queue={"capacityBatches": 1}, collection={"seed": 1}
     )
     with WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(NO_CPUS)) as fleet:
+        reader = LocalFleet(fleet)
         done_with_last, late = 0.0, []
         for _ in range(8):
-            batch = fleet.take()
+            batch = reader.next_batch()
             assert batch is not None
-            reached = batch.tensordict["next", "observation"][0, :, 0]
+            reached = batch["next", "observation"][0, :, 0]
             # The clock is the machine's: all 20 steps were made before the consumer was done with the last batch.
             late.append(float(reached[-1]) - done_with_last)
             time.sleep(3 * 20 * step_s)
@@ -96,7 +98,7 @@ def test_killing_half_of_the_workers_loses_and_repeats_nothing(ray_cluster: None
     job, checker = scene("versioned", collection={"totalFrames": 3000}, step_s=0.005)
     with WorkerFleet(job, FleetOptions(workers=4), engine=RayEngine(NO_CPUS)) as fleet:
         killed: list[int] = []
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
             if len(killed) < 4 and checker.frames >= 300 * (len(killed) + 1):
                 fleet.publish(numbered(len(killed) + 1), version=len(killed) + 1)
@@ -154,7 +156,7 @@ def test_a_full_object_store_loses_nothing(ray_cluster: None) -> None:
         assert STORE_BYTES * 0.75 < slots.limit * fleet.layout.size_bytes < STORE_BYTES * 0.8
         until(lambda: not slots.room)
         assert fleet.stats().stepped_frames <= slots.limit * 100 < 4000
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
             step = batch["observation"][..., 2:3]
             assert (batch["bulk"] == step).all()
@@ -168,7 +170,7 @@ def test_a_full_object_store_loses_nothing(ray_cluster: None) -> None:
 def test_a_stopped_actor_is_found_out_and_killed(ray_cluster: None) -> None:
     job, checker = scene("", lengths=4, step_s=0.002, collection={"totalFrames": 2000})
     with WorkerFleet(job, FleetOptions(workers=2, hang_timeout_s=3.0), engine=RayEngine(NO_CPUS)) as fleet:
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
             if checker.batches == 3:
                 pid = pids(fleet)[0]
@@ -279,11 +281,11 @@ def test_two_fleets_share_one_ray_cluster() -> None:
         job, options = make_job(num_envs=2, lengths=5), RayOptions(object_store_bytes=100 << 20)
         first = WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options))
         second = WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options))
-        assert first.take(timeout_s=60) is not None
+        assert first.borrow(timeout_s=60) is not None
         first.close()
         assert ray.is_initialized()
-        assert second.take(timeout_s=60) is not None
-        assert second.take(timeout_s=60) is not None
+        assert second.borrow(timeout_s=60) is not None
+        assert second.borrow(timeout_s=60) is not None
         second.close()
         second.close()
         assert not ray.is_initialized()

@@ -20,6 +20,7 @@ from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.collect.trajectories import trajectory_base
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.fleet import WorkerFleet
+from cormorant_worker.local_fleet import LocalFleet
 
 PONG = {"envpool": {"taskId": "Pong-v5", "numEnvs": 4, "numThreads": 1}, "maxEpisodeSteps": 40}
 CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}}
@@ -35,7 +36,8 @@ def paused(**job: Any) -> Iterator[WorkerFleet]:
 
 def collect(fleet: WorkerFleet, batches: int) -> list[TensorDict]:
     fleet.resume()
-    return [fleet.take(copy=True, timeout_s=60).tensordict for _ in range(batches)]
+    reader = LocalFleet(fleet)
+    return [reader.next_batch(60, copy=True) for _ in range(batches)]
 
 
 def assert_same_frames(ours: list[TensorDict], theirs: list[TensorDict], *, ids: bool = True) -> None:
@@ -91,15 +93,16 @@ def test_reseeding_keeps_weights_counts_and_unique_ids() -> None:
         queue={"capacityBatches": 1},
     )
     with make_fleet(job, workers=2) as fleet:
+        reader = LocalFleet(fleet)
         fleet.publish(numbered(3), version=3, wait_s=20)
-        before = [fleet.take(copy=True).tensordict for _ in range(4)]
+        before = [reader.next_batch(copy=True) for _ in range(4)]
         collected = fleet.stats().frames
         assert fleet.seed(9) == ("cpu-0", "cpu-1")
         stats = fleet.stats()
         assert stats.frames >= collected
         assert (stats.version, stats.dropped, stats.restarts) == (3, {}, 0)
         assert {worker.version for worker in stats.workers} == {3}
-        rest = [batch.clone() for batch in fleet.batches(copy=True)]
+        rest = [batch.clone() for batch in reader.batches(copy=True)]
         assert fleet.stats().frames == 800 == sum(batch.numel() for batch in before + rest)
     new = idents_of(SeedPath(seed=9, index=0)) | idents_of(SeedPath(seed=9, index=1))
     old = idents_of(SeedPath(seed=7, index=0)) | idents_of(SeedPath(seed=7, index=1))
@@ -128,7 +131,7 @@ def test_a_seed_before_the_first_batch_rules_it(warmup: int) -> None:
     with make_fleet(job, workers=1) as fleet:
         until(lambda: fleet._core.queue.num_waiting >= 2)
         fleet.seed(9)
-        batches = list(fleet.batches(copy=True))
+        batches = list(LocalFleet(fleet).batches(copy=True))
         dropped = fleet.stats().dropped["seed"]
     assert idents(batches[0]) == idents_of(SeedPath(seed=9, index=0))
     versions = torch.cat([batch["collector", "policy_version"].reshape(-1) for batch in batches])
@@ -158,7 +161,8 @@ def test_replacements_begin_with_the_new_seed() -> None:
 def test_frames_ahead_in_async_envs_count_as_dropped() -> None:
     job = make_job(env=ASYNC_CARTPOLE, collection={"totalFrames": 2000})
     with make_fleet(job, workers=2) as fleet:
-        delivered = sum(fleet.take().num_frames for _ in range(20))
+        reader = LocalFleet(fleet)
+        delivered = sum(reader.next_batch().numel() for _ in range(20))
         fleet.seed(9)
         fleet.seed(10)
         at_seed = fleet.stats()
@@ -166,7 +170,7 @@ def test_frames_ahead_in_async_envs_count_as_dropped() -> None:
         waiting = at_seed.stepped_frames - at_seed.frames - at_seed.dropped["seed"]
         assert waiting % 20 == 0
         assert 0 <= waiting <= 80
-        delivered += sum(batch.numel() for batch in fleet.batches())
+        delivered += sum(batch.numel() for batch in reader.batches())
         assert delivered == fleet.stats().frames == 2000
 
 
@@ -174,6 +178,6 @@ def test_a_seed_below_zero_and_a_fleet_that_is_done_are_refused() -> None:
     with make_fleet(make_job(collection={"totalFrames": 40}), workers=1) as fleet:
         with pytest.raises(FleetError, match="seeds begin at 0, found -1"):
             fleet.seed(-1)
-        assert sum(batch.numel() for batch in fleet.batches()) == 40
+        assert sum(batch.numel() for batch in LocalFleet(fleet).batches()) == 40
         with pytest.raises(FleetError, match="has collected all its frames"):
             fleet.seed(1)

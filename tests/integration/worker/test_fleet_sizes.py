@@ -15,6 +15,7 @@ from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.local.engine import LocalEngine
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.local_fleet import LocalFleet
 
 
 def num_open() -> int:
@@ -25,14 +26,15 @@ def test_file_limit_grows_with_the_workers_and_suffices() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     job = make_job(num_envs=2, lengths=5, queue={"capacityBatches": 2})
     with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
-        fleet.take(timeout_s=30)
+        reader = LocalFleet(fleet)
+        reader.next_batch(timeout=30)
         before = num_open()
         resource.setrlimit(resource.RLIMIT_NOFILE, (before + 10, hard))  # more than one worker's, fewer than three's
         try:
             fleet.resize(4)
             until(lambda: fleet._core.slots.is_complete)
             for _ in range(20):
-                assert fleet.take(timeout_s=30) is not None
+                assert reader.next_batch(timeout=30) is not None
             assert 3 * 4 < num_open() - before <= 3 * LocalEngine.descriptors_each
             assert fleet.stats().restarts == 0
         finally:
@@ -66,15 +68,16 @@ def test_workers_of_all_groups_are_spread_over_devices() -> None:
 def test_worker_of_a_given_up_slot_finishes_first() -> None:
     job, checker = scene("counter", step_s=0.002, collection={"mode": "sync"})
     with make_fleet(job, workers=3) as fleet:
+        reader = LocalFleet(fleet)
 
         def names() -> list[tuple[str, int]]:
             return [(worker.name, worker.attempt) for worker in fleet.stats().workers]
 
         def take() -> int:
-            batch = fleet.take(timeout_s=60)
+            batch = reader.next_batch(timeout=60)
             assert batch is not None
-            checker.take(batch.tensordict)
-            return batch.tensordict.shape[0]
+            checker.take(batch)
+            return batch.shape[0]
 
         take()
         with pytest.raises(FleetError, match="there is no worker cpu-7; there are cpu-0, cpu-1, cpu-2"):
@@ -122,11 +125,12 @@ def test_scale_down_loses_no_partial_batch(phase: str, capacity: int) -> None:
     )  # fmt: skip
     checker, frames = make_checker(2, lengths=(3, 8)), 0
     with WorkerFleet(job, FleetOptions(workers=3)) as fleet:
+        reader = LocalFleet(fleet)
         until(lambda: fleet.stats().queued_batches and {w.phase for w in fleet.stats().workers} == {phase})
         fleet.resize({"cpu": 1}, wait=False)
-        while (batch := fleet.take(timeout_s=60)) is not None:
-            checker.take(batch.tensordict)
-            frames += batch.tensordict.numel()
+        while (batch := reader.next_batch(timeout=60)) is not None:
+            checker.take(batch)
+            frames += batch.numel()
         stats = fleet.stats()
     assert [worker.name for worker in stats.workers] == ["cpu-0"]
     assert (frames, stats.stepped_frames, stats.dropped, stats.restarts) == (320, 320, {}, 0)

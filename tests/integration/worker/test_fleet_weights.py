@@ -17,6 +17,7 @@ from cormorant_worker.errors import MalformedWeights, NonfiniteWeights, WeightsE
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
 
@@ -129,11 +130,12 @@ def test_a_version_that_leaves_no_room_for_later_ones_is_refused() -> None:
 def test_nan_actions_of_published_weights_cost_a_worker_and_no_job() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
+        reader = LocalFleet(fleet)
         fleet.publish({name: weight * float("nan") for name, weight in numbered(1).items()}, allow_nonfinite=True)
         until(lambda: fleet.stats().restarts > 0)
         version = fleet.publish(numbered(2)).version
         until(lambda: fleet.receipt(version).applied == ("cpu-0",))
-        versions = [fleet.take(timeout_s=60).min_version for _ in range(8)]
+        versions = [int(reader.next_batch(60)["collector", "policy_version"].min()) for _ in range(8)]
         assert set(versions) <= {0, 2}
         assert versions[-1] == 2
 
@@ -141,20 +143,21 @@ def test_nan_actions_of_published_weights_cost_a_worker_and_no_job() -> None:
 def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
+        reader = LocalFleet(fleet)
         with fleet._changed:  # past the fleet's own check, which knows what workers accept
             blob = WeightsBlob.of({"policy": {"number": torch.tensor(9.0)}})
             fleet._core.offers.publish(blob, PolicyVersion(1), fleet._engine.share(blob.memory))
         deadline = time.monotonic() + 30
         while not fleet.receipt(1).refused:
             assert time.monotonic() < deadline
-            fleet.take(timeout_s=30)
+            reader.next_batch(timeout=30)
         receipt = fleet.receipt(1)
         assert (receipt.applied, receipt.waiting) == ((), ())
         assert "policy/bias is missing; nothing was applied" in receipt.refused["cpu-0"]
         for _ in range(5):
-            batch = fleet.take(timeout_s=30)
+            batch = reader.next_batch(timeout=30)
             assert batch is not None
-            assert batch.min_version == 0
+            assert int(batch["collector", "policy_version"].max()) == 0
         assert fleet.publish(numbered(2), wait_s=30).applied == ("cpu-0",)
         assert fleet.receipt(1).refused == {}
 
@@ -180,7 +183,8 @@ def test_what_an_environment_logs_harms_neither_it_nor_the_fleet() -> None:
     env = {"entrypoint": "cormorant_testing.envs:LogsAnything", "vectorization": "inline", "numEnvs": 1}
     with structlog.testing.capture_logs() as lines:
         with WorkerFleet(make_job(env={"gymnasium": env}), FleetOptions(workers=1)) as fleet:
-            assert fleet.take(timeout_s=30) is not None
+            reader = LocalFleet(fleet)
+            assert reader.next_batch(timeout=30) is not None
         said = next(line for line in lines if line["event"] == "said")
     assert (said["worker"], said["env_worker"], said["event_kind"], said["step"]) == ("cpu-0", "mine", "step", 0)
     assert said["lock"].startswith("<unlocked _thread.lock")

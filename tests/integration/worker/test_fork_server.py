@@ -19,6 +19,7 @@ from cormorant_worker.fleet.local.engine import WorkerProcess
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fork_server import ENVIRONMENTS, WORKERS, ForkServer, Imports, fork_server
 from cormorant_worker.launch import make_collector
+from cormorant_worker.local_fleet import LocalFleet
 
 
 def test_workers_find_the_folder_and_the_variables_of_the_moment(
@@ -42,7 +43,7 @@ def test_killed_fork_server_costs_no_worker_and_is_replaced() -> None:
     forks_them = fork_server(WORKERS)
     with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
         victim = fleet.stats().workers[0].pid
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
             if forks_them.is_alive and checker.frames > 500:
                 os.kill(forks_them.pid, signal.SIGKILL)
@@ -59,7 +60,8 @@ def test_fleets_of_a_process_leave_one_idle_fork_server() -> None:
     pids = set()
     for _ in range(2):
         with WorkerFleet(make_job(num_envs=2, lengths=5), FleetOptions(workers=2)) as fleet:
-            fleet.take()
+            reader = LocalFleet(fleet)
+            reader.next_batch()
         server = psutil.Process(fork_server(WORKERS).pid)
         assert server.children(recursive=True) == []
         pids.add(server.pid)

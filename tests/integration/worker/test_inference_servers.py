@@ -21,6 +21,7 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.connection import RayConnection
 from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import RayOptions
+from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.worker.messages import Listening, Start
 
 OPTIONS = {"lengths": (3, 1, 7), "ends": "alternate"}
@@ -38,7 +39,7 @@ def kill_server(fleet: WorkerFleet, index: int = 0, *, sent: signal.Signals = si
 
 def frames_of(job: Any, **options: Any) -> Iterator[Any]:
     with fleet_of(job, **options) as fleet:
-        yield from fleet.batches(copy=True)
+        yield from LocalFleet(fleet).batches(copy=True)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_served_fleet_delivers_every_frame_exactly(mode: str, workers: int, tota
     job, checker = scene("counter", collection={"mode": mode, "totalFrames": total, "initRandomFrames": 8}, **OPTIONS)
     random_frames = 0
     with fleet_of(served(job, servers=servers), workers=workers) as fleet:
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
             real = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
             random_frames += int((batch["collector", "policy_version"][real] == -1).sum())
@@ -72,7 +73,7 @@ def test_weights_go_to_servers_alone_and_every_row_names_its_version() -> None:
         assert (receipt.applied, receipt.waiting, dict(receipt.refused)) == (("act-0", "act-1"), (), {})
         fleet.resume()
         seen = set()
-        for number, batch in enumerate(fleet.batches()):
+        for number, batch in enumerate(LocalFleet(fleet).batches()):
             checker.take(batch)
             seen |= set(np.unique(batch["collector", "policy_version"].numpy()).tolist())
             if number % 20 == 10:
@@ -95,12 +96,13 @@ def test_weights_for_a_worker_without_a_policy_are_refused() -> None:
 def test_served_fleet_is_seeded_again_and_resized() -> None:
     job = make_job(num_envs=2, policy="counter", collection={"totalFrames": 400}, lengths=(3, 8))
     with fleet_of(served(job, servers=2), workers=1) as fleet:
-        fleet.take()
+        reader = LocalFleet(fleet)
+        reader.next_batch()
         assert fleet.seed(11) == ("cpu-0",)
         fleet.resize({"act": 1})
         fleet.resize(2)
         assert sorted(worker.name for worker in fleet.stats().workers) == ["act-0", "cpu-0", "cpu-1"]
-        assert 20 + sum(batch.numel() for batch in fleet.batches()) == 400
+        assert 20 + sum(batch.numel() for batch in reader.batches()) == 400
 
 
 @pytest.mark.slow
@@ -108,7 +110,7 @@ def test_worker_and_server_killed_together_lose_no_finished_frame() -> None:
     job, checker = scene("counter", collection={"totalFrames": 3000}, step_s=0.001)
     with fleet_of(served(job), workers=2) as fleet:
         killed = False
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
             if not killed and fleet.stats().frames > 800:
                 for worker in fleet.stats().workers:
@@ -126,7 +128,7 @@ def test_servers_can_be_scaled_while_they_serve() -> None:
     job, checker = scene("versioned", collection={"totalFrames": 6000}, step_s=0.001)
     with fleet_of(served(job), workers=3) as fleet:
         sizes = iter((3, 1))
-        for number, batch in enumerate(fleet.batches()):
+        for number, batch in enumerate(LocalFleet(fleet).batches()):
             checker.take(batch)
             if number in (30, 120):
                 fleet.resize({"act": next(sizes)}, wait=True)
@@ -144,13 +146,15 @@ def test_saved_state_of_a_served_fleet_goes_on_exactly() -> None:
     def rest_of(fleet: WorkerFleet) -> list[torch.Tensor]:
         """Environment, episode and step of each frame, its end and the recurrent state: all but what is drawn."""
         parts = [
-            (batch["observation"][..., :3], batch["next", "done"], batch["count"]) for batch in fleet.batches(copy=True)
+            (batch["observation"][..., :3], batch["next", "done"], batch["count"])
+            for batch in LocalFleet(fleet).batches(copy=True)
         ]
         return [torch.cat(part, -1).reshape(-1, 5) for part in parts]
 
     with fleet_of(job, workers=1) as fleet:
+        reader = LocalFleet(fleet)
         for _ in range(3):
-            fleet.take(copy=True)
+            reader.next_batch(copy=True)
         fleet.pause()
         state = fleet.state()
         queued = fleet.stats().queued_batches
@@ -182,13 +186,14 @@ def test_policy_that_cannot_act_ends_the_fleet_with_its_own_words() -> None:
 def test_pause_is_answered_while_the_server_is_gone() -> None:
     job, checker = scene("counter", collection={"totalFrames": 600}, step_s=0.001)
     with fleet_of(served(job), workers=1, control_timeout_s=20.0) as fleet:
-        checker.take(fleet.take().tensordict)
+        reader = LocalFleet(fleet)
+        checker.take(reader.next_batch())
         pid = kill_server(fleet, sent=signal.SIGSTOP)
         time.sleep(0.7)
         fleet.pause()
         os.kill(pid, signal.SIGCONT)
         fleet.resume()
-        for batch in fleet.batches():
+        for batch in reader.batches():
             checker.take(batch)
         assert checker.frames == 600
 
@@ -233,7 +238,7 @@ def test_lost_servers_cost_time_and_nothing_else(
     with opened as fleet:
         assert fleet.publish(numbered(1), wait_s=60).applied == ("act-0",)
         lost = 0
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
             if lost < 2 and fleet.stats().frames > 1000 * (lost + 1):
                 kill_server(fleet, sent=sent)
@@ -253,7 +258,7 @@ def test_servers_on_ray_hang_and_are_scaled(ray_cluster: None) -> None:
     job, checker = scene("counter", collection={"totalFrames": 4000}, step_s=0.001)
     with on_ray(served(job), RayEngine, workers=2, hang_timeout_s=3.0) as fleet:
         done = 0
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
             if done == 0 and fleet.stats().frames > 500:
                 kill_server(fleet, sent=signal.SIGSTOP)

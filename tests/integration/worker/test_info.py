@@ -14,6 +14,7 @@ from cormorant_testing.info import INFO, METRICS, assert_info, expected_metrics
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.launch import make_collector
+from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.sinks.dataset import existing_dataset
 
 COUNTED = {
@@ -96,7 +97,7 @@ def test_info_of_a_fleet_and_its_dataset_is_exact(engine: str, tmp_path: Path) -
     )  # fmt: skip
     played = 0
     with make_fleet(job, workers=2) as fleet:
-        for batch in fleet.batches():  # the last round is short, and has a mask
+        for batch in LocalFleet(fleet).batches():  # the last round is short, and has a mask
             assert_info(batch)
             played += int(batch["next", "done"].sum())
         stats = fleet.stats()

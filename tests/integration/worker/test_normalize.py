@@ -17,6 +17,7 @@ from cormorant_testing.fleets import make_fleet, on_all_placements_slowly
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import ControlTimeout
 from cormorant_worker.launch import load_job
+from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.sinks.dataset import existing_dataset
 
@@ -68,12 +69,12 @@ def check_seen(batch: Any, statistics: Any) -> None:
 def test_policies_saw_what_learners_compute_bit_for_bit(engine: str, mode: str) -> None:
     expected, versions = Expected(), set()
     with make_fleet(job_of(600, collection={"mode": mode}), workers=2) as fleet:
-        while (batch := fleet.take(copy=True)) is not None:
-            check_seen(batch.tensordict, batch.statistics)
-            check_seen(batch.tensordict, fleet.statistics)
-            expected.take(batch.tensordict)
+        reader = LocalFleet(fleet)
+        while (batch := reader.next_batch(copy=True)) is not None:
+            check_seen(batch, fleet.statistics)
+            expected.take(batch)
             expected.check(fleet.statistics.current)
-            versions |= set(batch.tensordict["collector", "policy_version"].unique().tolist())
+            versions |= set(batch["collector", "policy_version"].unique().tolist())
             number = fleet.version + 1
             fleet.publish(numbered(number))
             assert fleet.statistics[number] == fleet.statistics.current.document()
@@ -82,9 +83,10 @@ def test_policies_saw_what_learners_compute_bit_for_bit(engine: str, mode: str) 
 
 def test_weights_may_be_published_before_the_first_batch() -> None:
     with make_fleet(job_of(60), workers=1) as fleet:
+        reader = LocalFleet(fleet)
         fleet.publish(numbered(1), wait_s=60)
-        while (batch := fleet.take(copy=True)) is not None:
-            check_seen(batch.tensordict, batch.statistics)
+        while (batch := reader.next_batch(copy=True)) is not None:
+            check_seen(batch, fleet.statistics)
             assert fleet.statistics[1]["observation"]["count"] == 0
         assert fleet.stats().restarts == 0
 
@@ -92,9 +94,10 @@ def test_weights_may_be_published_before_the_first_batch() -> None:
 def test_killed_workers_neither_lose_nor_double_frames_in_the_statistics() -> None:
     expected = Expected()
     with make_fleet(job_of(800, step_s=0.0005), workers=2) as fleet:
-        while (batch := fleet.take(copy=True)) is not None:
-            expected.take(batch.tensordict)
-            check_seen(batch.tensordict, batch.statistics)
+        reader = LocalFleet(fleet)
+        while (batch := reader.next_batch(copy=True)) is not None:
+            expected.take(batch)
+            check_seen(batch, fleet.statistics)
             if len(expected.seen) in (200, 400):
                 os.kill(next(worker.pid for worker in fleet.stats().workers if worker.pid), signal.SIGKILL)
                 fleet.publish(numbered(fleet.version + 1))
@@ -119,29 +122,31 @@ def test_a_restored_fleet_goes_on_with_its_statistics() -> None:
     job = job_of(400, workers=1)
     expected = Expected()
     with make_fleet(job, workers=1) as fleet:
+        reader = LocalFleet(fleet)
         for _ in range(3):
-            expected.take(fleet.take(copy=True).tensordict)
+            expected.take(reader.next_batch(copy=True))
         fleet.publish(numbered(5), version=5, wait_s=60)
         fleet.pause()
         while True:  # nothing is left that the state would not hold
             try:
-                expected.take(fleet.take(copy=True, timeout_s=0.5).tensordict)
+                expected.take(reader.next_batch(copy=True, timeout=0.5))
             except ControlTimeout:
                 break
         saved = fleet.state()
         before = dict(fleet.statistics)
         current = fleet.statistics.current.document()
     with make_fleet(job, workers=1) as fleet:
-        fleet.take()  # of its own, and forgotten
+        reader = LocalFleet(fleet)
+        reader.next_batch()  # of its own, and forgotten
         fleet.restore(saved)
         assert fleet.statistics.current.document() == current
         assert fleet.statistics[5] == before[5]
         assert before[5]["observation"]["count"] > 0
         seen = set()
-        while (batch := fleet.take(copy=True)) is not None:
-            seen |= set(batch.tensordict["collector", "policy_version"].unique().tolist())
-            check_seen(batch.tensordict, before)  # the very same statistics act again
-            expected.take(batch.tensordict)
+        while (batch := reader.next_batch(copy=True)) is not None:
+            seen |= set(batch["collector", "policy_version"].unique().tolist())
+            check_seen(batch, before)  # the very same statistics act again
+            expected.take(batch)
         assert seen == {5}
         # Up to two batches were under way when the state was saved: it counts them, and they were never handed over.
         found = fleet.statistics.current.moments["observation"]
@@ -152,19 +157,21 @@ def test_a_restored_fleet_goes_on_with_its_statistics() -> None:
 def test_a_dataset_tells_the_next_run_the_statistics_of_its_frames(tmp_path: Path) -> None:
     uri = (tmp_path / "data").as_uri()
     with make_fleet(job_of(200, dataset=uri, queue={"capacityBatches": 2}), workers=2) as fleet:
-        while fleet.take() is not None:
+        reader = LocalFleet(fleet)
+        while reader.next_batch() is not None:
             pass
         wanted = fleet.statistics.current
     found = existing_dataset(uri)
     frames = [part.statistics.moments["observation"].count for part in found.parts()]
     assert sum(frames) == found.frames == 200
     with make_fleet(job_of(400, dataset=uri, queue={"capacityBatches": 2}), workers=2) as fleet:
+        reader = LocalFleet(fleet)
         before = fleet.statistics.current
         for name in ("observation", "next/reward"):
             assert before.moments[name].count == 200
             close = np.abs(before.moments[name].mean - wanted.moments[name].mean).max()
             assert close <= 1e-9 * np.abs(wanted.moments[name].mean).max()
-        while fleet.take() is not None:
+        while reader.next_batch() is not None:
             pass
         assert fleet.statistics.current.count == 400
 
@@ -178,10 +185,10 @@ def test_statistics_in_a_weights_file_are_gone_on_from(tmp_path: Path) -> None:
     plain = job_of(40).to_document()
     plain["spec"]["policy"]["initialWeights"] = path.as_uri()
     with make_fleet(load_job(plain), workers=1) as fleet:
+        reader = LocalFleet(fleet)
         assert fleet.statistics[0] == fleet.statistics.current.document() == document
-        batch = fleet.take(copy=True)
-        check_seen(batch.tensordict, batch.statistics)
-        assert batch.statistics == {0: document}
+        batch = reader.next_batch(copy=True)
+        check_seen(batch, fleet.statistics)
         assert fleet.statistics.current.count == 70
 
 
@@ -191,9 +198,10 @@ def test_an_inference_server_normalizes_with_the_version_that_acts() -> None:
     document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": 1}]
     versions = set()
     with make_fleet(load_job(document), workers=2) as fleet:
-        while (batch := fleet.take(copy=True)) is not None:
-            check_seen(batch.tensordict, batch.statistics)
-            versions |= set(batch.tensordict["collector", "policy_version"].unique().tolist())
+        reader = LocalFleet(fleet)
+        while (batch := reader.next_batch(copy=True)) is not None:
+            check_seen(batch, fleet.statistics)
+            versions |= set(batch["collector", "policy_version"].unique().tolist())
             fleet.publish(numbered(fleet.version + 1))
         assert fleet.statistics.current.count == 400
     assert len(versions) > 2

@@ -32,6 +32,7 @@ from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.launch import load_job
+from cormorant_worker.local_fleet import LocalFleet
 
 STORE = {"object_store_memory": 100 << 20}
 
@@ -80,7 +81,7 @@ def test_a_node_that_dies_takes_no_frame_with_it(mode: str) -> None:
         options = RayOptions(address=cluster.address, slot_resources=True)
         with WorkerFleet(versioned_job(sys.argv[1]), FleetOptions(workers=2), engine=RayEngine(options)) as fleet:
             fleet.publish(numbered(1), wait_s=30)
-            for batch in fleet.batches():
+            for batch in LocalFleet(fleet).batches():
                 checker.take(batch)
                 if second is not None and checker.frames > 400:
                     os.kill(second.all_processes["raylet"][0].process.pid, signal.SIGKILL)
@@ -118,7 +119,7 @@ def test_late_node_gets_a_worker_with_current_weights() -> None:
             fleet.publish(numbered(1), wait_s=30)
             fleet.resize(2, wait=False)
             waiting = None
-            for batch in fleet.batches():
+            for batch in LocalFleet(fleet).batches():
                 checker.take(batch)
                 if waiting is None and checker.frames >= 400:
                     # The rest goes on while nobody can place the second one.
@@ -167,14 +168,15 @@ def test_workers_are_placed_by_resources_with_their_code(tmp_path: Path) -> None
         on_cpus = job("sent_along:make", resources={"requests": {"cpu": 1}})
         spreading = RayOptions(address=cluster.address, scheduling="SPREAD", runtime_env=sent)
         with WorkerFleet(on_cpus, None, engine=RayEngine(spreading)) as fleet:
+            batches = LocalFleet(fleet).batches()
             for _ in range(10):
-                checker.take(fleet.take().tensordict)
+                checker.take(next(batches))
             spread, free = places(fleet), ray.available_resources()["CPU"]
 
         on_gpu = job("cormorant_testing.envs:make_counting", device="gpu")
         shared = RayOptions(address=cluster.address, num_gpus=0.5)
         with WorkerFleet(on_gpu, FleetOptions(device="cpu"), engine=RayEngine(shared)) as fleet:
-            assert fleet.take() is not None
+            assert fleet.borrow() is not None
             gpus = {node["NodeID"] for node in ray.nodes() if node["Resources"].get("GPU")}
             together = set(places(fleet)) == gpus
         try:
@@ -205,7 +207,7 @@ def test_a_driver_whose_own_node_is_gone_says_so_and_ends() -> None:
         try:
             job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.002)
             with WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options)) as fleet:
-                for batch in fleet.batches():
+                for batch in LocalFleet(fleet).batches():
                     checker.take(batch)
                     if checker.batches == 5:
                         os.kill(cluster.head_node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
@@ -231,11 +233,11 @@ def test_driver_without_a_ray_head_ends_and_leaves_no_worker() -> None:
         options = RayOptions(address=cluster.address, slot_resources=True)
         job = make_job(num_envs=2, lengths=5)
         with WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options)) as fleet:
-            fleet.take()
+            fleet.skip()
             os.kill(cluster.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
             print("killed", flush=True)
             while True:
-                fleet.take()
+                fleet.skip()
         """
     process = start_script(IMPORTS + textwrap.dedent(script), RAY_gcs_rpc_server_reconnect_timeout_s="5")
     try:
@@ -255,7 +257,7 @@ checker = make_checker(2, lengths=5, versions=False)
 try:
     engine = RayEngine(RayOptions(address=sys.argv[1], num_cpus=0))
     with WorkerFleet(job, FleetOptions(workers=1), engine=engine) as fleet:
-        for batch in fleet.batches():
+        for batch in LocalFleet(fleet).batches():
             checker.take(batch)
         told(fleet, checker)
 except CormorantError as error:

@@ -3,7 +3,7 @@
 A trajectory id says which worker attempt collected a frame; its seed, and with it every value, follows:
 
     checker = Checker(job_seed=7, num_envs=3, options={"lengths": (2, 3)})
-    for batch in fleet.batches():
+    for batch in LocalFleet(fleet).batches():
         checker.take(batch)
     assert checker.frames == 10_000
 """

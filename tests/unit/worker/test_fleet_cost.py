@@ -9,6 +9,7 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.cost import lines_run
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.local_fleet import LocalFleet
 
 
 @pytest.mark.parametrize("has_dataset", [False, True])
@@ -17,8 +18,9 @@ def test_one_number_costs_the_same_for_any_number_of_workers(tmp_path: Path, has
         uri = str(tmp_path / str(workers)) if has_dataset else ""
         job = make_job(num_envs=1, queue={"capacityBatches": 8}, dataset=uri, collection={"framesPerBatch": 1})
         with WorkerFleet(job, FleetOptions(workers=workers), engine=InstantEngine()) as fleet:
+            reader = LocalFleet(fleet)
             for _ in range(20):
-                assert fleet.take(timeout_s=30) is not None
+                assert reader.next_batch(timeout=30) is not None
             fleet.pause()
             for _ in range(4):  # each reads some heartbeats
                 fleet.stats(workers=False)

@@ -1,5 +1,7 @@
 """The fleet's books, without processes: who may collect how many frames, and where each slot is."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -9,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.batch_queue import BatchQueue, FinishedRound, RoundShare
+from cormorant_worker.fleet.batch_queue import BatchQueue, Loan
 from cormorant_worker.fleet.local.engine import SharedBlockPool
 from cormorant_worker.fleet.scheduler import Grant, Scheduler, SlotKey
 from cormorant_worker.spaces import Leaf
@@ -43,12 +45,15 @@ def hand_out(schedule: Scheduler, held: dict[tuple[str, int], int], **limits: in
     return schedule.grants(**limits)
 
 
+def call(function: Callable[[], None]) -> None:
+    function()
+
+
 def land(deliveries: BatchQueue, grant: Grant, *, version: int = 0) -> None:
     """A worker does what it was granted, and the queue accepts it if it can."""
     block_index, _ = deliveries.blocks.lend(1)
-    deliveries.land(
-        grant.round, grant.slot, RoundShare(sealed(num_frames=grant.num_frames, version=version), block_index)
-    )
+    message = sealed(num_frames=grant.num_frames, version=version)
+    deliveries.land(grant.round, grant.slot, message, block_index=block_index)
     deliveries.accept()
 
 
@@ -96,7 +101,7 @@ class Books(RuleBasedStateMachine):
         self.version = 0
         self.next_pid = 1
         self.delivered = self.landed_frames = self.recollected = 0
-        self.held: list[FinishedRound] = []
+        self.held: list[Loan] = []
         """What consumers have borrowed, each with its memory or copied."""
         self.resize(workers)
 
@@ -144,11 +149,8 @@ class Books(RuleBasedStateMachine):
         is_told = (grant.round.number, place) in self.told
         frames = data.draw(st.integers(1, grant.num_frames)) if is_told else grant.num_frames
         self.landed_frames += frames
-        late = self.deliveries.land(
-            grant.round,
-            place,
-            RoundShare(sealed(num_frames=frames, version=acted), block_index),
-        )
+        message = sealed(num_frames=frames, version=acted)
+        late = self.deliveries.land(grant.round, place, message, block_index=block_index)
         for other in late:
             assert any(held.round is grant.round for held, _, _ in self.tickets[other])
             self.told.add((grant.round.number, other))
@@ -168,12 +170,12 @@ class Books(RuleBasedStateMachine):
     @rule()
     def borrow(self) -> None:
         least = None if self.bound is None else self.version - self.bound
-        taken = self.deliveries.take(min_version=least)
+        taken = self.deliveries.take(min_version=least, locked=call)
         if taken is None:
             return
         self.held.append(taken)
         assert least is None or taken.min_version >= least
-        assert [place for place, _ in taken.parts] == sorted(place for place, _ in taken.parts)
+        assert [part.worker for part in taken.parts] == sorted(part.worker for part in taken.parts)
         self.delivered += taken.num_frames
 
     @precondition(lambda self: self.held)
@@ -181,19 +183,19 @@ class Books(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject, copied: bool, publishes: int) -> None:
         loan = data.draw(st.sampled_from(self.held))
         if copied:
-            self.deliveries.copied(loan.round.number)
+            loan.copied()
         else:
             self.version += publishes
             self.held.remove(loan)
             for _ in range(2):
-                self.deliveries.release(loan.round.number)
+                loan.release()
         self.turn()
 
     @rule(publishes=st.integers(0, 2))
     def take(self, publishes: int) -> None:
         """What a single consumer does: the last one back, the next one."""
         for loan in self.held:
-            self.deliveries.release(loan.round.number)
+            loan.release()
         self.held.clear()
         self.turn()
         self.borrow()
@@ -221,10 +223,10 @@ class Books(RuleBasedStateMachine):
     def every_block_is_in_one_place(self) -> None:
         blocks, deliveries = self.deliveries.blocks, self.deliveries
         out = [block_index for tickets in self.tickets.values() for _, block_index, _ in tickets]
-        kept = [part.block_index for parts in deliveries._landed.values() for part in parts.values()]
-        queued = [p.block_index for d in (*deliveries._queue, *(d for _, d in deliveries._backlog)) for _, p in d.parts]
-        held = [part.block_index for loan in deliveries._lent.values() for _, part in loan.parts]
-        assert set(deliveries._lent) <= set(deliveries._at_work) == {loan.round.number for loan in self.held}
+        kept = [part.block_index for parts in deliveries._landed.values() for part, _ in parts.values()]
+        queued = [p.block_index for d in (*deliveries._queue, *(d for _, d in deliveries._backlog)) for p in d.parts]
+        held = [part.block_index for loan in deliveries._lent.values() for part in loan.parts]
+        assert set(deliveries._lent) <= set(deliveries._at_work) == {loan.number for loan in self.held}
         unsettled = sum(delivery.num_frames for delivery in (*deliveries._queue, *self.held))
         assert deliveries.unsettled_frames == unsettled <= self.schedule.accepted_frames
         assert self.drops or len(deliveries._lent) + len(deliveries._queue) <= self.capacity
@@ -233,17 +235,9 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def what_was_collected_is_delivered_dropped_or_waits(self) -> None:
-        waiting = sum(
-            p.message.num_frames
-            for parts in (
-                *(tuple(d.values()) for d in self.deliveries._landed.values()),
-                *(
-                    tuple(p for _, p in d.parts)
-                    for d in (*self.deliveries._queue, *(b for _, b in self.deliveries._backlog))
-                ),
-            )
-            for p in parts
-        )
+        incomplete = sum(told.num_frames for parts in self.deliveries._landed.values() for _, told in parts.values())
+        complete = (*self.deliveries._queue, *(loan for _, loan in self.deliveries._backlog))
+        waiting = incomplete + sum(loan.num_frames for loan in complete)
         assert self.landed_frames == self.delivered + sum(self.deliveries.dropped.values()) + waiting
 
     def teardown(self) -> None:
@@ -257,13 +251,13 @@ class Books(RuleBasedStateMachine):
                     grant, block_index, version = self.tickets[place].pop(0)
                     self.landed_frames += grant.num_frames
                     message = sealed(num_frames=grant.num_frames, version=version)
-                    self.deliveries.land(grant.round, place, RoundShare(message, block_index))
+                    self.deliveries.land(grant.round, place, message, block_index=block_index)
             self.take(1)
         else:
             raise AssertionError("it does not end")
         assert self.schedule.accepted_frames == self.total
         for loan in self.held:
-            self.deliveries.release(loan.round.number)
+            loan.release()
         assert not any(self.tickets.values())
         assert len(self.deliveries.blocks._free) == self.deliveries.blocks.num_made
         self.deliveries.blocks.close()
@@ -368,7 +362,7 @@ def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
         land(deliveries, grants[number])
         accepted.append(schedule.accepted_frames)
     assert accepted == [0, 0, 21]
-    assert [deliveries.take(min_version=None).round.number for _ in range(2)] == [0, 1]
+    assert [deliveries.take(min_version=None, locked=call).number for _ in range(2)] == [0, 1]
     deliveries.blocks.close()
 
 
@@ -413,9 +407,9 @@ def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
         land(deliveries, grant)
     assert deliveries.dropped == {"drop_oldest": 10}
     assert schedule.accepted_frames == 15
-    last = deliveries.take(min_version=None)
+    last = deliveries.take(min_version=None, locked=call)
     assert last is not None
-    assert last.round.number == 2
+    assert last.number == 2
     # The consumer at work does not keep the next one out.
     (grant,) = hand_out(schedule, {("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
     land(deliveries, grant)
@@ -431,7 +425,7 @@ def test_stale_frames_are_recollected_unless_stored(has_dataset: bool, accepted:
     (grant,) = hand_out(schedule, {("cpu", 0): 0}, num_workers=1, ahead_of_consumer=0, room=1)
     land(deliveries, grant, version=3)
     assert schedule.accepted_frames == 5
-    assert deliveries.take(min_version=4) is None
+    assert deliveries.take(min_version=4, locked=call) is None
     assert (deliveries.dropped, schedule.accepted_frames) == ({"stale": 5}, accepted)
     assert deliveries.blocks.room == 3
     deliveries.blocks.close()
@@ -446,7 +440,7 @@ def test_random_frames_do_not_hide_stale_ones(versions: tuple[int, int], is_take
     grants = hand_out(schedule, dict.fromkeys(places, 0), num_workers=2, ahead_of_consumer=0, room=2)
     for grant, version in zip(grants, versions, strict=True):
         land(deliveries, grant, version=version)
-    assert (deliveries.take(min_version=4) is not None) is is_taken
+    assert (deliveries.take(min_version=4, locked=call) is not None) is is_taken
     assert deliveries.dropped == ({} if is_taken else {"stale": 10})
     deliveries.blocks.close()
 

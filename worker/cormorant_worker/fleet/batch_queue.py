@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -29,18 +29,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """What the consumer takes at once."""
-
-    tensordict: "TensorDict"
-    num_frames: int
-    min_version: int
-    """The oldest policy version that acted in it; -1 where only random actions did."""
-    statistics: Mapping[int, Document] = field(default_factory=dict)
-    """What each version in it acted with, for `cormorant_postproc.normalized`; empty without `normalize`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoanPart:
     worker: str
     """`<group>-<index>`."""
@@ -49,6 +37,8 @@ class LoanPart:
     """The arrays, with `num_rows` and `num_ends` of this batch."""
     memory: SharedMemory | None
     """What the block lies in from its first byte on; None where that is no shared memory of this machine."""
+    block_index: int = 0
+    """Where the block is in the pool."""
     handed_at: float = 0.0
     """When the worker got its ticket, in monotonic seconds of the fleet's process; as `sealed_at`."""
     sealed_at: float = 0.0
@@ -58,7 +48,9 @@ class LoanPart:
 
 @dataclass(eq=False)
 class Loan:
-    """One round out of the queue. Use as a context manager, or call `release`; views are worthless afterwards."""
+    """One complete round: it waits in the queue, then a consumer has it. Use as a context manager, or call `release`;
+    views are worthless afterwards.
+    """
 
     parts: tuple[LoanPart, ...]
     """In the order of the workers' slots; exactly one in async mode."""
@@ -68,6 +60,8 @@ class Loan:
     min_version: int
     """The oldest policy version that acted; -1 where only random actions did."""
     max_version: int
+    number: int = 0
+    """That of its round."""
     storing_device: str = "cpu"
     """Torch device of the tensors that `tensordict` gives."""
     on_copied: Callable[[], None] = lambda: None
@@ -104,18 +98,6 @@ class Loan:
 
         return of_collection(self.post_processing)(placed)
 
-    def batch(self, *, copy: bool = False) -> Batch:
-        """As `Fleet.take` gives it; with `copy` the memory goes back at once."""
-        tensordict = self.tensordict(copy=copy)
-        if copy:
-            self.copied()
-        return Batch(
-            tensordict=tensordict,
-            num_frames=self.num_frames,
-            min_version=self.min_version,
-            statistics=self.statistics,
-        )
-
     @property
     def statistics(self) -> dict[int, Document]:
         """What each policy version in it acted with, as far as the fleet still knows; empty without `normalize`."""
@@ -146,42 +128,6 @@ class Loan:
         self.release()
 
 
-@dataclass(frozen=True, slots=True)
-class RoundShare:
-    message: Sealed
-    block_index: int
-    """Where it lies in the block pool."""
-    attempt: int = 0
-    """Which process of its place made it."""
-    handed_at: float = 0.0
-    """When its ticket was handed out, in monotonic seconds."""
-    sealed_at: float = field(default_factory=time.monotonic)
-
-
-class FinishedRound:
-    """A complete round, on its way to the consumer. Added up once: others ask at every turn."""
-
-    __slots__ = ("accepted_at", "max_version", "min_version", "num_frames", "parts", "round")
-
-    def __init__(self, complete: Round, parts: tuple[tuple[SlotKey, RoundShare], ...]) -> None:
-        self.round = complete
-        self.parts = parts
-        """In the order of the workers' slots."""
-        self.num_frames = sum(part.message.num_frames for _, part in parts)
-        acted = [part.message.min_version for _, part in parts if part.message.min_version != RANDOM_VERSION]
-        self.min_version = min(acted, default=RANDOM_VERSION)
-        """The oldest policy version that acted in it; RANDOM_VERSION where none did."""
-        self.max_version = max(part.message.max_version for _, part in parts)
-        """The newest."""
-        self.accepted_at = 0.0
-        """When it entered the queue, in monotonic seconds."""
-
-    @property
-    def moments(self) -> Statistics | None:
-        moments = [part.message.moments for _, part in self.parts if part.message.moments is not None]
-        return reduce(Statistics.merged, moments) if moments else None
-
-
 Locked = Callable[[Callable[[], None]], None]
 """Calls a function with the fleet's condition held, and has the fleet look."""
 
@@ -198,6 +144,8 @@ class BatchQueue:
         has_dataset: bool = False,
         events: Events | None = None,
         statistics: StatisticsBook | None = None,
+        storing_device: str = "cpu",
+        post_processing: Mapping[str, Any] | None = None,
     ) -> None:
         self.blocks: BlockPool | None = None
         """The memory of batches; set once, when the first worker has told their layout."""
@@ -216,24 +164,53 @@ class BatchQueue:
         """A full queue drops its oldest round instead of making workers wait."""
         self._has_dataset = has_dataset
         """Frames are durable, and count, whatever becomes of them in the queue."""
-        self._landed: dict[int, dict[SlotKey, RoundShare]] = {}
-        self._backlog: list[tuple[int, FinishedRound]] = []
+        self._landed: dict[int, dict[SlotKey, tuple[LoanPart, Sealed]]] = {}
+        self._backlog: list[tuple[int, Loan]] = []
         """A heap by round: a short last round may lack a straggler that an earlier one still waits for."""
-        self._queue: deque[FinishedRound] = deque()
-        self._lent: dict[int, FinishedRound] = {}
+        self._queue: deque[Loan] = deque()
+        self._lent: dict[int, Loan] = {}
         """Rounds whose memory is with consumers, by number."""
         self._at_work: dict[int, int] = {}
         """Frames of the rounds that consumers are not done with, by number: they may still publish for them."""
         self._events = events or Events()
         self._statistics = statistics
         """Gets the moments of batches that were acknowledged; without a queue, of those that were accepted."""
+        self._storing_device, self._post_processing = storing_device, post_processing or {}
 
     # -- in ----------------------------------------------------------------------------------------------------
 
-    def land(self, landed: Round, worker: SlotKey, part: RoundShare) -> list[SlotKey]:
-        """A worker sealed its part of a round. Returns those who are to seal what they have of it now."""
-        self._landed.setdefault(landed.number, {})[worker] = part
-        self._scheduler.landed(landed.number, worker, part.message.num_frames)
+    def land(
+        self,
+        landed: Round,
+        worker: SlotKey,
+        sealed: Sealed,
+        *,
+        block_index: int,
+        attempt: int = 0,
+        handed_at: float = 0.0,
+    ) -> list[SlotKey]:
+        """A worker sealed its part of a round. Returns those who are to seal what they have of it now.
+
+        Args:
+            block_index: where the part lies in the block pool.
+            attempt: which process of its place made it.
+            handed_at: when its ticket was handed out, in monotonic seconds.
+        """
+        assert self.blocks is not None
+        block = self.blocks.block(block_index)
+        block.num_rows, block.num_ends = sealed.num_rows, sealed.num_ends
+        part = LoanPart(
+            worker=f"{worker[0]}-{worker[1]}",
+            attempt=attempt,
+            block=block,
+            memory=self.blocks.memory(block_index),
+            block_index=block_index,
+            handed_at=handed_at,
+            sealed_at=time.monotonic(),
+            collect_s=sealed.timing.seconds,
+        )
+        self._landed.setdefault(landed.number, {})[worker] = part, sealed
+        self._scheduler.landed(landed.number, worker, sealed.num_frames)
         late = [] if landed.is_complete else self._scheduler.preempt(landed)
         if landed.is_complete:  # or is it now: a preempted round does not wait for parts that were lost before
             self.complete([landed])
@@ -242,93 +219,70 @@ class BatchQueue:
     def complete(self, rounds: Iterable[Round]) -> None:
         """These rounds wait for no worker any more."""
         for complete in rounds:
-            parts = tuple(sorted(self._landed.pop(complete.number).items()))
-            heappush(self._backlog, (complete.number, FinishedRound(complete, parts)))
+            heappush(self._backlog, (complete.number, self._loan_of(complete.number)))
+
+    def _loan_of(self, number: int) -> Loan:
+        """What has landed of a round, in the order of the workers' slots."""
+        landed = [part for _, part in sorted(self._landed.pop(number).items())]
+        acted = [sealed.min_version for _, sealed in landed if sealed.min_version != RANDOM_VERSION]
+        moments = [sealed.moments for _, sealed in landed if sealed.moments is not None]
+        return Loan(
+            tuple(part for part, _ in landed),
+            mode=self._scheduler.mode,
+            num_frames=sum(sealed.num_frames for _, sealed in landed),
+            min_version=min(acted, default=RANDOM_VERSION),
+            max_version=max(sealed.max_version for _, sealed in landed),
+            number=number,
+            storing_device=self._storing_device,
+            post_processing=self._post_processing,
+            moments=reduce(Statistics.merged, moments) if moments else None,
+            book=self._statistics,
+        )
 
     def accept(self) -> None:
         """Move complete rounds into the queue as far as it has room; their frames count from now on."""
-        while self._backlog and not self._scheduler.waits_for_earlier(self._backlog[0][1].round):
+        while self._backlog and not self._scheduler.waits_for_earlier(self._backlog[0][0]):
             # A consumer at work does not make workers wait where the oldest may be dropped.
             held = len(self._queue) + (0 if self._drops_oldest else len(self._lent))
             if self._capacity and held >= self._capacity and not self._make_room():
                 return
-            _, delivery = heappop(self._backlog)
-            delivery.accepted_at = time.monotonic()
-            self._scheduler.accepted(delivery.round.number)
-            self._events.note("accepted", frames=delivery.num_frames, version=delivery.min_version)
+            number, loan = heappop(self._backlog)
+            loan.accepted_at = time.monotonic()
+            self._scheduler.accepted(number)
+            self._events.note("accepted", frames=loan.num_frames, version=loan.min_version)
             if self._capacity:
-                self._queue.append(delivery)
+                self._queue.append(loan)
             else:
-                if self._statistics is not None and delivery.moments is not None:
-                    self._statistics.merge(delivery.moments)
-                self._give_back(delivery)
+                loan.acknowledge()
+                self._give_back(loan)
 
     # -- out ---------------------------------------------------------------------------------------------------
 
-    def take(self, *, min_version: int | None) -> FinishedRound | None:
+    def take(self, *, min_version: int | None, locked: Locked) -> Loan | None:
         """The oldest round in the queue, lent until `release`; None when the queue is empty.
 
         Rounds in which an older version than `min_version` acted are dropped, counted as stale, and collected again
-        unless a dataset has them.
+        unless a dataset has them. `locked`: calls a function with the fleet's condition held.
         """
         while self._queue:
-            delivery = self._queue.popleft()
-            if min_version is not None and 0 <= delivery.min_version < min_version:
-                self._drop(delivery, "stale")
+            loan = self._queue.popleft()
+            if min_version is not None and 0 <= loan.min_version < min_version:
+                self._drop(loan, "stale")
                 if not self._has_dataset:
-                    self._scheduler.take_back(delivery.num_frames)
+                    self._scheduler.take_back(loan.num_frames)
                 continue
             self.has_lent = True
-            self._lent[delivery.round.number] = delivery
-            self._at_work[delivery.round.number] = delivery.num_frames
-            return delivery
+            self._lent[loan.number] = loan
+            self._at_work[loan.number] = loan.num_frames
+            loan.on_copied = partial(locked, partial(self.copied, loan.number))
+            loan.on_release = partial(locked, partial(self.release, loan.number))
+            return loan
         return None
-
-    def loan(
-        self, delivery: FinishedRound, *, storing_device: str, post_processing: Mapping[str, Any], locked: Locked
-    ) -> Loan:
-        """A taken round as its consumer gets it.
-
-        Args:
-            storing_device: torch device of the tensors that the consumer gets.
-            locked: calls a function with the fleet's condition held.
-        """
-        assert self.blocks is not None
-        number, parts = delivery.round.number, []
-        for (group, index), share in delivery.parts:
-            block = self.blocks.block(share.block_index)
-            block.num_rows, block.num_ends = share.message.num_rows, share.message.num_ends
-            memory = self.blocks.memory(share.block_index)
-            parts.append(
-                LoanPart(
-                    worker=f"{group}-{index}",
-                    attempt=share.attempt,
-                    block=block,
-                    memory=memory,
-                    handed_at=share.handed_at,
-                    sealed_at=share.sealed_at,
-                    collect_s=share.message.timing.seconds,
-                )
-            )
-        return Loan(
-            tuple(parts),
-            mode=self._scheduler.mode,
-            num_frames=delivery.num_frames,
-            min_version=delivery.min_version,
-            max_version=delivery.max_version,
-            storing_device=storing_device,
-            post_processing=post_processing,
-            accepted_at=delivery.accepted_at,
-            moments=delivery.moments,
-            book=self._statistics,
-            on_copied=lambda: locked(lambda: self.copied(number)),
-            on_release=lambda: locked(lambda: self.release(number)),
-        )
 
     def copied(self, number: int) -> None:
         """A consumer has copied a round and still works on it. May be called twice."""
-        if (delivery := self._lent.pop(number, None)) is not None:
-            self._give_back(delivery)
+        if (loan := self._lent.pop(number, None)) is not None:
+            self._give_back(loan)
 
     def release(self, number: int) -> None:
         """A consumer is done with a round. May be called twice."""
@@ -337,13 +291,11 @@ class BatchQueue:
 
     def discard(self, reason: str) -> None:
         """Drop every round that no consumer holds. No ticket may be out."""
-        for delivery in (*self._queue, *(delivery for _, delivery in self._backlog)):
-            self._drop(delivery, reason)
-        for landed, parts in self._landed.items():
-            self._drop(FinishedRound(Round(number=landed, frames={}), tuple(parts.items())), reason)
+        incomplete = [self._loan_of(number) for number in tuple(self._landed)]
+        for loan in (*self._queue, *(loan for _, loan in self._backlog), *incomplete):
+            self._drop(loan, reason)
         self._queue.clear()
         self._backlog.clear()
-        self._landed.clear()
         self._scheduler.forget_open()
 
     @contextmanager
@@ -368,7 +320,7 @@ class BatchQueue:
         """Frames that count and would be lost with this process: in the queue, or with a consumer."""
         if self._has_dataset:
             return 0
-        return sum(delivery.num_frames for delivery in self._queue) + sum(self._at_work.values())
+        return sum(loan.num_frames for loan in self._queue) + sum(self._at_work.values())
 
     @property
     def is_drained(self) -> bool:
@@ -387,7 +339,7 @@ class BatchQueue:
         """Blocks that can be lent now, with those that dropping rounds would free."""
         if self.blocks is None:
             return 0
-        droppable = sum(len(delivery.parts) for delivery in self._queue) if self._drops_oldest else 0
+        droppable = sum(len(loan.parts) for loan in self._queue) if self._drops_oldest else 0
         return self.blocks.room + droppable
 
     @property
@@ -413,11 +365,11 @@ class BatchQueue:
         self._drop(self._queue.popleft(), "drop_oldest")
         return True
 
-    def _drop(self, delivery: FinishedRound, reason: str) -> None:
-        self._give_back(delivery)
-        self.count_dropped(reason, delivery.num_frames)
+    def _drop(self, loan: Loan, reason: str) -> None:
+        self._give_back(loan)
+        self.count_dropped(reason, loan.num_frames)
 
-    def _give_back(self, delivery: FinishedRound) -> None:
+    def _give_back(self, loan: Loan) -> None:
         assert self.blocks is not None
-        for _, part in delivery.parts:
+        for part in loan.parts:
             self.blocks.give_back(part.block_index)

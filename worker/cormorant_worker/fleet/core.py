@@ -97,6 +97,8 @@ class FleetCore:
             has_dataset=dataset is not None,
             events=self.events,
             statistics=self.statistics,
+            storing_device=options.storing_device,
+            post_processing=collection.post_processing,
         )
         self.slots = Slots(job, {} if dataset is None else dataset.written)
         self.counters, self.env_failures = FleetCounters(), EnvFailures(job)

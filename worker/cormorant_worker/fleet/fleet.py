@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import structlog
@@ -23,7 +23,7 @@ import torch
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, WeightsError
-from cormorant_worker.fleet.batch_queue import Batch, FinishedRound, Loan
+from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.events import Listener
 from cormorant_worker.fleet.fleet_state import FleetState
@@ -47,9 +47,6 @@ from cormorant_worker.weights.staged import (
     verify,
 )
 from cormorant_worker.worker.messages import PauseStepping, Ready, ResumeStepping, Stop
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 log = structlog.get_logger()
 
@@ -84,8 +81,6 @@ class WorkerFleet:
         self._engine = engine or LocalEngine()
         self._changed = threading.Condition()
         """Guards all parts of the fleet; notified at every turn of its thread."""
-        self._taken: Loan | None = None
-        """What `take` gave out last."""
         self._warns_of_staleness = (
             job.spec.collection.weights.max_staleness is None and job.spec.policy.exploration_type == "random"
         )
@@ -168,34 +163,15 @@ class WorkerFleet:
 
     # -- batches -----------------------------------------------------------------------------------------------
 
-    def batches(self, *, copy: bool = False) -> Iterator["TensorDict"]:
-        """What `take` gives, to the end."""
-        while (batch := self.take(copy=copy)) is not None:
-            yield batch.tensordict
-
-    def take(self, *, copy: bool = False, timeout_s: float | None = None) -> Batch | None:
-        """Take the next batch, giving the last one's memory back; None when `totalFrames` have been delivered.
-
-        Args:
-            copy: make the tensors yours instead of views that the next `take` invalidates.
-            timeout_s: how long to wait; None waits as long as workers make progress (each of their waits is limited).
-
-        Raises:
-            ControlTimeout, WorkerFailed, FleetClosed: as `borrow`.
-        """
-        return None if (loan := self._take_next(timeout_s)) is None else loan.batch(copy=copy)
-
     def skip(self, *, timeout_s: float | None = None) -> int:
-        """`take` without looking at the batch: its number of frames, or 0 when all have been delivered."""
-        return 0 if (loan := self._take_next(timeout_s)) is None else loan.num_frames
-
-    def _take_next(self, timeout_s: float | None) -> Loan | None:
-        if self._taken is not None:
-            self._taken.release()
-        self._taken = self.borrow(timeout_s=timeout_s)
-        if self._taken is not None:
-            self._taken.acknowledge()
-        return self._taken
+        """Have the next round counted and not read: its number of frames, or 0 when all have been delivered. Raises
+        what `borrow` does.
+        """
+        if (loan := self.borrow(timeout_s=timeout_s)) is None:
+            return 0
+        with loan:
+            loan.acknowledge()
+            return loan.num_frames
 
     def borrow(self, *, timeout_s: float | None = None) -> Loan | None:
         """Borrow the next round. Any number may be out at a time; those that are not given back hold up the workers,
@@ -222,13 +198,7 @@ class WorkerFleet:
         with self._changed, core.queue.asking(core.waker):
             while True:
                 core.raise_error()
-                if (delivery := self._take_delivery()) is not None:
-                    loan = core.queue.loan(
-                        delivery,
-                        storing_device=self.options.storing_device,
-                        post_processing=self.job.spec.collection.post_processing,
-                        locked=self._locked,
-                    )
+                if (loan := self._take_loan()) is not None:
                     break
                 if self._loop.is_done and core.scheduler.is_done:
                     return None
@@ -254,19 +224,19 @@ class WorkerFleet:
                 "maxStaleness: 0 in the manifest; for off-policy ones set it to as many versions as they accept",
             )
 
-    def _take_delivery(self) -> FinishedRound | None:
+    def _take_loan(self) -> Loan | None:
         core = self._core
         bound, waiting = self.job.spec.collection.weights.max_staleness, core.queue.num_waiting
         newest = core.offers.common_version
-        delivery = core.queue.take(min_version=None if bound is None else newest - bound)
+        loan = core.queue.take(min_version=None if bound is None else newest - bound, locked=self._locked)
         # Only for news: the fleet's thread notifies callers that wait at every turn.
         if core.queue.num_waiting != waiting:
             core.waker.wake()
-        if delivery is not None:
-            acted = delivery.min_version
+        if loan is not None:
+            acted = loan.min_version
             staleness = max(0, newest - acted) if acted >= 0 else 0
-            core.events.note("lent", frames=delivery.num_frames, version=acted, staleness=staleness)
-        return delivery
+            core.events.note("lent", frames=loan.num_frames, version=acted, staleness=staleness)
+        return loan
 
     def _locked(self, give_back: Callable[[], None]) -> None:
         with self._changed:
@@ -384,7 +354,7 @@ class WorkerFleet:
         self._core.waker.wake()
 
     def drain(self) -> None:
-        """Hand out no more tickets: what is under way lands and is accepted, `borrow` and `take` give what is queued,
+        """Hand out no more tickets: what is under way lands and is accepted, `borrow` gives what is queued,
         then None; workers end. A paused fleet goes on to finish its batches. Returns at once.
         """
         with self._changed:

@@ -311,10 +311,10 @@ class Scheduler:
             return []
         return [round_] if round_.is_complete else []
 
-    def waits_for_earlier(self, round_: Round) -> bool:
+    def waits_for_earlier(self, round_number: int) -> bool:
         """True while a sync round must not overtake others: a worker's frames are delivered in their order."""
         return self.mode == "sync" and any(
-            number < round_.number and not other.is_complete for number, other in self._open.items()
+            number < round_number and not other.is_complete for number, other in self._open.items()
         )
 
     def drain(self) -> list[Round]:

@@ -20,6 +20,7 @@ from cormorant_testing.policies import numbered
 from cormorant_worker.errors import ControlTimeout, FleetClosed, StateError, WorkerFailed
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.turn.loop import FleetLoop
+from cormorant_worker.local_fleet import LocalFleet
 
 FleetLoop.validates = True
 
@@ -58,6 +59,7 @@ class FleetWorld(World):
             "opening the fleet",
             lambda: open_on(self._plan.engine, job, options),
         )
+        self.reader = LocalFleet(self.fleet)
         self._watch = Watch("stats()", self.fleet.stats).__enter__()
         self._is_over = threading.Event()
 
@@ -69,16 +71,16 @@ class FleetWorld(World):
         try:
             while not self._is_over.is_set():
                 try:
-                    batch = self.fleet.take(timeout_s=0.5)
+                    batch = self.reader.next_batch(0.5)
                 except ControlTimeout:
                     continue
                 if batch is None:
                     return
-                frames = self.judge.take(batch.tensordict)
+                frames = self.judge.take(batch)
                 if self._nap_s:
                     time.sleep(self._nap_s)
                     self._nap_s = 0.0
-                    compare(frames, extract(batch.tensordict), "a batch changed while it was read")
+                    compare(frames, extract(batch), "a batch changed while it was read")
         except FleetClosed:
             return
         except BaseException as error:  # noqa: BLE001  # the thread's edge: raised by `check`

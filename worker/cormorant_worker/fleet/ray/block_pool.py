@@ -106,7 +106,7 @@ class RayBlockPool:
         self._lent[block_index] = block
 
     def give_back(self, block_index: int) -> None:
-        del self._lent[block_index]  # the object goes with the last view of it
+        self._lent.pop(block_index, None)  # the object goes with the last view of it; the pool may be closed
 
     def forget(self, pid: int) -> None:
         """A worker is gone; it has mapped nothing."""

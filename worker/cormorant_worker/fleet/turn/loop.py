@@ -20,7 +20,6 @@ import structlog
 
 from cormorant_worker.envs.restarts import ENV_RESTARTED
 from cormorant_worker.errors import FleetError, WorkerFailed
-from cormorant_worker.fleet.batch_queue import RoundShare
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.slot import LIVING, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import BlockPool, Source, WorkerConnection
@@ -122,8 +121,15 @@ class Inbox:
         core.events.note(
             "sealed", worker=handle.name, frames=sealed.num_frames, version=sealed.min_version, sealed=sealed
         )
-        share = RoundShare(sealed, out.ticket.block_index, handle.connection.place.attempt, out.handed_at)
-        for key in core.queue.land(out.round, slot.key, share):
+        told = core.queue.land(
+            out.round,
+            slot.key,
+            sealed,
+            block_index=out.ticket.block_index,
+            attempt=handle.connection.place.attempt,
+            handed_at=out.handed_at,
+        )
+        for key in told:
             late = core.slots[key]
             if late.worker is None or late.state not in LIVING:
                 continue
