@@ -1,36 +1,31 @@
 """What a worker's pod tells the kubelet and Prometheus: `/livez`, `/readyz` and `/metrics`. Liveness is about the
 supervisor alone: a pod without a head is alive and waits.
 
-Names and texts of metrics are those of the contract, which is not imported here: a test compares. Light:
-prometheus-client alone.
+Light: of the contract it imports the metrics alone, which need no pydantic.
 """
 
 import os
 import struct
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
 import psutil
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
+from cormorant_contract.metrics import worker as declared
+from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker import heartbeat_layout
 from cormorant_worker.heartbeat_layout import FRAMES, TIMING
+from cormorant_worker.metrics.exposition import Exposition
 from cormorant_worker.metrics.gpus import read_gpus
 from cormorant_worker.metrics.text_server import PLAIN, Answer, TextServer
 
 _HUNG_S = 60.0
-_PREFIX = "cormorant_worker_"
-ACTIVITIES = ("env", "inference", "transfer", "weights", "store", "idle", "paused", "build")
 _MEMORY_V2 = Path("/sys/fs/cgroup/memory.current")
 _MEMORY_V1 = Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")
-Family = CounterMetricFamily | GaugeMetricFamily
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,51 +50,34 @@ class PodState:
         return time.monotonic() - self.ticked < _HUNG_S
 
 
-class PodMetrics(Collector):
+class PodMetrics:
     """One pod's metrics, read when it is scraped. Counters live as long as the supervisor: actors come and go."""
 
     def __init__(self, state: PodState, *, job: str, group: str, heartbeat_file: Path) -> None:
-        self._state, self._labels, self._heartbeat_file = state, (job, group), heartbeat_file
+        self._state, self._group, self._heartbeat_file = state, group, heartbeat_file
+        self._exposition = Exposition(declared.WORKER_METRICS, collectorjob=job)
         self._actor = 0
         """Inode of the heartbeat that was read last: each actor makes a file of its own."""
         self._last = (0,) * (1 + len(ACTIVITIES))
         self._totals = [0] * (1 + len(ACTIVITIES))
         self._cpu: dict[int, float] = {}
         self._cpu_s = 0.0
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
-
-    def collect(self) -> Iterator[Family]:
-        state = self._state
-        joined, joins = int(state.is_joined), state.joins
-        yield self._family("joined", "1 if the pod's Ray node is a member of the head's cluster.", {(): joined})
-        yield self._family("joins_total", "Number of times the pod's Ray node joined a head.", {(): joins})
+        show = partial(self._exposition.show, group=self._group)
+        show(declared.JOINED, self._state.is_joined)
+        show(declared.JOINS, self._state.joins)
         self._read_heartbeat()
         frames, *spent = self._totals
-        yield self._family("frames_total", "Frames stepped by workers in this pod.", {(): frames})
-        seconds: dict[tuple[str, ...], float] = {(name,): ns / 1e9 for name, ns in zip(ACTIVITIES, spent, strict=True)}
-        yield self._family("phase_seconds_total", "Time of the worker by activity.", seconds, "phase")
-        memory = self._read_processes()
-        yield self._family("cpu_seconds_total", "CPU time of all processes of the pod.", {(): self._cpu_s})
-        words = "Memory used by the pod's cgroup, or by its processes if there is no cgroup."
-        yield self._family("memory_used_bytes", words, {(): memory})
-        gpus = tuple(read_gpus())
-        if gpus:
-            rates: dict[tuple[str, ...], float] = {(gpu.index,): gpu.utilization for gpu in gpus}
-            used: dict[tuple[str, ...], float] = {(gpu.index,): float(gpu.used_bytes) for gpu in gpus}
-            yield self._family("gpu_utilization_ratio", "Fraction of time in which a kernel was running.", rates, "gpu")
-            yield self._family("gpu_memory_used_bytes", "Memory in use, of all processes.", used, "gpu")
-
-    def _family(self, name: str, words: str, values: Mapping[tuple[str, ...], float], *labels: str) -> Family:
-        make = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-        family: Family = make(_PREFIX + name, words, labels=("collectorjob", "group", *labels))
-        for own, value in values.items():
-            family.add_metric([*self._labels, *own], value)
-        return family
+        show(declared.FRAMES, frames)
+        for activity, spent_ns in zip(ACTIVITIES, spent, strict=True):
+            show(declared.PHASE_SECONDS, spent_ns / 1e9, phase=activity)
+        show(declared.MEMORY, self._read_processes())
+        show(declared.CPU_SECONDS, self._cpu_s)
+        for gpu in read_gpus():
+            show(declared.GPU_UTILIZATION, gpu.utilization, gpu=gpu.index)
+            show(declared.GPU_MEMORY, gpu.used_bytes, gpu=gpu.index)
+        return self._exposition.text(accept)
 
     def _read_heartbeat(self) -> None:
         try:
