@@ -5,7 +5,7 @@ import pytest
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.ray.block_pool import RayBlockPool, StoreShares, writable
+from cormorant_worker.fleet.ray.block_pool import RayBlockPool, writable
 from cormorant_worker.spaces import Leaf
 
 LAYOUT = Layout(
@@ -34,23 +34,16 @@ def test_a_store_without_room_is_refused_with_figures() -> None:
 
 
 def test_fleets_of_one_process_share_the_object_store() -> None:
-    shares, size = StoreShares(), LAYOUT.size_bytes
-    first = RayBlockPool(LAYOUT, 100, store_bytes=20 * size, shares=shares)
-    assert first.limit == 16
-    for _ in range(12):
-        first.lend(pid=7)
-    second = RayBlockPool(LAYOUT, 100, store_bytes=20 * size, shares=shares)
-    assert (first.limit, second.limit, first.room, second.room) == (8, 8, 0, 8)
-    third = RayBlockPool(LAYOUT, 2, store_bytes=20 * size, shares=shares)
-    assert (first.limit, second.limit, third.limit) == (7, 7, 2)
-    first.resize(100, at_least=10)
-    assert first.limit + second.limit + third.limit == 16
-    assert first.limit >= 10
-    with pytest.raises(FleetError, match=rf"\({12 * size:,} bytes of it are other fleets' of this process\)"):
-        RayBlockPool(LAYOUT, 5, store_bytes=20 * size, shares=shares).resize(5, at_least=5)
+    size = LAYOUT.size_bytes
+    first = RayBlockPool(LAYOUT, 10, store_bytes=20 * size)
+    second = RayBlockPool(LAYOUT, 100, store_bytes=20 * size)
+    assert (first.limit, second.limit) == (10, 8)
+    with pytest.raises(FleetError, match=rf"left \({18 * size:,} bytes are theirs\)"):
+        RayBlockPool(LAYOUT, 5, store_bytes=20 * size).resize(5, at_least=5)
+    first.close()
+    second.resize(100, at_least=9)
+    assert second.limit == 16
     second.close()
-    third.close()
-    assert first.limit == 16
 
 
 def test_what_is_lent_comes_back_and_landed_arrays_are_no_copies() -> None:

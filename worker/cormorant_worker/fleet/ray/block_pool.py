@@ -16,73 +16,37 @@ from cormorant_worker.spaces import Array
 
 _USABLE = 0.8
 """Share of the object store: the rest is for weights and for objects that are being freed."""
-
-
-class StoreShares:
-    """What each fleet of a process may lay out in the object store that they share: first what each needs for one
-    round, then as much more as each wants, in equal parts.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        """Guards everything here, and the pools' limits."""
-        self._pools: WeakSet[RayBlockPool] = WeakSet()
-
-    def resize(self, pool: "RayBlockPool", wanted: int, *, at_least: int) -> None:
-        """Give a pool as many blocks as it wants, or as there is room for. Others may get fewer: they lend no more
-        until enough of theirs are back.
-
-        Raises:
-            FleetError: there is no room for `at_least`; nothing has changed.
-        """
-        with self._lock:
-            others = [known for known in self._pools if known is not pool]
-            usable = int(pool.store_bytes * _USABLE)
-            needed = sum(known.fewest * known.block_bytes for known in others)
-            if usable - needed < at_least * pool.block_bytes:
-                taken = f" ({needed:,} bytes of it are other fleets' of this process)" if others else ""
-                raise FleetError(
-                    f"Ray's object store has {pool.store_bytes:,} bytes on a node, a batch takes up to "
-                    f"{pool.block_bytes:,} and {at_least} of them must fit into {_USABLE:.0%} of it{taken}; give it "
-                    "more memory (RayOptions.object_store_bytes, or `ray start --object-store-memory`) or lower "
-                    "framesPerBatch"
-                )
-            pool.wanted, pool.fewest = wanted, at_least
-            self._pools.add(pool)
-            self._share(usable)
-
-    def leave(self, pool: "RayBlockPool") -> None:
-        """A pool needs nothing any more; the others may have its share."""
-        with self._lock:
-            self._pools.discard(pool)
-            self._share(int(pool.store_bytes * _USABLE))
-
-    def _share(self, usable: int) -> None:
-        left = usable - sum(pool.fewest * pool.block_bytes for pool in self._pools)
-        # Those that want least come first, so that what they leave goes to the others.
-        pools = sorted(self._pools, key=lambda pool: (pool.wanted - pool.fewest) * pool.block_bytes)
-        for number, pool in enumerate(pools):
-            more = min(max(0, pool.wanted - pool.fewest), left // (len(pools) - number) // pool.block_bytes)
-            pool.limit = min(pool.wanted, pool.fewest + more)
-            left -= more * pool.block_bytes
+_lock = threading.Lock()
+"""Guards `_pools` and their limits."""
+_pools: "WeakSet[RayBlockPool]" = WeakSet()
+"""Those of this process, which is connected to one cluster at a time: its fleets share that one's object store."""
 
 
 class RayBlockPool:
     """At most `limit` blocks: those that workers fill or have filled, and those that consumers hold."""
 
-    def __init__(self, layout: Layout, limit: int, *, store_bytes: int, shares: StoreShares | None = None) -> None:
+    def __init__(self, layout: Layout, limit: int, *, store_bytes: int) -> None:
         self._layout = layout
-        self.block_bytes = layout.size_bytes
-        self.store_bytes = store_bytes
-        self._shares = shares or StoreShares()  # without: this is the only fleet that uses the store
+        self._store_bytes = store_bytes
         self._next = 0
         self._lent: dict[int, Block | None] = {}
-        self.limit = self.wanted = self.fewest = 0
-        """Written by `StoreShares`."""
+        self.limit = 0
         self.resize(limit, at_least=1)
 
     def resize(self, limit: int, *, at_least: int) -> None:
-        self._shares.resize(self, limit, at_least=at_least)
+        size_bytes = self._layout.size_bytes
+        with _lock:
+            taken = sum(pool.limit * pool._layout.size_bytes for pool in _pools if pool is not self)
+            most = int(_USABLE * (self._store_bytes - taken)) // size_bytes
+            if most < at_least:
+                others = f" that other fleets of this process left ({taken:,} bytes are theirs)" if taken else ""
+                raise FleetError(
+                    f"Ray's object store has {self._store_bytes:,} bytes on a node, a batch takes up to {size_bytes:,} "
+                    f"and {at_least} of them must fit into {_USABLE:.0%} of it{others}; give it more memory "
+                    "(RayOptions.object_store_bytes, or `ray start --object-store-memory`) or lower framesPerBatch"
+                )
+            self.limit = min(limit, most)
+            _pools.add(self)
 
     @property
     def room(self) -> int:
@@ -120,7 +84,8 @@ class RayBlockPool:
         return None  # the object store's memory is Ray's
 
     def close(self) -> None:
-        self._shares.leave(self)
+        with _lock:
+            _pools.discard(self)
         self._lent.clear()
 
 

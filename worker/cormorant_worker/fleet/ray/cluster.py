@@ -5,23 +5,17 @@ import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import ray
-import structlog
 
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.ray.options import RayOptions, describe_resources
 
-log = structlog.get_logger()
-
 _CONNECT_S = 10.0
-_LOOK_AGAIN_S = 5.0
-_LOOK_S = 0.1
 
 
 class _Connection:
@@ -52,7 +46,7 @@ class RayCluster:
         self.has_connected = False
         """This object connected the process, with the options' runtime environment for all its workers."""
         self._is_holding = False
-        self._looked_at, self._is_looking, self._description = -_LOOK_AGAIN_S, False, "not said what it has"
+        self._nodes: list[dict[str, Any]] = []
         if options.address and options.address != "auto":
             _refuse_unreachable(options.address)
         with _connection.lock:
@@ -88,11 +82,8 @@ class RayCluster:
             **store,
         )
         try:
-            if options.address:
-                _in_a_thread(connect)
-            else:
-                with _signals_kept():
-                    connect()
+            with _signals_kept():
+                connect()
         except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
             if not options.address:
                 raise FleetError(f"cannot start a Ray cluster on this machine: {error}") from error
@@ -105,39 +96,24 @@ class RayCluster:
 
     def check(self) -> None:
         """Refuse to go on where this process is cut off. Waits for Ray's head."""
-        if not any(node["NodeID"] == self.node_id for node in self._living_nodes()):
+        self._nodes = [node for node in ray.nodes() if node["Alive"]]
+        if not any(node["NodeID"] == self.node_id for node in self._nodes):
             raise FleetError(
                 f"the Ray node {self.node_id} on which this process runs is gone (its raylet has ended), and with it "
                 "every worker that belongs to this process; start Ray there again, then the job"
             )
 
     def describe(self) -> str:
-        """What the living nodes have, for messages: as it was a few seconds ago, since no caller may wait for Ray's
-        head. A node that died is listed by Ray for a while; not here.
+        """What the living nodes had at the last `check`, for messages: no caller may wait for Ray's head. A node that
+        died is listed by Ray for a while; not here.
         """
-        if time.monotonic() - self._looked_at > _LOOK_AGAIN_S and not self._is_looking:
-            self._is_looking = True
-            threading.Thread(target=self._look, name="ray-nodes", daemon=True).start()
-        return self._description
-
-    def _look(self) -> None:
-        try:
-            self._living_nodes()
-        except Exception as error:  # noqa: BLE001  # the thread's edge: what was known stays known
-            log.debug("ray_nodes_unknown", reason=str(error))
-        finally:
-            self._is_looking = False
-
-    def _living_nodes(self) -> list[dict[str, Any]]:
-        alive = [node for node in ray.nodes() if node["Alive"]]
         total: dict[str, float] = {}
-        for node in alive:
+        for node in self._nodes:
             for name, amount in node["Resources"].items():
                 if not name.startswith(("node:", "memory", "object_store_memory")):
                     total[name] = total.get(name, 0.0) + amount
-        self._description = f"{len(alive)} living node{'s' * (len(alive) != 1)} with {describe_resources(total)}"
-        self._looked_at = time.monotonic()
-        return alive
+        number = len(self._nodes)
+        return f"{number} living node{'s' * (number != 1)} with {describe_resources(total)}"
 
     def store_bytes(self) -> int:
         """Object store memory of the living node that has least."""
@@ -175,50 +151,19 @@ def _refuse_unreachable(address: str) -> None:
         ) from error
 
 
-def _in_a_thread(connect: Callable[[], object]) -> None:
-    """Connect beside the main thread: an exception of a signal's handler on its way through Ray's code would abort the
-    process. Such an exception waits for the connection.
-    """
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            connect()
-        except Exception as error:  # noqa: BLE001  # the thread's edge: raised again by who waits for it
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="ray-connect", daemon=True)
-    with _signals_kept() as calm:
-        thread.start()
-        try:
-            while thread.is_alive():  # bounded by Ray's own limits
-                thread.join(_LOOK_S)
-                calm()
-        except BaseException:
-            thread.join()
-            ray.shutdown()
-            raise
-    if errors:
-        raise errors[0]
-
-
 @contextmanager
-def _signals_kept() -> Iterator[Callable[[], None]]:
+def _signals_kept() -> Iterator[None]:
     """Ray takes SIGTERM for itself as it connects; how this process ends is not its business.
 
     Its C++ part puts a handler of its own before Python's, takes the signal for a crash, calls Python's, and has the
-    process aborted by an alarm three seconds later. Yields what takes such an alarm back.
+    process aborted by an alarm three seconds later, which is taken back here.
     """
     handler = signal.getsignal(signal.SIGTERM)
-    has_alarm = signal.getitimer(signal.ITIMER_REAL)[0] > 0
-
-    def calm() -> None:
-        if not has_alarm:  # else it is the program's own
-            signal.alarm(0)
-
+    has_alarm = signal.getitimer(signal.ITIMER_REAL)[0] > 0  # it is the program's own
     try:
-        yield calm
+        yield
     finally:
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)
-        calm()
+        if not has_alarm:
+            signal.alarm(0)

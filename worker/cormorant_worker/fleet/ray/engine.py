@@ -14,7 +14,7 @@ from cormorant_worker.collect.block import Layout
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
-from cormorant_worker.fleet.ray.block_pool import RayBlockPool, StoreShares
+from cormorant_worker.fleet.ray.block_pool import RayBlockPool
 from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.ray.connection import ObjectPayload, RayConnection
 from cormorant_worker.fleet.ray.options import RayOptions, demand_of
@@ -22,9 +22,6 @@ from cormorant_worker.fleet.transport import WorkerConnection
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.cached import NOTHING_SETTLED, Settled
 from cormorant_worker.worker.messages import Start
-
-_SHARES = StoreShares()
-"""This process is connected to one cluster at a time, and its fleets share that one's object store."""
 
 
 class RayEngine:
@@ -118,7 +115,7 @@ class RayEngine:
         return max(1, available_cpus() // num_workers) if self.cluster.is_own else 0
 
     def make_blocks(self, layout: Layout, limit: int) -> RayBlockPool:
-        self._blocks = RayBlockPool(layout, limit, store_bytes=self.cluster.store_bytes(), shares=_SHARES)
+        self._blocks = RayBlockPool(layout, limit, store_bytes=self.cluster.store_bytes())
         return self._blocks
 
     def share(self, data: bytes | memoryview | SharedMemory) -> ObjectPayload:
