@@ -4,18 +4,17 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.envs.restarts import RESTART_WINDOW_S
 from cormorant_worker.fleet.scheduler import SlotKey
 from cormorant_worker.fleet.slot import WorkerHandle
-from cormorant_worker.fleet.stats import GroupStats
+from cormorant_worker.fleet.stats import GroupStats, RestartReason
 from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import Sealed
 
-RestartReason = Literal["crash", "hang", "error"]
 _RECENT = 100
 _SHARE = 10
 """An environment keeps failing where one worker has restarted environments this fraction of its limit."""

@@ -6,11 +6,13 @@ from math import isfinite
 from statistics import fmean
 from typing import Literal, TypeVar
 
+from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_contract.stats import Stats
 from cormorant_worker.normalize.moments import StatisticsGlance
-from cormorant_worker.weights.staged import PolicyVersion
+from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 
 K = TypeVar("K")
+RestartReason = Literal["crash", "hang", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +51,19 @@ class WorkerStats:
 class GroupStats:
     """One worker group, with those of its workers that are gone."""
 
-    desired: int
+    desired: int = 0
     """Slots that are to be filled."""
-    ready: int
+    ready: int = 0
     """Workers that may collect."""
-    starting: int
-    stepped_frames: int
+    starting: int = 0
+    stepped_frames: int = 0
     """So far."""
-    spent_s: Mapping[str, float]
-    """Seconds of all workers by activity: `cormorant_contract.metrics.labels.ACTIVITIES`."""
-    restarts: Mapping[Literal["crash", "hang", "error"], int]
+    spent_s: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
+    """Seconds of all workers by activity."""
+    restarts: Mapping[RestartReason, int] = field(default_factory=lambda: {"crash": 0, "hang": 0, "error": 0})
     """Workers replaced so far, by reason."""
-    env_restarts: int
-    min_version: PolicyVersion
+    env_restarts: int = 0
+    min_version: PolicyVersion = INITIAL_VERSION
     """The oldest that acts in it."""
     policy_call: str = ""
     """How its newest worker calls the policy, and what it cost to find out; empty with `compile: off`."""
@@ -73,12 +75,12 @@ class FleetStats:
 
     frames: int
     """Frames accepted by the output: what `totalFrames` counts."""
-    settled_frames: int
+    settled_frames: int = 0
     """Those of them that cannot be lost any more: consumers are done with them, or they were dropped as the oldest, or
     are in a dataset."""
-    stepped_frames: int
+    stepped_frames: int = 0
     """Frames stepped so far, those of unfinished batches among them: for rates."""
-    total_frames: int | None
+    total_frames: int | None = None
     episodes: int = 0
     """Episodes ended so far."""
     recent_returns: tuple[float, ...] = ()
@@ -91,7 +93,7 @@ class FleetStats:
     variants."""
     task_episodes: Mapping[str, int] = field(default_factory=dict)
     """Episodes by variant; empty without variants."""
-    version: PolicyVersion
+    version: PolicyVersion = INITIAL_VERSION
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Frames that were stepped and never delivered, by reason: crash, stale, drop_oldest, drain, restore, seed."""
     restarts: int = 0

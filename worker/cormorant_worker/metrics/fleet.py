@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics import head as declared
 from cormorant_contract.metrics.head import FLEET_METRICS
-from cormorant_contract.metrics.labels import ACTIVITIES, BOUND, END, SIDE
+from cormorant_contract.metrics.labels import BOUND, END, SIDE
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.stats import FleetStats, GroupStats
 from cormorant_worker.metrics.exposition import Exposition, observe_all
 from cormorant_worker.metrics.gpus import read_gpus
 from cormorant_worker.metrics.text_server import PLAIN, Answer, TextServer
-from cormorant_worker.weights.staged import INITIAL_VERSION
 from cormorant_worker.worker.messages import Sealed
 
 if TYPE_CHECKING:
@@ -67,7 +66,14 @@ class FleetMetrics:
             show(declared.QUEUE_CAPACITY, spec.output.queue.capacity_batches)
         versions = {"version": _version("cormorant"), "python": platform.python_version(), "torch": _version("torch")}
         show(declared.BUILD_INFO, 1, **versions)
-        self.sample(_before_the_start(job, floor_frames))
+        # Zeros, so that every series exists before the fleet does.
+        zeros = FleetStats(
+            frames=floor_frames,
+            dropped={"crash": 0, "stale": 0},
+            groups=dict.fromkeys(self._groups, GroupStats()),
+            queue_waits_s=dict.fromkeys(SIDE.values, 0.0),
+        )
+        self.sample(zeros)
 
     def on_fleet_event(self, event: FleetEvent) -> None:
         if event.sealed is not None:
@@ -186,30 +192,6 @@ class _GroupMetrics:
         for reason, restarts in stats.restarts.items():
             show(declared.WORKER_RESTARTS, restarts, group=name, reason=reason)
         show(declared.ENV_RESTARTS, stats.env_restarts, group=name)
-
-
-def _before_the_start(job: CollectorJob, frames: int) -> FleetStats:
-    """Zeros, so that every series exists before the fleet does."""
-    group = GroupStats(
-        desired=0,
-        ready=0,
-        starting=0,
-        stepped_frames=0,
-        spent_s=dict.fromkeys(ACTIVITIES, 0.0),
-        restarts={"crash": 0, "hang": 0, "error": 0},
-        env_restarts=0,
-        min_version=INITIAL_VERSION,
-    )
-    return FleetStats(
-        frames=frames,
-        settled_frames=0,
-        stepped_frames=0,
-        total_frames=None,
-        version=INITIAL_VERSION,
-        dropped={"crash": 0, "stale": 0},
-        groups={found.name: group for found in job.spec.worker_groups},
-        queue_waits_s=dict.fromkeys(SIDE.values, 0.0),
-    )
 
 
 def _version(package: str) -> str:
