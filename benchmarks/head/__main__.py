@@ -46,9 +46,9 @@ class TimedLoop(FleetLoop):
         """By the clock, and of a processor."""
         super().__init__(*args)
 
-    def _turn(self, ready: Any) -> bool:
+    def _turn(self) -> bool:
         began, used = time.perf_counter(), time.thread_time()
-        has_more = super()._turn(ready)
+        has_more = super()._turn()
         self.turns_ms.append(((time.perf_counter() - began) * 1e3, (time.thread_time() - used) * 1e3))
         return has_more
 

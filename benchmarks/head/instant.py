@@ -124,9 +124,6 @@ class InstantConnection:
     def kill(self) -> None:
         self.is_open = False
 
-    def wait(self, timeout_s: float) -> bool:
-        return True
-
     def close(self) -> None:
         self.is_open = False
 

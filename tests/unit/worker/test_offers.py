@@ -20,7 +20,7 @@ def test_a_worker_that_leaves_gets_the_version_that_its_ticket_waits_for() -> No
     (slot,) = slots.wanted
     slots.move(slot, SlotState.STARTING)
     connection: Any = FakeConnection()
-    slots.fill(slot, worker := WorkerHandle(slot, connection, slots.stuck, last_progress=0.0))
+    slots.fill(slot, worker := WorkerHandle(slot, connection, set(), last_progress=0.0))
     for state in (SlotState.READY, SlotState.WORKING):
         slots.move(slot, state)
     offers = Offers(slots, Events())

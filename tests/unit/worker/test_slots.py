@@ -48,14 +48,14 @@ def test_a_worker_that_leaves_keeps_what_it_reached() -> None:
     slots = make_slots()
     (slot,) = slots.wanted
     slots.move(slot, S.STARTING)
-    slots.fill(slot, worker := WorkerHandle(slot, FakeConnection(), slots.stuck, last_progress=0.0))  # type: ignore[arg-type]
+    slots.fill(slot, worker := WorkerHandle(slot, FakeConnection(), set(), last_progress=0.0))  # type: ignore[arg-type]
     facts = [(worker.is_ready, worker.has_worked, worker.gets_weights)]
     for state in (S.READY, S.WORKING, S.LEAVING, S.FINISHING):
         slots.move(slot, state)
         facts.append((worker.is_ready, worker.has_worked, worker.gets_weights))
         slots.validate()
     assert facts == [(False,) * 3, (True, False, True), (True,) * 3, (True, True, False), (True, True, False)]
-    slots.lose(slot, lambda: None)
+    slots.move(slot, SlotState.GONE)
     assert (worker.is_gone, list(slots.workers), slots.is_empty) == (True, [], False)
     slots.vacate(slot)
     assert (slot.state, slot.worker, slots.is_empty) == (S.VACANT, None, True)

@@ -12,6 +12,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import CormorantError, WorkerFailed
 from cormorant_worker.fleet.background import BackgroundTasks
 from cormorant_worker.fleet.batch_queue import BatchQueue
+from cormorant_worker.fleet.connections import Connections
 from cormorant_worker.fleet.counters import EnvFailures, FleetCounters
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.hang_detector import HangDetector
@@ -47,7 +48,7 @@ class FleetCore:
         """What the first worker told, once memory and dataset are laid out."""
         collection, queue = job.spec.collection, job.spec.output.queue
         self.waker, self.events = Waker(), Events()
-        self.background = BackgroundTasks(self.waker.wake)
+        self.background, self.connections = BackgroundTasks(self.waker.wake), Connections(self.waker)
         self.is_paused, self.is_closing = options.starts_paused, False
         self.error: CormorantError | None = None
         """Why the fleet cannot go on: the first cause."""

@@ -33,7 +33,7 @@ from cormorant_worker.fleet.slot import SlotState, WorkerHandle
 from cormorant_worker.fleet.stats import FleetStats, WorkerReceipts, WorkerStats
 from cormorant_worker.fleet.transport import Engine, Payload
 from cormorant_worker.fleet.turn.life import SlotLife
-from cormorant_worker.fleet.turn.loop import ConnectionSelector, FleetLoop, Inbox
+from cormorant_worker.fleet.turn.loop import FleetLoop
 from cormorant_worker.fleet.turn.quiesce import Quiesce
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.spaces import Array, Space
@@ -94,10 +94,9 @@ class WorkerFleet:
         self.episodes = core.episodes
         self._life = SlotLife(core)
         self._quiesce = Quiesce(core, self._changed, self._life)
-        self._selector = ConnectionSelector(core, Inbox(core, self._life))
-        self._loop = self.loop(core, self._changed, self._selector, self._life, self._quiesce)
+        self._loop = self.loop(core, self._changed, self._life, self._quiesce)
         try:
-            self._engine.open(self._selector.note_news)
+            self._engine.open(core.connections.note_news)
             assert self.options.workers is not None  # the engine completed them
             self._life.resize(self.options.workers)
             self._loop.start()
@@ -135,11 +134,9 @@ class WorkerFleet:
         for handle in tuple(core.slots.workers):
             log.warning("worker_killed", worker=handle.name, reason="it did not end in time")
             handle.connection.close()
-        for _, see_off in core.slots.parted:
-            see_off()
         core.background.finish(self._changed, timeout_s=_CLOSE_S)  # workers that were being started or seen off
         core.waker.close()
-        self._selector.close()
+        core.connections.close()
         core.slots.clear()
         core.offers.clear()
         if core.dataset is not None:

@@ -155,10 +155,9 @@ class WorkerHandle:
     tickets: dict[int, TicketOut] = field(default_factory=dict)
     reached: SlotState = SlotState.BUILDING
     """The last of BUILDING, READY, WORKING that it was in. Written by `Slots.move`."""
-    sync: Question | None = None
-    """The reply to it puts it to work, where there are no weights to offer."""
     offer: Question | None = None
-    """The offer of weights that it has not answered. It gets no other one before."""
+    """The offer of weights that it has not answered, or what it was asked first in place of one. It gets no other one
+    before."""
     offered: PolicyVersion = INITIAL_VERSION
     """The version that it was offered last."""
     refusal: tuple[PolicyVersion, str] = (INITIAL_VERSION, "")

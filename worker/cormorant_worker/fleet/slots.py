@@ -1,6 +1,6 @@
 """All slots of a fleet: which are wanted, and which are in which state."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain, count, islice
 
@@ -31,12 +31,6 @@ class Slots:
         """Wanted slots by group."""
         self._in: dict[SlotState, dict[Slot, None]] = {state: {} for state in SlotState}
         """By state, in the order in which they entered it."""
-        self.stuck: set[WorkerHandle] = set()
-        """Workers that do not read as fast as they are sent; the selector takes them out."""
-        self.joined: deque[WorkerHandle] = deque()
-        """Workers whose connections the selector does not know yet; it takes them out."""
-        self.parted: deque[tuple[WorkerHandle, Callable[[], None]]] = deque()
-        """Workers that the selector may forget, and what to call then; it takes them out."""
 
     # -- what there is -----------------------------------------------------------------------------------------
 
@@ -141,13 +135,6 @@ class Slots:
     def fill(self, slot: Slot, handle: WorkerHandle) -> None:
         slot.worker = handle
         self.move(slot, SlotState.BUILDING)
-        self.joined.append(handle)
-
-    def lose(self, slot: Slot, then: Callable[[], None]) -> None:
-        """A slot's worker has ended, or is being ended. `then`: called once it is not listened to any more."""
-        assert slot.worker is not None, slot
-        self.move(slot, SlotState.GONE)
-        self.parted.append((slot.worker, then))
 
     def vacate(self, slot: Slot) -> None:
         """Nothing is left of a slot's worker, or it could not be started."""

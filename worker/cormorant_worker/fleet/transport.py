@@ -91,13 +91,12 @@ class WorkerConnection(Protocol):
     # -- may take long ------------------------------------------------------------------------------------------
 
     def describe_end(self) -> str:
-        """How the worker ended, as a clause: "was killed by SIGSEGV while building"."""
+        """How the worker ended, as a clause: "was killed by SIGSEGV while building". Waits a moment for its end, which
+        comes after that of its connection.
+        """
 
     def kill(self) -> None:
         """End the worker at once. May be called twice, and from any thread."""
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the worker to end. False when it has not after `timeout_s`."""
 
     def close(self) -> None:
         """Kill what is left and let go of everything."""

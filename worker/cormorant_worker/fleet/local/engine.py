@@ -23,6 +23,8 @@ from cormorant_worker.wire.messages import MessageSocket
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
 from cormorant_worker.worker.messages import Request, Start, Ticket
 
+_ENDING_S = 1.0
+"""For a process whose sockets have closed to have ended."""
 _OBEYED_S = 5.0
 """A fork server that is not importing kills at once."""
 _MOST_MESSAGES = 64
@@ -113,8 +115,7 @@ class WorkerProcess:
             self.control.send(request, *([] if payload is None else [payload.memory.descriptor]))
 
     def describe_end(self) -> str:
-        # Its sockets close a moment before it has ended.
-        code = self._return_code(timeout_s=0.5)
+        code = self._return_code(timeout_s=_ENDING_S)
         doing = f"while {self.phase.name.lower()}"
         if code is None:
             return self._fork_server.describe_end() or f"closed its connection {doing}"
@@ -126,11 +127,11 @@ class WorkerProcess:
         if self._is_closed:
             return
         self._fork_server.kill(self._number)
-        if not self.wait(_OBEYED_S):
+        if not self._has_ended(_OBEYED_S):
             kill_alone(self.pid, self.data)
-            self.wait(10)
+            self._has_ended(10)
 
-    def wait(self, timeout_s: float) -> bool:
+    def _has_ended(self, timeout_s: float) -> bool:
         if self._return_code(timeout_s) is not None or not self.pid:
             return True
         try:

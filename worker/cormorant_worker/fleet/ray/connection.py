@@ -230,10 +230,6 @@ class RayConnection:
         if reason:
             log.warning("node_not_drained", node=self._node_id, reason=reason)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Nothing to wait for: Ray has said how it ended, or never will."""
-        return not self.is_open
-
     def close(self) -> None:
         self.is_open = False
         self.kill()

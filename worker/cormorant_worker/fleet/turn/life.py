@@ -15,9 +15,9 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import CormorantError, DeviceUnavailable, WorkerFailed
 from cormorant_worker.fleet.core import FleetCore
-from cormorant_worker.fleet.counters import RestartReason
 from cormorant_worker.fleet.file_limit import raise_file_limit
 from cormorant_worker.fleet.slot import Slot, SlotState, TicketOut, WorkerHandle
+from cormorant_worker.fleet.stats import RestartReason
 from cormorant_worker.fleet.transport import WorkerConnection
 from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import (
@@ -40,8 +40,8 @@ _MOST_STARTS = _MOST_GRANTS = _MOST_FINISHES = 24
 """In one turn; the others in the next, which follows at once: callers get the condition in between."""
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 30.0
-_ENDING_S = 1.0
-"""For a process whose sockets have closed to have ended."""
+_DURABLE_S = 1.0
+"""Between two looks at the manifest of a worker that was killed."""
 _POD_ENDS_S = 10.0
 """A misplaced worker's pod has ended by then: the next worker is not placed there, too."""
 
@@ -54,16 +54,15 @@ def _see_off(
     """
     if is_killed:
         connection.kill()
-    else:
-        connection.wait(_ENDING_S)
-    how = "" if is_told else connection.describe_end()
+    told = connection.describe_end()
+    how = "" if is_told else told
     connection.close()
     if durable_frames is None:
         return how, None
     durable = durable_frames()
     while is_killed:
         # On another machine it may have been in the middle of its manifest.
-        time.sleep(_ENDING_S)
+        time.sleep(_DURABLE_S)
         before, durable = durable, durable_frames()
         if durable == before:
             break
@@ -165,8 +164,9 @@ class SlotLife:
             core.slots.vacate(slot)
             core.fail(connection, what="start a worker")
             return
-        handle = WorkerHandle(slot, connection, core.slots.stuck, last_progress=core.hang_detector.lived_s)
+        handle = WorkerHandle(slot, connection, core.connections.stuck, last_progress=core.hang_detector.lived_s)
         core.slots.fill(slot, handle)
+        core.connections.add(handle)
         core.servers.joined(handle)
         self.tell_spaces(handle)
         core.hang_detector.add(handle)
@@ -200,7 +200,7 @@ class SlotLife:
                 return  # the dataset had all frames already: it is sent home in this turn
             handle.send(Begin(dataset_uri=core.dataset_uri, seal_after_s=core.options.seal_after_s))
         if not core.offers.offer_next(handle):
-            handle.sync = handle.ask(ResumeStepping())
+            handle.offer = handle.ask(ResumeStepping(), is_awaited=False)  # the reply puts it to work all the same
         if core.is_paused and not slot.is_server:
             handle.tell(PauseStepping())
         event = "inference_server_ready" if slot.is_server else "worker_ready"
@@ -325,7 +325,9 @@ class SlotLife:
         ask = partial(core.dataset.durable_frames, part) if core.dataset is not None else None
         see_off = partial(_see_off, handle.connection, is_killed=is_killed, is_told=is_told, durable_frames=ask)
         bury = partial(self._bury, handle, reason=reason, kind=kind, is_misplaced=is_misplaced)
-        core.slots.lose(slot, lambda: core.background.submit(see_off, bury))
+        core.slots.move(slot, SlotState.GONE)
+        core.connections.remove(handle)
+        core.background.submit(see_off, bury)
         core.scheduler.may_not_collect(slot.key)
         core.servers.gone(slot)
         core.counters.parted(handle)
