@@ -28,7 +28,7 @@ from cormorant_worker.fleet.batch_queue import Loan, LoanPart
 def blocks_of(quotas: Sequence[Sequence[int]], *, index: int = 0, **options: object) -> list[Block]:
     """Blocks that one collector fills one after another; quotas are frames of each environment."""
     rows = max(max(quota) for quota in quotas)
-    seeds = SeedPath(seed=SEEDS.job_seed, index=index)
+    seeds = SeedPath(seed=SEEDS.seed, index=index)
     with make_collector(num_envs=len(quotas[0]), seeds=seeds, **options) as collector:
         found = []
         block = Block(collector.layout(rows))
