@@ -1,16 +1,16 @@
 """How `cormorant run` shows a fleet: a live bar on a terminal, plain lines into a pipe, JSON lines for machines.
 
-Plain data in, text out; `run.py` fills the data from the fleet. Log events of the fleet go to stderr in all three. The
-main thread calls a display, the fleet's thread `log` as well, and a signal handler `close`, maybe for the second time.
+Log events of the fleet go to stderr in all three. The main thread calls a display, the fleet's thread `log` as well,
+and a signal handler `close`, maybe for the second time.
 """
 
 import contextlib
 import json
 import sys
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from rich.console import Console, Group
@@ -21,6 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from cormorant_cli.printing import RECENT_EPISODES, counted, size_of
+
+if TYPE_CHECKING:
+    from cormorant_contract.stats import Stats
+    from cormorant_worker.fleet.stats import FleetStats
 
 Event = Mapping[str, object]
 
@@ -45,58 +49,24 @@ class RunPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerView:
-    name: str
-    phase: str
-    attempt: int
-    frames: int
-    version: int
-    env_restarts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    frames: int
-    """Frames that count: accepted by the output, those of earlier runs of the dataset among them."""
-    total_frames: int | None
+class Snapshot:
+    fleet: "FleetStats"
     fps: float
-    """Frames stepped per second: over the last ten seconds, at the end over the whole run."""
-    episodes: int
-    mean_return: float | None
-    """Over the last episodes, 100 at most; None before the first has ended."""
-    mean_length: float | None
-    version: int
-    restarts: int
-    dropped: Mapping[str, int]
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
-    """Means of the manifest's episodeMetrics over the same episodes, by name; None: no number among them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot(Counts):
-    queued_batches: int
-    workers: tuple[WorkerView, ...]
+    """Frames stepped per second over the last ten seconds."""
     waits_for: str = ""
     """Why nothing is collected at the moment, in a sentence; empty while frames come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """Where a head is served, for people and programs on this machine."""
-
-    url: str
-    page: str
-    """Address of the live page; its fragment is a token, which browsers do not send."""
-    token_file: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary(Counts):
+class Summary:
     reason: Literal["done", "already_complete", "interrupted"]
+    stats: "Stats"
     new_frames: int
     """Those of this run."""
     seconds: float
     """From the first ticket to the end of the last worker."""
+    fps: float
+    """Frames of this run that count, per second."""
     dataset: str
     dataset_bytes: int | None
     """Size of the dataset's shards; None without a dataset."""
@@ -129,18 +99,29 @@ class JsonDisplay:
     def begin(self, plan: RunPlan) -> None:
         _echo_json("started", asdict(plan))
 
-    def serving(self, serving: Serving) -> None:
-        """`{"event": "serving", ...}`, without the token: programs read the file."""
-        _echo_json("serving", {"url": serving.url, "token_file": serving.token_file})
+    def serving(self, url: str, *, page: str, token_file: str) -> None:
+        """`{"event": "serving", ...}`, without the page's token: programs read the file."""
+        _echo_json("serving", {"url": url, "token_file": token_file})
 
     def progress(self, snapshot: Snapshot) -> None:
-        _echo_json("progress", asdict(snapshot))
+        stats = snapshot.fleet.summary()
+        workers = [asdict(worker) for worker in snapshot.fleet.workers]
+        rest = {"queued_batches": stats.queued_batches, "workers": workers, "waits_for": snapshot.waits_for}
+        _echo_json("progress", {**_counts(stats, snapshot.fps), **rest})
 
     def log(self, event: Event) -> None:
         _to_stderr(json.dumps(dict(event), default=str))
 
     def end(self, summary: Summary) -> None:
-        _echo_json("finished", asdict(summary))
+        own = {
+            "reason": summary.reason,
+            "new_frames": summary.new_frames,
+            "seconds": summary.seconds,
+            "dataset": summary.dataset,
+            "dataset_bytes": summary.dataset_bytes,
+            "was_served": summary.was_served,
+        }
+        _echo_json("finished", {**_counts(summary.stats, summary.fps), **own})
 
     def fail(self, message: str, exit_code: int) -> None:
         """`{"event": "failed", ...}`: machines read the reason where they read the rest."""
@@ -158,12 +139,13 @@ class PlainDisplay:
         self._last_wait = ""
 
     def begin(self, plan: RunPlan) -> None:
-        typer.echo(_opening(plan))
-        typer.echo(f"{_starting(plan)} ...")
+        self._say(_opening(plan))
+        self._say(f"{_starting(plan)} ...")
 
-    def serving(self, serving: Serving) -> None:
-        for line in _serving_lines(serving):
-            typer.echo(line)
+    def serving(self, url: str, *, page: str, token_file: str) -> None:
+        """Lines to click and to copy."""
+        self._say(f"live page: {page}")
+        self._say(f"REST API: {url}{f'; tokens are in {token_file}' if token_file else ''}")
 
     def progress(self, snapshot: Snapshot) -> None:
         """One line; while the job waits, one line in all."""
@@ -173,31 +155,38 @@ class PlainDisplay:
         if wait and wait == self._last_wait:
             return
         self._last_wait = wait
+        stats = snapshot.fleet.summary()
         if wait:
-            typer.echo(f"{snapshot.waits_for} ({_amount(snapshot)})")
+            self._say(f"{snapshot.waits_for} ({_amount(stats)})")
             return
-        parts = (_amount(snapshot), f"{snapshot.fps:,.0f} frames/s", *_details(snapshot), _workers_line(snapshot))
-        typer.echo(", ".join(parts))
+        parts = (_amount(stats), f"{snapshot.fps:,.0f} frames/s", *_details(stats), _workers_line(snapshot.fleet))
+        self._say(", ".join(parts))
 
     def log(self, event: Event) -> None:
         _to_stderr(_log_line(event))
 
     def end(self, summary: Summary) -> None:
+        self.close()
         for line in summary_lines(summary):
             typer.echo(line)
 
-    def fail(self, message: str, exit_code: int) -> None: ...
+    def fail(self, message: str, exit_code: int) -> None:
+        self.close()
 
     def close(self) -> None: ...
 
+    def _say(self, line: str) -> None:
+        typer.echo(line)
 
-class LiveDisplay:
-    """A bar that stays at the bottom of the terminal; log events scroll above it."""
+
+class LiveDisplay(PlainDisplay):
+    """A bar that stays at the bottom of the terminal; log events and lines scroll above it."""
 
     interval_s = 0.2
 
     def __init__(self, console: Console, *, shares_stderr: bool) -> None:
         """Draw on a console; `shares_stderr` says that what goes to stderr lands there too."""
+        super().__init__()
         self._console = console
         self._shares_stderr = shares_stderr
         self._job = ""
@@ -206,55 +195,37 @@ class LiveDisplay:
     def begin(self, plan: RunPlan) -> None:
         """Show that workers are starting, which takes seconds."""
         self._job = plan.job
-        self._console.print(Text(_opening(plan)))
+        self._say(_opening(plan))
         self._live.start()
         self._live.update(Spinner("dots", text=Text(_starting(plan))))
 
-    def serving(self, serving: Serving) -> None:
-        """Lines that stay above the bar, to click and to copy."""
-        for line in _serving_lines(serving):
-            self._console.print(Text(line), soft_wrap=True)
-
     def progress(self, snapshot: Snapshot) -> None:
+        stats = snapshot.fleet.summary()
         top = Table.grid(padding=(0, 2))
         bar = ProgressBar(
-            total=snapshot.total_frames or 1,
-            completed=min(snapshot.frames, snapshot.total_frames or 1),
+            total=stats.total_frames or 1,
+            completed=min(stats.frames, stats.total_frames or 1),
             width=min(_BAR_WIDTH, max(8, self._console.width // 4)),
-            pulse=snapshot.total_frames is None,
+            pulse=stats.total_frames is None,
         )
         top.add_row(
             Text(self._job, style="bold", no_wrap=True),
             bar,
-            Text(_amount(snapshot), no_wrap=True),
+            Text(_amount(stats), no_wrap=True),
             Text(f"{snapshot.fps:,.0f} frames/s", style="bold cyan", no_wrap=True),
-            Text(_time_left(snapshot), style="dim", no_wrap=True),
+            Text(_time_left(stats, snapshot.fps), style="dim", no_wrap=True),
         )
-        shown = Group(
-            top,
-            Text(" · ".join(_details(snapshot)), no_wrap=True, overflow="ellipsis"),
-            Text(snapshot.waits_for, style="bold yellow", no_wrap=True, overflow="ellipsis")
-            if snapshot.waits_for
-            else Text(_workers_line(snapshot), style="dim", no_wrap=True, overflow="ellipsis"),
-        )
-        self._live.update(shown)
+        last = Text(_workers_line(snapshot.fleet), style="dim", no_wrap=True, overflow="ellipsis")
+        if snapshot.waits_for:
+            last = Text(snapshot.waits_for, style="bold yellow", no_wrap=True, overflow="ellipsis")
+        self._live.update(Group(top, Text(" · ".join(_details(stats)), no_wrap=True, overflow="ellipsis"), last))
 
     def log(self, event: Event) -> None:
-        if not self._shares_stderr:
-            _to_stderr(_log_line(event))
-            return
-        style = "yellow" if event.get("level") in _LOUD else "dim"
-        with contextlib.suppress(OSError):
-            self._console.print(Text(_log_line(event), style=style), soft_wrap=True)
-
-    def end(self, summary: Summary) -> None:
-        """A few lines instead of the bar."""
-        self.close()
-        for line in summary_lines(summary):
-            typer.echo(line)
-
-    def fail(self, message: str, exit_code: int) -> None:
-        self.close()
+        if self._shares_stderr:
+            with contextlib.suppress(OSError):
+                self._say(_log_line(event), style="yellow" if event.get("level") in _LOUD else "dim")
+        else:
+            super().log(event)
 
     def close(self) -> None:
         """Take the bar away and show the cursor."""
@@ -262,8 +233,11 @@ class LiveDisplay:
             self._live.stop()
             self._console.show_cursor(True)
 
+    def _say(self, line: str, *, style: str = "") -> None:
+        self._console.print(Text(line, style=style), soft_wrap=True)
 
-Display = JsonDisplay | PlainDisplay | LiveDisplay
+
+Display = JsonDisplay | PlainDisplay
 
 
 def choose_display(*, as_json: bool) -> Display:
@@ -279,38 +253,53 @@ def choose_display(*, as_json: bool) -> Display:
 
 def summary_lines(summary: Summary) -> list[str]:
     """What a person wants to know at the end, and what to do next."""
+    stats = summary.stats
     if summary.reason == "already_complete":
         return [
-            f"nothing to do: the dataset at {summary.dataset} already has {summary.frames:,} frames",
-            f"to collect more, raise totalFrames (now {summary.total_frames or 0:,}) or change output.dataset.uri",
+            f"nothing to do: the dataset at {summary.dataset} already has {stats.frames:,} frames",
+            f"to collect more, raise totalFrames (now {stats.total_frames or 0:,}) or change output.dataset.uri",
         ]
     verb = "collected" if summary.reason == "done" else "stopped after"
-    played = counted(summary.episodes, "episode")
-    if summary.mean_return is not None and summary.mean_length is not None:
-        last = min(summary.episodes, RECENT_EPISODES)
-        played += (
-            f"; mean return {summary.mean_return:.2f} and mean length {summary.mean_length:.1f} over the last {last}"
-        )
-        played += "".join(f"; {name} {value:.3g}" for name, value in summary.metrics.items() if value is not None)
+    played = counted(stats.episodes, "episode")
+    if stats.mean_return is not None and stats.mean_length is not None:
+        last = min(stats.episodes, RECENT_EPISODES)
+        played += f"; mean return {stats.mean_return:.2f} and mean length {stats.mean_length:.1f} over the last {last}"
+        played += "".join(f"; {metric}" for metric in _metrics(stats))
     rate = (
         f" in {summary.seconds:.1f} s: {summary.fps:,.0f} frames/s"
         if summary.fps
         else " while the last workers started"
     )
     lines = [f"{verb} {summary.new_frames:,} frames{rate}", played]
-    if summary.dropped:
-        lines.append(f"dropped frames: {_counts(summary.dropped)}")
+    if stats.dropped:
+        lines.append(f"dropped frames: {_dropped(stats)}")
     if not summary.dataset and summary.was_served:
         return [*lines, "batches that no consumer acknowledged were not kept; add output.dataset to keep everything"]
     if not summary.dataset:
         return [*lines, "the frames were counted but not kept; add output.dataset, or read them with open_fleet()"]
     size = size_of(summary.dataset_bytes or 0)
-    lines.append(f"dataset: {summary.dataset}, {summary.frames:,} frames, {size}")
+    lines.append(f"dataset: {summary.dataset}, {stats.frames:,} frames, {size}")
     if summary.reason == "interrupted":
         lines.append("run the same command again to continue")
     else:
         lines.append(f"next: cormorant dataset verify {summary.dataset}")
     return lines
+
+
+def _counts(stats: "Stats", fps: float) -> dict[str, object]:
+    """What the events of progress and of the end have alike."""
+    return {
+        "frames": stats.frames,
+        "total_frames": stats.total_frames,
+        "fps": fps,
+        "episodes": stats.episodes,
+        "mean_return": stats.mean_return,
+        "mean_length": stats.mean_length,
+        "version": stats.version,
+        "restarts": stats.restarts,
+        "dropped": dict(stats.dropped),
+        "metrics": dict(stats.metric_means),
+    }
 
 
 def _opening(plan: RunPlan) -> str:
@@ -323,54 +312,53 @@ def _opening(plan: RunPlan) -> str:
     return f"{plan.job}: {frames} of {plan.env}; {workers}{target}"
 
 
-def _serving_lines(serving: Serving) -> list[str]:
-    tokens = f"; tokens are in {serving.token_file}" if serving.token_file else ""
-    return [f"live page: {serving.page}", f"REST API: {serving.url}{tokens}"]
-
-
 def _starting(plan: RunPlan) -> str:
     return f"starting {counted(plan.workers, 'worker')}: importing PyTorch and the environments takes 5 to 30 s"
 
 
-def _amount(snapshot: Snapshot) -> str:
-    if snapshot.total_frames is None:
-        return f"{snapshot.frames:,} frames"
-    share = snapshot.frames / snapshot.total_frames
-    return f"{snapshot.frames:,} of {snapshot.total_frames:,} frames ({min(share, 1.0):.0%})"
+def _amount(stats: "Stats") -> str:
+    if stats.total_frames is None:
+        return f"{stats.frames:,} frames"
+    share = stats.frames / stats.total_frames
+    return f"{stats.frames:,} of {stats.total_frames:,} frames ({min(share, 1.0):.0%})"
 
 
-def _details(snapshot: Snapshot) -> list[str]:
-    parts = [counted(snapshot.episodes, "episode")]
-    if snapshot.mean_return is not None and snapshot.mean_length is not None:
-        parts += [f"return {snapshot.mean_return:.2f}", f"length {snapshot.mean_length:.1f}"]
-        parts += [f"{name} {value:.3g}" for name, value in snapshot.metrics.items() if value is not None]
-    parts.append(f"policy version {snapshot.version}")
-    if snapshot.dropped:
-        parts.append(f"dropped {_counts(snapshot.dropped)}")
-    return parts
+def _details(stats: "Stats") -> Iterator[str]:
+    yield counted(stats.episodes, "episode")
+    if stats.mean_return is not None and stats.mean_length is not None:
+        yield f"return {stats.mean_return:.2f}"
+        yield f"length {stats.mean_length:.1f}"
+        yield from _metrics(stats)
+    yield f"policy version {stats.version}"
+    if stats.dropped:
+        yield f"dropped {_dropped(stats)}"
 
 
-def _workers_line(snapshot: Snapshot) -> str:
-    shown = [f"{worker.name} {worker.phase}" for worker in snapshot.workers[:_MOST_WORKERS]]
-    if len(snapshot.workers) > _MOST_WORKERS:
-        shown.append(f"and {len(snapshot.workers) - _MOST_WORKERS} more")
-    restarts = [f"{snapshot.restarts} restarted"] if snapshot.restarts else []
-    env_restarts = sum(worker.env_restarts for worker in snapshot.workers)
-    restarts += [f"{counted(env_restarts, 'environment')} restarted"] if env_restarts else []
-    return "workers: " + ", ".join([*shown, *restarts])
+def _metrics(stats: "Stats") -> Iterator[str]:
+    return (f"{name} {value:.3g}" for name, value in stats.metric_means.items() if value is not None)
 
 
-def _time_left(snapshot: Snapshot) -> str:
-    if snapshot.total_frames is None or snapshot.fps <= 0:
+def _dropped(stats: "Stats") -> str:
+    return ", ".join(f"{count:,} ({reason})" for reason, count in sorted(stats.dropped.items()))
+
+
+def _workers_line(fleet: "FleetStats") -> str:
+    shown = [f"{worker.name} {worker.phase}" for worker in fleet.workers[:_MOST_WORKERS]]
+    if len(fleet.workers) > _MOST_WORKERS:
+        shown.append(f"and {len(fleet.workers) - _MOST_WORKERS} more")
+    shown += [f"{fleet.restarts} restarted"] if fleet.restarts else []
+    env_restarts = sum(worker.env_restarts for worker in fleet.workers)
+    shown += [f"{counted(env_restarts, 'environment')} restarted"] if env_restarts else []
+    return "workers: " + ", ".join(shown)
+
+
+def _time_left(stats: "Stats", fps: float) -> str:
+    if stats.total_frames is None or fps <= 0:
         return ""
-    seconds = max(0, snapshot.total_frames - snapshot.frames) / snapshot.fps
+    seconds = max(0, stats.total_frames - stats.frames) / fps
     hours, rest = divmod(int(seconds), _HOUR_S)
     minutes, rest = divmod(rest, _MINUTE_S)
     return f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"
-
-
-def _counts(dropped: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} ({reason})" for reason, count in sorted(dropped.items()))
 
 
 def _log_line(event: Event) -> str:

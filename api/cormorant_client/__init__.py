@@ -9,30 +9,12 @@ only where batches become tensors.
             client.publish(policy)
 """
 
+from cormorant_client import errors
 from cormorant_client.aio import AsyncClient
 from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.client import Client, ConnectOptions, RemoteShard, connect
 from cormorant_client.delivery import Delivery, decode
-from cormorant_client.errors import (
-    BadAddress,
-    BadBatch,
-    BadTensors,
-    BatchGone,
-    BatchTimeout,
-    ClientError,
-    Conflict,
-    Forbidden,
-    HeadError,
-    HeadFailed,
-    HeadUnreachable,
-    NotFound,
-    NotNow,
-    Refused,
-    StreamEnded,
-    TensorMismatch,
-    Unauthenticated,
-    UpdateFailed,
-)
+from cormorant_client.errors import *  # noqa: F403
 from cormorant_client.link import LearnerLink, Staleness
 from cormorant_client.pauses import Pause
 from cormorant_client.publishing import Publisher, PulledWeights
@@ -40,36 +22,19 @@ from cormorant_client.updates import Update
 
 __all__ = [
     "AsyncClient",
-    "BadAddress",
-    "BadBatch",
-    "BadTensors",
-    "BatchGone",
-    "BatchTimeout",
-    "RemoteBatches",
     "Client",
-    "ClientError",
-    "Conflict",
     "ConnectOptions",
     "Delivery",
-    "Forbidden",
-    "HeadError",
-    "HeadFailed",
-    "HeadUnreachable",
     "LearnerLink",
-    "NotFound",
-    "NotNow",
     "Pause",
     "Publisher",
     "PulledWeights",
-    "Refused",
+    "RemoteBatches",
     "RemoteShard",
     "Staleness",
-    "StreamEnded",
     "StreamOptions",
-    "TensorMismatch",
-    "Unauthenticated",
     "Update",
-    "UpdateFailed",
     "connect",
     "decode",
 ]
+__all__ += errors.__all__

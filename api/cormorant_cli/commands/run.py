@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cormorant_cli.errors import INTERRUPTED, BadInput, CliError, CommandFailed
-from cormorant_cli.progress import Display, Rate, RunPlan, Serving, Snapshot, Summary, WorkerView, choose_display
+from cormorant_cli.errors import INTERRUPTED, BadInput, CliError, CommandFailed, installed
+from cormorant_cli.progress import Display, Rate, RunPlan, Snapshot, Summary, choose_display
 from cormorant_contract.errors import ManifestError
 from cormorant_contract.job import CollectorJob
 from cormorant_manifest.reader import STDIN, load_jobs
@@ -39,23 +39,6 @@ if TYPE_CHECKING:
     from cormorant_worker.fleet.transport import Engine
 
 Reason = Literal["done", "already_complete", "interrupted"]
-_PARTS_OF_WORKER = (
-    "fastapi",
-    "fastapi_offline",
-    "uvicorn",
-    "xxhash",
-    "torch",
-    "tensordict",
-    "numpy",
-    "gymnasium",
-    "envpool",
-    "structlog",
-    "prometheus_client",
-    "psutil",
-    "pyarrow",
-    "safetensors",
-    "ray",
-)
 _POLL_S = 0.2
 _SERVE_DRAIN_S = 1.5
 _LINGER_S = 2.0
@@ -186,14 +169,11 @@ class Site:
         return self.fleet == "local" or not self.ray_address
 
     def engine(self) -> "Engine | None":
-        """Where workers run; None: this machine.
-
-        Raises:
-            ModuleNotFoundError: Ray is asked for and not installed.
-        """
+        """Where workers run; None: this machine."""
         if (options := self.ray_options()) is None:
             return None
-        from cormorant_worker.fleet.ray.engine import RayEngine
+        with installed("ray"):
+            from cormorant_worker.fleet.ray.engine import RayEngine
 
         return RayEngine(options)
 
@@ -274,11 +254,6 @@ class _Session:
     _due: float = 0.0
     """When progress is shown next."""
 
-    @property
-    def _dataset(self) -> str:
-        dataset = self._job.spec.output.dataset
-        return dataset.uri if dataset is not None else ""
-
     def run(self, workers: int, device: str) -> Reason:
         """Start, collect, close, sum up.
 
@@ -294,13 +269,23 @@ class _Session:
         from cormorant_worker.fleet.options import FleetOptions, default_workers
         from cormorant_worker.launch import refuse_unknown_names
 
+        env, output = self._job.spec.env, self._job.spec.output
+        uri = output.dataset.uri if output.dataset is not None else ""
         replicas = workers or default_workers(self._job, is_this_machine=False)
         workers = workers or default_workers(self._job, is_this_machine=self._site.is_this_machine)
         try:
             refuse_unknown_names(self._job, is_this_machine=self._site.is_this_machine)
         except EnvError as error:
             raise BadInput(str(error)) from error
-        self._display.begin(self._plan(workers, replicas))
+        plan = RunPlan(
+            job=self._job.metadata.name,
+            env=f"{env.kind} {env.name}, {env.num_envs} per worker",
+            workers=workers,
+            replicas=replicas,
+            total_frames=self._job.spec.collection.total_frames,
+            dataset=uri,
+        )
+        self._display.begin(plan)
         options = FleetOptions(workers=workers or None, device=device, drain_timeout_s=_DRAIN_S)
         with self._opened(options) as (fleet, server):
             self._interrupts.raises = False
@@ -311,20 +296,20 @@ class _Session:
             is_old = is_complete and before.frames == fleet.found_frames
             reason: Reason = "already_complete" if is_old else self._collect(fleet, server)
             seconds = time.monotonic() - began
-        stats = fleet.stats()
-        fps = (stats.frames - before.frames) / seconds
+        stats = fleet.stats().summary()
         size_bytes = None
-        if self._dataset:
+        if uri:
             from cormorant_worker.sinks.dataset import find_dataset
 
-            dataset = find_dataset(self._dataset)
+            dataset = find_dataset(uri)
             size_bytes = sum(shard.size_bytes for part in dataset.parts() for shard in part.records) if dataset else 0
         summary = Summary(
-            **_counts(stats, fps),
             reason=reason,
+            stats=stats,
             new_frames=stats.frames - fleet.found_frames,
             seconds=seconds,
-            dataset=self._dataset,
+            fps=(stats.frames - before.frames) / seconds,
+            dataset=uri,
             dataset_bytes=size_bytes,
             was_served=self._serving is not None,
         )
@@ -349,9 +334,10 @@ class _Session:
                 with metrics:
                     yield fleet, None
             return
-        from cormorant_api.errors import HeadFault
-        from cormorant_api.server import HeadServer
-        from cormorant_api.settings import HeadSettings
+        with installed("api"):
+            from cormorant_api.errors import HeadFault
+            from cormorant_api.server import HeadServer
+            from cormorant_api.settings import HeadSettings
 
         settings = HeadSettings(
             port=self._serving.port,
@@ -372,9 +358,7 @@ class _Session:
         or Ctrl-C.
         """
         if server is not None:
-            self._display.serving(
-                Serving(url=server.url, page=server.page_url, token_file=str(server.token_file or ""))
-            )
+            self._display.serving(server.url, page=server.page_url, token_file=str(server.token_file or ""))
             end = server.wait(lambda: self._interrupts.requested, look=lambda stats: self._show(stats, server))
             return "interrupted" if end == "interrupted" else "done"
         from cormorant_worker.errors import ControlTimeout
@@ -396,49 +380,19 @@ class _Session:
         now = time.monotonic()
         if now >= self._due:
             self._due = now + self._display.interval_s
-            snapshot = Snapshot(
-                **_counts(stats, self._rate.observe(now, stats.stepped_frames)),
-                queued_batches=stats.queued_batches,
-                waits_for=server.waits_for(stats) if server is not None else "",
-                workers=tuple(
-                    WorkerView(
-                        name=worker.name,
-                        phase=worker.phase,
-                        attempt=worker.attempt,
-                        frames=worker.frames,
-                        version=worker.version,
-                        env_restarts=worker.env_restarts,
-                    )
-                    for worker in stats.workers
-                ),
-            )
-            self._display.progress(snapshot)
-
-    def _plan(self, workers: int, replicas: int) -> RunPlan:
-        env = self._job.spec.env
-        return RunPlan(
-            job=self._job.metadata.name,
-            env=f"{env.kind} {env.name}, {env.num_envs} per worker",
-            workers=workers,
-            replicas=replicas,
-            total_frames=self._job.spec.collection.total_frames,
-            dataset=self._dataset,
-        )
+            waits_for = server.waits_for(stats) if server is not None else ""
+            fps = self._rate.observe(now, stats.stepped_frames)
+            self._display.progress(Snapshot(fleet=stats, fps=fps, waits_for=waits_for))
 
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
     """The worker's errors as the command line's, which have exit codes."""
-    try:
+    with installed("worker"):
         from cormorant_worker import errors as worker
-    except ModuleNotFoundError as error:
-        raise CommandFailed(_not_installed(error)) from error
     try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name in _PARTS_OF_WORKER:
-            raise CommandFailed(_not_installed(error)) from error
-        raise
+        with installed("worker"):
+            yield
     except worker.DeviceUnavailable as error:
         raise BadInput(f"{error}; or run on this machine with --device cpu") from error
     except worker.ManifestError as error:
@@ -447,11 +401,6 @@ def translated_errors() -> Iterator[None]:
         # Some of what a manifest says, only a worker can judge: what its policy writes, which ids are registered.
         is_refused = isinstance(error, worker.WorkerFailed) and error.kind in ("ManifestError", "UnknownEnv")
         raise (BadInput if is_refused else CommandFailed)(str(error)) from error
-
-
-def _not_installed(error: ModuleNotFoundError) -> str:
-    extra = "ray" if error.name == "ray" else "worker"
-    return f"cormorant run needs {error.name}, which is not installed: pip install 'cormorant[{extra}]'"
 
 
 @contextmanager
@@ -473,22 +422,3 @@ def _logged_to(display: Display, *, debug: bool) -> Iterator[None]:
         yield
     finally:
         structlog.configure(**before)
-
-
-def _counts(stats: "FleetStats", fps: float) -> dict[str, Any]:
-    return {
-        "frames": stats.frames,
-        "total_frames": stats.total_frames,
-        "fps": fps,
-        "episodes": stats.episodes,
-        "mean_return": _mean(stats.recent_returns),
-        "mean_length": _mean(stats.recent_lengths),
-        "version": stats.version,
-        "restarts": stats.restarts,
-        "dropped": stats.dropped,
-        "metrics": stats.metric_means,
-    }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

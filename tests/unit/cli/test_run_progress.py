@@ -2,8 +2,10 @@
 
 import io
 import json
+import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,46 +16,33 @@ from cormorant_cli.progress import (
     PlainDisplay,
     Rate,
     RunPlan,
-    Serving,
     Snapshot,
     Summary,
-    WorkerView,
     summary_lines,
 )
+from cormorant_testing.stats import make_stats
+from cormorant_worker.fleet.stats import WorkerStats
 
 PLAN = RunPlan(
     job="pong", env="EnvPool Pong-v5, 64 per worker", workers=2, replicas=2, total_frames=200_000, dataset="data/pong"
 )
-WORKER = WorkerView(name="cpu-0", phase="stepping", attempt=0, frames=20_000, version=3, env_restarts=0)
-SNAPSHOT = Snapshot(
-    frames=50_000,
-    total_frames=200_000,
-    fps=8123.4,
-    episodes=0,
-    mean_return=None,
-    mean_length=None,
-    version=3,
-    restarts=0,
-    queued_batches=1,
-    dropped={},
-    workers=(WORKER, replace(WORKER, name="cpu-1", phase="storing")),
-)
+WORKER = WorkerStats(name="cpu-0", phase="stepping", attempt=0, frames=20_000, version=3, pid=1, env_restarts=0)  # type: ignore[arg-type]  # a plain number
+
+
+def snapshot(waits_for: str = "", **changed: Any) -> Snapshot:
+    workers = (WORKER, replace(WORKER, name="cpu-1", phase="storing"))
+    stats = {"frames": 50_000, "total_frames": 200_000, "version": 3, "queued_batches": 1, "workers": workers}
+    return Snapshot(fleet=make_stats(**(stats | changed)), fps=8123.4, waits_for=waits_for)
+
+
+PLAYED: dict[str, Any] = {"episodes": 5, "recent_returns": (1.0, 2.0), "recent_lengths": (20, 20)}
+STATS = make_stats(
+    frames=200_000, total_frames=200_000, episodes=250, recent_returns=(-20.5,), recent_lengths=(812, 812, 812, 813)
+).summary()
 SUMMARY = Summary(
-    reason="done",
-    frames=200_000,
-    new_frames=150_000,
-    total_frames=200_000,
-    seconds=20.0,
-    fps=7500.0,
-    episodes=250,
-    mean_return=-20.5,
-    mean_length=812.25,
-    version=0,
-    restarts=0,
-    dropped={},
-    dataset="data/pong",
+    reason="done", stats=STATS, new_frames=150_000, seconds=20.0, fps=7500.0, dataset="data/pong",
     dataset_bytes=3 * 1024 * 1024,
-)
+)  # fmt: skip
 
 
 def test_rate_looks_at_the_last_seconds_only() -> None:
@@ -75,11 +64,8 @@ def test_fewer_workers_than_in_the_manifest_are_explained(capsys: pytest.Capture
 def test_plain_line_has_all_that_matters(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay()
     display.begin(PLAN)
-    display.progress(SNAPSHOT)
-    played = replace(
-        SNAPSHOT, episodes=5, mean_return=1.5, mean_length=20.0, dropped={"crash": 1200, "stale": 7}, restarts=1
-    )
-    display.progress(played)
+    display.progress(snapshot())
+    display.progress(snapshot(**PLAYED, dropped={"crash": 1200, "stale": 7}, restarts=1))
     dropped, workers = "dropped 1,200 (crash), 7 (stale)", "workers: cpu-0 stepping, cpu-1 storing"
     amount = "50,000 of 200,000 frames (25%), 8,123 frames/s"
     assert capsys.readouterr().out.splitlines() == [
@@ -91,10 +77,9 @@ def test_plain_line_has_all_that_matters(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_line_and_summary_have_the_metrics_that_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = {"success": 0.625, "lives": None}
     display = PlainDisplay()
-    display.progress(replace(SNAPSHOT, episodes=5, mean_return=1.5, mean_length=20.0, metrics=metrics))
-    display.end(replace(SUMMARY, metrics=metrics))
+    display.progress(snapshot(**PLAYED, recent_metrics={"success": (0.625,), "lives": (math.nan,)}))
+    display.end(replace(SUMMARY, stats=replace(STATS, metric_means={"success": 0.625, "lives": None})))
     out = capsys.readouterr().out
     assert "return 1.50, length 20.0, success 0.625, policy version 3" in out
     assert "over the last 100; success 0.625\n" in out
@@ -102,12 +87,10 @@ def test_line_and_summary_have_the_metrics_that_are_numbers(capsys: pytest.Captu
 
 def test_waiting_for_a_learner_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay()
-    nobody = replace(SNAPSHOT, waits_for="waiting for a learner: no consumer has asked for batches yet")
-    later = [
-        replace(SNAPSHOT, waits_for=f"waiting for a learner: the last one asked for batches {s} s ago") for s in (3, 6)
-    ]
-    for snapshot in (nobody, nobody, SNAPSHOT, *later, nobody):
-        display.progress(snapshot)
+    nobody = snapshot("waiting for a learner: no consumer has asked for batches yet")
+    later = [snapshot(f"waiting for a learner: the last one asked for batches {s} s ago") for s in (3, 6)]
+    for shown in (nobody, nobody, snapshot(), *later, nobody):
+        display.progress(shown)
     lines = capsys.readouterr().out.splitlines()
     amount = "(50,000 of 200,000 frames (25%))"
     assert lines[0] == f"waiting for a learner: no consumer has asked for batches yet {amount}"
@@ -116,15 +99,16 @@ def test_waiting_for_a_learner_is_said_once(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_serving_prints_a_link_with_the_token(capsys: pytest.CaptureFixture[str]) -> None:
-    serving = Serving(
-        url="http://127.0.0.1:8000", page="http://127.0.0.1:8000/#token=secret", token_file="head/tokens.json"
+    url, where = (
+        "http://127.0.0.1:8000",
+        {"page": "http://127.0.0.1:8000/#token=secret", "token_file": "head/tokens.json"},
     )
-    PlainDisplay().serving(serving)
+    PlainDisplay().serving(url, **where)
     assert capsys.readouterr().out.splitlines() == [
         "live page: http://127.0.0.1:8000/#token=secret",
         "REST API: http://127.0.0.1:8000; tokens are in head/tokens.json",
     ]
-    JsonDisplay().serving(serving)
+    JsonDisplay().serving(url, **where)
     said = json.loads(capsys.readouterr().out)
     assert said == {"event": "serving", "url": "http://127.0.0.1:8000", "token_file": "head/tokens.json"}
 
@@ -132,7 +116,7 @@ def test_serving_prints_a_link_with_the_token(capsys: pytest.CaptureFixture[str]
 def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     display = JsonDisplay()
     display.begin(PLAN)
-    display.progress(SNAPSHOT)
+    display.progress(snapshot())
     display.log({"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2})
     display.end(SUMMARY)
     display.fail("it broke\nbadly", 1)
@@ -150,7 +134,7 @@ def test_live_bar_keeps_the_log_above_it(capsys: pytest.CaptureFixture[str]) -> 
     screen = io.StringIO()
     display = LiveDisplay(Console(file=screen, force_terminal=True, width=120, highlight=False), shares_stderr=True)
     display.begin(PLAN)
-    display.progress(replace(SNAPSHOT, episodes=5, mean_return=1.5, mean_length=20.0))
+    display.progress(snapshot(**PLAYED))
     display.log({"event": "worker_lost", "level": "warning", "reason": "[red]killed[/red]"})
     display.end(SUMMARY)
     display.close()
@@ -189,7 +173,13 @@ def test_log_lines(event: dict[str, object], line: str, capsys: pytest.CaptureFi
             ],
         ),
         (
-            replace(SUMMARY, reason="interrupted", dataset="", dataset_bytes=None, dropped={"drain": 64}),
+            replace(
+                SUMMARY,
+                reason="interrupted",
+                dataset="",
+                dataset_bytes=None,
+                stats=replace(STATS, dropped={"drain": 64}),
+            ),
             [
                 "stopped after 150,000 frames in 20.0 s: 7,500 frames/s",
                 "250 episodes; mean return -20.50 and mean length 812.2 over the last 100",
@@ -198,7 +188,9 @@ def test_log_lines(event: dict[str, object], line: str, capsys: pytest.CaptureFi
             ],
         ),
         (
-            replace(SUMMARY, new_frames=64, fps=0.0, seconds=0.004, episodes=0, mean_return=None, dataset_bytes=64),
+            replace(
+                SUMMARY, new_frames=64, fps=0.0, dataset_bytes=64, stats=replace(STATS, episodes=0, mean_return=None)
+            ),
             [
                 "collected 64 frames while the last workers started",
                 "0 episodes",
