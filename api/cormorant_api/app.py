@@ -1,9 +1,8 @@
 """The FastAPI application over a head, its documents and the live page. Both listeners serve the same object."""
 
 import asyncio
-import hashlib
+import os
 import time
-from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,6 +10,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from fastapi_offline import FastAPIOffline
 from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cormorant_api.errors import ApiError
@@ -23,7 +23,7 @@ from cormorant_contract.base import in_json_schema_words
 from cormorant_contract.rest.batches import MemoryBatch
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.live import Bye, Hello, Moment, Opening
-from cormorant_contract.rest.problems import Problem, ProblemType
+from cormorant_contract.rest.problems import Problem
 
 _DESCRIPTION = """The control plane of one CollectorJob: publish weights, pause, save and restore, take batches.
 
@@ -39,12 +39,6 @@ _TAGS = [
 ]
 _NOT_COUNTED = frozenset({"/livez", "/readyz", "/startupz", "/healthz", "/metrics"})
 
-_PAGE_TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -99,22 +93,10 @@ def make_app(head: Head | None = None) -> FastAPI:
         app.include_router(module.router)
     app.include_router(status.health)
     problems.install(app)
-    page = {
-        entry.name: (body := entry.read_bytes(), _PAGE_TYPES[kind], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
-        for entry in files("cormorant_api.live").joinpath("page").iterdir()
-        if (kind := entry.name.rpartition(".")[2]) in _PAGE_TYPES
-    }
+    page = _PageFiles(packages=[("cormorant_api.live", "page")])
 
-    async def page_file(request: Request) -> Response:
-        # No token: all data comes from `/v1`.
-        name = request.path_params.get("name", "index.html")
-        if name not in page:
-            raise ApiError(ProblemType.NOT_FOUND, f"the live page has no file {name[:80]!r}; open /")
-        body, media_type, etag = page[name]
-        headers = {**_PAGE_HEADERS, "ETag": etag}
-        if request.headers.get("if-none-match") == etag:
-            return Response(status_code=304, headers=headers)
-        return Response(body, media_type=media_type, headers=headers)
+    async def index(request: Request) -> Response:
+        return await page.get_response("index.html", request.scope)
 
     async def docs() -> Response:
         return get_swagger_ui_html(
@@ -129,14 +111,26 @@ def make_app(head: Head | None = None) -> FastAPI:
         )
 
     app.add_api_route("/docs", docs, include_in_schema=False)
-    for path in ("/", "/page/{name}"):
-        app.add_api_route(path, page_file, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/", index, methods=["GET", "HEAD"], include_in_schema=False)
+    app.mount("/page", page)
     app.state.head = head
     if head is not None:
         app.state.live, app.state.previews = Moments(head), Previews(head)
         head.watchers.append(app.state.live.observe)
         app.add_middleware(_RequestMetrics, head=head)
     return app
+
+
+class _PageFiles(StaticFiles):
+    """The files of the live page. They need no token: all data comes from `/v1`."""
+
+    def file_response(
+        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        """The file, or that it has not changed."""
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update(_PAGE_HEADERS)
+        return response
 
 
 class _RequestMetrics:

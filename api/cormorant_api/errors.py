@@ -3,7 +3,6 @@
 ApiError             the error response to a request: a status and a problem type
 HeadFault            the head cannot start or continue
   TokenError         a token file that is invalid or readable by other users
-  TlsError           a certificate that cannot be used
   StoreError         the head's directory cannot be read or written
 """
 
@@ -31,10 +30,6 @@ class HeadFault(Exception):
 
 class TokenError(HeadFault):
     """A token file that cannot be used."""
-
-
-class TlsError(HeadFault):
-    """A certificate that cannot be used."""
 
 
 class StoreError(HeadFault):

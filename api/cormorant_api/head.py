@@ -23,7 +23,7 @@ from cormorant_api.batches.ledger import Ledger
 from cormorant_api.control.event_ring import EventRing
 from cormorant_api.control.group_sizes import GroupSizes
 from cormorant_api.control.journal import Journal
-from cormorant_api.control.leases import LeaseBook, PauseKeeper
+from cormorant_api.control.leases import PauseKeeper
 from cormorant_api.control.metrics import HeadMetrics
 from cormorant_api.control.rates import RateWindow
 from cormorant_api.errors import ApiError
@@ -89,8 +89,10 @@ class Running:
         self.feeder = BatchFeeder(fleet, self.ledger)
         self.updates = UpdateTracker(apply_within_s=settings.apply_within_s, on_result=head.update_ended)
         self.publisher = WeightPublisher(fleet, head.store, self.updates, head.events, head.traces)
-        self.pauses = PauseKeeper(head.leases, pause=fleet.pause, resume=fleet.resume, starts_paused=is_paused)
-        self.group_sizes = GroupSizes(fleet, head.events)
+        self.pauses = PauseKeeper(
+            pause=fleet.pause, resume=fleet.resume, spec_paused=head.job.spec.paused, starts_paused=is_paused
+        )
+        self.group_sizes = GroupSizes(fleet)
 
     @property
     def statistics(self) -> Statistics | None:
@@ -120,7 +122,6 @@ class Head:
         )
         self.store = WeightStore(settings.directory, keeps=settings.keep_versions)
         self.events = EventRing(epoch=self.epoch)
-        self.leases = LeaseBook(spec_paused=job.spec.paused)
         self.rates = RateWindow()
         self.metrics = HeadMetrics(job, floor_frames=self.journal.exported_frames)
         self.traces = open_traces(job=job.metadata.name, namespace=job.metadata.namespace)
@@ -138,9 +139,7 @@ class Head:
         """The newest of an earlier head that it had at its start, or took from a worker."""
         self.is_draining = False
         self.is_closing = False
-        self.uploads = UploadRoom(
-            most_bytes=settings.max_body_bytes, most=_MOST_UPLOADS, stall_timeout_s=settings.stall_timeout_s
-        )
+        self.uploads = UploadRoom(most_bytes=settings.max_body_bytes, most=_MOST_UPLOADS)
         self._running: Running | None = None
         self._resume_is_start = False
         """The fleet starts paused for `attach`, so its first resume is its start and not an event."""
@@ -162,7 +161,7 @@ class Head:
         `is_paused`: the fleet was started paused; it resumes here unless a lease is held.
         """
         running = Running(self, fleet, is_paused=is_paused)
-        self._resume_is_start = is_paused and not self.leases.spec_paused
+        self._resume_is_start = is_paused and not self.job.spec.paused
         self._unsubscribe = fleet.subscribe(self._on_fleet_event)
         self.sample(fleet.stats(workers=False))
         if not running.publisher.inherit():
@@ -180,7 +179,7 @@ class Head:
         self._found_version = running.publisher.version
         if wanted <= self._found_version or not running.fleet.specs:
             return
-        self.leases.grant(
+        running.pauses.grant(
             _WEIGHTS_OWNER,
             reason=f"version {wanted} of the weights is not here",
             ttl_s=self.settings.weights_within_s,
@@ -197,9 +196,8 @@ class Head:
         newest = running.publisher.version
         if newest > self._found_version or newest >= self.settings.published_version:
             self.missing_weights = ""
-            if self.leases.end_of(_WEIGHTS_OWNER) is not None:
-                running.pauses.nudge()
-        elif all(lease.owner != _WEIGHTS_OWNER for lease in self.leases.held()):
+            running.pauses.end_of(_WEIGHTS_OWNER)
+        elif all(lease.owner != _WEIGHTS_OWNER for lease in running.pauses.held()):
             acting = f"version {self._found_version}" if self._found_version else "the policy's initial weights"
             self._tell_missing(
                 f"frames are collected with {acting}: version {self.settings.published_version} was lost with the "

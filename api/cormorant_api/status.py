@@ -5,6 +5,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from cormorant_api.head import Head
+from cormorant_api.weights.updates import update_id
 from cormorant_contract.rest.status import (
     Condition,
     Consumer,
@@ -29,7 +30,7 @@ def describe(head: Head, stats: FleetStats) -> Status:
     """Status of the whole job. Does not need `stats.workers`; O(1) in workers."""
     running = head.running
     counts = running.ledger.counts()
-    update = running.updates.glance(stats.version)
+    update_state = running.updates.state_of(stats.version)
     dropped = dict(stats.dropped)
     if counts.stale_frames:
         dropped["stale_for_consumer"] = counts.stale_frames
@@ -60,8 +61,8 @@ def describe(head: Head, stats: FleetStats) -> Status:
         weights=WeightsReport(
             version=stats.version,
             min_applied_version=max(0, min((group.min_version for group in ready), default=stats.version)),
-            update_id=update.update_id if update is not None else "",
-            update_state=update.state if update is not None else "",
+            update_id=update_id(stats.version) if update_state else "",
+            update_state=update_state or "",
         ),
         groups=tuple(_group(name, size, stats.groups[name]) for name, size in running.group_sizes.groups.items()),
         restarts=stats.restarts,
@@ -87,7 +88,7 @@ def describe(head: Head, stats: FleetStats) -> Status:
         listeners=head.events.listeners,
         listeners_dropped=head.events.dropped_listeners,
         started_at=head.started_at,
-        desired=running.group_sizes.describe(paused=head.leases.spec_paused),
+        desired=running.group_sizes.describe(paused=running.pauses.spec_paused),
         statistics={key: StatisticsReport(**asdict(found)) for key, found in stats.statistics.items()},
         inference={group: _inference(head, group, stats.groups[group]) for group in stats.inference},
         counts="frames" if head.job.spec.collection.episodes is None else "episodes",

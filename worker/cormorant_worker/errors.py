@@ -41,6 +41,8 @@
 A message says what happened, the values, and what to do.
 """
 
+from collections.abc import Mapping, Sequence
+
 from cormorant_contract.errors import CormorantError, StateError, UpdateFailed
 
 __all__ = [
@@ -157,6 +159,11 @@ class MalformedWeights(WeightsError):
 
 class WeightsMismatch(WeightsError):
     """The tensors differ from the policy's in name, shape or dtype. Nothing was applied."""
+
+    def __init__(self, message: str, *, differences: Mapping[str, Sequence[str]] | None = None) -> None:
+        """`differences`: names of tensors by kind: missing, unexpected, shape, dtype."""
+        super().__init__(message)
+        self.differences = differences or {}
 
 
 class NonfiniteWeights(WeightsError):

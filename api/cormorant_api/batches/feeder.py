@@ -31,21 +31,20 @@ class BatchFeeder:
         """Consumers that wait for a batch."""
         self._is_probing = False
         self._is_closed = False
-        self._borrower = threading.Thread(target=self._borrow, name="batches", daemon=True)
-        self._timer = threading.Thread(target=self._keep_time, name="batch-leases", daemon=True)
+        self._is_over = False
+        """The fleet has no more batches, or failed."""
+        self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
 
     def start(self) -> None:
-        self._borrower.start()
-        self._timer.start()
+        self._thread.start()
 
     def close(self) -> None:
         """Stop borrowing. May be called twice."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        for thread in (self._borrower, self._timer):
-            if thread.is_alive():
-                thread.join(timeout=5)
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
 
     @contextmanager
     def demand(self) -> Iterator[None]:
@@ -66,44 +65,32 @@ class BatchFeeder:
             self._changed.notify_all()
 
     def _wants_more(self) -> bool:
-        return self._is_probing or self.num_waiting > self._ledger.counts().ready
+        return not self._is_over and (self._is_probing or self.num_waiting > self._ledger.counts().ready)
 
-    def _borrow(self) -> None:
-        try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._is_closed or self._wants_more(), _TICK_S)
-                    if self._is_closed:
-                        return
-                    if not self._wants_more():
-                        continue
-                try:
-                    loan = self._fleet.borrow(timeout_s=_TICK_S)
-                except ControlTimeout:
-                    continue
-                if loan is None:
-                    self._ledger.exhaust()
-                    return
-                self._ledger.add(loan)
-        except CormorantError as error:
-            if not self._is_closed:
-                log.warning("batches_ended", reason=str(error))
-            self.error = error
-            self._ledger.notifier.notify()
-
-    def _keep_time(self) -> None:
-        told = 0
+    def _run(self) -> None:
         while True:
             with self._changed:
-                if self._changed.wait_for(lambda: self._is_closed, _TICK_S):
+                self._changed.wait_for(lambda: self._is_closed or self._wants_more(), _TICK_S)
+                if self._is_closed:
                     return
             if late := self._ledger.expire():
                 log.warning("batches_not_acknowledged", batches=late, seconds=self._ledger.ack_within_s)
-            if (held := self._ledger.counts().held) > told:
-                log.warning(
-                    "batches_still_read",
-                    batches=held,
-                    reason="a consumer still maps batches that another consumer acknowledged; until it releases them, "
-                    "workers have less memory",
-                )
-            told = held
+            if self._wants_more():
+                self._borrow()
+
+    def _borrow(self) -> None:
+        try:
+            loan = self._fleet.borrow(timeout_s=_TICK_S)
+        except ControlTimeout:
+            return
+        except CormorantError as error:
+            if not self._is_closed:
+                log.warning("batches_ended", reason=str(error))
+            self.error, self._is_over = error, True
+            self._ledger.notifier.notify()
+            return
+        if loan is None:
+            self._is_over = True
+            self._ledger.exhaust()
+        else:
+            self._ledger.add(loan)

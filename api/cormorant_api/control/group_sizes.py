@@ -7,7 +7,6 @@ from itertools import count, islice
 
 import structlog
 
-from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError
 from cormorant_contract.rest.control import DesiredReport
 from cormorant_contract.rest.problems import ProblemType
@@ -20,8 +19,8 @@ log = structlog.get_logger()
 class GroupSizes:
     """The latest requested size of each group. Thread-safe."""
 
-    def __init__(self, fleet: WorkerFleet, events: EventRing) -> None:
-        self._fleet, self._events = fleet, events
+    def __init__(self, fleet: WorkerFleet) -> None:
+        self._fleet = fleet
         self._lock = threading.Lock()
         """Guards what follows."""
         self.groups = {name: group.desired for name, group in fleet.stats(workers=False).groups.items()}
@@ -29,12 +28,13 @@ class GroupSizes:
         """Slots that no worker is expected in, by group; groups without any are left out."""
         self._exact: set[str] = set()
         """Groups that ever had such slots: the fleet is told their indices, since a size alone would keep a gap."""
-        self._changes = 0
+        self._pending = 0
+        """Requests that are not carried out."""
         self._error = ""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="group-sizes")
 
     def want(self, groups: Mapping[str, int], *, empty_slots: Mapping[str, Collection[int]] | None = None) -> None:
-        """Request sizes; other groups keep theirs. Replaces a request that has not started.
+        """Request sizes; other groups keep theirs.
 
         Args:
             groups: workers by group.
@@ -54,8 +54,8 @@ class GroupSizes:
             self._empty = {name: found for name, found in self._empty.items() if name not in groups} | asked
             self._exact |= asked.keys()
             self.groups = wanted
-            self._changes += 1
-            self._pool.submit(self._resize, self._changes)
+            self._pending += 1
+            self._pool.submit(self._resize)
 
     def describe(self, *, paused: bool) -> DesiredReport:
         """The report for the operator; `paused` is the current `spec.paused`."""
@@ -63,7 +63,7 @@ class GroupSizes:
             return DesiredReport(
                 groups=self.groups,
                 paused=paused,
-                pending=self._changes > 0,
+                pending=self._pending > 0,
                 error=self._error,
                 empty_slots=self._empty,
             )
@@ -71,10 +71,8 @@ class GroupSizes:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _resize(self, change: int) -> None:
+    def _resize(self) -> None:
         with self._lock:
-            if change != self._changes:
-                return  # a newer request is queued
             groups: dict[str, int | Collection[int]] = dict(self.groups)
             for name in self._exact & self.groups.keys():
                 # The lowest free indices: 2 workers and slot 0 empty are (1, 2).
@@ -82,11 +80,10 @@ class GroupSizes:
                 groups[name] = tuple(islice((index for index in count() if index not in empty), self.groups[name]))
         error = ""
         try:
-            self._fleet.resize(groups)
+            self._fleet.resize(groups)  # does nothing where an earlier request saw the same sizes
         except CormorantError as failure:
             error = str(failure)
             log.warning("resize_failed", groups=groups, reason=error)
         with self._lock:
             self._error = error
-            if change == self._changes:
-                self._changes = 0
+            self._pending -= 1

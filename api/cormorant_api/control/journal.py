@@ -70,8 +70,6 @@ class Journal:
         self._folder = folder
         self._lock = threading.Lock()
         """Guards what is settled; held for no longer than a moment."""
-        self._disk = threading.Lock()
-        """Held while the disk writes."""
         self._telling = threading.Lock()
         """Guards the termination message, which may be on another disk."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
@@ -93,18 +91,12 @@ class Journal:
                 epoch = int(epoch_file.read_text()) + 1 if epoch_file.exists() else 0
                 _write_epoch(folder, epoch)
                 self.epoch = max(self.epoch, epoch)
-                self._descriptor = os.open(folder / "frames", os.O_RDWR | os.O_CREAT, 0o600)
-                text = os.pread(self._descriptor, _DIGITS, 0)
-                counted = 0
                 if (folder / _STATISTICS).exists():
                     found = json.loads((folder / _STATISTICS).read_text())
-                    self.statistics, counted = Statistics.of_document(found["statistics"]), int(found["frames"])
-                self.frames = max(floor_frames, int(text) if text else 0, counted)
-                os.pwrite(self._descriptor, _digits(self.frames), 0)
-                self._exported = os.open(folder / "exported", os.O_RDWR | os.O_CREAT, 0o600)
-                text = os.pread(self._exported, _DIGITS, 0)
-                self.exported_frames = max(self.frames, int(text) if text else 0)
-                os.pwrite(self._exported, _digits(self.exported_frames), 0)
+                    self.statistics = Statistics.of_document(found["statistics"])
+                    self.frames = max(self.frames, int(found["frames"]))
+                self._descriptor, self.frames = _open_count(folder / "frames", self.frames)
+                self._exported, self.exported_frames = _open_count(folder / "exported", self.frames)
         except (OSError, ValueError, KeyError, StateError) as error:
             raise StoreError(f"cannot use {folder} for the frame count: {error}") from error
         self.settled_frames = self._written = self._base = self.frames
@@ -160,31 +152,30 @@ class Journal:
         with self._lock:
             self._is_due = False
             settled, statistics, exporting = self.settled_frames, self._unkept, self._exporting
-        with self._disk:
-            if statistics is not None:
-                with self._failures_logged("statistics_not_kept"):
-                    if self._folder is not None:
-                        text = json.dumps({"frames": settled, "statistics": statistics.document()})
-                        write_durably(self._folder / _STATISTICS, text.encode())
-                    with self._lock:
-                        self._unkept = None if self._unkept is statistics else self._unkept
+        if statistics is not None:
+            with self._failures_logged("statistics_not_kept"):
+                if self._folder is not None:
+                    text = json.dumps({"frames": settled, "statistics": statistics.document()})
+                    write_durably(self._folder / _STATISTICS, text.encode())
+                with self._lock:
+                    self._unkept = None if self._unkept is statistics else self._unkept
+        with self._failures_logged("frames_not_kept"):
+            if settled != self._written:
+                if self._descriptor >= 0:
+                    os.pwrite(self._descriptor, _digits(settled), 0)
+                    self._is_synced = False
+                with self._telling:
+                    self._write_message()
+                self._written = settled
+            if not self._is_synced and (is_last or time.monotonic() >= self._sync_at):
+                os.fdatasync(self._descriptor)
+                self._is_synced, self._sync_at = True, time.monotonic() + _SYNC_EVERY_S
+        if exporting > self.exported_frames:
             with self._failures_logged("frames_not_kept"):
-                if settled != self._written:
-                    if self._descriptor >= 0:
-                        os.pwrite(self._descriptor, _digits(settled), 0)
-                        self._is_synced = False
-                    with self._telling:
-                        self._write_message()
-                    self._written = settled
-                if not self._is_synced and (is_last or time.monotonic() >= self._sync_at):
-                    os.fdatasync(self._descriptor)
-                    self._is_synced, self._sync_at = True, time.monotonic() + _SYNC_EVERY_S
-            if exporting > self.exported_frames:
-                with self._failures_logged("frames_not_kept"):
-                    try:
-                        os.pwrite(self._exported, _digits(exporting), 0)
-                    finally:
-                        self.exported_frames = exporting
+                try:
+                    os.pwrite(self._exported, _digits(exporting), 0)
+                finally:
+                    self.exported_frames = exporting
 
     def explain(self, reason: str) -> None:
         """Record why this head ends, in the termination message."""
@@ -268,6 +259,15 @@ class Journal:
         text = encode(self.settled_frames, self._reason).ljust(self._width)
         self._width = len(text)
         os.pwrite(self._message, text, 0)
+
+
+def _open_count(path: Path, floor: int) -> tuple[int, int]:
+    """Open a file of one number. Returns its descriptor, and the number, `floor` at least."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    text = os.pread(descriptor, _DIGITS, 0)
+    count = max(floor, int(text) if text else 0)
+    os.pwrite(descriptor, _digits(count), 0)
+    return descriptor, count
 
 
 def _digits(frames: int) -> bytes:

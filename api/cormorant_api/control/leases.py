@@ -14,8 +14,10 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
+from cormorant_api.errors import ApiError
 from cormorant_api.notifier import AsyncNotifier
 from cormorant_contract.rest.pauses import PauseLease, Pauses, PauseState
+from cormorant_contract.rest.problems import ProblemType
 from cormorant_worker.errors import CormorantError, FleetClosed
 
 log = structlog.get_logger()
@@ -32,95 +34,34 @@ class Lease:
     created_at: datetime
     expires_at: datetime
     deadline: float
-    """When it expires, by the book's clock."""
+    """When it expires, by the keeper's clock."""
 
 
-class LeaseBook:
-    """The held leases. Thread-safe; independent of the fleet."""
+class PauseKeeper:
+    """The held leases, and one thread that pauses and resumes the fleet according to them. Thread-safe."""
 
-    def __init__(self, *, spec_paused: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        pause: Callable[[], None],
+        resume: Callable[[], None],
+        spec_paused: bool = False,
+        starts_paused: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`pause` returns when every worker has stopped. `starts_paused`: the fleet stands still already."""
+        self.notifier = AsyncNotifier()
+        """Notified when the state changes."""
+        self.error = ""
         self.spec_paused = spec_paused
-        self._clock = clock
+        """Call `nudge` after changing it."""
+        self._pause, self._resume, self._clock = pause, resume, clock
+        self._is_overruled = False
+        """True while draining: the fleet must finish its open batches despite leases."""
         self._lock = threading.Lock()
         """Guards `_leases`, `_numbers`."""
         self._leases: dict[str, Lease] = {}
         self._numbers = 0
-        self.is_overruled = False
-        """True while draining: the fleet must finish its open batches despite leases."""
-
-    def grant(self, owner: str, *, reason: str, ttl_s: float) -> tuple[Lease, bool]:
-        """Grant a lease or renew the owner's. Returns the lease, and True if it is new."""
-        now = self._clock()
-        with self._lock:
-            self._drop_expired(now)
-            created = datetime.now(UTC)
-            held = next((lease for lease in self._leases.values() if lease.owner == owner), None)
-            is_new = held is None
-            if held is None:
-                if len(self._leases) >= MOST_LEASES:
-                    raise OverflowError(f"{MOST_LEASES} pause leases are held, the maximum")
-                self._numbers += 1
-                held = Lease(f"p{self._numbers}", owner, reason, created, expires_at=created, deadline=now)
-            end = created + timedelta(seconds=ttl_s)
-            lease = replace(held, reason=reason or held.reason, expires_at=end, deadline=now + ttl_s)
-            self._leases[lease.id] = lease
-            return lease, is_new
-
-    def end(self, lease_id: str) -> Lease | None:
-        """End a lease; None for an unknown id."""
-        with self._lock:
-            return self._leases.pop(lease_id, None)
-
-    def end_of(self, owner: str) -> Lease | None:
-        """End the lease of an owner; None if it holds none."""
-        with self._lock:
-            found = next((lease.id for lease in self._leases.values() if lease.owner == owner), "")
-            return self._leases.pop(found, None)
-
-    def expire(self) -> list[Lease]:
-        with self._lock:
-            return self._drop_expired(self._clock())
-
-    def held(self) -> tuple[Lease, ...]:
-        now = self._clock()
-        with self._lock:
-            return tuple(lease for lease in self._leases.values() if lease.deadline > now)
-
-    @property
-    def wants_pause(self) -> bool:
-        return not self.is_overruled and (self.spec_paused or bool(self.held()))
-
-    @property
-    def next_deadline_s(self) -> float | None:
-        """Seconds until the next lease expires; None if there is none."""
-        with self._lock:
-            deadlines = [lease.deadline for lease in self._leases.values()]
-        return max(0.0, min(deadlines) - self._clock()) if deadlines else None
-
-    def _drop_expired(self, now: float) -> list[Lease]:
-        over = [lease for lease in self._leases.values() if lease.deadline <= now]
-        for lease in over:
-            del self._leases[lease.id]
-        return over
-
-
-class PauseKeeper:
-    """Pauses and resumes the fleet according to the leases, in one thread."""
-
-    def __init__(
-        self,
-        book: LeaseBook,
-        *,
-        pause: Callable[[], None],
-        resume: Callable[[], None],
-        starts_paused: bool = False,
-    ) -> None:
-        """`pause` returns when every worker has stopped."""
-        self.book = book
-        self.notifier = AsyncNotifier()
-        """Notified when the state changes."""
-        self.error = ""
-        self._pause, self._resume = pause, resume
         self._is_paused: bool | None = starts_paused
         """None after a failed call: some workers may be paused, others not."""
         self._nudge = threading.Event()
@@ -140,48 +81,104 @@ class PauseKeeper:
     def nudge(self) -> None:
         self._nudge.set()
 
+    def grant(self, owner: str, *, reason: str, ttl_s: float) -> tuple[Lease, bool]:
+        """Grant a lease or renew the owner's; 429 if there are too many. Returns the lease, and True if it is new."""
+        created, now = datetime.now(UTC), self._clock()
+        with self._lock:
+            held = next(
+                (lease for lease in self._leases.values() if lease.owner == owner and lease.deadline > now), None
+            )
+            if is_new := held is None:
+                if len(self._leases) >= MOST_LEASES:
+                    raise ApiError(
+                        ProblemType.BUSY,
+                        f"{MOST_LEASES} pause leases are held, the maximum; end some of them",
+                        retry_after_s=10,
+                    )
+                self._numbers += 1
+                held = Lease(f"p{self._numbers}", owner, reason, created, expires_at=created, deadline=now)
+            end = created + timedelta(seconds=ttl_s)
+            lease = replace(held, reason=reason or held.reason, expires_at=end, deadline=now + ttl_s)
+            self._leases[lease.id] = lease
+        self._nudge.set()
+        return lease, is_new
+
+    def end(self, lease_id: str) -> Lease | None:
+        """End a lease; None for an unknown id."""
+        with self._lock:
+            lease = self._leases.pop(lease_id, None)
+        self._nudge.set()
+        return lease
+
+    def end_of(self, owner: str) -> Lease | None:
+        """End the lease of an owner; None if it holds none."""
+        return self.end(next((lease.id for lease in self.held() if lease.owner == owner), ""))
+
     def overrule(self) -> None:
         """Resume the fleet and ignore all leases from now on."""
-        self.book.is_overruled = True
+        self._is_overruled = True
         self._nudge.set()
+
+    def held(self) -> tuple[Lease, ...]:
+        now = self._clock()
+        with self._lock:
+            return tuple(lease for lease in self._leases.values() if lease.deadline > now)
+
+    @property
+    def wants_pause(self) -> bool:
+        return not self._is_overruled and (self.spec_paused or bool(self.held()))
 
     @property
     def state(self) -> PauseState:
         """State of the fleet; "paused" while a resume is incomplete."""
-        if self.book.wants_pause:
+        if self.wants_pause:
             return "paused" if self._is_paused else "draining"
         return "running" if self._is_paused is False else "paused"
 
     @property
     def is_settled(self) -> bool:
         """Whether the fleet's state matches the leases."""
-        return self.book.wants_pause == self._is_paused
+        return self.wants_pause == self._is_paused
 
     def describe(self) -> Pauses:
-        leases = tuple(self.describe_lease(lease) for lease in self.book.held())
-        return Pauses(state=self.state, spec_paused=self.book.spec_paused, leases=leases, error=self.error)
+        leases = tuple(map(self.describe_lease, self.held()))
+        return Pauses(state=self.state, spec_paused=self.spec_paused, leases=leases, error=self.error)
 
     def describe_lease(self, lease: Lease) -> PauseLease:
         return PauseLease(**asdict(lease), mode="now", state=self.state)
 
     def _run(self) -> None:
-        while not self._is_closed:
-            for lease in self.book.expire():
-                log.info("pause_expired", lease=lease.id, owner=lease.owner)
-            if not self.is_settled and not self._settle():
-                self._nudge.wait(_RETRY_S)
-                self._nudge.clear()
-                continue
-            if self.is_settled:
-                self._nudge.wait(self.book.next_deadline_s)
-                self._nudge.clear()
+        while True:
+            self._nudge.clear()  # before looking: what changes meanwhile ends the wait below
+            if self._is_closed:
+                return
+            self._expire()
+            is_settled = self.is_settled or self._settle()
+            self._nudge.wait(self._next_deadline_s if is_settled else _RETRY_S)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        with self._lock:
+            over = [lease for lease in self._leases.values() if lease.deadline <= now]
+            for lease in over:
+                del self._leases[lease.id]
+        for lease in over:
+            log.info("pause_expired", lease=lease.id, owner=lease.owner)
+
+    @property
+    def _next_deadline_s(self) -> float | None:
+        """Seconds until the next lease expires; None if there is none."""
+        with self._lock:
+            deadlines = [lease.deadline for lease in self._leases.values()]
+        return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
     def _settle(self) -> bool:
-        wanted = self.book.wants_pause
+        wanted = self.wants_pause
         try:
             (self._pause if wanted else self._resume)()
         except FleetClosed:
             self._is_closed = True
+            self._nudge.set()
             return True
         except CormorantError as error:
             if self.error != str(error):

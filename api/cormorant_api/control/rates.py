@@ -2,17 +2,12 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Mapping
 
 from cormorant_worker.fleet.stats import FleetStats
 
 _WINDOW_S = 10.0
-
-
-Key = TypeVar("Key")
-Sample = tuple[float, Mapping[Key, float]]
-"""A time, and what was done until then."""
+_FLEET = "fleet"
 
 
 class RateWindow:
@@ -20,25 +15,25 @@ class RateWindow:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._fleet: deque[Sample[None]] = deque(maxlen=64)
-        self._workers: deque[Sample[tuple[str, int]]] = deque(maxlen=16)
-        """By worker and attempt."""
-        self._servers: deque[Sample[tuple[str, str]]] = deque(maxlen=64)
-        """By group and field of the message `Served`."""
+        self._fleet: deque[tuple[float, Mapping[Hashable, float]]] = deque(maxlen=64)
+        """Times, and what was done until then: frames of the fleet; of inference servers, by group and field of the
+        message `Served`."""
+        self._workers: deque[tuple[float, Mapping[Hashable, float]]] = deque(maxlen=16)
+        """Frames by worker and attempt."""
 
     def sample(self, stats: FleetStats) -> None:
         """Add a sample of the fleet, and of its workers where `stats` has them."""
         now = self._clock()
-        self._fleet.append((now, {None: stats.stepped_frames}))
-        if stats.inference:
-            done = {(group, name): value for group, books in stats.inference.items() for name, value in books.items()}
-            self._servers.append((now, done))
+        done: dict[Hashable, float] = {
+            (group, name): value for group, books in stats.inference.items() for name, value in books.items()
+        }
+        self._fleet.append((now, {_FLEET: stats.stepped_frames, **done}))
         if stats.workers:
             self._workers.append((now, {(worker.name, worker.attempt): worker.frames for worker in stats.workers}))
 
     def rate(self) -> float:
         """Frames stepped per second by the fleet."""
-        return _rate(self._fleet, None)
+        return _rate(self._fleet, _FLEET)
 
     def rate_of(self, worker: str, attempt: int) -> float:
         """Frames stepped per second by one worker."""
@@ -46,10 +41,10 @@ class RateWindow:
 
     def rate_of_servers(self, group: str, name: str) -> float:
         """What a group's inference servers did per second, by field of the message `Served`."""
-        return _rate(self._servers, (group, name))
+        return _rate(self._fleet, (group, name))
 
 
-def _rate(found: deque[Sample[Key]], key: Key) -> float:
+def _rate(found: deque[tuple[float, Mapping[Hashable, float]]], key: Hashable) -> float:
     samples = tuple(found)
     if not samples:
         return 0.0

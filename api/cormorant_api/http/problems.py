@@ -10,11 +10,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Match
 
 from cormorant_api.errors import ApiError, StoreError
 from cormorant_contract.rest.headers import PROBLEM_JSON
-from cormorant_contract.rest.problems import Problem, ProblemType
+from cormorant_contract.rest.problems import Differences, Problem, ProblemType
 from cormorant_worker.errors import (
     ControlTimeout,
     CormorantError,
@@ -32,7 +31,6 @@ log = structlog.get_logger()
 
 _LONGEST_DETAIL = 2000
 _MOST_ERRORS = 20
-_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _KIND_OF_STATUS = {
     401: ProblemType.UNAUTHENTICATED,
     404: ProblemType.NOT_FOUND,
@@ -42,7 +40,6 @@ _KIND_OF_STATUS = {
 }
 _KIND_OF_ERROR: tuple[tuple[type[CormorantError], ProblemType, dict[str, float]], ...] = (
     (StaleWeights, ProblemType.VERSION_CONFLICT, {}),
-    (WeightsMismatch, ProblemType.TENSOR_MISMATCH, {}),
     (NonfiniteWeights, ProblemType.NOT_FINITE, {}),
     (StateError, ProblemType.STATE_MISMATCH, {}),
     (ControlTimeout, ProblemType.CONTROL_TIMEOUT, {}),
@@ -61,6 +58,13 @@ def install(app: FastAPI) -> None:
 def as_api_error(error: CormorantError | StoreError) -> ApiError:
     if isinstance(error, StoreError):
         return ApiError(ProblemType.STORE_FAILED, str(error), retry_after_s=5)
+    if isinstance(error, WeightsMismatch):
+        lists = {
+            what: Differences(count=len(names), names=tuple(name[:200] for name in names[:_MOST_ERRORS]))
+            for what, names in error.differences.items()
+            if names
+        }
+        return ApiError(ProblemType.TENSOR_MISMATCH, str(error), **lists)
     for known, kind, members in _KIND_OF_ERROR:
         if isinstance(error, known):
             return ApiError(kind, str(error), **members)
@@ -100,13 +104,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
             if status == HTTPStatus.NOT_FOUND:
                 detail = f"no such path: {path}; /docs lists all paths"
             elif status == HTTPStatus.METHOD_NOT_ALLOWED:
-                # Starlette names only the methods of the first route with this path; we have one route per method.
-                scopes = {method: {**request.scope, "method": method} for method in _METHODS}
-                routes = request.app.routes
-                allowed = [m for m in scopes if any(route.matches(scopes[m])[0] is Match.FULL for route in routes)]
-                # No route matches below the mount of static files, which moved the scope's root.
-                headers["Allow"] = ", ".join(allowed) or "GET, HEAD"
-                detail = f"{request.method} is not allowed at {path}; use {headers['Allow']}"
+                detail = f"{request.method} is not allowed at {path}; /docs lists the methods of all paths"
             found = ApiError(_KIND_OF_STATUS.get(status, ProblemType.MALFORMED_REQUEST), detail, status=status)
         case _:
             # Starlette raises it again afterwards, so that the server logs the traceback.

@@ -23,19 +23,19 @@ class BoundedProtocol(HttpToolsProtocol):
     _fields_bytes = 0
     _is_in_head = True
     _is_in_message = False
-    _head_timer: asyncio.TimerHandle | None = None
-    _rest_timer: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
+    """Closes the connection: while a head comes in, or the rest of a body whose response is sent."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        # `send` must not return while the transport still holds a view of a batch's memory (`BufferResponse`). With TLS
+        # `send` must not return while the transport still holds a view of a batch (`memory_response`). With TLS
         # it holds a copy, and with a limit of 0 even an empty buffer would block forever.
         is_tls = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=1 if is_tls else 0, low=0)
-        self._await_head()
+        self._close_after(_HEAD_WITHIN_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_timers()
+        self._keep_open()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -50,8 +50,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = self._is_in_message = True
         self.scope["state"][ABORT_KEY] = self.transport.abort
-        if self._head_timer is None:
-            self._await_head()
+        if self._timer is None:
+            self._close_after(_HEAD_WITHIN_S)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count header bytes again: a whole head may arrive in one piece."""
@@ -62,19 +62,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_in_head, self._head_bytes, self._fields_bytes = False, 0, 0
-        self._forget_timers()
+        self._keep_open()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._is_in_message = False
-        self._forget_timers()
+        self._keep_open()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Limit the time for the rest of the body after the response."""
         super().on_response_complete()
-        if self._is_in_message and not self._is_in_head and self._rest_timer is None:
-            self._rest_timer = self.loop.call_later(_REST_WITHIN_S, self.transport.close)
+        if self._is_in_message and not self._is_in_head and self._timer is None:
+            self._close_after(_REST_WITHIN_S)
 
     def send_400_response(self, msg: str) -> None:
         """Respond to malformed HTTP with a problem, and close the connection."""
@@ -84,11 +84,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
         self.transport.close()
 
-    def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(_HEAD_WITHIN_S, self.transport.close)
+    def _close_after(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self.transport.close)
 
-    def _forget_timers(self) -> None:
-        for timer in (self._head_timer, self._rest_timer):
-            if timer is not None:
-                timer.cancel()
-        self._head_timer = self._rest_timer = None
+    def _keep_open(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None

@@ -44,15 +44,13 @@ class HeadTokens:
             log.info("tokens_made", path=str(path))
         self.by_role = {} if path is None else read_tokens(path)
         self._path = path
-        self._seen = self._stamp()
 
     def demand(self, needed: Role, authorization: str | None, *, what: str) -> Role:
-        """The caller's role; 401 or 403 if it does not suffice. An unknown token reloads a changed file first."""
+        """The caller's role; 401 or 403 if it does not suffice. For an unknown token the file is read again first."""
         try:
             role = self._role_of(authorization)
         except ApiError:
-            if not self._reload():
-                raise
+            self._reload()
             role = self._role_of(authorization)
         if role < needed:
             raise ApiError(
@@ -79,24 +77,17 @@ class HeadTokens:
             raise ApiError(ProblemType.UNAUTHENTICATED, "invalid token for this job")
         return matching[0]
 
-    def _reload(self) -> bool:
-        if self._path is None or (stamp := self._stamp()) == self._seen:
-            return False
-        self._seen = stamp
+    def _reload(self) -> None:
+        if self._path is None:
+            return
         try:
-            self.by_role = read_tokens(self._path)
+            found = read_tokens(self._path)
         except TokenError as error:
             log.warning("tokens_not_read", reason=str(error))
-            return False
-        log.info("tokens_read_again", token_file=str(self._path))
-        return True
-
-    def _stamp(self) -> tuple[int, int]:
-        try:
-            found = self._path.stat() if self._path is not None else None
-        except OSError:
-            return 0, 0
-        return (found.st_ino, found.st_mtime_ns) if found is not None else (0, 0)
+            return
+        if found != self.by_role:
+            log.info("tokens_read_again", token_file=str(self._path))
+        self.by_role = found
 
 
 def read_tokens(path: Path) -> dict[Role, str]:

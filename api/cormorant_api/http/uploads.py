@@ -1,14 +1,13 @@
-"""Uploads of tensors: headers are checked first, then the body is streamed into a preallocated buffer."""
+"""Uploads of tensors: headers are checked first, then the body is streamed into a buffer."""
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import xxhash
@@ -28,7 +27,7 @@ from cormorant_worker.errors import MalformedWeights
 
 _ACCEPTED = (SAFETENSORS, "application/octet-stream")
 _HEAD_BYTES = 8
-_DIGEST = re.compile(r"\s*([a-z0-9-]+)=:([A-Za-z0-9+/=]*):\s*")
+_SHA256 = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +42,8 @@ class Received:
 class UploadRoom:
     """The memory that bodies take while they come in and are dealt with. Thread-safe."""
 
-    def __init__(self, *, most_bytes: int, most: int, stall_timeout_s: float = 60.0) -> None:
-        self._most_bytes, self._most, self._stall_timeout_s = most_bytes, most, stall_timeout_s
+    def __init__(self, *, most_bytes: int, most: int) -> None:
+        self._most_bytes, self._most = most_bytes, most
         self._lock = threading.Lock()
         """Guards the sizes."""
         self._sizes: list[int] = []
@@ -68,24 +67,13 @@ class UploadRoom:
             with self._lock:
                 self._sizes.remove(size_bytes)
 
-    @asynccontextmanager
-    async def take(
-        self, request: Request, make_buffer: Callable[[int], memoryview], *, limit_bytes: int, copies: int = 1
-    ) -> AsyncIterator[Received]:
-        """Stream a request's body into a buffer. Its memory, `copies` times its size, counts until the block ends.
 
-        Raises:
-            ApiError: 400, malformed or truncated; 408, the sender stalled; 411, 413, 415, refused by its headers, or a
-                pickle; 422, it does not match its digest; 429, others have the room.
-        """
-        size = _check_headers(request, limit_bytes=limit_bytes)
-        sha256 = _sha256_of(request.headers.get("content-digest", ""))
-        with self.of(copies * size):
-            yield await _receive(request, size, sha256, make_buffer, self._stall_timeout_s)
+def size_of_body(request: Request, *, limit_bytes: int) -> int:
+    """The size of a body that its headers do not rule out.
 
-
-def _check_headers(request: Request, *, limit_bytes: int) -> int:
-    """Refuse what the headers already rule out, before the body is read. Returns the size of the body."""
+    Raises:
+        ApiError: 400, 411, 413, 415.
+    """
     headers = request.headers
     media = headers.get("content-type", SAFETENSORS).partition(";")[0].strip().lower()
     if media not in _ACCEPTED:
@@ -115,17 +103,16 @@ def _check_headers(request: Request, *, limit_bytes: int) -> int:
     return size
 
 
-async def _receive(
-    request: Request,
-    size: int,
-    sha256: bytes,
-    make_buffer: Callable[[int], memoryview],
-    stall_timeout_s: float,
-) -> Received:
-    """Stream a body into a buffer, which is allocated once the first bytes look like safetensors."""
-    began = time.monotonic()
+async def receive(request: Request, buffer: memoryview, *, stall_timeout_s: float) -> Received:
+    """Stream a body into a buffer of its size.
+
+    Raises:
+        ApiError: 400, malformed or truncated; 408, the sender stalled; 415, a pickle; 422, it does not match its
+            digest.
+    """
+    began, size, at = time.monotonic(), len(buffer), 0
+    expected = _sha256_of(request.headers.get("content-digest", ""))
     hasher, sha = xxhash.xxh3_128(), hashlib.sha256()
-    at, first, buffer = 0, b"", memoryview(b"")
     while at < size:
         try:
             async with asyncio.timeout(stall_timeout_s):
@@ -136,33 +123,30 @@ async def _receive(
                 f"no data for {stall_timeout_s:.0f} s after {at:,} of {size:,} bytes; upload discarded",
             ) from None
         chunk: bytes = message.get("body", b"")
-        at += len(chunk)
+        before, at = at, at + len(chunk)
         if at < size and (message["type"] == "http.disconnect" or not message.get("more_body", False)):
             raise ApiError(
                 ProblemType.MALFORMED_REQUEST, f"the body ended after {at:,} of {size:,} bytes; upload discarded"
             )
         if at > size:
             raise ApiError(ProblemType.MALFORMED_REQUEST, f"the body is longer than its Content-Length {size:,}")
+        buffer[before:at] = chunk
         hasher.update(chunk)
-        if sha256:
+        if expected:
             sha.update(chunk)
-        if not buffer:
-            chunk = first = first + chunk
-            if at < _HEAD_BYTES:
-                continue
+        if before < _HEAD_BYTES <= at:  # what cannot be safetensors is refused before the rest comes
+            head = bytes(buffer[:_HEAD_BYTES])
             try:
-                header_size(first, file_size=size)
+                header_size(head, file_size=size)
             except MalformedTensorFile as error:
-                raise refusal_of(error, first) from error
-            buffer = make_buffer(size)
-        buffer[at - len(chunk) : at] = chunk
+                raise refusal_of(error, head) from error
     finished = time.monotonic()
-    if sha256 and sha.digest() != sha256:
+    if expected and (got := base64.b64encode(sha.digest()).decode()) != expected:
         raise ApiError(
             ProblemType.DIGEST_MISMATCH,
             "the body does not match its Content-Digest, so it was corrupted in transit; send it again",
-            expected=base64.b64encode(sha256).decode(),
-            got=base64.b64encode(sha.digest()).decode(),
+            expected=expected,
+            got=got,
         )
     return Received(digest=DIGEST_PREFIX + hasher.hexdigest(), finished=finished, receive_ms=(finished - began) * 1000)
 
@@ -187,23 +171,11 @@ def refusal_of(error: MalformedTensorFile | MalformedWeights, head: bytes = b"")
     return ApiError(ProblemType.MALFORMED_SAFETENSORS, f"the body is not safetensors: {error}", offset=error.offset)
 
 
-def _sha256_of(header: str) -> bytes:
-    """The sha-256 of an RFC 9530 Content-Digest; other algorithms are ignored."""
-    for member in header.split(",") if header.strip() else ():
-        match = _DIGEST.fullmatch(member)
-        if match is None:
-            raise ApiError(
-                ProblemType.MALFORMED_REQUEST, f"Content-Digest {header[:80]!r} is malformed; send sha-256=:BASE64:"
-            )
-        if match[1] != "sha-256":
-            continue
-        try:
-            digest = base64.b64decode(match[2], validate=True)
-        except binascii.Error as error:
-            raise ApiError(ProblemType.MALFORMED_REQUEST, f"Content-Digest is not base64: {error}") from error
-        if len(digest) != hashlib.sha256().digest_size:
-            raise ApiError(
-                ProblemType.MALFORMED_REQUEST, f"the sha-256 in Content-Digest has {len(digest)} bytes instead of 32"
-            )
-        return digest
-    return b""
+def _sha256_of(header: str) -> str:
+    """The sha-256 of an RFC 9530 Content-Digest, in base64; empty: there is none."""
+    match = _SHA256.search(header)
+    if match is None and "sha-256" in header:
+        raise ApiError(
+            ProblemType.MALFORMED_REQUEST, f"Content-Digest {header[:80]!r} is malformed; send sha-256=:BASE64:"
+        )
+    return match[1] if match is not None else ""

@@ -1,4 +1,4 @@
-"""Samples for the plots of the live page: one a second for the last 15 minutes, at most 1,200 for the whole run."""
+"""Samples for the plots of the live page: one a second for the last 15 minutes, at most 1,200 of the whole run."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ from cormorant_worker.fleet.stats import FleetStats
 _FINE = 900
 _COARSE = 1200
 _FEWEST_FOR_A_BAND = 5
-_MEANS = ("per_second", "mean_return", "return_low", "return_high", "mean_length", "staleness")
 
 
 class Past:
     """Samples so far, and the next one from the fleet's counters. Not thread-safe; `sample` has one caller."""
 
     def __init__(self, *, fine: int = _FINE, coarse: int = _COARSE) -> None:
-        """`fine`: newest samples kept unmerged. `coarse`: even limit for the whole run; past it, pairs are merged."""
+        """`fine`: how many of the newest are kept. `coarse`: how many of the whole run, an even number; past it, every
+        second one goes.
+        """
         self._fine: deque[Sample] = deque(maxlen=fine)
         self._coarse: list[Sample] = []
         self._most_coarse = coarse
-        self._stride = 1
-        self._open: list[Sample] = []
+        self._stride, self._count = 1, 0
         self._spent: Mapping[str, float] | None = None
 
     def sample(self, stats: FleetStats, *, at: float, per_second: float) -> Sample:
@@ -58,34 +58,15 @@ class Past:
 
     def add(self, sample: Sample) -> None:
         self._fine.append(sample)
-        self._open.append(sample)
-        if len(self._open) < self._stride:
-            return
-        self._coarse.append(_merged(self._open))
-        self._open = []
-        if len(self._coarse) >= self._most_coarse:
-            pairs = zip(self._coarse[::2], self._coarse[1::2], strict=True)
-            self._coarse = [_merged(list(pair)) for pair in pairs]
-            self._stride *= 2
+        if self._count % self._stride == 0:
+            self._coarse.append(sample)
+        self._count += 1
+        if len(self._coarse) > self._most_coarse:
+            self._coarse, self._stride = self._coarse[::2], 2 * self._stride
 
     def told(self) -> History:
-        """The whole run, oldest first: merged samples, then the newest unmerged."""
+        """The whole run, oldest first."""
         begin = self._fine[0].at if self._fine else 0.0
         samples = [sample for sample in self._coarse if sample.at < begin] + list(self._fine)
-        columns = {name: tuple(getattr(sample, name) for sample in samples) for name in ("at", *_MEANS, "time_shares")}
+        columns = {name: tuple(getattr(sample, name) for sample in samples) for name in History.model_fields}
         return History.model_validate(columns)
-
-
-def _merged(samples: list[Sample]) -> Sample:
-    """Merge samples: the time of the last, the means of the values."""
-    if len(samples) == 1:
-        return samples[0]
-    means = {name: _mean([getattr(sample, name) for sample in samples]) for name in _MEANS}
-    names = {name for sample in samples for name in sample.time_shares}
-    shares = {name: round(fmean(sample.time_shares.get(name, 0.0) for sample in samples), 4) for name in names}
-    return Sample.model_validate({"at": samples[-1].at, **means, "time_shares": shares})
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None

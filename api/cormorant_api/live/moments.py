@@ -44,7 +44,7 @@ class Moments(Ring[bytes]):
         document = head.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
         self._manifest = str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
         self._lock = threading.Lock()
-        """Guards `_past` and `_opening`."""
+        """Guards `_past`."""
         self._past = Past()
         self._next_line = 0
         """First line of the log that no moment has sent."""
@@ -52,8 +52,6 @@ class Moments(Ring[bytes]):
         self._workers_at = 0.0
         self._position = 0
         """Position in the event ring up to which moments have sent events."""
-        self._opening: tuple[float, bytes, int] = (0.0, b"", 0)
-        """Creation time, frame, and the number of moments it includes."""
 
     # -- the housekeeping thread -------------------------------------------------------------------------------
 
@@ -82,12 +80,8 @@ class Moments(Ring[bytes]):
     # -- listeners ---------------------------------------------------------------------------------------------
 
     def opening(self, stats: FleetStats) -> tuple[list[bytes], int]:
-        """The opening frame and the position for `read`. Made at most once a second for all listeners."""
-        with self._lock:
-            made_at, frame, known = self._opening
+        """The opening frame and the position for `read`."""
         number = self.end
-        if frame and time.monotonic() - made_at < _EVERY_S:
-            return [frame], known
         layout = self._head.running.fleet.layout
         size = None
         if (picture := find_picture(layout.observation)) is not None:
@@ -103,10 +97,7 @@ class Moments(Ring[bytes]):
             moment=self._moment(stats, events, self._lines_from(0), None, tells_workers=True),
             manifest=self._manifest,
         )
-        frame = as_frame("opening", opening)
-        with self._lock:
-            self._opening = time.monotonic(), frame, number
-        return [frame], number
+        return [as_frame("opening", opening)], number
 
     # -- content -----------------------------------------------------------------------------------------------
 
@@ -125,7 +116,7 @@ class Moments(Ring[bytes]):
         return Moment(
             time=datetime.now(UTC),
             status=describe(head, stats),
-            spec_paused=head.leases.spec_paused,
+            spec_paused=running.pauses.spec_paused,
             workers=tuple(workers) if tells_workers else None,
             updates=running.updates.newest(_MOST_UPDATES),
             events=tuple(events),

@@ -12,7 +12,7 @@ from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http.problems import as_api_error
 from cormorant_api.http.tokens import Role
-from cormorant_api.http.transfer import BufferResponse, Hangup
+from cormorant_api.http.transfer import End, memory_response, while_connected
 from cormorant_api.routes.routing import BINARY, GuardedRoute, guarded, head_of
 from cormorant_contract.rest.base import Name
 from cormorant_contract.rest.headers import (
@@ -89,8 +89,7 @@ async def next_batch(
         )
     running = head.running
     oldest = None if max_staleness is None else max(0, running.fleet.version - max_staleness)
-    async with Hangup(request.receive, notifier=running.ledger.notifier) as hangup:
-        lent = await _lend_next(head, consumer, wait_s=wait, oldest_version=oldest, hangup=hangup)
+    lent = await while_connected(request.receive, _lend_next(head, consumer, wait_s=wait, oldest_version=oldest))
     if lent is None:
         return Response(status_code=204)
     ledger = running.ledger
@@ -117,14 +116,14 @@ async def next_batch(
         ledger.sent(lent.id)
         raise
 
-    def over(is_whole: bool) -> None:
+    def over(end: End) -> None:
         ledger.sent(lent.id)
-        if is_whole:
+        if end == "complete":
             head.metrics.handed_over("http", batch.size_bytes)
         else:
             ledger.release(lent.id, lent.delivery)
 
-    return BufferResponse(
+    return memory_response(
         [memoryview(batch.header), *batch.buffers],
         media_type=SAFETENSORS,
         headers=headers,
@@ -169,10 +168,8 @@ async def release_batch(request: Request, batch: str, delivery: Delivery) -> Res
     return Response(status_code=204)
 
 
-async def _lend_next(
-    head: Head, consumer: str, *, wait_s: float, oldest_version: int | None, hangup: Hangup
-) -> Lent | None:
-    """The next batch for a consumer; None after `wait_s` or when the consumer has disconnected.
+async def _lend_next(head: Head, consumer: str, *, wait_s: float, oldest_version: int | None) -> Lent | None:
+    """The next batch for a consumer; None after `wait_s`.
 
     Call the ledger's `sent` when its memory is no longer read.
 
@@ -184,7 +181,7 @@ async def _lend_next(
     ledger, feeder = running.ledger, running.feeder
 
     def look() -> Lent | bool:
-        if head.is_closing or hangup.happened.is_set() or ledger.has_ended or feeder.error is not None:
+        if head.is_closing or ledger.has_ended or feeder.error is not None:
             return True
         return ledger.lend(consumer, oldest_version=oldest_version) or False
 

@@ -25,7 +25,7 @@ async def put_desired(request: Request, body: Desired) -> DesiredReport:
     if body.groups:
         running.group_sizes.want(body.groups, empty_slots=body.empty_slots)
     if body.paused is not None:
-        head.leases.spec_paused = body.paused
+        running.pauses.spec_paused = body.paused
         running.pauses.nudge()
     log.info(
         "desired_changed",
@@ -55,4 +55,5 @@ async def drain(request: Request) -> DrainReport:
 
 
 def _describe(head: Head) -> DesiredReport:
-    return head.running.group_sizes.describe(paused=head.leases.spec_paused)
+    running = head.running
+    return running.group_sizes.describe(paused=running.pauses.spec_paused)

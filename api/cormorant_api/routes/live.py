@@ -9,7 +9,7 @@ from starlette.responses import Response
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
-from cormorant_api.http.transfer import STILL_HERE, EventStream, Hangup, SlowReader
+from cormorant_api.http.transfer import STILL_HERE, SlowReader, event_stream
 from cormorant_api.live.moments import Moments, as_frame
 from cormorant_api.live.previews import Previews
 from cormorant_api.routes.routing import BINARY, EVENT_STREAM, Answers, GuardedRoute, guarded, head_of
@@ -50,17 +50,13 @@ async def stream_events(
     if not ring.enter():
         raise ApiError(ProblemType.BUSY, "too many event streams are open; close some of them", retry_after_s=5)
     position = ring.position_after(last_event_id) if last_event_id else ring.end
-    return EventStream(
-        lambda hangup: _events(head, position, limit, hangup),
-        notifier=ring.notifier,
-        on_end=lambda was_slow: ring.leave(was_slow=was_slow),
-    )
+    return event_stream(_events(head, position, limit), on_end=lambda end: ring.leave(was_slow=end == "slow"))
 
 
-async def _events(head: Head, position: int, limit: int, hangup: Hangup) -> AsyncGenerator[bytes]:
+async def _events(head: Head, position: int, limit: int) -> AsyncGenerator[bytes]:
     ring, sent = head.events, 0
     yield b": cormorant\n\n"
-    while not hangup.happened.is_set():
+    while True:
         is_last = head.is_closing  # asked before the ring is read: the end is an event
         news = ring.read(position)
         if news is None:
@@ -81,7 +77,7 @@ async def _events(head: Head, position: int, limit: int, hangup: Hangup) -> Asyn
             return
         heard = position
         await ring.notifier.wait_for(
-            lambda: head.is_closing or hangup.happened.is_set() or ring.end > heard,  # noqa: B023  # ends before the next turn
+            lambda: head.is_closing or ring.end > heard,  # noqa: B023  # ends before the next turn
             timeout_s=_EVENTS_HEARTBEAT_S,
         )
 
@@ -97,12 +93,7 @@ async def stream_live(request: Request) -> Response:
     if not live.enter():
         raise ApiError(ProblemType.BUSY, "too many pages watch this job; close some of them", retry_after_s=10)
     hello = Hello.model_validate({"role": request.state.role.name.lower()})
-    return EventStream(
-        lambda hangup: _frames(head, live, hello, hangup),
-        notifier=live.notifier,
-        on_end=lambda _: live.leave(),
-        headers={"X-Accel-Buffering": "no"},
-    )
+    return event_stream(_frames(head, live, hello), on_end=lambda _: live.leave(), headers={"X-Accel-Buffering": "no"})
 
 
 @router.get(
@@ -121,15 +112,11 @@ async def get_picture(
     return Response(png, media_type=PNG, headers={"Cache-Control": "no-store"})
 
 
-async def _frames(head: Head, live: Moments, hello: Hello, hangup: Hangup) -> AsyncGenerator[bytes]:
+async def _frames(head: Head, live: Moments, hello: Hello) -> AsyncGenerator[bytes]:
     yield as_frame("hello", hello)
     position, idle_s, reason = -1, 0.0, ""
-
-    def is_over() -> bool:
-        return head.is_closing or hangup.happened.is_set()
-
     try:
-        while not is_over():
+        while not head.is_closing:
             news = live.read(position) if position >= 0 else None
             if news is None:
                 news = await head.quick(live.opening, await head.stats())
@@ -141,8 +128,7 @@ async def _frames(head: Head, live: Moments, hello: Hello, hangup: Hangup) -> As
             if data:
                 yield data
             heard = position
-            await live.notifier.wait_for(lambda: is_over() or live.end > heard, timeout_s=_LOOK_S)  # noqa: B023  # ends before the next turn
+            await live.notifier.wait_for(lambda: head.is_closing or live.end > heard, timeout_s=_LOOK_S)  # noqa: B023  # ends before the next turn
     except (ApiError, CormorantError) as error:
         reason = "" if head.end_state else str(error)  # the status is already sent
-    if not hangup.happened.is_set():
-        yield as_frame("bye", Bye(state=head.end_state, reason=reason or head.failure))
+    yield as_frame("bye", Bye(state=head.end_state, reason=reason or head.failure))

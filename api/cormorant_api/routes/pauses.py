@@ -5,7 +5,6 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from cormorant_api.control.leases import Lease
-from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
 from cormorant_api.routes.routing import GuardedRoute, author_of, guarded, head_of, log
@@ -43,7 +42,7 @@ async def list_pauses(request: Request) -> Pauses:
 @router.delete("/v1/pauses/{lease}", status_code=204, response_class=Response, **guarded(Role.WRITE))
 async def end_pause(request: Request, lease: str) -> Response:
     """End a lease. The fleet resumes when the last lease ends. Idempotent."""
-    await _ended(request, head_of(request).leases.end(lease))
+    await _ended(request, head_of(request).running.pauses.end(lease))
     return Response(status_code=204)
 
 
@@ -57,20 +56,14 @@ async def pause(request: Request, body: PauseRequest | None = None) -> Pauses:
 @router.post("/v1/resume", **guarded(Role.WRITE))
 async def resume(request: Request, body: ResumeRequest | None = None) -> Pauses:
     """End the lease of an owner (default: "default"). Leases of other owners stay."""
-    head = head_of(request)
-    pauses = head.running.pauses
-    await _ended(request, head.leases.end_of((body or ResumeRequest()).owner))
+    pauses = head_of(request).running.pauses
+    await _ended(request, pauses.end_of((body or ResumeRequest()).owner))
     return pauses.describe()
 
 
 async def _pause(request: Request, wanted: PauseRequest) -> tuple[Lease, bool]:
     head = head_of(request)
-    running = head.running
-    try:
-        lease, is_new = head.leases.grant(wanted.owner, reason=wanted.reason, ttl_s=wanted.ttl_seconds)
-    except OverflowError as error:
-        raise ApiError(ProblemType.BUSY, f"{error}; end some of them", retry_after_s=10) from error
-    running.pauses.nudge()
+    lease, is_new = head.running.pauses.grant(wanted.owner, reason=wanted.reason, ttl_s=wanted.ttl_seconds)
     log.info(
         "pause_granted" if is_new else "pause_renewed",
         lease=lease.id,
@@ -84,11 +77,9 @@ async def _pause(request: Request, wanted: PauseRequest) -> tuple[Lease, bool]:
 
 
 async def _ended(request: Request, lease: Lease | None) -> None:
-    head = head_of(request)
-    head.running.pauses.nudge()
     if lease is not None:
         log.info("pause_ended", lease=lease.id, owner=lease.owner, who=author_of(request))
-        await _settled(head, _RESUME_WITHIN_S)
+        await _settled(head_of(request), _RESUME_WITHIN_S)
 
 
 async def _settled(head: Head, wait_s: float) -> None:

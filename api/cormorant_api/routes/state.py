@@ -14,8 +14,8 @@ from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http.conditions import check_preconditions
 from cormorant_api.http.tokens import Role
-from cormorant_api.http.transfer import BufferResponse
-from cormorant_api.http.uploads import parse_body
+from cormorant_api.http.transfer import memory_response
+from cormorant_api.http.uploads import parse_body, receive, size_of_body
 from cormorant_api.routes.routing import BINARY, GuardedRoute, author_of, guarded, head_of, log
 from cormorant_api.status import describe
 from cormorant_api.weights.store import digest_of
@@ -58,7 +58,7 @@ async def get_state(request: Request) -> Response:
     state = await _paused(head, "cormorant/get-state", head.running.fleet.state)
     view = memoryview(state)
     etag = f'"{digest_of([view])}"'
-    return BufferResponse([view], media_type=SAFETENSORS, headers={"ETag": etag, "Cache-Control": "no-store"})
+    return memory_response([view], media_type=SAFETENSORS, headers={"ETag": etag, "Cache-Control": "no-store"})
 
 
 @router.put(
@@ -88,17 +88,13 @@ async def put_state(request: Request) -> Status:
     head = head_of(request)
     running = head.running
     head.refuse_changes_while_draining()
-    if not (head.leases.wants_pause and running.pauses.is_settled):
+    if not (running.pauses.wants_pause and running.pauses.is_settled):
         raise ApiError(ProblemType.NOT_PAUSED, "the fleet is running; POST /v1/pauses first, then restore")
-    body: list[bytearray] = []
-
-    def make_buffer(size: int) -> memoryview:
-        body.append(bytearray(size))
-        return memoryview(body[-1])
-
-    most = head.settings.max_body_bytes
-    async with head.uploads.take(request, make_buffer, limit_bytes=most, copies=_COPIES) as received:
-        state = memoryview(body.pop()).toreadonly()
+    size = size_of_body(request, limit_bytes=head.settings.max_body_bytes)
+    with head.uploads.of(_COPIES * size):
+        body = memoryview(bytearray(size))
+        received = await receive(request, body, stall_timeout_s=head.settings.stall_timeout_s)
+        state = body.toreadonly()
         # Parsing a large state takes seconds; the event loop must stay free.
         saved = await head.bulk(read_state, state)
 
@@ -136,23 +132,21 @@ async def seed(request: Request, body: Reseed) -> Seeded:
 
 async def _paused(head: Head, owner: str, call: Any) -> Any:
     """Call `call` while a pause lease of its own is held."""
-    running = head.running
-    lease, _ = head.leases.grant(f"{owner}-{next(_numbers)}", reason="saving or restoring the state", ttl_s=_LEASE_S)
-    running.pauses.nudge()
+    pauses = head.running.pauses
+    lease, _ = pauses.grant(f"{owner}-{next(_numbers)}", reason="saving or restoring the state", ttl_s=_LEASE_S)
     try:
         began = time.monotonic()
-        is_paused = await running.pauses.notifier.wait_for(
-            lambda: head.is_closing or running.pauses.state == "paused", timeout_s=_PAUSE_WITHIN_S
+        is_paused = await pauses.notifier.wait_for(
+            lambda: head.is_closing or pauses.state == "paused", timeout_s=_PAUSE_WITHIN_S
         )
         if not is_paused:
             raise ApiError(
                 ProblemType.CONTROL_TIMEOUT,
-                f"the fleet did not pause within {time.monotonic() - began:.0f} s; {running.pauses.error or 'retry'}",
+                f"the fleet did not pause within {time.monotonic() - began:.0f} s; {pauses.error or 'retry'}",
             )
         return await asyncio.shield(head.at_boundary(call))
     finally:
-        head.leases.end(lease.id)
-        running.pauses.nudge()
+        pauses.end(lease.id)
 
 
 # What a client sends is checked before the fleet sees it.

@@ -2,7 +2,7 @@
 
 import asyncio
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -135,10 +135,7 @@ async def get_metrics(request: Request) -> Response:
 @health.get("/version")
 async def get_version() -> Build:
     """Version of the head and its API."""
-    try:
-        return Build(version=version("cormorant"))
-    except PackageNotFoundError:
-        return Build(version="unknown")
+    return Build(version=version("cormorant"))
 
 
 def scrape(head: Head, accept: str = "") -> tuple[bytes, str]:

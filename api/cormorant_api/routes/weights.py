@@ -11,7 +11,8 @@ from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http.conditions import matches, preferred_wait_s
 from cormorant_api.http.tokens import Role
-from cormorant_api.http.transfer import BufferResponse
+from cormorant_api.http.transfer import memory_response
+from cormorant_api.http.uploads import receive, size_of_body
 from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, author_of, guarded, head_of
 from cormorant_api.weights.publisher import ALL_MODELS, PublishRequest
 from cormorant_api.weights.specs import limit_bytes, shapes_of
@@ -21,7 +22,7 @@ from cormorant_contract.rest.headers import POLICY_VERSION, SAFETENSORS
 from cormorant_contract.rest.models import Model, Models, ModelSummary, Rollback, VersionEntry, Versions
 from cormorant_contract.rest.pauses import LONGEST_WAIT_S
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.rest.updates import Update
+from cormorant_contract.rest.updates import FINAL_STATES, Update
 from cormorant_worker.weights.blob import WeightsBlob
 
 _BODY: dict[str, Any] = {
@@ -246,14 +247,10 @@ async def _publish(
     specs = running.fleet.specs
     if not specs:
         raise ApiError(ProblemType.UNKNOWN_MODEL, "the policy has no weights to publish", known=())
-    blob: list[WeightsBlob] = []
-
-    def make_buffer(size: int) -> memoryview:
-        blob.append(WeightsBlob(size))
-        return blob[0].buffer
-
-    most = limit_bytes(specs, most=head.settings.max_body_bytes)
-    async with head.uploads.take(request, make_buffer, limit_bytes=most) as received:
+    size = size_of_body(request, limit_bytes=limit_bytes(specs, most=head.settings.max_body_bytes))
+    with head.uploads.of(size):
+        blob = WeightsBlob(size)
+        received = await receive(request, blob.buffer, stall_timeout_s=head.settings.stall_timeout_s)
         head.refuse_while_closing()
         wanted = PublishRequest(
             model=model,
@@ -263,7 +260,7 @@ async def _publish(
             allows_nonfinite=allows_nonfinite,
         )
         publish = running.publisher.patch if is_partial else running.publisher.publish
-        update, is_new = await head.bulk(publish, blob[0], received, wanted)
+        update, is_new = await head.bulk(publish, blob, received, wanted)
     if is_new:
         head.metrics.update_bytes.inc(update.bytes)
         if head.is_draining:
@@ -279,7 +276,8 @@ async def _after_wait(head: Head, update: Update, wait_s: float) -> Update:
     running = head.running
     if wait_s > 0:
         await running.updates.notifier.wait_for(
-            lambda: head.is_draining or head.is_closing or running.updates.is_over(update.version), timeout_s=wait_s
+            lambda: head.is_draining or head.is_closing or running.updates.state_of(update.version) in FINAL_STATES,
+            timeout_s=wait_s,
         )
     return running.publisher.update(update.version) or update
 
@@ -297,7 +295,7 @@ def _file(request: Request, model: str, version: int | None) -> Response:
     headers = {"ETag": stored.etag, POLICY_VERSION: str(stored.version)}
     if matches(request.headers.get("if-none-match", ""), stored.etag, is_weak=True):
         return Response(status_code=304, headers=headers)
-    return BufferResponse(
+    return memory_response(
         stored.buffers,
         media_type=SAFETENSORS,
         headers=headers,

@@ -23,7 +23,6 @@ from cormorant_api.http.conditions import check_preconditions, matches
 from cormorant_api.http.uploads import Received, parse_body, refusal_of
 from cormorant_api.tracing import Traces
 from cormorant_api.weights.files import cut, joined, merge
-from cormorant_api.weights.specs import check_specs
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, digest_of
 from cormorant_api.weights.updates import UpdateTracker, update_id
 from cormorant_contract.rest.base import VERSION_MAX
@@ -34,6 +33,7 @@ from cormorant_worker.errors import CormorantError, MalformedWeights
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.cached import CachedPublish, read_cached
+from cormorant_worker.weights.staged import verify
 
 log = structlog.get_logger()
 
@@ -212,7 +212,7 @@ class WeightPublisher:
         for publish in kept:
             blob = WeightsBlob.joined((publish.data,))
             blob.check(default_model=publish.default_model, header=parse_body(blob.buffer))
-            check_specs(blob.tensors, self._fleet.specs, only=ALL_MODELS)
+            verify(blob.specs, self._fleet.specs)
             blob.statistics = publish.statistics
             verified.append(_stored(blob, digest_of([blob.buffer]), publish.version, author))
         # A number that this head has assigned belongs to other, newer bytes.
@@ -284,7 +284,7 @@ class WeightPublisher:
             blob.check(default_model=model or default, header=header)
         except MalformedWeights as error:
             raise refusal_of(error) from error
-        check_specs(blob.tensors, specs, only=model, is_partial=is_partial)
+        verify(blob.specs, specs, only=model, is_partial=is_partial)
 
     def _put(self, stored: StoredVersion) -> StoredVersion:
         """Store a version; StoreError if the disk answers too late or does not take it."""

@@ -10,6 +10,7 @@ nothing that a client sends becomes a path. A version whose bytes do not match t
 skipped at start.
 """
 
+import json
 import mmap
 import shutil
 import threading
@@ -21,11 +22,9 @@ from typing import Any
 
 import structlog
 import xxhash
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from cormorant_api.errors import StoreError
 from cormorant_contract.disk import sync_path, write_all
-from cormorant_contract.rest.base import Version
 from cormorant_contract.rest.headers import DIGEST_PREFIX, make_etag
 from cormorant_worker.errors import StateError
 from cormorant_worker.normalize.moments import Statistics
@@ -34,7 +33,7 @@ log = structlog.get_logger()
 
 _META = "meta.json"
 _PART = ".part"
-Buffers = Sequence[memoryview]
+_OF_A_MODEL = ("name", "digest", "size_bytes", "num_tensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,25 +78,6 @@ class StoredVersion:
     @property
     def size_bytes(self) -> int:
         return sum(model.size_bytes for model in self.models.values())
-
-
-class _ModelMeta(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str
-    digest: str
-    size_bytes: int
-    num_tensors: int
-
-
-class _Meta(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    format: int = 1
-    version: Version
-    digest: str
-    published_at: AwareDatetime
-    author: str
-    models: list[_ModelMeta]
-    statistics: dict[str, dict[str, Any]] | None = None
 
 
 class WeightStore:
@@ -177,19 +157,18 @@ class WeightStore:
                 with (part / f"{number}.safetensors").open("wb", buffering=0) as file:
                     for buffer in model.buffers:
                         write_all(file.fileno(), buffer)
-            meta = _Meta(
-                version=stored.version,
-                digest=stored.digest,
-                published_at=stored.published_at,
-                author=stored.author,
-                models=[
-                    _ModelMeta(name=m.name, digest=m.digest, size_bytes=m.size_bytes, num_tensors=m.num_tensors)
-                    for m in models
-                ],
-                statistics=None if stored.statistics is None else stored.statistics.document(),
-            )
-            (part / _META).write_text(meta.model_dump_json(indent=1, exclude_none=True), "utf-8")
-            return _map(part, meta)
+            document = {
+                "format": 1,
+                "version": stored.version,
+                "digest": stored.digest,
+                "published_at": stored.published_at.isoformat(),
+                "author": stored.author,
+                "models": [{name: getattr(model, name) for name in _OF_A_MODEL} for model in models],
+            }
+            if stored.statistics is not None:
+                document["statistics"] = stored.statistics.document()
+            (part / _META).write_text(json.dumps(document, indent=1), "utf-8")
+            return _map(part, document)
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
             raise StoreError(f"cannot store weights version {stored.version}: {error}") from error
@@ -242,7 +221,7 @@ class WeightStore:
             raise StoreError(f"could not keep weights version {number}: {error}") from error
 
 
-def digest_of(buffers: Buffers) -> str:
+def digest_of(buffers: Sequence[memoryview]) -> str:
     """`xxh3:` and 32 hex digits."""
     hasher = xxhash.xxh3_128()
     for buffer in buffers:
@@ -252,9 +231,8 @@ def digest_of(buffers: Buffers) -> str:
 
 def _read(folder: Path) -> StoredVersion | None:
     try:
-        meta = _Meta.model_validate_json((folder / _META).read_bytes())
-        stored = _map(folder, meta)
-    except (OSError, ValueError, ValidationError, StateError) as error:
+        stored = _map(folder, json.loads((folder / _META).read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StateError) as error:
         log.warning("weights_left_out", folder=str(folder), reason=str(error))
         return None
     for model in stored.models.values():
@@ -264,27 +242,30 @@ def _read(folder: Path) -> StoredVersion | None:
     return stored
 
 
-def _map(folder: Path, meta: _Meta) -> StoredVersion:
+def _map(folder: Path, document: Mapping[str, Any]) -> StoredVersion:
+    version, author = int(document["version"]), str(document["author"])
+    published_at = datetime.fromisoformat(document["published_at"]).astimezone(UTC)
     models = {}
-    for number, model in enumerate(meta.models):
+    for number, model in enumerate(document["models"]):
         with (folder / f"{number}.safetensors").open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if len(mapped) != model.size_bytes:
-            raise ValueError(f"{model.name} has {len(mapped)} bytes, not {model.size_bytes}")
-        models[model.name] = StoredModel(
-            version=meta.version,
-            name=model.name,
-            digest=model.digest,
+        if len(mapped) != model["size_bytes"]:
+            raise ValueError(f"{model['name']} has {len(mapped)} bytes, not {model['size_bytes']}")
+        models[model["name"]] = StoredModel(
+            version=version,
+            name=model["name"],
+            digest=model["digest"],
             buffers=(memoryview(mapped),),
-            num_tensors=model.num_tensors,
-            published_at=meta.published_at.astimezone(UTC),
-            author=meta.author,
+            num_tensors=int(model["num_tensors"]),
+            published_at=published_at,
+            author=author,
         )
+    statistics = document.get("statistics")
     return StoredVersion(
-        version=meta.version,
-        digest=meta.digest,
-        published_at=meta.published_at.astimezone(UTC),
-        author=meta.author,
+        version=version,
+        digest=document["digest"],
+        published_at=published_at,
+        author=author,
         models=models,
-        statistics=None if meta.statistics is None else Statistics.of_document(meta.statistics),
+        statistics=None if statistics is None else Statistics.of_document(statistics),
     )

@@ -5,7 +5,7 @@ A receipt costs O(1) in workers and updates: records count their receipts, and o
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,9 +39,7 @@ class _Record:
     received: float
     """When the last byte arrived, by the tracker's clock."""
     receipts: dict[str, UpdateReceipt] = field(default_factory=dict)
-    counts: dict[ReceiptState, int] = field(
-        default_factory=lambda: {"waiting": 0, "applied": 0, "refused": 0, "lost": 0}
-    )
+    counts: Counter[ReceiptState] = field(default_factory=Counter)
     """Number of receipts by state."""
     slowest_ms: float | None = None
     handed_over: float = 0.0
@@ -60,13 +58,10 @@ class _Record:
         self.update = self.update.model_copy(update=fields)
 
     @property
-    def total(self) -> int:
-        """Receipts without those of lost workers."""
-        return sum(self.counts.values()) - self.counts["lost"]
-
-    @property
     def workers(self) -> WorkerCounts:
-        return WorkerCounts(total=self.total, acked=self.counts["applied"], failed=self.counts["refused"])
+        """Without those that were lost."""
+        counts = self.counts
+        return WorkerCounts(total=counts.total() - counts["lost"], acked=counts["applied"], failed=counts["refused"])
 
     def mark(self, worker: str, state: ReceiptState, **changes: Any) -> None:
         before = self.receipts.get(worker)
@@ -196,16 +191,10 @@ class UpdateTracker:
             record = self._records.get(version)
             return None if record is None else _describe(record)
 
-    def glance(self, version: int) -> UpdateSummary | None:
-        """An update without receipts; O(1) in workers."""
-        with self._lock:
-            record = self._records.get(version)
-            return None if record is None else _summarize(record)
-
-    def is_over(self, version: int) -> bool:
-        """Whether an update is final. Lock-free: every long poll asks at every notification."""
+    def state_of(self, version: int) -> UpdateState | None:
+        """None: there is no such update. Lock-free: every long poll asks at every notification."""
         record = self._records.get(version)
-        return record is not None and record.state in FINAL_STATES
+        return None if record is None else record.state
 
     def newest(self, most: int) -> tuple[UpdateSummary, ...]:
         """Summaries of the newest updates, newest first."""
@@ -245,7 +234,8 @@ class UpdateTracker:
         record.slowest_ms = max(record.slowest_ms or 0.0, latency_ms)
 
     def _judge(self, record: _Record) -> None:
-        acked, waiting, total = record.counts["applied"], record.counts["waiting"], record.total
+        workers, waiting = record.workers, record.counts["waiting"]
+        acked, total = workers.acked, workers.total
         is_late = record.waited_s >= self.apply_within_s
         if record.state in ("staged", *_OVER):
             return

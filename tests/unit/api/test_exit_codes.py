@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cormorant_api.errors import HeadFault, StoreError, TlsError, TokenError, exit_code_of
+from cormorant_api.errors import HeadFault, StoreError, TokenError, exit_code_of
 from cormorant_worker.errors import (
     CormorantError,
     DatasetCorrupt,
@@ -31,7 +31,6 @@ def caused(error: Exception, cause: BaseException) -> Exception:
         (ManifestError("numEnvs"), 2),
         (UnknownEnv("Pnog-v5"), 2),
         (EnvBuildError("takes no such argument"), 2),
-        (TlsError("not a certificate"), 2),
         (HeadFault("--tls-cert and --tls-key must be given together"), 2),
         (caused(ManifestError("cannot read nope.yaml"), FileNotFoundError("nope.yaml")), 2),
         (WorkerFailed("no such policy", kind="PolicyLoadError"), 2),

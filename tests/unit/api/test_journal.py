@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,16 +29,18 @@ def test_next_head_goes_on_from_what_was_settled(tmp_path: Path) -> None:
     assert (second.settled_frames, Journal(tmp_path).frames) == (350, 350)
 
 
-def test_floor_of_elsewhere_holds_where_the_folder_was_lost(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, epoch=3, floor_frames=1000)
-    assert (journal.epoch, journal.frames, journal.settled_frames) == (2, 1000, 1000)
-
-
-def test_settled_frames_never_become_fewer(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.settle_all(500)
-    journal.settle(200).result(10)
-    assert (journal.settled_frames, Journal(tmp_path).frames) == (500, 500)
+def test_the_highest_known_count_holds(tmp_path: Path) -> None:
+    lost = Journal(tmp_path / "lost", epoch=3, floor_frames=1000)
+    assert (lost.epoch, lost.frames, lost.settled_frames) == (2, 1000, 1000)
+    lost.settle_all(1500)
+    lost.settle(200).result(10)
+    assert (lost.settled_frames, Journal(tmp_path / "lost").frames) == (1500, 1500)
+    memory = Journal(None, floor_frames=77)
+    memory.note_exported(80)
+    memory.close()
+    assert (memory.frames, memory.exported_frames) == (77, 80)
+    (tmp_path / "frames").write_text(f"{5:020d}")
+    assert Journal(tmp_path).exported_frames == 5, "of a head that exported nothing"
 
 
 def test_last_words_are_right_at_any_moment(tmp_path: Path) -> None:
@@ -86,18 +89,6 @@ def test_frames_that_were_exported_are_the_floor_of_the_next_head(tmp_path: Path
     assert Journal(tmp_path).exported_frames == 250
 
 
-def test_head_without_a_folder_begins_at_its_floor() -> None:
-    journal = Journal(None, floor_frames=77)
-    journal.note_exported(80)
-    journal.close()
-    assert (journal.frames, journal.exported_frames) == (77, 80)
-
-
-def test_a_folder_of_a_head_that_exported_nothing_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "frames").write_text(f"{5:020d}")
-    assert Journal(tmp_path).exported_frames == 5
-
-
 def test_statistics_and_their_frames_are_one_file(tmp_path: Path) -> None:
     first, more = (Statistics({"observation": RunningMoments.of(np.array(x))}) for x in ([[0.1], [0.2]], [[0.3]]))
     journal = Journal(tmp_path, floor_frames=10)
@@ -127,6 +118,17 @@ def no_room() -> Iterator[list[Any]]:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+@contextmanager
+def hanging(journal: Journal) -> Iterator[None]:
+    """Inside, the disk does not answer."""
+    answered = threading.Event()
+    journal._writer.submit(answered.wait)
+    try:
+        yield
+    finally:
+        answered.set()
+
+
 def test_a_full_disk_is_logged_once_and_written_to_when_it_has_room(tmp_path: Path) -> None:
     statistics = Statistics({"observation": RunningMoments.of(np.arange(6.0).reshape(3, 2))})
     journal = Journal(tmp_path)
@@ -147,7 +149,7 @@ def test_a_full_disk_is_logged_once_and_written_to_when_it_has_room(tmp_path: Pa
 
 def test_settling_never_waits_and_is_done_once_it_is_written(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    with journal._disk:  # a disk that does not answer
+    with hanging(journal):
         waiting = [journal.settle(10), *(journal.settle(frames) for frames in range(20, 400, 10))]
         assert journal.settled_frames == 390
         assert not any(kept.done() for kept in waiting)
@@ -200,7 +202,7 @@ def test_a_disk_that_hangs_holds_up_neither_scrapes_nor_the_end(
     words = tmp_path / "termination-log"
     journal = Journal(tmp_path / "head", termination_message_file=words)
     assert journal.note_exported(10) == 10
-    with journal._disk, structlog.testing.capture_logs() as logged:
+    with hanging(journal), structlog.testing.capture_logs() as logged:
         kept = journal.settle(50)
         assert journal.note_exported(60) == 10, "what is exported is on the disk before"
         with pytest.raises(StoreError, match=r"the disk of .*head did not answer within 0 s; retry"):

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cormorant_api.control.leases import LeaseBook, PauseKeeper
+from cormorant_api.control.leases import PauseKeeper
+from cormorant_api.errors import ApiError
 from cormorant_cli.commands.status import printable
 from cormorant_contract.rest.pauses import PauseRequest
 from cormorant_testing.clock import Clock
@@ -40,118 +41,121 @@ class Brakes:
             self.happened.notify_all()
 
 
+class Keep:
+    """Makes keepers whose threads end with the test."""
+
+    def __init__(self) -> None:
+        self.made: list[PauseKeeper] = []
+
+    def __call__(self, brakes: Brakes, *, spec_paused: bool = False, starts_paused: bool = False) -> PauseKeeper:
+        self.made.append(
+            PauseKeeper(pause=brakes.pause, resume=brakes.resume, spec_paused=spec_paused, starts_paused=starts_paused)
+        )
+        self.made[-1].start()
+        return self.made[-1]
+
+
 @pytest.fixture
-def keepers() -> Iterator[list[PauseKeeper]]:
-    made: list[PauseKeeper] = []
+def keep() -> Iterator[Keep]:
+    made = Keep()
     yield made
-    for keeper in made:
+    for keeper in made.made:
         keeper.close()
 
 
-def keep(keepers: list[PauseKeeper], book: LeaseBook, brakes: Brakes, *, starts_paused: bool = False) -> PauseKeeper:
-    keeper = PauseKeeper(book, pause=brakes.pause, resume=brakes.resume, starts_paused=starts_paused)
-    keepers.append(keeper)
-    keeper.start()
-    return keeper
+def stopped(clock: Clock, *, spec_paused: bool = False) -> PauseKeeper:
+    """A keeper whose thread does not run."""
+    return PauseKeeper(pause=lambda: None, resume=lambda: None, spec_paused=spec_paused, clock=clock)
 
 
 def test_an_owner_has_one_lease_and_renews_it() -> None:
     clock = Clock(100.0)
-    book = LeaseBook(clock=clock)
-    first, is_new = book.grant("learner", reason="eval", ttl_s=10)
+    keeper = stopped(clock)
+    first, is_new = keeper.grant("learner", reason="eval", ttl_s=10)
     clock.now += 8
-    again, is_renewed = book.grant("learner", reason="", ttl_s=10)
+    again, is_renewed = keeper.grant("learner", reason="", ttl_s=10)
     assert (is_new, is_renewed) == (True, False)
     assert (again.id, again.reason, again.deadline) == (first.id, "eval", 118.0)
     clock.now += 8
-    assert book.wants_pause
+    assert keeper.wants_pause
     clock.now += 3
-    assert not book.wants_pause
-    assert [lease.id for lease in book.expire()] == [first.id]
-    assert book.expire() == []
+    assert not keeper.wants_pause
+    later, is_new = keeper.grant("learner", reason="", ttl_s=10)
+    assert (is_new, later.id == first.id, later.reason) == (True, False, "")
+    assert [lease.id for lease in keeper.held()] == [later.id]
 
 
 @pytest.mark.parametrize("spec_paused", [False, True])
 def test_fleet_is_paused_until_the_last_lease_is_gone_or_longer(*, spec_paused: bool) -> None:
-    book = LeaseBook(spec_paused=spec_paused, clock=Clock(100.0))
-    one, _ = book.grant("one", reason="", ttl_s=10)
-    two, _ = book.grant("two", reason="", ttl_s=10)
-    assert (book.end(one.id), book.end(one.id), book.wants_pause) == (one, None, True)
-    assert (book.end_of("two"), book.end_of("two"), book.wants_pause) == (two, None, spec_paused)
+    keeper = stopped(Clock(100.0), spec_paused=spec_paused)
+    one, _ = keeper.grant("one", reason="", ttl_s=10)
+    two, _ = keeper.grant("two", reason="", ttl_s=10)
+    assert (keeper.end(one.id), keeper.end(one.id), keeper.wants_pause) == (one, None, True)
+    assert (keeper.end_of("two"), keeper.end_of("two"), keeper.wants_pause) == (two, None, spec_paused)
 
 
 def test_leases_are_bounded() -> None:
-    book = LeaseBook(clock=Clock(100.0))
+    keeper = stopped(Clock(100.0))
     for number in range(1000):
-        book.grant(f"owner-{number}", reason="", ttl_s=10)
-    with pytest.raises(OverflowError, match="1000 pause leases are held"):
-        book.grant("one too many", reason="", ttl_s=10)
-    _, is_new = book.grant("owner-5", reason="", ttl_s=10)
+        keeper.grant(f"owner-{number}", reason="", ttl_s=10)
+    with pytest.raises(ApiError, match="1000 pause leases are held") as refused:
+        keeper.grant("one too many", reason="", ttl_s=10)
+    assert refused.value.status == 429
+    _, is_new = keeper.grant("owner-5", reason="", ttl_s=10)
     assert not is_new
 
 
-def test_the_keeper_pauses_and_resumes_once_each(keepers: list[PauseKeeper]) -> None:
-    book, brakes = LeaseBook(), Brakes()
-    keeper = keep(keepers, book, brakes)
-    one, _ = book.grant("one", reason="", ttl_s=100)
-    keeper.nudge()
-    brakes.wait_for("pause")
-    two, _ = book.grant("two", reason="", ttl_s=100)
-    book.end(one.id)
-    keeper.nudge()
-    book.end(two.id)
-    keeper.nudge()
-    brakes.wait_for("pause", "resume")
-
-
-def test_a_lease_whose_owner_died_ends_by_itself(keepers: list[PauseKeeper]) -> None:
-    book, brakes = LeaseBook(), Brakes()
-    keeper = keep(keepers, book, brakes)
-    book.grant("dead", reason="", ttl_s=0.05)
-    keeper.nudge()
-    brakes.wait_for("pause", "resume")
-
-
-def test_a_fleet_that_starts_paused_goes_on_without_leases(keepers: list[PauseKeeper]) -> None:
+def test_the_keeper_pauses_and_resumes_once_each(keep: Keep) -> None:
     brakes = Brakes()
-    keep(keepers, LeaseBook(), brakes, starts_paused=True)
+    keeper = keep(brakes)
+    one, _ = keeper.grant("one", reason="", ttl_s=100)
+    brakes.wait_for("pause")
+    two, _ = keeper.grant("two", reason="", ttl_s=100)
+    keeper.end(one.id)
+    keeper.end(two.id)
+    brakes.wait_for("pause", "resume")
+
+
+def test_a_lease_whose_owner_died_ends_by_itself(keep: Keep) -> None:
+    brakes = Brakes()
+    keep(brakes).grant("dead", reason="", ttl_s=0.05)
+    brakes.wait_for("pause", "resume")
+
+
+def test_a_fleet_that_starts_paused_goes_on_without_leases(keep: Keep) -> None:
+    brakes = Brakes()
+    keep(brakes, starts_paused=True)
     brakes.wait_for("resume")
 
 
-def test_a_pause_that_fails_is_tried_again_and_told(keepers: list[PauseKeeper]) -> None:
-    book, brakes = LeaseBook(), Brakes(failing=1)
-    keeper = keep(keepers, book, brakes)
-    book.grant("one", reason="", ttl_s=100)
-    assert keeper.state == "draining"
-    keeper.nudge()
+def test_a_pause_that_fails_is_tried_again_and_told(keep: Keep) -> None:
+    brakes = Brakes(failing=1)
+    keeper = keep(brakes)
+    keeper.grant("one", reason="", ttl_s=100)
+    assert keeper.state in ("draining", "paused")
     brakes.wait_for("pause")
 
 
-def test_a_pause_that_failed_is_resumed_when_its_lease_ends(keepers: list[PauseKeeper]) -> None:
-    book, brakes = LeaseBook(), Brakes(failing=1000)
-    keeper = keep(keepers, book, brakes)
-    lease, _ = book.grant("one", reason="", ttl_s=100)
-    keeper.nudge()
+def test_a_pause_that_failed_is_resumed_when_its_lease_ends(keep: Keep) -> None:
+    brakes = Brakes(failing=1000)
+    keeper = keep(brakes)
+    lease, _ = keeper.grant("one", reason="", ttl_s=100)
     assert keeper.state == "draining"
     until(lambda: keeper.error != "")
-    book.end(lease.id)
-    assert keeper.state == "paused", "it does not run before it was resumed"
-    keeper.nudge()
+    keeper.end(lease.id)
     brakes.wait_for("resume")
     until(lambda: keeper.state == "running")
     assert keeper.error == ""
 
 
-def test_draining_fleet_is_not_paused_by_leases(keepers: list[PauseKeeper]) -> None:
-    book, brakes = LeaseBook(), Brakes()
-    keeper = keep(keepers, book, brakes)
-    book.grant("one", reason="", ttl_s=100)
-    keeper.nudge()
+def test_draining_fleet_is_not_paused_by_leases(keep: Keep) -> None:
+    brakes = Brakes()
+    keeper = keep(brakes)
+    keeper.grant("one", reason="", ttl_s=100)
     brakes.wait_for("pause")
     keeper.overrule()
     brakes.wait_for("pause", "resume")
-    book.grant("two", reason="", ttl_s=100)
-    keeper.nudge()
+    keeper.grant("two", reason="", ttl_s=100)
     until(lambda: keeper.is_settled)
     assert (keeper.state, brakes.done) == ("running", ["pause", "resume"])
 

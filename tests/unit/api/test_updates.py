@@ -186,38 +186,22 @@ def test_every_result_is_told_once_and_that_of_a_late_one_twice() -> None:
     assert told == [(1, "superseded"), (2, "partially_applied"), (2, "applied"), (4, "applied")]
 
 
-def test_receipt_cost_is_independent_of_updates() -> None:
-    board = Board()
-    workers = tuple(f"cpu-{number}" for number in range(300))
-    for version in range(1, 400):
-        board.publish(version, waiting=workers)
-        assert len(board.tracker._open) == 1, "only the newest may still change"
-    for worker in workers[:-1]:
-        board.tracker.acknowledged(worker, 399)
-    assert not board.tracker.is_over(399)
-    assert board.results[-1] == (398, "superseded")
-    board.tracker.acknowledged(workers[-1], 399)
-    assert board.results[-1] == (399, "applied")
-    assert (board.tracker.is_over(399), board.tracker.is_over(400)) == (True, False)
-    assert (len(board.see(399).receipts), board.see(399).workers.acked) == (300, 300)
-
-
-def test_one_receipt_costs_the_same_for_any_number_of_workers() -> None:
-    def costs(num_workers: int) -> list[int]:
+def test_a_receipt_costs_the_same_for_any_number_of_workers_and_updates() -> None:
+    def costs(num_workers: int, num_updates: int) -> list[int]:
         board = Board()
-        for version in range(1, 4):
+        for version in range(1, num_updates + 1):
             board.publish(version, waiting=tuple(f"cpu-{number}" for number in range(num_workers)))
         tracker = board.tracker
         return [
-            lines_run(tracker.acknowledged, "cpu-7", 3),
-            lines_run(tracker.refused, "cpu-8", 3, "no memory"),
+            lines_run(tracker.acknowledged, "cpu-7", num_updates),
+            lines_run(tracker.refused, "cpu-8", num_updates, "no memory"),
             lines_run(tracker.lost, "cpu-9"),
             lines_run(tracker.tick, can_apply=True),
-            lines_run(tracker.glance, 3),
+            lines_run(tracker.state_of, num_updates),
             lines_run(tracker.newest, 3),
         ]
 
-    assert costs(2000) == costs(10)
+    assert costs(2000, 3) == costs(10, 3) == costs(10, 300)
 
 
 def test_old_updates_keep_counts_without_receipts() -> None:

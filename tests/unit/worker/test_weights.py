@@ -25,7 +25,7 @@ def test_nothing_is_staged_where_a_tensor_differs() -> None:
     slot, modules = slot_of(3)
     before = slot.current()
     bad = {"weight": torch.ones(3, 2), "extra": torch.zeros(1)}
-    with pytest.raises(WeightsMismatch, match=r"policy/bias is missing; policy/extra is unknown; nothing was applied"):
+    with pytest.raises(WeightsMismatch, match=r"missing: policy/bias; unexpected: policy/extra; nothing was applied"):
         slot.offer({"policy": bad}, version=1)
     slot.apply()
     assert slot.version == 0
@@ -34,7 +34,7 @@ def test_nothing_is_staged_where_a_tensor_differs() -> None:
 
 def test_impossible_publishes_are_refused() -> None:
     slot, modules = slot_of(3)
-    with pytest.raises(WeightsMismatch, match=r'model "actor" is not one of \[\'policy\'\]'):
+    with pytest.raises(WeightsMismatch, match=r"whose models are \['policy'\]: unexpected: actor/"):
         slot.offer({"actor": filled(modules["policy"], 1.0)}, version=1)
     with pytest.raises(WeightsMismatch, match="no model was given"):
         slot.offer({}, version=1)

@@ -107,15 +107,15 @@ def test_the_header_alone_tells_what_does_not_fit() -> None:
         verify(WeightsBlob.of({"policy": wrong}).specs, specs)
     for words in (
         "3 tensors do not fit",
-        "policy/weight has shape [2, 3], not [3, 2]",
-        "policy/extra is unknown",
+        "shape: policy/weight is [2, 3], not [3, 2]",
+        "unexpected: policy/extra",
         "policy/bias is float64, not float32",
     ):
         assert words in str(caught.value)
     many = {f"t{i}": torch.ones(1) for i in range(30)}
     with pytest.raises(WeightsMismatch, match=r"32 tensors do not fit.* and 12 more; nothing was applied"):
         verify(WeightsBlob.of({"policy": many}).specs, specs)
-    with pytest.raises(WeightsMismatch, match='model "actor" is not one of'):
+    with pytest.raises(WeightsMismatch, match="unexpected: actor/"):
         verify(WeightsBlob.of({"actor": fits}).specs, specs)
 
 

@@ -64,8 +64,16 @@ def specs_of_tensors(weights: Weights) -> dict[str, dict[str, TensorSpec]]:
     }
 
 
-def verify(found: WeightSpecs, specs: WeightSpecs) -> None:
-    """Compare the whole set of tensors with what the policy needs, before anything is applied."""
+def verify(found: WeightSpecs, specs: WeightSpecs, *, only: str = "", is_partial: bool = False) -> None:
+    """Compare the whole set of tensors with what the policy needs, before anything is applied.
+
+    Args:
+        only: the only model that may be among them; empty: each of the policy's.
+        is_partial: tensors may be missing.
+
+    Raises:
+        WeightsMismatch: with all differences.
+    """
     if not specs:
         raise WeightsMismatch(
             "the policy has no weights to replace: it is random or a plain callable; pass a torch module whose forward "
@@ -73,23 +81,27 @@ def verify(found: WeightSpecs, specs: WeightSpecs) -> None:
         )
     if not found:
         raise WeightsMismatch(f"no model was given; publish one of {sorted(specs)}")
-    problems: list[str] = []
-    for model, tensors in found.items():
-        if model not in specs:
-            raise WeightsMismatch(f'model "{model}" is not one of {sorted(specs)}; nothing was applied')
-        problems += [f"{model}/{name} is missing" for name in specs[model] if name not in tensors]
+    allowed = {only: specs[only]} if only else specs
+    missing, unexpected, shape, dtype = [], [], [], []
+    for model, tensors in ({only: {}, **found} if only else found).items():
+        needed = allowed.get(model, {})
+        missing += [f"{model}/{name}" for name in needed if name not in tensors and not is_partial]
         for name, tensor in tensors.items():
-            spec = specs[model].get(name)
+            spec = needed.get(name)
             if spec is None:
-                problems.append(f"{model}/{name} is unknown")
+                unexpected.append(f"{model}/{name}")
             elif tensor.shape != spec.shape:
-                problems.append(f"{model}/{name} has shape {list(tensor.shape)}, not {list(spec.shape)}")
+                shape.append(f"{model}/{name} is {list(tensor.shape)}, not {list(spec.shape)}")
             elif tensor.dtype != spec.dtype:
-                problems.append(f"{model}/{name} is {tensor.dtype}, not {spec.dtype}")
-    if problems:
-        more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+                dtype.append(f"{model}/{name} is {tensor.dtype}, not {spec.dtype}")
+    differences = {"missing": missing, "unexpected": unexpected, "shape": shape, "dtype": dtype}
+    told = [f"{what}: {name}" for what, names in differences.items() for name in names]
+    if told:
+        more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
         raise WeightsMismatch(
-            f"{len(problems)} tensors do not fit the policy: {'; '.join(problems[:_SHOWN])}{more}; nothing was applied"
+            f"{len(told)} tensors do not fit the policy, whose models are {sorted(specs)}: {'; '.join(told[:_SHOWN])}"
+            f"{more}; nothing was applied",
+            differences=differences,
         )
 
 

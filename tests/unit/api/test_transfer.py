@@ -1,0 +1,69 @@
+"""Responses at the pace of their reader: how each of them ends is known."""
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+
+from cormorant_api.http.transfer import End, memory_response
+
+Message = MutableMapping[str, Any]
+SCOPE = {"type": "http", "method": "GET", "asgi": {"spec_version": "2.3"}}
+BUFFERS = [memoryview(bytes([number]) * 3) for number in range(4)]
+
+
+class Connection:
+    """As uvicorn's: sending waits while the reader is slow, and returns at once after a disconnect."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.gone, self.writable = asyncio.Event(), asyncio.Event()
+        self.writable.set()
+
+    async def receive(self) -> Message:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        await self.writable.wait()
+        if not self.gone.is_set():
+            self.sent.append(message)
+
+    def close(self) -> None:
+        self.gone.set()
+        self.writable.set()
+
+
+async def respond(connection: Connection, stall_timeout_s: float = 60.0) -> list[End]:
+    ends: list[End] = []
+    response = memory_response(
+        BUFFERS, media_type="x/y", headers={}, stall_timeout_s=stall_timeout_s, on_end=ends.append
+    )
+    await response(SCOPE, connection.receive, connection.send)
+    return ends
+
+
+async def _complete() -> list[End]:
+    connection = Connection()
+    ends = await respond(connection)
+    assert b"".join(message.get("body", b"") for message in connection.sent) == b"".join(BUFFERS)
+    return ends
+
+
+async def _gone() -> list[End]:
+    connection = Connection()
+    connection.writable.clear()
+    asyncio.get_running_loop().call_later(0.01, connection.close)
+    return await respond(connection)
+
+
+async def _slow() -> list[End]:
+    connection = Connection()
+    connection.writable.clear()
+    return await respond(connection, stall_timeout_s=0.01)
+
+
+@pytest.mark.parametrize(("reader", "end"), [(_complete, "complete"), (_gone, "gone"), (_slow, "slow")])
+def test_a_response_says_once_how_it_ended(reader: Any, end: End) -> None:
+    assert asyncio.run(reader()) == [end]
