@@ -24,12 +24,24 @@ def test_every_test_that_the_page_names_exists(page: str) -> None:
     assert [name for name in named if f"def {name}(" not in written] == []
 
 
-@BOTH
-def test_every_row_of_the_failure_table_names_a_test(page: str) -> None:
-    (table,) = re.findall(r"^\| event \|.*\n\| --- .*\n((?:\| .*\n)+)", read(page), re.MULTILINE)
-    rows = table.splitlines()
+def tables(text: str, heading: str) -> list[list[str]]:
+    """The tables whose first row is `heading`, as lists of rows."""
+    found = re.findall(rf"^\| {re.escape(heading)} \|$\n\| --- .*\n((?:\| .*\n)+)", text, re.MULTILINE)
+    return [table.splitlines() for table in found]
+
+
+def test_every_row_of_the_pods_page_names_a_test() -> None:
+    (rows,) = tables(read("reference/pods.md"), "event | what happens | test")
     assert len(rows) > 5
     assert [row for row in rows if "`test_" not in row] == []
+
+
+def test_every_failure_names_a_test() -> None:
+    text = read("explanation/failures.md")
+    events = [row.split(" | ")[0] for rows in tables(text, "event | what happens") for row in rows]
+    tested = [row.split(" | ")[0] for rows in tables(text, "event | tests") for row in rows if "`test_" in row]
+    assert len(events) > 100
+    assert sorted(tested) == sorted(events)
 
 
 def names_in(path: Path) -> set[str]:
