@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Every garbage collection scans ten thousand cached pods in vain: half the cost of a full list.
     gc.set_threshold(100_000, 50, 100)
     try:
-        return asyncio.run(_serve(read_settings(arguments)))
+        settings = read_settings(arguments)
+        configure_logs(level=settings.log_level)
+        return asyncio.run(_serve(settings))
     except SettingsError as error:
         log.critical("operator_refused", reason=str(error))
         return _REFUSED

@@ -18,8 +18,8 @@ _FIRST = ("timestamp", "level", "event", *FIELDS)
 Event = MutableMapping[str, Any]
 
 
-def configure_logs(*, stream: TextIO | None = None) -> None:
-    """Configure logging to a stream (default: standard output)."""
+def configure_logs(*, level: str = "info", stream: TextIO | None = None) -> None:
+    """Configure logging of this level and above to a stream (default: standard output)."""
     out = stream or sys.stdout
     last: list[Callable[[Any, str, Event], Any]] = [_in_order, structlog.processors.JSONRenderer(default=str)]
     if out.isatty():
@@ -32,6 +32,7 @@ def configure_logs(*, stream: TextIO | None = None) -> None:
             structlog.processors.format_exc_info,
             *last,
         ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(out),
     )
 

@@ -37,6 +37,8 @@ class Settings:
     probe_port: int
     requests_per_s: float
     request_burst: int
+    log_level: str
+    """The lowest level that is logged."""
 
 
 def read_settings(arguments: Sequence[str] | None = None) -> Settings:
@@ -82,6 +84,7 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
         probe_port=given.probe_port,
         requests_per_s=given.api_qps,
         request_burst=given.api_burst,
+        log_level=given.log_level,
     )
 
 
@@ -168,4 +171,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--probe-port", type=int, default=8080, help="port of /livez, /readyz and /metrics (0: any free port)"
     )
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser

@@ -50,6 +50,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].weight=1",
         "extraEnv[0].name=NO_PROXY",
         "extraEnv[0].value=10.0.0.0/8",
+        "logLevel=debug",
     ),
 }
 KINDS = {
@@ -133,6 +134,7 @@ def test_defaults_render_these_objects() -> None:
 def test_affinity_and_environment_reach_the_operator() -> None:
     spec = pod_template(render(*VARIANTS["scheduling"]))["spec"]
     assert spec["affinity"] == {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}}
+    assert "--log-level=debug" in spec["containers"][0]["args"]
     assert spec["containers"][0]["env"][-1] == {"name": "NO_PROXY", "value": "10.0.0.0/8"}
 
 

@@ -69,7 +69,8 @@ def test_a_thousand_jobs_are_a_few_thousand_series() -> None:
 def test_lines_about_a_job_name_it(capsys: pytest.CaptureFixture[str]) -> None:
     before = structlog.get_config()
     try:
-        configure_logs()
+        configure_logs(level="info")
+        structlog.get_logger().debug("workload_not_written")
         with about(make_job()):
             structlog.get_logger().info("pod_created", pod="pong-cpu-0-abcde")
         structlog.get_logger().info("resynced")

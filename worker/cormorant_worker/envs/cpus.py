@@ -115,7 +115,6 @@ class OneCpu:
             cpu_s: of it, seconds for which one of the threads was on the CPU.
         """
         if cpu_s < _ALONE * wall_s:
-            log.debug("cpu_left", cpu=self.cpu, share=round(cpu_s / wall_s, 2), rest_seconds=_REST_S)
             self._free_until_s = self._clock_s() + _REST_S
             self._release()
 
