@@ -23,9 +23,9 @@ class WorkQueue:
         self._due: dict[str, float] = {}
         """Keys that wait or are ready, and their due times by the loop's clock; authoritative."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        """Those of waiting keys that no worker holds."""
+        """Those of waiting keys that are not due, and that no worker holds."""
         self._ready: asyncio.Queue[str] = asyncio.Queue()
-        """Due keys; may contain some that were forgotten or taken since."""
+        """Due keys; may contain some that were forgotten or taken since, and even wait again."""
         self._taken: set[str] = set()
         self._failures: dict[str, int] = {}
         self._waits: dict[int, float] = {}
@@ -59,7 +59,7 @@ class WorkQueue:
         """Wait for a due key that no other worker holds. Call `done` or `failed` afterwards."""
         while True:
             key = await self._ready.get()
-            if key in self._due and key not in self._taken:
+            if key in self._due and key not in self._taken and key not in self._timers:
                 self._note_wait(self._due.pop(key))
                 self._taken.add(key)
                 return key
@@ -84,7 +84,11 @@ class WorkQueue:
             timer.cancel()
         if key in self._due and key not in self._taken:
             loop = asyncio.get_running_loop()
-            self._timers[key] = loop.call_at(self._due[key], self._ready.put_nowait, key)
+            self._timers[key] = loop.call_at(self._due[key], self._make_ready, key)
+
+    def _make_ready(self, key: str) -> None:
+        del self._timers[key]
+        self._ready.put_nowait(key)
 
     def _note_wait(self, due: float) -> None:
         now = _now()

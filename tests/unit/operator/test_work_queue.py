@@ -86,6 +86,14 @@ async def test_forgotten_key_is_not_taken(queue: WorkQueue) -> None:
     assert await is_empty_now(queue)
 
 
+async def test_forgotten_key_that_comes_back_waits_for_its_new_time(queue: WorkQueue) -> None:
+    queue.add("a")
+    await let_others_run()  # it is ready
+    queue.forget("a")
+    queue.add("a", after_s=10)
+    assert await is_empty_now(queue)
+
+
 async def test_waiting_taker_wakes_when_something_is_added(queue: WorkQueue) -> None:
     taking = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
