@@ -79,7 +79,7 @@ class Executor:
                 case plan.DeleteJob():
                     await self._delete_job(job)
                 case plan.CheckNode():
-                    await self._check_node(action.name, state)
+                    await self._check_node(job, action.name, state)
                 case plan.SetDesired() | plan.DrainHead():
                     await self._send_to_head(job, action)
         except (errors.KubeRefused, errors.KubeNotFound, errors.ServerFault) as error:
@@ -137,6 +137,9 @@ class Executor:
                 error = refusal.message
         except errors.KubeNotFound:
             pass  # the namespace is gone
+        # Of the templates that the job has now.
+        templates = {job.templates.head, *map(job.templates.worker, job.spec.worker_groups)}
+        state.verdicts = {name: found for name, found in state.verdicts.items() if name in templates}
         state.verdicts[action.template] = Verdict(error=error, at=self._clock(), generation=job.generation)
 
     async def _create_pod(self, job: Job, action: plan.CreatePod) -> None:
@@ -208,6 +211,7 @@ class Executor:
             words = f"there is no {action.kind} {action.name}; create it"
             raise errors.KubeRefused(403, {"message": words}, request=f"GET {action.kind} {action.name}") from error
         if action.kind == "ResourceFlavor":
+            state.flavors = {key: found for key, found in state.flavors.items() if key[1] == action.admission}
             state.flavors[action.name, action.admission] = read_flavor(raw)
         else:
             state.priorities[action.name] = raw["value"]
@@ -289,7 +293,7 @@ class Executor:
             return False
         return is_own
 
-    async def _check_node(self, name: str, state: JobState) -> None:
+    async def _check_node(self, job: Job, name: str, state: JobState) -> None:
         at = self._clock()
         try:
             fact = read_node(await self._api.get("Node", namespace="", name=name), at=at)
@@ -299,6 +303,8 @@ class Executor:
             # Unknown: treat the node as reachable, so that its pods keep their grace period.
             log.warning("node_not_seen", node=name, reason=error.message)
             fact = NodeFact(is_lost=False, at=at)
+        used = {pod.node for pod in self._cache.record(job.uid).pods}
+        state.nodes = {other: found for other, found in state.nodes.items() if other in used}
         state.nodes[name] = fact
 
     # -- the job and its head ----------------------------------------------------------------------------------

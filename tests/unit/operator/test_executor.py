@@ -14,6 +14,7 @@ from cormorant_operator.decide.plan import (
     Action,
     ApplyChild,
     CheckNode,
+    CheckTemplate,
     CreatePod,
     CreateTokens,
     DeletePod,
@@ -43,14 +44,26 @@ def test_unreadable_node_is_not_lost() -> None:
     scene.api.put("Node", "silent")
     scene.api.put("Node", "secret")
     scene.api.refused["GET secret"] = 403
-    scene.do(*(CheckNode(name=name) for name in ("healthy", "silent", "gone", "secret")))
-    assert {name: fact.is_lost for name, fact in scene.state.nodes.items()} == {
-        "healthy": False,
-        "silent": True,
-        "gone": True,
-        "secret": False,
-    }
+    for name, is_lost in {"healthy": False, "silent": True, "gone": True, "secret": False}.items():
+        scene.do(CheckNode(name=name))
+        # Those that no pod of the job has are forgotten.
+        assert {other: fact.is_lost for other, fact in scene.state.nodes.items()} == {name: is_lost}
     assert scene.state.refusals == {}
+
+
+def test_verdicts_on_earlier_templates_are_forgotten() -> None:
+    scene = Scene()
+    pod = {"kind": "Pod", "metadata": {"name": "pong-head-1"}}
+    scene.do(*(CheckTemplate(template=template, manifest=pod) for template in ("earlier", JOB.templates.head)))
+    assert scene.state.verdicts.keys() == {JOB.templates.head}
+
+
+def test_flavors_of_earlier_admissions_are_forgotten() -> None:
+    scene = Scene()
+    scene.api.keep({"kind": "ResourceFlavor", "metadata": {"name": "spot"}, "spec": {}})
+    for admission in ("earlier", "now"):
+        scene.do(ReadQueueObject(kind="ResourceFlavor", name="spot", admission=admission))
+    assert scene.state.flavors.keys() == {("spot", "now")}
 
 
 class Scene:
