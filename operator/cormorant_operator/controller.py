@@ -75,8 +75,9 @@ class Controller:
         self.cache = Cache()
         self.jobs_due, self.heads_due, self.counters_due = WorkQueue(), WorkQueue(), WorkQueue()
         self._states: dict[str, JobState] = {}
-        self.is_cut_off = False
-        """Most heads are silent: the operator's own network is the likely cause."""
+        self.head_states: Counter[HeadState] = Counter()
+        """How many heads answered their last poll in which way. Counted as they change: thousands are polled."""
+        self._num_polled = 0
         self._executor = Executor(cluster, heads, self.cache, key=key, clock=now_utc)
         self._is_resync_wanted = asyncio.Event()
         self._wanted: set[str] = set()
@@ -261,7 +262,8 @@ class Controller:
     async def _reconcile(self, uid: str) -> None:
         job = self.cache.job(uid)
         if job is None:
-            self._states.pop(uid, None)
+            if (state := self._states.pop(uid, None)) is not None:
+                self._set_interval(state, None)
             self._unreadable.pop(uid, None)
             self.heads_due.forget(uid)
             self.counters_due.forget(uid)
@@ -281,11 +283,10 @@ class Controller:
             # A head that is ready has mounted the Secret.
             self._states[uid] = JobState(led_since=now, has_tokens=head is not None and head.is_ready)
         state = self._states[uid]
-        state.is_cut_off = state.is_silent and self.is_cut_off
+        state.is_cut_off = state.is_silent and is_cut_off(self.head_states)
         record = self.cache.record(uid)
         # Counters of jobs whose heads are polled move.
-        defaults = self._defaults.for_jobs(sum(other.poll_s is not None for other in self._states.values()))
-        plan = reconcile(job, record, state, now, defaults=defaults)
+        plan = reconcile(job, record, state, now, defaults=self._defaults.for_jobs(self._num_polled))
         if not self.has_workloads.is_set() and record.workload is not None:
             self.has_workloads.set()
         state.counters = None
@@ -346,9 +347,8 @@ class Controller:
             self.jobs_due.add(job.uid, after_s=0.0 if is_answered else 0.1)
         if plan.due is not None:
             self.jobs_due.add(job.uid, after_s=(plan.due - now_utc()).total_seconds())
-        state.poll_s = plan.poll_s
+        self._set_interval(state, plan.poll_s)
         if plan.poll_s is None:
-            state.polled_at = None
             return
         if plan.counters_at is not None:
             # Whatever the head answers then, its earlier counters must be written.
@@ -377,7 +377,7 @@ class Controller:
         state = self._states.get(uid)
         if not isinstance(job, Job) or state is None or head is None or not head.is_asked:
             return
-        before, was_silent = state.head_report, state.is_silent
+        before = state.head_report
         try:
             state.record_answer(
                 await self._heads.ask(job, head), at=now_utc(), max_gap_s=self._defaults.max_answer_gap_s
@@ -392,8 +392,8 @@ class Controller:
                 # The changed Secret may be deleted by now: recreate it, and the head picks it up.
                 state.has_tokens, state.is_answer_due = False, True
         state.polled_at, state.polled_pod = asyncio.get_running_loop().time(), head.uid
-        if state.is_silent or was_silent:
-            self._note_silence()
+        if state.poll_s is not None:
+            self._count(state, "refusing" if state.is_token_refused else "silent" if state.is_silent else "answering")
         if state.is_answer_due or state.head_report != before:
             state.is_answer_due = False
             self.jobs_due.add(uid)
@@ -401,19 +401,27 @@ class Controller:
             # Nothing changed: the last decision holds until its due time.
             self.heads_due.add(uid, after_s=state.poll_s)
 
-    def _note_silence(self) -> None:
-        was_cut_off, heads = self.is_cut_off, self.head_states()
-        self.is_cut_off = is_cut_off(heads)
-        if self.is_cut_off and not was_cut_off:
+    def _set_interval(self, state: JobState, poll_s: float | None) -> None:
+        self._num_polled += (poll_s is not None) - (state.poll_s is not None)
+        state.poll_s = poll_s
+        if poll_s is None:
+            state.polled_at = None
+            self._count(state, None)
+
+    def _count(self, state: JobState, found: HeadState | None) -> None:
+        """Note how a head answered; None: there is none to poll."""
+        was_cut_off = is_cut_off(self.head_states)
+        if state.head_state is not None:
+            self.head_states[state.head_state] -= 1
+        if found is not None:
+            self.head_states[found] += 1
+        state.head_state = found
+        if not was_cut_off and is_cut_off(self.head_states):
             log.error(
                 "heads_silent_together",
-                reason=f"{heads['silent']} of {heads.total()} heads do not answer this operator; check its own network "
-                "first (egress policy, mTLS, CNI); it leaves their jobs alone",
+                reason=f"{self.head_states['silent']} of {self.head_states.total()} heads do not answer this operator; "
+                "check its own network first (egress policy, mTLS, CNI); it leaves their jobs alone",
             )
-
-    def head_states(self) -> Counter[HeadState]:
-        """How many heads answered their last poll in which way."""
-        return Counter(state.head_state for state in self._states.values() if state.head_state is not None)
 
 
 def _live_head(pod_index: PodIndex) -> Pod | None:

@@ -148,19 +148,14 @@ class JobState:
     """Uid of the head that was polled."""
     poll_s: float | None = None
     """Maximum age of the head's answer; None: there is no head to poll."""
+    head_state: HeadState | None = None
+    """How the head answered its last poll; None: there is no head to poll, or it was not polled yet."""
     told: tuple[object, ...] = ()
     """Last commands sent to the head."""
     is_answer_due: bool = False
     """The next answer of the head must trigger a reconcile, because it was sent a command."""
     counters: tuple[Identity, CollectorJobStatus] | None = None
     """A counter-only status that waits for its write, and the version it is based on."""
-
-    @property
-    def head_state(self) -> HeadState | None:
-        """How the head answered its last poll; None: there is no head to poll, or it was not polled yet."""
-        if self.poll_s is None or self.polled_at is None:
-            return None
-        return "refusing" if self.is_token_refused else "silent" if self.is_silent else "answering"
 
     @property
     def head_report(self) -> tuple[HeadAnswer | None, bool, bool, str]:

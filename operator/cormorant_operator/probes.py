@@ -48,7 +48,7 @@ class Probes:
 
     def _read(self) -> Mapping[Metric, Values]:
         controller = self._controller
-        uids, heads = controller.cache.jobs(), controller.head_states()
+        uids, heads = controller.cache.jobs(), controller.head_states
         # Only the leader reports jobs: a standby knows them from its last term at best.
         found = [controller.cache.job(uid) for uid in uids] if self._is_leading() else []
         jobs = {(job.namespace, job.name): job.status for job in found if isinstance(job, Job)}

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -208,9 +209,16 @@ async def test_rejected_token_recreates_a_deleted_secret(scene: Scene) -> None:
     await scene.until(lambda: ("Secret", "pong-tokens") in scene.api.stored)
     found = scene.condition("Progressing")
     assert (found["status"], found["reason"]) == ("Unknown", "TokenRefused")
-    assert dict(scene.controller.head_states()) == {"refusing": 1}
+    assert scene.controller.head_states == Counter(refusing=1)
     scene.head.is_refusing = False
-    await scene.until(lambda: scene.controller.head_states()["answering"] == 1)
+    await scene.until(lambda: scene.controller.head_states == Counter(answering=1))
+
+
+async def test_head_of_a_deleted_job_does_not_count(scene: Scene) -> None:
+    scene.head.is_silent = True
+    await scene.until(lambda: scene.controller.head_states == Counter(silent=1))
+    scene.controller.notice(scene.api.stored.pop(("CollectorJob", "pong")), is_deleted=True)
+    await scene.until(lambda: scene.controller.head_states.total() == 0)
 
 
 async def test_ignored_command_is_resent_after_a_delay(scene: Scene) -> None:
@@ -250,7 +258,7 @@ async def test_next_operator_asks_for_no_secret_that_a_head_has(scene: Scene) ->
     successor = scene.operator()
     working = asyncio.create_task(successor.run())
     try:
-        await scene.until(lambda: successor.head_states()["answering"] == 1)
+        await scene.until(lambda: successor.head_states["answering"] == 1)
         await asyncio.sleep(3 * SITE.poll_s)
         assert scene.api.refused_secrets == refused
     finally:

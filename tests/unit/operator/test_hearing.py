@@ -44,17 +44,3 @@ def test_a_gap_or_another_head_begins_anew() -> None:
 )
 def test_most_heads_silent_at_once_is_a_fault_of_the_operator(heads: dict[HeadState, int], is_fault: bool) -> None:
     assert is_cut_off(Counter(heads)) == is_fault
-
-
-def test_head_counts_from_its_first_poll_on() -> None:
-    state = JobState(poll_s=15)
-    assert state.head_state is None
-    state.polled_at = 1.0
-    heard(state, ANSWER, at_s=0)
-    assert state.head_state == "answering"
-    state.is_silent = True
-    assert state.head_state == "silent"
-    state.is_token_refused = True
-    assert state.head_state == "refusing"
-    state.poll_s = None
-    assert state.head_state is None, "there is no head to poll"
