@@ -22,7 +22,7 @@ from cormorant_contract.schema import PLURAL
 
 Level = Literal["ok", "note", "problem"]
 _MARKS = {"ok": "ok  ", "note": "note", "problem": "BAD "}
-_OPERATOR = "app.kubernetes.io/name=cormorant,app.kubernetes.io/component=operator"
+OPERATOR = "app.kubernetes.io/part-of=cormorant,app.kubernetes.io/component=operator"
 _HEADS = "`cormorant weights` and every command that connects to a head"
 _RIGHTS: tuple[tuple[str, str, str, str, str], ...] = (
     # verb, resource, subresource, API group, what needs it
@@ -110,7 +110,7 @@ def _examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
         return
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "the operator's Deployment": lambda: of_operators(
-            cluster.objects("Deployment", labels=_OPERATOR), job, namespace=namespace
+            cluster.objects("Deployment", labels=OPERATOR), job, namespace=namespace
         ),
         "your permissions": lambda: _lacking(cluster, namespace),
     }

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from cormorant_cli.commands.crd import crd_yaml
+from cormorant_cli.commands.doctor import OPERATOR
 from cormorant_contract.children import API_PORT, HEAD, JOB, api_host
 from cormorant_contract.parsing import parse_job
 from cormorant_operator import names
@@ -153,6 +154,8 @@ def test_names_can_be_overridden(values: tuple[str, ...], name: str) -> None:
     assert f"--lease=ops/{name}" in flags(manifests)
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert labels["app.kubernetes.io/name"] == ("collector" if values else "cormorant")
+    wanted = dict(label.split("=") for label in OPERATOR.split(","))
+    assert wanted.items() <= deployment["metadata"]["labels"].items()
 
 
 def test_roles_and_bindings_fit() -> None:
