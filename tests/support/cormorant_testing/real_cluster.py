@@ -159,8 +159,8 @@ class Installation:
         self.shell(f"kubectl label namespace {RELEASE} --overwrite {labels}")
 
     def commands(self) -> list[str]:
-        """The README's, on Kubernetes."""
-        readme = (ROOT / "README.md").read_text()
+        """The README's, on Kubernetes, with the registry of these images."""
+        readme = (ROOT / "README.md").read_text().replace("registry.example", PREFIX)
         (block,) = [text for text in re.findall(r"^```sh\n(.*?)^```$", readme, re.M | re.S) if "helm install" in text]
         return [line for line in block.splitlines() if line and not line.startswith("#")]
 
