@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -144,11 +145,11 @@ class Cluster:
 
     # -- a port ----------------------------------------------------------------------------------------------
 
-    def open_port(self, pod: str, port: int, *, namespace: str) -> socket.socket:
+    def open_port(self, pod: str, port: int, *, namespace: str, timeout_s: float = ANSWER_S) -> socket.socket:
         """A new connection to a port of a pod, through the API server. Any thread.
 
         Raises:
-            ClusterFailed: there is no way there.
+            ClusterFailed: there is no way there, or none within `timeout_s`.
         """
         # What `kubernetes.stream.portforward` ends in: by way of its generated class, models that are not needed here
         # cost every command two seconds, and the client could open one connection at a time.
@@ -158,12 +159,22 @@ class Cluster:
         _, url, headers, _, _ = self._api.param_serialize(
             method="GET", resource_path=f"{place.path}/portforward", auth_settings=["BearerToken"]
         )
+        opened: Future[socket.socket] = Future()
+
+        def connect() -> None:
+            try:
+                forward = portforward_call(
+                    self._api.configuration, "GET", url, headers=headers, query_params=[("ports", str(port))]
+                )
+                # A thread of the Kubernetes client copies between this socket and the web socket until one ends.
+                opened.set_result(socket.socket(fileno=forward.socket(port).detach()))
+            except BaseException as error:  # noqa: BLE001  # the edge of a thread: the one that waits raises it
+                opened.set_exception(error)
+
+        # The Kubernetes client connects without a time limit, and takes Ctrl-C for a refusal.
+        threading.Thread(target=connect, name="cormorant-port-forward", daemon=True).start()
         with self._translated("GET", place):
-            forward = portforward_call(
-                self._api.configuration, "GET", url, headers=headers, query_params=[("ports", str(port))]
-            )
-        # A thread of the Kubernetes client copies between this socket and the web socket until one of them ends.
-        return socket.socket(fileno=forward.socket(port).detach())
+            return opened.result(timeout_s)
 
     # -- one request -------------------------------------------------------------------------------------------
 
@@ -270,6 +281,8 @@ class Cluster:
 
     def _names(self, kind: str, namespace: str) -> list[str]:
         """Names of a kind, for hints: none when the user may not list them."""
+        if kind == "Secret":  # a list has their contents
+            return []
         try:
             found = self._ask("GET", _Place(kind, namespace), query={"limit": str(_CHUNK)})
         except (CommandFailed, BadInput):
@@ -296,7 +309,8 @@ def connected(context: str = "") -> Iterator[Cluster]:
     try:
         yield cluster
     finally:
-        threading.excepthook = before
+        if threading.excepthook is handle:  # not one that was set in the meantime
+            threading.excepthook = before
         cluster.close()
 
 
@@ -316,7 +330,8 @@ def _connect(context: str) -> Cluster:
             raise BadInput(f'context "{name}" not found in the kubeconfig{did_you_mean(name, known)}')
         config.load_kube_config(files, context=name, client_configuration=configuration)
     except (config.ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:
-        if context or not _NAMESPACE.exists():
+        has_file = any(Path(file).expanduser().exists() for file in files.split(os.pathsep))
+        if context or has_file or not _NAMESPACE.exists():
             raise BadInput(
                 f"no kubeconfig found that names a cluster: {files}: {' '.join(str(error).split())}; set KUBECONFIG or "
                 "create ~/.kube/config"
@@ -330,7 +345,7 @@ def _connect(context: str) -> Cluster:
 
 def _away(server: str, context: str, error: Exception) -> str:
     host = urlsplit(server).netloc or server
-    reason = " ".join(str(getattr(error, "reason", "") or error).split())
+    reason = " ".join(str(getattr(error, "reason", "") or error).split()) or "no answer in time"
     reason = reason.partition(">: ")[2] or reason.partition("): ")[2] or reason
     return (
         f"the API server {host} of context {context} does not answer: {reason}; is the cluster up, and is it the right "

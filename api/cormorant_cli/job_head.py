@@ -8,7 +8,7 @@ import binascii
 import socket
 from typing import TYPE_CHECKING, Unpack
 
-from cormorant_cli.cluster import Cluster, Raw
+from cormorant_cli.cluster import ANSWER_S, Cluster, Raw
 from cormorant_cli.errors import CliError, CommandFailed, HeadGone, NoHead, NotAllowed, NotReady, ObjectMissing
 from cormorant_cli.jobs import holds, identity
 from cormorant_contract.children import API_PORT, EPOCH, HEAD, JOB_UID, ROLE, api_host, tls_secret, tokens_secret
@@ -28,10 +28,11 @@ def connect_to_head(cluster: Cluster, job: Raw, **options: Unpack["ConnectOption
     from cormorant_client import connect
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    answer_s = options.get("timeout_s") or ANSWER_S
 
     def dial(address: "Address", _timeout_s: float) -> socket.socket:
         try:
-            return cluster.open_port(head_pod(cluster, job), address.port, namespace=namespace)
+            return cluster.open_port(head_pod(cluster, job), address.port, namespace=namespace, timeout_s=answer_s)
         except CliError as error:
             raise ConnectionError(str(error)) from error
 

@@ -59,7 +59,7 @@ class Transport:
     `dataclasses.replace(transport)` makes another one to the same head, which is closed by itself.
     """
 
-    token: str = ""
+    token: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
     server_name: str = ""
     """The host that the certificate names; empty: that of the address."""
@@ -67,8 +67,8 @@ class Transport:
     """A connection that says nothing for so long is broken."""
     dial: Dial = dial_tcp
     closed: threading.Event = field(default_factory=threading.Event, init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    """Guards what follows."""
+    _lock: "threading.RLock" = field(default_factory=threading.RLock, init=False)
+    """Guards what follows. Reentrant: the garbage collector may end a forgotten iteration in a thread that holds it."""
     _idle: dict[Address, list[http.client.HTTPConnection]] = field(default_factory=dict, init=False)
     _in_use: set[http.client.HTTPConnection] = field(default_factory=set, init=False)
 
@@ -137,10 +137,11 @@ class Transport:
         with self._lock:
             self.closed.set()
             _close_all(self._idle)
-            for connection in self._in_use:
-                if connection.sock is not None:
+            for used in [connection.sock for connection in self._in_use]:
+                if used is not None:
                     with suppress(OSError):
-                        connection.sock.shutdown(socket.SHUT_RDWR)
+                        # As a plain socket: one of TLS would drop its encryption, and the request go on in plain text.
+                        socket.socket.shutdown(used, socket.SHUT_RDWR)
 
     def _exchange(
         self,
@@ -194,9 +195,11 @@ class Transport:
         return made
 
     def _connect(self, address: Address) -> socket.socket:
+        within_s = min(self.timeout_s, _CONNECT_S)
         try:
-            made = self.dial(address, min(self.timeout_s, _CONNECT_S))
+            made = self.dial(address, within_s)
             try:
+                made.settimeout(within_s)
                 if address.is_tls and self.tls is not None:
                     made = self.tls.wrap_socket(made, server_hostname=self.server_name or address.host)
                 made.settimeout(self.timeout_s)

@@ -18,6 +18,8 @@ from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_cli.__main__ import run
 from cormorant_client import BadAddress, ClientError, connect
+from cormorant_client.address import parse_address
+from cormorant_client.transport import Broken, Transport
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.serving import serve
 
@@ -96,6 +98,33 @@ def test_command_line_trusts_ca_file(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert json.loads(capsys.readouterr().out)["weights"]["version"] == 0
         assert run([*command, "--ca-file", str(tmp_path / "none.pem")]) == 2
         assert "cannot use the certificates in" in capsys.readouterr().err
+
+
+def test_a_request_over_tls_that_is_closed_never_reads_ciphertext(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path, days=2)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    sent, done = threading.Event(), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError), context.wrap_socket(server.accept()[0], server_side=True) as to:
+                to.recv(65536)
+                to.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n" + b"x" * 60_000)
+                sent.set()
+                done.wait(30)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        transport = Transport(tls=ssl.create_default_context(cafile=str(cert)), timeout_s=30)
+        address = parse_address(f"https://127.0.0.1:{server.getsockname()[1]}")
+        with contextlib.suppress(Broken), transport.open(address, "GET", "/") as response:
+            assert sent.wait(30)
+            transport.close()
+            while piece := response.read(1000):
+                assert set(piece) == set(b"x")
+        done.set()
+        thread.join(30)
 
 
 def test_client_refuses_an_expired_certificate_at_once(tmp_path: Path) -> None:

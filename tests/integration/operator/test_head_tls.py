@@ -245,6 +245,6 @@ class JobCluster:
     def options_of(self, _job: object) -> str:
         return ""
 
-    def open_port(self, pod: str, _port: int, *, namespace: str) -> socket.socket:
+    def open_port(self, pod: str, _port: int, *, namespace: str, timeout_s: float) -> socket.socket:
         assert (pod, namespace) == ("head", "default")
         return socket.create_connection(("127.0.0.1", self._port))

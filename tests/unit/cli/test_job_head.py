@@ -1,5 +1,6 @@
 """A job's head through an API server that forwards ports, as a real one does: over a web socket for each connection."""
 
+import gc
 import json
 import pickle
 import socket
@@ -19,6 +20,9 @@ from cormorant_client import BadAddress, HeadUnreachable
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
 from cormorant_testing.wire_bytes import encode_arrays
 
+# The Kubernetes client leaves a web socket that the server closed to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 JOB = {"metadata": {"name": "pong", "namespace": "rl", "uid": "u"}, "spec": {}}
 POD = {"metadata": {"name": "pong-head-1", "labels": {}}, "status": {"phase": "Running"}}
 WEIGHTS = encode_arrays({"w": np.arange(500_000, dtype=np.float32)})
@@ -30,11 +34,15 @@ class ForwardingServer:
     def __init__(self, port: int) -> None:
         self.pods: list[Any] = [POD]
         self.num_forwarded = 0
+        self.answers = threading.Event()
+        """Not set: a port-forward is not answered."""
+        self.answers.set()
         self._port = port
 
     def answer(self, connection: ServerConnection, request: Any) -> Any:
         path = request.path.partition("?")[0]
         if path.endswith("/portforward"):
+            self.answers.wait(30)
             return None
         document = {"items": self.pods, "metadata": {}} if path.endswith("/pods") else JOB
         return connection.respond(HTTPStatus.OK, json.dumps(document))
@@ -74,6 +82,10 @@ def forwarding(kubeconfig: Callable[[str], None]) -> Any:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             kubeconfig(f"http://127.0.0.1:{server.socket.getsockname()[1]}")
             yield made
+        for thread in threading.enumerate():
+            if "port" in thread.name:  # its web socket belongs to this test
+                thread.join(30)
+        gc.collect()
 
     return start
 
@@ -86,7 +98,7 @@ def answer(heard: Heard) -> Say:
     return Say(body=WEIGHTS) if heard.path.endswith("/weights") else Say(404)
 
 
-def test_a_jobs_head_is_reached_through_the_api_server(forwarding: Any) -> None:
+def test_a_jobs_head_is_reached_through_the_api_server(forwarding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = threading.excepthook
     with ScriptedHead(answer) as head, forwarding(head.port) as server:
         with cormorant.connect("pong", token="mine") as client:
@@ -98,12 +110,24 @@ def test_a_jobs_head_is_reached_through_the_api_server(forwarding: Any) -> None:
                 assert other.models().version == 5
             assert server.num_forwarded == 2
         assert threading.excepthook is before
+        with cormorant.connect("pong", token="mine"):
+            monkeypatch.setattr(threading, "excepthook", print)
+        assert threading.excepthook is print, "another one that was set in the meantime stays"
         with pytest.raises(HeadUnreachable, match="the client is closed"):
             client.models()
 
 
-# The Kubernetes client leaves a web socket that the server closed to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_port_forward_that_is_not_answered_ends_in_time(forwarding: Any) -> None:
+    with ScriptedHead(answer) as head, forwarding(head.port) as server:
+        server.answers.clear()
+        with (
+            cormorant.connect("pong", token="mine", timeout_s=0.3, reconnect_s=0) as client,
+            pytest.raises(HeadUnreachable, match="does not answer: no answer in time"),
+        ):
+            client.models()
+        server.answers.set()
+
+
 def test_a_head_that_goes_is_told_and_its_successor_is_found(forwarding: Any) -> None:
     def close(heard: Heard) -> Say:
         return Say(body=answer(heard).body, headers={"Connection": "close"})

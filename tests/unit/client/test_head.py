@@ -4,6 +4,7 @@ import inspect
 import json
 import socket
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -313,6 +314,30 @@ def test_a_waiting_iteration_is_closed_at_once() -> None:
         batches.close()
         hold.set()
         assert next(batches, None) is None
+
+
+def test_a_tls_handshake_without_an_answer_ends_in_time() -> None:
+    ours, theirs = socket.socketpair()  # as of a forwarded port: without a time limit of its own
+    with (
+        ours,
+        theirs,
+        connect("https://127.0.0.1:1", dial=lambda *_: ours.dup(), timeout_s=0.2, reconnect_s=0) as client,
+        pytest.raises(HeadUnreachable, match="no answer in time"),
+    ):
+        client.status()
+
+
+def test_closing_inside_of_a_request_of_the_same_thread_does_not_hang() -> None:
+    transport = Transport(timeout_s=1)
+    with transport._lock:  # where the garbage collector may run, and end a forgotten iteration
+        transport.close()
+    assert transport.closed.is_set()
+
+
+def test_token_is_not_in_the_repr_of_a_connection() -> None:
+    assert "secret" not in repr(
+        replace(head_of("http://127.0.0.1:1"), transport=Transport(token="secret", timeout_s=1))
+    )
 
 
 def test_the_iteration_ends_when_the_head_stays_away() -> None:
