@@ -33,7 +33,8 @@ def apply_crd() -> None:
     apply = ["kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-"]
     subprocess.run(apply, input=crd_yaml().encode(), check=True, timeout=60)
     wait = ["kubectl", "wait", "--for=condition=Established", "--timeout=30s", "crd/collectorjobs.cormorant.dev"]
-    subprocess.run(wait, check=True, timeout=60)
+    # `kubectl wait` fails at once where a new CRD has no conditions yet.
+    until(lambda: subprocess.run(wait, timeout=60).returncode == 0, what="the API server serves the CRD")
 
 
 def require_crd() -> None:
