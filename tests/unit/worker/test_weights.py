@@ -8,7 +8,7 @@ from cormorant_testing.policies import numbered
 from cormorant_worker.collect.pause_gate import PauseGate, Stopped
 from cormorant_worker.errors import InvalidAction, StaleWeights, WeightsMismatch
 from cormorant_worker.weights.blob import in_models
-from cormorant_worker.weights.staged import StagedWeights, verify
+from cormorant_worker.weights.staged import StagedWeights, specs_of_tensors, verify
 from cormorant_worker.worker.runtime import describe_failure
 
 
@@ -40,6 +40,9 @@ def test_impossible_publishes_are_refused() -> None:
         slot.offer({}, version=1)
     with pytest.raises(WeightsMismatch, match="the policy has no weights"):
         verify({"policy": {}}, {})
+    specs = specs_of_tensors({"policy": {"w": torch.zeros(2)}})
+    with pytest.raises(WeightsMismatch, match="unexpected: typo"):
+        verify({**specs, "typo": {}}, specs)
 
 
 def test_several_models_are_applied_together_or_not_at_all() -> None:

@@ -84,7 +84,10 @@ def verify(found: WeightSpecs, specs: WeightSpecs, *, only: str = "", is_partial
     allowed = {only: specs[only]} if only else specs
     missing, unexpected, shape, dtype = [], [], [], []
     for model, tensors in ({only: {}, **found} if only else found).items():
-        needed = allowed.get(model, {})
+        if model not in allowed:
+            unexpected += [f"{model}/{name}" for name in tensors] or [model]
+            continue
+        needed = allowed[model]
         missing += [f"{model}/{name}" for name in needed if name not in tensors and not is_partial]
         for name, tensor in tensors.items():
             spec = needed.get(name)
