@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 from starlette.responses import StreamingResponse
@@ -64,9 +65,10 @@ class PacedResponse(StreamingResponse):
         try:
             await super().__call__(scope, receive, send_paced)
         except SlowReader:
-            end = "slow"
             if "content-length" not in self.headers:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                with suppress(SlowReader):  # a listener that fell behind may read nothing more
+                    await send_paced({"type": "http.response.body", "body": b"", "more_body": False})
+            end = "slow"
         finally:
             self._on_end(end)
 

@@ -1,12 +1,12 @@
 """Responses at the pace of their reader: how each of them ends is known."""
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import AsyncGenerator, MutableMapping
 from typing import Any
 
 import pytest
 
-from cormorant_api.http.transfer import End, memory_response
+from cormorant_api.http.transfer import End, PacedResponse, SlowReader, memory_response
 
 Message = MutableMapping[str, Any]
 SCOPE = {"type": "http", "method": "GET", "asgi": {"spec_version": "2.3"}}
@@ -67,3 +67,19 @@ async def _slow() -> list[End]:
 @pytest.mark.parametrize(("reader", "end"), [(_complete, "complete"), (_gone, "gone"), (_slow, "slow")])
 def test_a_response_says_once_how_it_ended(reader: Any, end: End) -> None:
     assert asyncio.run(reader()) == [end]
+
+
+def test_a_listener_that_fell_behind_and_reads_nothing_is_let_go() -> None:
+    async def body() -> list[End]:
+        connection, ends = Connection(), list[End]()
+
+        async def events() -> AsyncGenerator[bytes]:
+            yield b"one"
+            connection.writable.clear()
+            raise SlowReader("the ring is ahead")
+
+        response = PacedResponse(events(), media_type="x/y", headers={}, stall_timeout_s=0.01, on_end=ends.append)
+        await asyncio.wait_for(response(SCOPE, connection.receive, connection.send), 10)
+        return ends
+
+    assert asyncio.run(body()) == ["slow"]
