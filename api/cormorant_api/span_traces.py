@@ -22,6 +22,7 @@ from cormorant_worker.fleet.batch_queue import Loan
 
 log = structlog.get_logger()
 
+_OTLP = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 _MOST = 256
 """Publishes that are remembered; the trace of the oldest ends first."""
 _CLOSE_S = 3.0
@@ -32,7 +33,7 @@ def make_exporter(name: str) -> SpanExporter:
     protocol = os.environ.get(
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     )
-    declared = f"otlp_proto_{protocol.partition('/')[0]}" if name == "otlp" else name
+    declared = _OTLP.get(protocol, "") if name == "otlp" else name
     for found in entry_points(group="opentelemetry_traces_exporter", name=declared):
         exporter: SpanExporter = found.load()()
         return exporter

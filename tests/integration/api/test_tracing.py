@@ -156,6 +156,13 @@ def test_an_unknown_exporter_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> N
         open_traces(job="a", namespace="b")
 
 
+def test_an_unknown_protocol_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    with pytest.raises(HeadFault, match="OTEL_TRACES_EXPORTER=otlp with protocol http/json is not supported"):
+        open_traces(job="a", namespace="b")
+
+
 def test_nothing_is_imported_unless_asked_for() -> None:
     script = "import sys, cormorant_api.server; sys.exit('opentelemetry.sdk' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], timeout=120, check=False)
