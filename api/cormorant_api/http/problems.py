@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from cormorant_api.errors import ApiError, StoreError
 from cormorant_contract.rest.headers import PROBLEM_JSON
@@ -31,6 +32,7 @@ log = structlog.get_logger()
 
 _LONGEST_DETAIL = 2000
 _MOST_ERRORS = 20
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _KIND_OF_STATUS = {
     401: ProblemType.UNAUTHENTICATED,
     404: ProblemType.NOT_FOUND,
@@ -104,13 +106,21 @@ async def _on_error(request: Request, error: Exception) -> Response:
             if status == HTTPStatus.NOT_FOUND:
                 detail = f"no such path: {path}; /docs lists all paths"
             elif status == HTTPStatus.METHOD_NOT_ALLOWED:
-                detail = f"{request.method} is not allowed at {path}; /docs lists the methods of all paths"
+                # Starlette names the methods of the first route at a path; we have one route per method.
+                allowed = [method for method in _METHODS if _takes(request, method)]
+                headers["Allow"] = ", ".join(allowed) or "GET, HEAD"  # no route matches below a mount of files
+                detail = f"{request.method} is not allowed at {path}; use {headers['Allow']}"
             found = ApiError(_KIND_OF_STATUS.get(status, ProblemType.MALFORMED_REQUEST), detail, status=status)
         case _:
             # Starlette raises it again afterwards, so that the server logs the traceback.
             log.error("request_failed", method=request.method, path=path, error=f"{type(error).__name__}: {error}")
             found = ApiError(ProblemType.INTERNAL, "internal error; see the log of the head")
     return answer(found, path, headers)
+
+
+def _takes(request: Request, method: str) -> bool:
+    scope = {**request.scope, "method": method}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
 
 def _of_invalid_request(error: RequestValidationError) -> ApiError:
