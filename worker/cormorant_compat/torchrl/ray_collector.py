@@ -1,7 +1,7 @@
 """TorchRL's RayCollector over the Ray fleet: collectors as actors, replaced when they die, ahead of the learner."""
 
 import asyncio
-import string
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +20,9 @@ from cormorant_compat.torchrl.settings import broadcast, read_settings
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.stats import WorkerReceipts
+
+_STEP = re.compile(r"""\.?([A-Za-z_]\w*)|\[(?:'([^']*)'|"([^"]*)"|(-?\d+))\]""")
+"""One step of a path of attributes: `.stats`, `['policy']`, `[0]`."""
 
 
 class NotSet(AttributeError, RuntimeError):
@@ -344,14 +347,25 @@ class RayCollector(FleetCollector):
             AttributeError: the path leads nowhere.
             ValueError: arguments for what cannot be called.
         """
-        try:
-            # The paths of `str.format`, which have no quotes.
-            path = "0." + attr_path.replace("'", "").replace('"', "")
-            found, _ = string.Formatter().get_field(path, (self,), {})
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise AttributeError(
-                f'the path "{attr_path}" leads nowhere: {type(error).__name__}: {error}; write it as a.b["c"].d'
-            ) from error
+        found: Any = self
+        at = 0
+        while at < len(attr_path):
+            step = _STEP.match(attr_path, at)
+            if step is None:
+                raise AttributeError(
+                    f'the path "{attr_path}" cannot be read at "{attr_path[at:]}"; write it as a.b["c"].d'
+                )
+            name, single, double, number = step.groups()
+            try:
+                if name is not None:
+                    found = getattr(found, name)
+                else:
+                    found = found[int(number) if number is not None else (single if single is not None else double)]
+            except (AttributeError, KeyError, IndexError, TypeError) as error:
+                raise AttributeError(
+                    f'"{attr_path}": {type(found).__name__} has no {step.group().lstrip(".")} ({type(error).__name__})'
+                ) from error
+            at = step.end()
         if callable(found):
             return found(*args, **kwargs)
         if args or kwargs:
@@ -388,7 +402,7 @@ class RayCollector(FleetCollector):
             StateError: it does not fit: not one entry for each collector, among others.
         """
         entries = [state_dict] if isinstance(state_dict, Mapping) else list(state_dict)
-        if len(entries) != self.num_collectors:
+        if len(entries) not in (1, self.num_collectors):  # one stands for all, as in TorchRL
             raise StateError(
                 f"the state has {len(entries)} entries for {self.num_collectors} collectors; give what state_dict() "
                 "gave"

@@ -32,7 +32,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Arguments of TorchRL's collectors that have no meaning here, with the values that change nothing."""
 
-_SCHEMES = ("MultiProcessWeightSyncScheme", "NoWeightSyncScheme", "RayWeightSyncScheme", "SharedMemWeightSyncScheme")
+_SCHEMES = ("MultiProcessWeightSyncScheme", "RayWeightSyncScheme", "SharedMemWeightSyncScheme")
 
 Hook = Callable[..., Any]
 

@@ -177,46 +177,56 @@ class _Continuity:
     """Follows the trajectory of each environment of one part from batch to batch."""
 
     def __init__(self) -> None:
-        self._open: dict[int, tuple[int, int, int, bool]] = {}
-        """Environment -> trajectory, first and last step of its rows without a gap, whether it ended."""
-        self._closed: list[tuple[int, int, int, bool]] = []
+        self._open: dict[int, tuple[int, int, bool]] = {}
+        """Environment -> trajectory, last step, whether it ended."""
+
+        self._closed: list[Array] = []
 
     def stretches(self, part: int) -> Array:
         """[n, 4] int64 of every stretch of rows: trajectory, first step, last step, and the part's number."""
-        self.forget()
-        rows = [(traj, first, last, part) for traj, first, last, _ in self._closed]
-        return np.array(rows, dtype=np.int64).reshape(-1, 4)
+        found = np.concatenate(self._closed) if self._closed else np.empty((0, 3), dtype=np.int64)
+        # A trajectory that went on from batch to batch is one stretch.
+        found = found[np.lexsort((found[:, 1], found[:, 0]))]
+        joins = (found[1:, 0] == found[:-1, 0]) & (found[1:, 1] == found[:-1, 2] + 1)
+        begins = np.flatnonzero(np.r_[True, ~joins])[: len(found)]
+        ends = np.r_[begins[1:], len(found)][: len(begins)] - 1
+        number = np.full((len(begins), 1), part, dtype=np.int64)
+        return np.concatenate([found[begins, :2], found[ends, 2:], number], axis=1)
 
     def forget(self) -> None:
         """A shard could not be read: whatever comes next is taken as it is."""
-        self._closed += self._open.values()
         self._open.clear()
 
     def check(self, frames: Frames) -> Iterator[str]:
         """Sentences about what does not follow from what was before."""
-        runs = frames.runs()
-        ends = frames.terminated | frames.truncated
-        broken: list[str] = []
-        seen: set[int] = set()
-        for rows in runs:
-            env, traj, steps = int(frames.env[rows[0]]), int(frames.traj_id[rows[0]]), frames.step[rows]
-            # A run has one stretch, unless its steps do not follow one another.
-            for piece in np.split(rows, np.flatnonzero((np.diff(steps) != 1) | ends[rows][:-1]) + 1):
-                now = traj, int(frames.step[piece[0]]), int(frames.step[piece[-1]]), bool(ends[piece[-1]])
-                if (before := self._open.pop(env, None)) is not None:
-                    # Between two batches a trajectory may have been cut, within one it has an end.
-                    begins = before[0] != traj and now[1] == 0 and (before[3] or env not in seen)
-                    if before[0] == traj and before[2] + 1 == now[1] and not before[3]:
-                        now = traj, before[1], *now[2:]
-                    else:
-                        self._closed.append(before)
-                        if not begins:
-                            broken.append(
-                                f"environment {env}: step {now[1]} of trajectory {traj} follows step {before[2]} of "
-                                f"{before[0]}"
-                            )
-                self._open[env] = now
-                seen.add(env)
-        yield from broken[:1]
-        if not np.array_equal(np.sort([run[-1] for run in runs]), frames.next_rows):
-            yield f"the next observation is stored for {len(frames.next_rows)} frames, {len(runs)} need it"
+        order = np.argsort(frames.env, kind="stable")
+        env, traj_id, step = frames.env[order], frames.traj_id[order], frames.step[order]
+        done = (frames.terminated | frames.truncated)[order]
+        same_env = env[1:] == env[:-1]
+        goes_on = same_env & (traj_id[1:] == traj_id[:-1])
+        broken = goes_on & ((step[1:] != step[:-1] + 1) | done[:-1])
+        broken |= same_env & ~goes_on & ((step[1:] != 0) | ~done[:-1])
+        starts = np.flatnonzero(np.r_[True, ~goes_on | (step[1:] != step[:-1] + 1)])
+        ends = np.r_[starts[1:], len(env)] - 1
+        self._closed.append(np.stack([traj_id[starts], step[starts], step[ends]], axis=1).astype(np.int64))
+        for at in np.flatnonzero(broken)[:1]:
+            yield (
+                f"environment {env[at]}: step {step[at + 1]} of trajectory {traj_id[at + 1]} follows step {step[at]} "
+                f"of {traj_id[at]}"
+            )
+        last = np.r_[~same_env, True]
+        expected = np.sort(order[last | done])
+        if not np.array_equal(expected, frames.next_rows):
+            yield f"the next observation is stored for {len(frames.next_rows)} frames, {len(expected)} need it"
+        first: Array = np.r_[True, ~same_env]
+        for a, b in zip(np.flatnonzero(first), np.flatnonzero(last), strict=True):
+            key = int(env[a])
+            before, now = self._open.get(key), (int(traj_id[a]), int(step[a]))
+            if before is not None:
+                follows = now == (before[0], before[1] + 1) and not before[2]
+                if not follows and not (now[0] != before[0] and now[1] == 0):
+                    yield (
+                        f"environment {key}: step {now[1]} of trajectory {now[0]} follows step {before[1]} "
+                        f"of {before[0]}"
+                    )
+            self._open[key] = (int(traj_id[b]), int(step[b]), bool(done[b]))
