@@ -2,6 +2,7 @@
 
 import resource
 import sys
+from pathlib import Path
 
 import structlog
 
@@ -11,8 +12,8 @@ log = structlog.get_logger()
 
 _OTHERS = 256
 """File descriptors of the rest of the program: libraries, log files, connections of a head's clients."""
-_SPARE = 1024
-"""More than that, for a program that has many files open."""
+_SPARE = 64
+"""What a program with more open files may still open."""
 
 
 def raise_file_limit(num_workers: int, *, each: int) -> None:
@@ -27,7 +28,10 @@ def raise_file_limit(num_workers: int, *, each: int) -> None:
             f"{num_workers} workers need {needed:,} open files ({each} each, and {_OTHERS}), this process may "
             f"have {hard:,} (ulimit -Hn); raise that limit, or start {max(0, (hard - _OTHERS) // each):,} workers"
         )
-    wanted = min(most, needed + _SPARE)
+    # A program that has more open than that keeps its own share. Some of them may be this fleet's: then it is too much.
+    folder = Path("/proc/self/fd")
+    num_open = sum(1 for _ in folder.iterdir()) if folder.exists() else 0
+    wanted = min(most, max(needed, num_workers * each + num_open + _SPARE))
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         log.debug("file_limit_raised", soft_limit=wanted, before=soft, workers=num_workers)
