@@ -1,5 +1,7 @@
 """What is scraped: escaped, monotone, and nothing that was not declared."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,14 @@ def test_many_values_are_observed_as_one_by_one(batches: list[list[float]], metr
     assert samples(many).get((f"{metric.name}_sum", "pong")) == pytest.approx(
         samples(single).get((f"{metric.name}_sum", "pong"))
     )
+
+
+def test_return_that_is_no_number_is_above_every_bound() -> None:
+    exposition = Exposition([declared.EPISODE_RETURN], collectorjob="pong")
+    observe_all(exposition.histogram(declared.EPISODE_RETURN, env="x"), [math.nan, math.inf, -math.inf])
+    told = [line.rsplit(" ", 1) for line in exposition.text()[0].decode().splitlines() if "_bucket{" in line]
+    assert {count for line, count in told if '"+Inf"' not in line} == {"1.0"}
+    assert [count for line, count in told if '"+Inf"' in line] == ["3.0"]
 
 
 def test_a_strict_reader_of_openmetrics_takes_the_scrape() -> None:

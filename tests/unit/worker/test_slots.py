@@ -57,6 +57,8 @@ def test_a_worker_that_leaves_keeps_what_it_reached() -> None:
     assert facts == [(False,) * 3, (True, False, True), (True,) * 3, (True, True, False), (True, True, False)]
     slots.move(slot, SlotState.GONE)
     assert (worker.is_gone, list(slots.workers), slots.is_empty) == (True, [], False)
+    worker.send("reseed")  # a caller's thread asks it at this moment
+    assert not worker.stuck, "its connection is not listened to any more"
     slots.vacate(slot)
     assert (slot.state, slot.worker, slots.is_empty) == (S.VACANT, None, True)
 
@@ -87,3 +89,8 @@ def test_validate_finds_a_slot_that_disagrees_with_its_state() -> None:
 class FakeConnection:
     def __init__(self) -> None:
         self.place = type("Place", (), {"servers": ()})()
+
+    def send(self, message: object) -> None: ...
+
+    def flush(self) -> tuple[str, ...]:
+        return ("its socket is full",)

@@ -271,7 +271,7 @@ class WorkerHandle:
         return question
 
     def _flush(self) -> None:
-        if self.connection.flush():
+        if self.connection.flush() and not self.is_gone:
             self.stuck.add(self)
 
     # -- what it has told --------------------------------------------------------------------------------------

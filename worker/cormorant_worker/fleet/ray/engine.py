@@ -124,6 +124,8 @@ class RayEngine:
         return ObjectPayload(ray.put(array), array.nbytes)
 
     def close(self) -> None:
+        if self._blocks is not None:  # also of a fleet that could not begin
+            self._blocks.close()
         self.cluster.close()
 
     def _landing(self) -> RayBlockPool:
