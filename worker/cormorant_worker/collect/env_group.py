@@ -1,8 +1,8 @@
 """An EnvGroup: environments that step together and fill some columns of the block. The inner half of the hot loop.
 
 With two groups, one steps while the policy acts for the other. Where an inference server acts, `act` hands the rows in,
-and `land` takes the actions and sends them. A lockstep group writes whole rows while all of its columns are at the same
-one, and with indexed writes otherwise (a restarted environment lags by one row; the last row of a short
+and `land` takes the actions and sends them. A lockstep group writes rows with plain slices while all of its columns are
+at the same row, and with indexed writes otherwise (a restarted environment lags by one row; the last row of a short
 batch does not cover every column).
 
 # T rows, n columns of this group, k of them at a time
@@ -23,10 +23,7 @@ from cormorant_worker.policy.actor import Acted, Actor
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays
 
-Columns = Array | slice
-"""Numbers of columns [k], or all of them."""
-BlockRows = Array | int
-"""The row of each column [k], or the same one."""
+_NO_VERSION = -2
 
 
 class EnvGroup(ABC):
@@ -66,8 +63,8 @@ class EnvGroup(ABC):
         self._max_frames = max_frames
         self._asked: Asked | None = None
         """Rows at the server: those of `_acting`."""
-        self._acting: tuple[Columns, BlockRows, BlockRows] = EVERY_ROW, 0, 1
-        """Columns that act, their rows, and the rows after them."""
+        self._acting: tuple[Array, Array, Array] = (np.empty(0, np.int64),) * 3
+        """Columns [k] that act one by one, their rows, and the rows after them."""
         self._lengths = trajectories.lengths[columns]
         self._ids = trajectories.ids[columns]
         self._initial_states: Arrays = ()
@@ -144,20 +141,26 @@ class EnvGroup(ABC):
         self._traj_ids = block.traj_ids[:, columns]
         self._version = block.policy_version[:, columns]
 
-    def _act_at(self, actor: Actor, version: int, columns: Columns, rows: BlockRows, following: BlockRows) -> None:
-        """Act for columns at their rows, or hand these to the server. What follows is written at other rows."""
-        self._acting = columns, rows, following
-        obs, is_init = tuple([a[rows, columns] for a in self._obs]), self.is_init[columns]
-        states = tuple([a[rows, columns] for a in self._states])
-        self._random.illegal = None if self.env.illegal is None else self.env.illegal[columns]
+    def _decide(self, actor: Actor, obs: Arrays, states: Arrays, is_init: Array) -> Acted | None:
+        """What the actor decides, measured if it is to be; None: the server was asked."""
         if actor is self._remote:
             self._asked = self._remote.ask(obs, states, is_init)
-            return
-        began = 0 if self.laps is None else monotonic_ns()
+            return None
+        if self.laps is None:
+            return actor.act(obs, states, is_init)
+        began = monotonic_ns()
         acted = actor.act(obs, states, is_init)
-        if self.laps is not None:
-            self.laps.inference_ns += monotonic_ns() - began
-        self._send(acted, version)
+        self.laps.inference_ns += monotonic_ns() - began
+        return acted
+
+    def _act_at(self, actor: Actor, version: int, columns: Array, rows: Array, following: Array) -> None:
+        """Act for columns at their own rows; what follows is written at others."""
+        self._acting = columns, rows, following
+        obs = tuple([a[rows, columns] for a in self._obs])
+        states = tuple([a[rows, columns] for a in self._states])
+        self._random.illegal = None if self.env.illegal is None else self.env.illegal[columns]
+        if (acted := self._decide(actor, obs, states, self.is_init[columns])) is not None:
+            self._send(acted, version)
 
     def _send(self, acted: Acted, version: int) -> None:
         """Send the actions of the acting columns, and write them while the environments step."""
@@ -191,10 +194,8 @@ class EnvGroup(ABC):
         self.laps.env_ns += monotonic_ns() - began
         return step
 
-    def _write_step(
-        self, step: Step, columns: Columns, rows: BlockRows, following: BlockRows, moved: Array | slice
-    ) -> None:
-        """Write what happened to columns at their rows. `moved`: their positions in the step."""
+    def _write_step(self, step: Step, columns: Array, rows: Array, following: Array, moved: Array | slice) -> None:
+        """Write what happened to columns at their own rows. `moved`: their positions in the step."""
         for stored, value in zip(self._obs, step.obs, strict=True):
             stored[following, columns] = value[moved]
         for stored, value in zip(self._info, step.info, strict=True):
@@ -222,6 +223,8 @@ class LockstepEnvGroup(EnvGroup):
         self._reset_states()
         self._cursor: Array = np.zeros(self.env.num_envs, dtype=np.int64)
         self._dense_rows = self._row = 0
+        self._row_version = _NO_VERSION
+        """What the rest of the block's versions were filled with."""
         self._is_dense = True
         self._is_filling = False
         """The block, and not `obs`, has what comes next."""
@@ -248,6 +251,7 @@ class LockstepEnvGroup(EnvGroup):
         self.quota[:] = quota
         self._dense_rows = int(quota.min())
         self._row, self._is_dense = 0, True
+        self._row_version = _NO_VERSION
         if self._dense_rows == 0:
             self._become_uneven()
         self._is_filling = True
@@ -301,23 +305,62 @@ class LockstepEnvGroup(EnvGroup):
     def act(self, actor: Actor, version: int) -> None:
         if self._is_dense and self._row == self._dense_rows:
             self._become_uneven()
-        if self._is_dense:
-            self._act_at(actor, version, EVERY_ROW, self._row, self._row + 1)
-        else:
+        if not self._is_dense:
             columns = np.flatnonzero(self._cursor < self.quota)
             rows = self._cursor[columns]
             self._act_at(actor, version, columns, rows, rows + 1)
+            return
+        t = self._row
+        obs, states = tuple([a[t] for a in self._obs]), tuple([a[t] for a in self._states])
+        self._random.illegal = self.env.illegal
+        if (acted := self._decide(actor, obs, states, self.is_init)) is not None:
+            self._send(acted, version)
+
+    def _send(self, acted: Acted, version: int) -> None:
+        if not self._is_dense:
+            super()._send(acted, version)
+            return
+        t = self._row
+        self._check.values(acted.actions)
+        self.env.send(acted.actions, EVERY_ROW)
+        # From here on the environments step while this thread writes.
+        for stored, value in zip(self._action, acted.actions, strict=True):
+            stored[t] = value
+        self._traj_ids[t] = self._ids
+        if acted.versions is not None:
+            self._version[t], self._row_version = acted.versions, _NO_VERSION
+        elif version != self._row_version:
+            self._version[t:] = self._row_version = version
+        if acted.outputs:
+            for stored, value in zip(self._outputs, acted.outputs, strict=True):
+                stored[t] = value
+        self._is_init[t] = self.is_init
+        self.is_init[:] = False
+        if acted.states:
+            for stored, value in zip(self._states, acted.states, strict=True):
+                stored[t + 1] = value
 
     # -- landing -----------------------------------------------------------------------------------------------
 
     def land(self) -> int:
         step = self._receive()
-        if self._is_dense and len(step.fresh):
+        if self._is_dense and not len(step.fresh):
+            return self._land_dense(step)
+        if self._is_dense:
             self._become_uneven()
-        if not self._is_dense:
-            return self._land_some(step)
+        return self._land_some(step)
+
+    def _land_dense(self, step: Step) -> int:
         t = self._row
-        self._write_step(step, EVERY_ROW, t, t + 1, EVERY_ROW)
+        for stored, value in zip(self._obs, step.obs, strict=True):
+            stored[t + 1] = value
+        if self._info:
+            for stored, value in zip(self._info, step.info, strict=True):
+                stored[t] = value
+        self._reward[t] = step.reward
+        self._terminated[t] = step.terminated
+        self._truncated[t] = step.truncated
+        self._lengths += 1
         self._row = t + 1
         if len(step.ended):
             self._end(t, step.ended, step.final)
