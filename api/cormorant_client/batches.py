@@ -17,7 +17,7 @@ from typing import Generic, Literal, Self, TypedDict, TypeVar
 
 from cormorant_client import memory
 from cormorant_client.delivery import Delivery, decode, decode_memory
-from cormorant_client.errors import BadBatch, BatchTimeout, ClientError, NotFound, StreamEnded
+from cormorant_client.errors import BadBatch, BatchTimeout, ClientError, HeadUnreachable, NotFound, StreamEnded
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.memory import Held, Mappings, NotHere
 from cormorant_client.pauses import default_owner
@@ -167,6 +167,7 @@ class _Fetcher:
 
     def stop(self) -> None:
         """Give everything back and end the thread."""
+        self._finish("done")
         self._fetching.close()
         with self._condition:
             self._condition.notify_all()
@@ -175,7 +176,6 @@ class _Fetcher:
         with self._condition:
             left = [fetched.batch for fetched in self._ready]
             self._ready.clear()
-            self._end = self._end or "done"
             if self._current is not None:
                 left.insert(0, self._current)
                 self._current = None
@@ -233,11 +233,12 @@ class _Fetcher:
                     self._ready.append(fetched)
                     self._frames_fetched += fetched.batch.num_frames
                     self._condition.notify_all()
-            self._finish("done")
+            # By the client's end, unless `stop` has said that this is the end.
+            self._finish(HeadUnreachable("the client is closed; connect again") if self._is_stopped else "done")
         except StreamEnded:
             self._finish("done")
         except ClientError as error:
-            self._finish("done" if self._is_stopped else error)
+            self._finish(error)
         except Exception as error:  # noqa: BLE001  # the edge of a thread: the iterating thread raises it
             failed = ClientError(f"fetching batches failed: {type(error).__name__}: {error}")
             failed.__cause__ = error
@@ -256,8 +257,9 @@ class _Fetcher:
             return False
 
     def _finish(self, end: ClientError | Literal["done"]) -> None:
+        """End the iteration; the first end counts."""
         with self._condition:
-            self._end = end
+            self._end = self._end or end
             self._condition.notify_all()
 
     def _fetch(self) -> _Fetched | None:

@@ -83,7 +83,7 @@ class HeadConnection:
 
     def twin(self) -> Self:
         """The same head by connections of its own, which `close` breaks in the middle of a request."""
-        return replace(self, transport=replace(self.transport))
+        return replace(self, transport=self.transport.twin())
 
     def patience(self, total_s: float) -> Patience:
         """To wait for this head until it is closed."""

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -54,10 +54,7 @@ def dial_tcp(address: Address, timeout_s: float) -> socket.socket:
 
 @dataclass(kw_only=True, eq=False)
 class Transport:
-    """Connections to the listeners of one head. Thread-safe: a request has a connection to itself.
-
-    `dataclasses.replace(transport)` makes another one to the same head, which is closed by itself.
-    """
+    """Connections to the listeners of one head. Thread-safe: a request has a connection to itself."""
 
     token: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
@@ -71,9 +68,19 @@ class Transport:
     """Guards what follows. Reentrant: the garbage collector may end a forgotten iteration in a thread that holds it."""
     _idle: dict[Address, list[http.client.HTTPConnection]] = field(default_factory=dict, init=False)
     _in_use: set[http.client.HTTPConnection] = field(default_factory=set, init=False)
+    _twins: "weakref.WeakSet[Transport]" = field(default_factory=weakref.WeakSet, init=False)
 
     def __post_init__(self) -> None:
         weakref.finalize(self, _close_all, self._idle)
+
+    def twin(self) -> "Transport":
+        """Another one to the same head, which is closed by itself, and with this."""
+        made = replace(self)
+        with self._lock:
+            self._twins.add(made)
+            if self.closed.is_set():
+                made.close()
+        return made
 
     def request(
         self,
@@ -142,6 +149,8 @@ class Transport:
                     with suppress(OSError):
                         # As a plain socket: one of TLS would drop its encryption, and the request go on in plain text.
                         socket.socket.shutdown(used, socket.SHUT_RDWR)
+            for twin in tuple(self._twins):
+                twin.close()
 
     def _exchange(
         self,

@@ -316,6 +316,26 @@ def test_a_waiting_iteration_is_closed_at_once() -> None:
         assert next(batches, None) is None
 
 
+def test_a_waiting_iteration_ends_with_its_client() -> None:
+    hold, asked = threading.Event(), threading.Event()
+
+    def answer(heard: Heard) -> Say:
+        if heard.path.startswith("/v1/batches"):
+            asked.set()
+            hold.wait()
+        return Say(body=json.dumps(STATUS).encode())
+
+    with ScriptedHead(answer) as head:
+        client = connect(head.url, timeout_s=600, reconnect_s=600)
+        batches = client.deliveries(memory="never")
+        assert asked.wait(60)
+        client.close()  # while the head holds its answer back
+        with pytest.raises(HeadUnreachable):
+            next(batches)
+        hold.set()
+        batches.close()
+
+
 def test_a_tls_handshake_without_an_answer_ends_in_time() -> None:
     ours, theirs = socket.socketpair()  # as of a forwarded port: without a time limit of its own
     with (
