@@ -6,6 +6,7 @@ fetched -> ready -> handed out -> acknowledged (the next one was asked for, or t
 a process that dies does neither: the head delivers its batches again after its time to acknowledge
 """
 
+import socket
 import threading
 import time
 import weakref
@@ -168,10 +169,13 @@ class _Fetcher:
     def stop(self) -> None:
         """Give everything back and end the thread."""
         self._finish("done")
-        self._fetching.close()
+        # An answer that is on its way names a batch, which must go back: it is still read.
+        self._fetching.close(socket.SHUT_WR)
         with self._condition:
             self._condition.notify_all()
         if self._thread is not threading.current_thread():
+            self._thread.join(_GIVE_BACK_S)
+            self._fetching.close()
             self._thread.join()
         with self._condition:
             left = [fetched.batch for fetched in self._ready]

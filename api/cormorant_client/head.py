@@ -7,6 +7,7 @@ bulk     --data-port  batches, weights, state: as `GET /v1/status` tells; the co
 import http.client
 import logging
 import random
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -187,8 +188,8 @@ class HeadConnection:
         """Where requests go at present."""
         return (self.address, self.bulk) if self.bulk else (self.address,)
 
-    def close(self) -> None:
-        self.transport.close()
+    def close(self, how: int = socket.SHUT_RDWR) -> None:
+        self.transport.close(how)
 
     def _bulk_address(self) -> Address:
         if self.bulk is None:

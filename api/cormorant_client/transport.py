@@ -139,8 +139,11 @@ class Transport:
                 else:
                     connection.close()
 
-    def close(self) -> None:
-        """Close every connection: a request under way breaks, and none can be made any more. May be called twice."""
+    def close(self, how: int = socket.SHUT_RDWR) -> None:
+        """Close every connection: a request under way breaks, and none can be made any more. May be called twice.
+
+        With SHUT_WR the head learns of it, and what it has answered before can still be read.
+        """
         with self._lock:
             self.closed.set()
             _close_all(self._idle)
@@ -148,9 +151,9 @@ class Transport:
                 if used is not None:
                     with suppress(OSError):
                         # As a plain socket: one of TLS would drop its encryption, and the request go on in plain text.
-                        socket.socket.shutdown(used, socket.SHUT_RDWR)
+                        socket.socket.shutdown(used, how)
             for twin in tuple(self._twins):
-                twin.close()
+                twin.close(how)
 
     def _exchange(
         self,
