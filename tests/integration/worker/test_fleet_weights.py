@@ -153,7 +153,7 @@ def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
             reader.next_batch(timeout=30)
         receipt = fleet.receipt(1)
         assert (receipt.applied, receipt.waiting) == ((), ())
-        assert "policy/bias is missing; nothing was applied" in receipt.refused["cpu-0"]
+        assert "missing: policy/bias; nothing was applied" in receipt.refused["cpu-0"]
         for _ in range(5):
             batch = reader.next_batch(timeout=30)
             assert batch is not None

@@ -6,7 +6,7 @@ import pytest
 
 from cormorant_worker import errors
 
-ERRORS = [found for _, found in inspect.getmembers(errors, inspect.isclass)]
+ERRORS = [found for _, found in inspect.getmembers(errors, inspect.isclass) if found.__module__ == errors.__name__]
 REFUSALS = {
     "ManifestError",
     "DeviceUnavailable",

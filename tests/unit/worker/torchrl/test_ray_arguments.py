@@ -160,9 +160,10 @@ def test_paths_of_attributes_are_followed_called_and_refused() -> None:
     assert execute(outer, 'schemes["x.y"][0].depth') == 3
     with pytest.raises(ValueError, match="which takes no arguments"):
         execute(outer, "schemes['policy'].depth", 1)
-    for path in ("schemes['critic'].add", "schemes['policy'].sub", "schemes['policy", ""):
-        with pytest.raises(AttributeError, match=r'the path ".*" leads nowhere: \w+Error: .*; write it as a.b'):
-            execute(outer, path)
+    with pytest.raises(AttributeError, match=r"dict has no \['critic'\] \(KeyError\)"):
+        execute(outer, "schemes['critic'].add")
+    with pytest.raises(AttributeError, match='cannot be read at "'):
+        execute(outer, "schemes[policy].add")
 
 
 def frames(ids: list[list[int]], ends: list[list[bool]], lengths: list[int] | None = None) -> TensorDict:
