@@ -105,11 +105,12 @@ async def next_batch(
             "Cache-Control": "no-store",
             **lent.trace.headers,
         }
-        if MEMORY_JSON in request.headers.get("accept", "") and await request.is_disconnected():
-            ledger.release(lent.id, lent.delivery)
-            ledger.sent(lent.id)
-            return Response(status_code=204)
         if MEMORY_JSON in request.headers.get("accept", ""):
+            if await request.is_disconnected():
+                # It would never learn which batch to give back.
+                ledger.release(lent.id, lent.delivery)
+                ledger.sent(lent.id)
+                return Response(status_code=204)
             described, extra = describe_memory(lent, batch, ack_within_s=ledger.ack_within_s)
             ledger.attach(lent.id, extra, is_read=reading_of(lent.loan))
             ledger.sent(lent.id)

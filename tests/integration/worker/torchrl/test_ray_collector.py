@@ -308,11 +308,11 @@ def test_seeds_and_states_come_by_collector() -> None:
         (["policy_state_dict", "frames", "iter", "fleet"], 24, 2)
     ] * 2
     with RayCollector(CountingEnv, Versioned(), **kwargs, **FREE) as collector:
-        with pytest.raises(StateError, match="the state has 1 entries for 2 collectors"):
-            collector.load_state_dict(state[:1])
+        with pytest.raises(StateError, match="the state has 3 entries for 2 collectors"):
+            collector.load_state_dict([*state, state[0]])
         with pytest.raises(StateError, match="the state has no fleet"):
             collector.load_state_dict([{"frames": 0, "iter": 0}, state[1]])
-        collector.load_state_dict(state)
+        collector.load_state_dict(state[0])  # one stands for all, as in TorchRL
         for batch in expected:
             again = collector.next()
             for key in ("observation", "action", ("collector", "policy_version")):
