@@ -254,6 +254,7 @@ def test_lost_servers_cost_time_and_nothing_else(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # three servers one after the other, each an actor of its own on a busy machine
 def test_servers_on_ray_hang_and_are_scaled(ray_cluster: None) -> None:
     job, checker = scene("counter", collection={"totalFrames": 4000}, step_s=0.001)
     with on_ray(served(job), RayEngine, workers=2, hang_timeout_s=3.0) as fleet:
