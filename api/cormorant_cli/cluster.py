@@ -301,7 +301,7 @@ def connected(context: str = "") -> Iterator[Cluster]:
     cluster, before = _connect(context), threading.excepthook
 
     def handle(given: threading.ExceptHookArgs) -> None:
-        # A connection to a port that broke is the business of whoever asks over it.
+        # The request over a broken connection reports it.
         if given.thread is None or not given.thread.name.startswith("Kubernetes port forward proxy"):
             before(given)
 

@@ -49,7 +49,7 @@ class PauseKeeper:
         starts_paused: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`pause` returns when every worker has stopped. `starts_paused`: the fleet stands still already."""
+        """`pause` returns when every worker has stopped. `starts_paused`: the fleet is paused already."""
         self.notifier = AsyncNotifier()
         """Notified when the state changes."""
         self.error = ""

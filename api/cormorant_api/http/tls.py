@@ -1,4 +1,4 @@
-"""TLS files: checked before the head listens, and served anew when they were renewed."""
+"""TLS files: checked before the head listens, and reloaded when they are renewed."""
 
 import ssl
 from pathlib import Path
