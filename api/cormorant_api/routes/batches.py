@@ -93,6 +93,11 @@ async def next_batch(
     if lent is None:
         return Response(status_code=204)
     ledger = running.ledger
+
+    def give_back() -> None:
+        ledger.release(lent.id, lent.delivery)
+        ledger.sent(lent.id)
+
     try:
         batch = await head.bulk(encode, lent.loan, batch_id=lent.id, delivery=lent.delivery)
         headers = {
@@ -107,9 +112,7 @@ async def next_batch(
         }
         if MEMORY_JSON in request.headers.get("accept", ""):
             if await request.is_disconnected():
-                # It would never learn which batch to give back.
-                ledger.release(lent.id, lent.delivery)
-                ledger.sent(lent.id)
+                give_back()  # the client would never learn which batch it has
                 return Response(status_code=204)
             described, extra = describe_memory(lent, batch, ack_within_s=ledger.ack_within_s)
             ledger.attach(lent.id, extra, is_read=reading_of(lent.loan))
@@ -117,8 +120,7 @@ async def next_batch(
             head.metrics.handed_over("memory", batch.size_bytes)
             return Response(described.model_dump_json(), media_type=MEMORY_JSON, headers=headers)
     except BaseException:
-        ledger.release(lent.id, lent.delivery)
-        ledger.sent(lent.id)
+        give_back()
         raise
 
     def over(end: End) -> None:

@@ -214,7 +214,7 @@ def test_job_without_a_head_is_paused_all_the_same(cli) -> None:
 
 
 def become_viewer(cli: Cli) -> None:
-    """Commands become those of somebody who may read jobs and pods, and no Secrets."""
+    """Run commands as a user who may read jobs and pods, but no Secrets."""
     kubectl = cli.namespace
     kubectl("create", "serviceaccount", "viewer")
     kubectl("create", "role", "viewer", "--verb=get,list", "--resource=collectorjobs.cormorant.dev,pods,events")

@@ -123,7 +123,7 @@ class Cli(Scene):
         return done.out
 
     def write(self, name: str = "pong", *, labels: Mapping[str, str] = {}, **spec: Any) -> str:
-        """A manifest whose pods name a scheduler that nobody is: no kubelet takes them, the test says what they do."""
+        """A manifest whose pods name a scheduler that does not exist: the test plays their kubelet."""
         nowhere = {"template": {"spec": {"schedulerName": "nobody"}}}
         groups = [nowhere | group for group in spec.pop("workerGroups", [{"name": "cpu"}])]
         head = nowhere | spec.pop("head", {})
