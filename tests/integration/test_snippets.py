@@ -166,7 +166,7 @@ def test_rest_tutorial_runs(tmp_path: Path) -> None:
         shell = "\n".join(line for line in second.splitlines() if not line.startswith("export"))
         assert "frames" in run("bash", "-euc", shell, cwd=tmp_path, env=environment)
         # Entering the link publishes version 1.
-        assert "3 version 4 loss" in run(sys.executable, "-c", learner, cwd=tmp_path, env=environment)
+        assert "3 version 4 staleness 0 return" in run(sys.executable, "-c", learner, cwd=tmp_path, env=environment)
         out = run("bash", "-euc", f"{example.strip()} --quick", cwd=tmp_path, env=environment)
     assert out.splitlines()[-1].startswith("mean return of the last episodes: ")
 
