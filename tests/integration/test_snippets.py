@@ -12,8 +12,10 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jupyter_client.manager import start_new_kernel
 
 from cormorant_testing.scripts import unused_port
 from cormorant_testing.snippets import ROOT, blocks
@@ -220,6 +222,51 @@ def test_home_page_runs(tmp_path: Path) -> None:
 def test_how_to_python_runs(page: str, tmp_path: Path) -> None:
     for block in blocks(f"docs/how-to/{page}", "python"):
         run(sys.executable, "-c", block, cwd=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_logging_page_writes_curves(tmp_path: Path) -> None:
+    """docs/how-to/log-a-run.md but for W&B, which needs an account to be of use."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tensorboard, _ = blocks("docs/how-to/log-a-run.md", "python")
+    run(sys.executable, "-c", tensorboard, cwd=tmp_path)
+    curves = EventAccumulator(str(tmp_path / "runs" / "cartpole")).Reload()
+    assert [event.step for event in curves.Scalars("episodes/return")] == [512, 1024, 1536]
+    assert {event.value for event in curves.Scalars("collector/staleness")} == {0.0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_notebook_is_interrupted_and_goes_on(tmp_path: Path) -> None:
+    """docs/how-to/notebooks.md in a kernel: a policy of a cell acts in workers, an interrupt ends the cell alone."""
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(tmp_path))
+
+    def cell(code: str, *, interrupted: bool = False) -> str:
+        shown: list[str] = []
+
+        def hear(message: dict[str, Any]) -> None:
+            content = message["content"]
+            shown.append(content.get("text") or content.get("ename") or str(content.get("data", "")))
+            if interrupted and "first batch" in shown[-1]:
+                manager.interrupt_kernel()
+
+        client.execute_interactive(code, timeout=120, output_hook=hear)
+        return "".join(shown)
+
+    try:
+        opened, batch, published, closed = blocks("docs/how-to/notebooks.md", "python")
+        assert "Error" not in cell(opened)
+        assert "policy_version" in cell(batch)
+        assert "version=1" in cell(published)
+        loop = "for n, batch in enumerate(fleet.batches()):\n    if n == 0: print('first batch', flush=True)"
+        assert cell(loop, interrupted=True).endswith("KeyboardInterrupt")
+        assert cell("print(fleet.next_batch(timeout=60) is not None, fleet.stats().restarts)").strip() == "True 0"
+        assert cell(closed) == ""
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
 
 
 @pytest.mark.slow
