@@ -31,27 +31,45 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/crd.md": crd_page(),
         "reference/cli.md": cli_page(),
         "reference/rest.md": rest_page(),
-        **{page: root_page(source, page, config.extra["repository"]) for source, page in ROOT_PAGES.items()},
+        **{
+            page: root_page(source, page, config.extra["repository"])
+            for source, page in ROOT_PAGES.items()
+        },
     }
     for uri, text in pages.items():
         files.append(File.generated(config, uri, content=text))
     return files
 
 
-def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(
+    markdown: str, *, page: Any, config: MkDocsConfig, files: Files
+) -> str:
     """Links of a page in docs/ that leave the folder lead to the page made from that file, or to the repository."""
     del files
     source = page.file.src_uri
     if source in ROOT_PAGES.values():
         return markdown
-    return _relink(markdown, Path("docs") / source, source, config.extra["repository"], leaving_only=True)
+    return _relink(
+        markdown,
+        Path("docs") / source,
+        source,
+        config.extra["repository"],
+        leaving_only=True,
+    )
 
 
 def root_page(source: str, page: str, repository: str) -> str:
     return _relink((ROOT / source).read_text(), Path(source), page, repository)
 
 
-def _relink(text: str, source: Path, page: str, repository: str, *, leaving_only: bool = False) -> str:
+def _relink(
+    text: str,
+    source: Path,
+    page: str,
+    repository: str,
+    *,
+    leaving_only: bool = False,
+) -> str:
     def replaced(match: re.Match[str]) -> str:
         target = os.path.normpath(source.parent / match[1])
         inside = target.startswith("docs/")
@@ -67,7 +85,9 @@ def _relink(text: str, source: Path, page: str, repository: str, *, leaving_only
 
 def crd_page() -> str:
     """Every field of the CustomResourceDefinition."""
-    crd = yaml.safe_load((ROOT / "charts/cormorant/files/crds/collectorjobs.yaml").read_text())
+    crd = yaml.safe_load(
+        (ROOT / "charts/cormorant/files/crds/collectorjobs.yaml").read_text()
+    )
     (version,) = crd["spec"]["versions"]
     schema = version["schema"]["openAPIV3Schema"]
     lines = [
@@ -85,13 +105,23 @@ def crd_page() -> str:
         for name, field in fields.get("properties", {}).items():
             inner = field.get("items", field)
             if inner.get("properties"):
-                lines += ["", f"### {part}.{name}", "", _cell(field.get("description", "")), ""]
+                lines += [
+                    "",
+                    f"### {part}.{name}",
+                    "",
+                    _cell(field.get("description", "")),
+                    "",
+                ]
                 lines += [*_rules(inner), *_deep_table(inner)]
     return "\n".join(lines) + "\n"
 
 
 def _rules(schema: Mapping[str, Any]) -> Iterator[str]:
-    rules = [rule["message"] for rule in schema.get("x-kubernetes-validations", ()) if "message" in rule]
+    rules = [
+        rule["message"]
+        for rule in schema.get("x-kubernetes-validations", ())
+        if "message" in rule
+    ]
     if rules:
         yield from ("Rules that the API server checks:", "")
         yield from (f"- {_cell(rule)}" for rule in rules)
@@ -99,30 +129,54 @@ def _rules(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _table(schema: Mapping[str, Any]) -> Iterator[str]:
-    yield from ("| field | type | default | meaning |", "| --- | --- | --- | --- |")
+    yield from (
+        "| field | type | default | meaning |",
+        "| --- | --- | --- | --- |",
+    )
     for name, field in schema.get("properties", {}).items():
         yield _row(name, field, required=name in schema.get("required", ()))
 
 
 def _deep_table(schema: Mapping[str, Any]) -> Iterator[str]:
-    yield from ("| field | type | default | meaning |", "| --- | --- | --- | --- |")
+    yield from (
+        "| field | type | default | meaning |",
+        "| --- | --- | --- | --- |",
+    )
     yield from _rows_below(schema, "")
 
 
 def _rows_below(schema: Mapping[str, Any], path: str) -> Iterator[str]:
     for name, field in schema.get("properties", {}).items():
-        yield _row(f"{path}{name}", field, required=name in schema.get("required", ()))
+        yield _row(
+            f"{path}{name}", field, required=name in schema.get("required", ())
+        )
         inner = field.get("items", field)
-        yield from _rows_below(inner, f"{path}{name}{'[]' if 'items' in field else ''}.")
+        yield from _rows_below(
+            inner, f"{path}{name}{'[]' if 'items' in field else ''}."
+        )
 
 
 def _row(name: str, field: Mapping[str, Any], *, required: bool) -> str:
-    kind = field.get("type") or " or ".join(option.get("type", "") for option in field.get("anyOf", ())) or "any"
+    kind = (
+        field.get("type")
+        or " or ".join(
+            option.get("type", "") for option in field.get("anyOf", ())
+        )
+        or "any"
+    )
     if "enum" in field:
         kind = ", ".join(f"`{value}`" for value in field["enum"])
-    bounds = [f"{word} {field[key]}" for key, word in (("minimum", "at least"), ("maximum", "at most")) if key in field]
+    bounds = [
+        f"{word} {field[key]}"
+        for key, word in (("minimum", "at least"), ("maximum", "at most"))
+        if key in field
+    ]
     default = field.get("default", "**required**" if required else "")
-    shown = default if default == "**required**" or default == "" else f"`{yaml_word(default)}`"
+    shown = (
+        default
+        if default == "**required**" or default == ""
+        else f"`{yaml_word(default)}`"
+    )
     return f"| `{name}` | {'; '.join((kind, *bounds))} | {shown} | {_cell(field.get('description', ''))} |"
 
 
@@ -141,8 +195,18 @@ def cli_page() -> str:
 
     from cormorant_cli.app import app
 
-    lines = ["# Command line", "", "`kubectl cormorant ...` is the same command as a kubectl plugin.", ""]
-    return "\n".join([*lines, *_commands("cormorant", typer.main.get_command(app))]) + "\n"
+    lines = [
+        "# Command line",
+        "",
+        "`kubectl cormorant ...` is the same command as a kubectl plugin.",
+        "",
+    ]
+    return (
+        "\n".join(
+            [*lines, *_commands("cormorant", typer.main.get_command(app))]
+        )
+        + "\n"
+    )
 
 
 def _commands(path: str, command: Any) -> Iterator[str]:
@@ -153,8 +217,17 @@ def _commands(path: str, command: Any) -> Iterator[str]:
         yield from (f"{'##' if path.count(' ') == 1 else '###'} {path}", "")
     yield from (_plain(command.help or ""), "")
     if command.epilog and not below:
-        examples = [line.strip() for line in command.epilog.splitlines() if line.strip().startswith("cormorant")]
-        yield from ("```console", *(f"$ {line}" for line in examples), "```", "")
+        examples = [
+            line.strip()
+            for line in command.epilog.splitlines()
+            if line.strip().startswith("cormorant")
+        ]
+        yield from (
+            "```console",
+            *(f"$ {line}" for line in examples),
+            "```",
+            "",
+        )
     options = [] if below else list(command.params)
     if options:
         yield from ("| argument or option | meaning |", "| --- | --- |")
@@ -163,7 +236,9 @@ def _commands(path: str, command: Any) -> Iterator[str]:
                 continue
             is_argument = option.param_type_name == "argument"
             names = (
-                ((option.metavar or option.name.upper()),) if is_argument else (*option.opts, *option.secondary_opts)
+                ((option.metavar or option.name.upper()),)
+                if is_argument
+                else (*option.opts, *option.secondary_opts)
             )
             yield f"| {', '.join(f'`{name}`' for name in names)} | {_plain(option.help or '')}{_default(option)} |"
         yield ""
@@ -173,7 +248,11 @@ def _commands(path: str, command: Any) -> Iterator[str]:
 
 def _default(option: Any) -> str:
     default = option.default
-    if default in (None, "", False, True, (), []) or callable(default) or not isinstance(default, str | int | float):
+    if (
+        default in (None, "", False, True, (), [])
+        or callable(default)
+        or not isinstance(default, str | int | float)
+    ):
         return ""
     return "" if "default" in (option.help or "") else f" Default: `{default}`."
 
@@ -201,7 +280,9 @@ def rest_page() -> str:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             tag = (operation.get("tags") or ["other"])[0]
-            by_tag.setdefault(tag, []).extend(_operation(method.upper(), path, operation))
+            by_tag.setdefault(tag, []).extend(
+                _operation(method.upper(), path, operation)
+            )
     for tag, text in by_tag.items():
         lines += ["", f"## {tag.capitalize()}", "", *text]
     lines += ["", "## Schemas", ""]
@@ -210,24 +291,42 @@ def rest_page() -> str:
         if schema.get("properties"):
             lines += ["| field | type | meaning |", "| --- | --- | --- |"]
             for field, inner in schema["properties"].items():
-                lines.append(f"| `{field}` | {_type(inner)} | {_cell(inner.get('description', ''))} |")
+                lines.append(
+                    f"| `{field}` | {_type(inner)} | {_cell(inner.get('description', ''))} |"
+                )
             lines.append("")
     return "\n".join(lines) + "\n"
 
 
-def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"### {method} {path}", "", operation.get("description", operation.get("summary", "")), "")
+def _operation(
+    method: str, path: str, operation: Mapping[str, Any]
+) -> Iterator[str]:
+    yield from (
+        f"### {method} {path}",
+        "",
+        operation.get("description", operation.get("summary", "")),
+        "",
+    )
     if operation.get("parameters"):
-        yield from ("| parameter | in | type | meaning |", "| --- | --- | --- | --- |")
+        yield from (
+            "| parameter | in | type | meaning |",
+            "| --- | --- | --- | --- |",
+        )
         for given in operation["parameters"]:
-            meaning = _cell(given.get("description", "") or given.get("schema", {}).get("description", ""))
+            meaning = _cell(
+                given.get("description", "")
+                or given.get("schema", {}).get("description", "")
+            )
             yield f"| `{given['name']}` | {given['in']} | {_type(given.get('schema', {}))} | {meaning} |"
         yield ""
     bodies = operation.get("requestBody", {}).get("content", {})
     for kind, content in bodies.items():
         yield from (f"Body: `{kind}`, {_type(content.get('schema', {}))}.", "")
     for status, answer in operation.get("responses", {}).items():
-        kinds = ", ".join(f"`{kind}` {_type(c.get('schema', {}))}" for kind, c in answer.get("content", {}).items())
+        kinds = ", ".join(
+            f"`{kind}` {_type(c.get('schema', {}))}"
+            for kind, c in answer.get("content", {}).items()
+        )
         yield f"- {status}: {_cell(answer.get('description', ''))}{': ' + kinds if kinds else ''}"
     yield ""
 

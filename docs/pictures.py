@@ -18,7 +18,11 @@ COLUMNS = 100
 
 
 def manifest() -> str:
-    (found,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (found,) = re.findall(
+        r"^```yaml\n(.*?)^```$",
+        (ROOT / "README.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
     return str(found)
 
 
@@ -37,10 +41,14 @@ def main() -> None:
                 check=True,
                 timeout=300,
             )
-            console.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
+            console.print(
+                Text.assemble(("$ ", "bold green"), (command, "bold"))
+            )
             console.print(Text(done.stdout))
     svg = console.export_svg(title="cormorant run job.yaml")
-    PICTURE.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))  # without fonts from the network
+    PICTURE.write_text(
+        re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    )  # without fonts from the network
 
 
 if __name__ == "__main__":

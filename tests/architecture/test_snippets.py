@@ -15,6 +15,8 @@ RUN_BY = {
     "docs/index.md": "tests/integration/test_snippets.py",
     "docs/tutorials/train-ppo-over-rest.md": "tests/integration/test_snippets.py",
     "docs/how-to/learners.md": "tests/integration/test_snippets.py",
+    "docs/how-to/log-a-run.md": "tests/integration/test_snippets.py",
+    "docs/how-to/notebooks.md": "tests/integration/test_snippets.py",
     "docs/how-to/from-laptop-to-cluster.md": "tests/integration/test_snippets.py",
     "docs/how-to/own-environment.md": "tests/integration/test_snippets.py",
     "docs/how-to/vector-environments.md": "tests/integration/test_snippets.py",
@@ -51,6 +53,12 @@ def test_the_python_of_every_page_is_run() -> None:
 def test_python_compiles(page: str) -> None:
     for block in blocks(page, "python"):
         compile(block, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if fences(page)])
+def test_what_readers_copy_fits_80_columns(page: str) -> None:
+    copied = [text for language, text in fences(page) if language in ("dockerfile", "python", "sh", "yaml")]
+    assert [line for text in copied for line in text.splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")])
