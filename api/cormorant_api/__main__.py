@@ -8,6 +8,7 @@ import argparse
 import math
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from cormorant_worker.fleet.transport import Engine
 
 _SIGNAL_BASE = 128
+_LOOK_S = 0.05
 
 
 class Signals:
@@ -83,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options = FleetOptions(
                 workers=given.workers or None, device=given.device or None, should_stop=signals.has_come
             )
-            server.start_fleet(options, engine=_engine(given))
+            server.start_fleet(options, engine=_engine(given, signals.has_come))
             end = server.wait(signals.has_come)
     except FleetInterrupted:
         end = "interrupted"  # the fleet had not started: nothing to drain
@@ -96,16 +98,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_DONE if end == "done" else _SIGNAL_BASE + (signals.number or signal.SIGTERM)
 
 
-def _engine(given: argparse.Namespace) -> "Engine | None":
+def _engine(given: argparse.Namespace, should_stop: "Callable[[], bool]") -> "Engine | None":
     if given.fleet == "local":
         return None
     try:
         from cormorant_worker.fleet.ray.engine import RayEngine
         from cormorant_worker.fleet.ray.options import RayOptions
+        from cormorant_worker.fleet.ray.pod_files import READY_FILE
     except ImportError as error:
         raise HeadFault(
             f"--fleet ray needs {error.name}, which is not installed: pip install 'cormorant[ray]'"
         ) from error
+    # The pod's supervisor starts Ray meanwhile, and ends this process if that takes too long.
+    ready_file = os.environ.get(READY_FILE, "")
+    while ready_file and not Path(ready_file).exists():
+        if should_stop():
+            raise FleetInterrupted("stopped while Ray was starting")
+        time.sleep(_LOOK_S)
     return RayEngine(RayOptions(address=given.ray_address, slot_resources=given.ray_slot_resources))
 
 

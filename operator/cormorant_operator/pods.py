@@ -14,8 +14,8 @@ from cormorant_operator import names
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 Role = Literal["head", "worker", "canary"]
 
-EXIT_REFUSED, EXIT_BLOCKED = 2, 3
-"""Exit codes of a head: invalid configuration; a broken environment that someone must repair first."""
+EXIT_REFUSED, EXIT_BLOCKED, EXIT_STARVED = 2, 3, 4
+"""Exit codes of a head: invalid configuration; a broken environment that someone must repair first; no CPU time."""
 
 
 class Obstacle(Enum):
@@ -109,8 +109,9 @@ class Pod:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it ended with EXIT_BLOCKED: its environment lacks a disk or a device; not a failure of its own."""
-        return self.role != "canary" and self.is_terminal and self.exit_code == EXIT_BLOCKED
+        """Whether its environment lacked a disk, a device or CPU time, which is not a failure of its own."""
+        codes = (EXIT_BLOCKED, EXIT_STARVED) if self.role == "head" else (EXIT_BLOCKED,)
+        return self.role != "canary" and self.is_terminal and self.exit_code in codes
 
     @property
     def must_wait(self) -> bool:

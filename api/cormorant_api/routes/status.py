@@ -1,10 +1,12 @@
 """Status, workers, results of an evaluation, health."""
 
 import asyncio
+import time
 from contextlib import suppress
 from importlib.metadata import version
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
@@ -22,6 +24,7 @@ from cormorant_worker.errors import CormorantError
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
 _FLEET_SILENT_S = 120.0
 """The fleet's thread runs five times a second when idle; saving a state of gigabytes may take it seconds."""
+_LOOK_S = 0.05
 health = APIRouter(route_class=GuardedRoute, tags=["health"])
 
 
@@ -104,9 +107,14 @@ async def startupz(request: Request) -> Response:
     response_model=Readiness,
     responses={503: {"model": Readiness, "description": "Not ready; `?verbose` says why."}},
 )
-async def readyz(request: Request, verbose: str | None = None) -> Response:
-    """Readiness. `?verbose` lists the checks."""
+async def readyz(
+    request: Request, verbose: str | None = None, wait: Annotated[float, Query(ge=0, le=60)] = 0.0
+) -> Response:
+    """Readiness. `?verbose` lists the checks; `?wait=SECONDS` waits that long for the first worker."""
     head = head_of(request)
+    deadline = time.monotonic() + wait
+    while not (head.is_running or head.is_closing or head.failure) and time.monotonic() < deadline:
+        await asyncio.sleep(_LOOK_S)
     has_started = "" if head.is_running else "the first worker has not started yet"
     checks = (
         Check(name="workers", ok=head.is_running, detail=has_started),

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cormorant_operator.pods import Pod
+from cormorant_operator.pods import EXIT_STARVED, Pod
 
 RESET_AFTER_S = 600.0
 """A pod that ran this long was healthy: its failure counts as the first."""
 _BASE_S = 10.0
 _MAX_S = 360.0
-_BLOCKED_S = 120.0
-"""After a blocked pod (EXIT_BLOCKED), which is not counted as a failure."""
+_BLOCKED_S, _STARVED_S = 120.0, 10.0
+"""After a pod that lacked a disk or a device, or CPU time. It is not counted."""
 _REJECTED_S = 30.0
 """After a kubelet rejected a pod. It is not counted, so it does not grow."""
 
@@ -41,7 +41,8 @@ def delay_s(failures: int) -> float:
 def next_attempt_at(pod: Pod) -> datetime:
     """When the slot of a failed pod may be refilled."""
     if pod.is_blocked:
-        return (pod.ended or pod.created) + timedelta(seconds=_BLOCKED_S)
+        wait_s = _STARVED_S if pod.exit_code == EXIT_STARVED else _BLOCKED_S
+        return (pod.ended or pod.created) + timedelta(seconds=wait_s)
     if pod.is_rejected:
         return pod.created + timedelta(seconds=_REJECTED_S)
     return (pod.ended or pod.created) + timedelta(seconds=delay_s(failures_after(pod)))

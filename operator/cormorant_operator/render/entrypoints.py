@@ -39,15 +39,6 @@ _COMMON: Mapping[str, str] = {
     "USER": "cormorant",
     "PYTHONUNBUFFERED": "1",
     "RAY_AUTH_MODE": "token",
-    # A lost node is detected after 3 s instead of 15; a raylet of an old head ends after 5 s instead of 60.
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
-    "RAY_raylet_liveness_self_check_interval_ms": "1000",
-    # The supervisor drains; Ray is stopped at once after that.
-    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }
 
 

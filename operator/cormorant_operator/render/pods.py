@@ -38,6 +38,8 @@ _CODE_OF_IMAGE = "code"
 _USER = 65532
 _NODE_LOST_S = 30
 """Seconds after which pods of a lost node are given up; Kubernetes' default is five minutes."""
+_READY_S = 25
+"""How long a readiness probe waits for a pod that starts."""
 _KUBERNETES_GRACE_S = 30
 """Kubernetes' default, for a template that removes the grace period."""
 
@@ -100,7 +102,7 @@ def head_pod(
             {"name": "tokens", "mountPath": entrypoints.TOKEN_FILE.rpartition("/")[0], "readOnly": True},
             {"name": "state", "mountPath": entrypoints.STATE_FOLDER},
         ],
-        **_probes(entrypoints.API_PORT, scheme="HTTPS" if head.tls is not None else "HTTP"),
+        **_probes(entrypoints.API_PORT, listens_after_s=5, scheme="HTTPS" if head.tls is not None else "HTTP"),
     }
     volumes = [
         {"name": "job", "configMap": {"name": config}},
@@ -169,7 +171,7 @@ def worker_pod(
                 "env": env,
                 "ports": [{"name": "metrics", "containerPort": entrypoints.WORKER_PORT}],
                 "volumeMounts": [],
-                **_probes(entrypoints.WORKER_PORT),
+                **_probes(entrypoints.WORKER_PORT, listens_after_s=2),
             },
             volumes=[],
         ),
@@ -371,20 +373,22 @@ def _placement(defaults: OperatorDefaults, origin: PodOrigin) -> dict[str, Any]:
     return {"nodeSelector": selector, "affinity": affinity}
 
 
-def _probes(port: int, *, scheme: str = "HTTP") -> dict[str, Any]:
-    def probe(path: str, *, period_s: int, failures: int) -> dict[str, Any]:
+def _probes(port: int, *, listens_after_s: int, scheme: str = "HTTP") -> dict[str, Any]:
+    def probe(path: str, *, period_s: int, failures: int, timeout_s: int = 5, **more: int) -> dict[str, Any]:
         return {
             "httpGet": {"path": path, "port": port, **({"scheme": scheme} if scheme != "HTTP" else {})},
             "periodSeconds": period_s,
-            "timeoutSeconds": 5,
+            "timeoutSeconds": timeout_s,
             "failureThreshold": failures,
+            **more,
         }
 
     return {
         # Importing torch and Ray takes long on a busy node. A process that hangs later is killed after a minute.
-        "startupProbe": probe("/livez", period_s=2, failures=150),
+        "startupProbe": probe("/livez", period_s=1, failures=300, initialDelaySeconds=listens_after_s),
         "livenessProbe": probe("/livez", period_s=10, failures=6),
-        "readinessProbe": probe("/readyz", period_s=2, failures=3),
+        # The answer waits for the pod to become ready: it comes at once then, and a start is no series of warnings.
+        "readinessProbe": probe(f"/readyz?wait={_READY_S}", period_s=1, failures=3, timeout_s=_READY_S + 5),
     }
 
 

@@ -482,7 +482,9 @@ def test_weights_before_the_first_worker_are_retryable(folder: Path) -> None:
         early = Served(server)
         reply = early.writer.put("/v1/models/policy/weights", weights_file(1))
         assert (reply.status, reply.kind, reply.headers["retry-after"]) == (503, "no-workers", "2")
-        assert (early.anonymous.get("/livez").status, early.anonymous.get("/readyz").status) == (200, 503)
+        assert (early.anonymous.get("/livez").status, early.anonymous.get("/readyz?wait=0.2").status) == (200, 503)
+        threading.Timer(0.5, server.head.close).start()
+        assert early.anonymous.get("/readyz?wait=60").status == 503, "it waits no longer than a worker can come"
 
 
 def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:

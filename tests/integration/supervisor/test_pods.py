@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -93,6 +94,20 @@ def test_head_ends_with_its_command_and_fails_with_ray(tmp_path: Path) -> None:
         assert "'no-such-command' cannot be run" in head.said("command_failed")[0]["reason"]
 
 
+def test_head_whose_ray_got_no_cpu_time_says_so_and_is_not_counted(tmp_path: Path) -> None:
+    last_words = tmp_path / "last-words"
+    last_words.write_text('{"frames": 7}')
+    with head_pod(unused_port(), CORMORANT_LAST_WORDS=str(last_words), RAY_health_check_timeout_ms="1000") as head:
+        head.wait_for("ray_ready")
+        (raylet,) = head.below("/raylet")
+        raylet.suspend()
+        time.sleep(12)
+        raylet.resume()
+        assert head.wait(30) == 4, head.text
+        assert "got no CPU time" in json.loads(last_words.read_text())["reason"]
+        assert head.left() == []
+
+
 class Job:
     """One job whose pods are processes: heads by epoch, on one address."""
 
@@ -168,6 +183,28 @@ def test_head_starts_with_a_worker_and_ends_at_once_without(tmp_path: Path) -> N
             until(lambda: job.take(api) and all(w["ready"] for w in api.get("/v1/workers").json["workers"]))
             assert other.end() == 0
         assert worker.end() == 0
+
+
+def test_head_without_cpu_time_for_15_s_goes_on_with_its_workers(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    with job.head(epoch=1, floor_frames=0) as head, job.worker(0) as first, job.worker(1) as second:
+        api = job.api(head)
+        until(lambda: job.take(api) and all(w["ready"] for w in api.get("/v1/workers").json["workers"]))
+        children = psutil.Process(head.process.pid).children(recursive=True)
+        # Ray's head proper judges the others.
+        frozen = [process for process in children if process.name() != "gcs_server"]
+        assert 3 < len(frozen) == len(children) - 1
+        for process in frozen:
+            process.suspend()
+        time.sleep(15)
+        for process in frozen:
+            process.resume()
+        time.sleep(5)  # whoever takes the other for dead does so now
+        for _ in range(5):
+            assert job.take(api)
+        assert head.process.poll() is None, head.text
+        assert [len(worker.said("joined")) for worker in (first, second)] == [1, 1]
+        assert not head.said("worker_lost")
 
 
 @pytest.mark.timeout(600)

@@ -18,14 +18,6 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 STORE_BYTES = 100 << 20
 RAY = {
     "RAY_AUTH_MODE": "token",
-    # As in pods: see the operator's entrypoints.
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
-    "RAY_raylet_liveness_self_check_interval_ms": "1000",
-    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "POD_IP": "127.0.0.1",
     "CORMORANT_RAY_PORTS": "free",
     "CORMORANT_OBJECT_STORE_BYTES": str(STORE_BYTES),

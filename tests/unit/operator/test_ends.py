@@ -9,18 +9,20 @@ from cormorant_operator.pods import Obstacle
 from cormorant_testing.operator_world import World, of_kind, running, waiting
 
 
-def test_blocked_head_is_retried_slowly_and_not_counted() -> None:
+@pytest.mark.parametrize(("code", "wait_s"), [(3, 120), (4, 10)], ids=["blocked", "starved"])
+def test_blocked_or_starved_head_is_retried_and_not_counted(code: int, wait_s: int) -> None:
     words = "file:///data/run cannot be written: no permission to write in /data; choose another URI"
     world = waiting(runPolicy={"maxHeadRestarts": 0})
     for epoch in range(1, 5):
-        world.finish(f"pong-head-{epoch}", exit_code=3, message=f'{{"frames": 1000, "reason": "{words}"}}')
+        world.finish(f"pong-head-{epoch}", exit_code=code, message=f'{{"frames": 1000, "reason": "{words}"}}')
         world.settle()
         assert world.condition("Ready") == "False/HeadBlocked"
-        assert world.message("Ready") == f"pong-head-{epoch} exited with code 3 (Error): {words}"
+        assert world.message("Ready") == f"pong-head-{epoch} exited with code {code} (Error): {words}"
         assert (world.job.status.reason, world.job.status.head_restarts) == ("HeadBlocked", 0)
         assert world.job.status.recent_failures[-1].message == words
-        assert (world.plan().due, of_kind(world.plan().actions, CreatePod)) == (world.now + timedelta(seconds=120), [])
-        world.wait(120)
+        due = world.now + timedelta(seconds=wait_s)
+        assert (world.plan().due, of_kind(world.plan().actions, CreatePod)) == (due, [])
+        world.wait(wait_s)
         assert world.head.name == f"pong-head-{epoch + 1}"
         assert world.condition("Ready") == "False/HeadBlocked", "until a head works, it says why the last one did not"
     assert world.condition("Failed") == ""

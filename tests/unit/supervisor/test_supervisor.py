@@ -1,17 +1,19 @@
 """What the supervisor decides, without Ray."""
 
+import select
 import socket
 import subprocess
 import sys
+import threading
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
-from cormorant_testing.scripts import environment
+from cormorant_testing.scripts import environment, until
 from cormorant_worker.errors import SupervisorRefused
 from cormorant_worker.supervisor import ray_command
-from cormorant_worker.supervisor.diagnosis import diagnose, probe_head
+from cormorant_worker.supervisor.diagnosis import HeadWatch, diagnose
 from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState, answer
 from cormorant_worker.supervisor.processes import PodSignals
 from cormorant_worker.supervisor.ray_command import SMALLEST_STORE, decide_store_bytes
@@ -31,7 +33,7 @@ def test_worker_starts_ray_with_its_slot_and_fixed_ports() -> None:
     assert command[1:6] == ["-m", "ray.scripts.scripts", "start", "--block", "--address=pong-head:6379"]
     assert '--resources={"slot:cpu-3": 1}' in command
     assert {"--node-ip-address=10.1.2.3", "--node-manager-port=6380", "--max-worker-port=10050"} <= set(command)
-    assert {"--num-cpus=0", "--num-gpus=0", f"--object-store-memory={GIB}", "--temp-dir=/tmp/ray"} <= set(command)
+    assert {"--num-cpus=1", "--num-gpus=0", f"--object-store-memory={GIB}", "--temp-dir=/tmp/ray"} <= set(command)
     assert not [flag for flag in command if flag.startswith(("--port", "--head"))]
 
 
@@ -52,6 +54,11 @@ def test_ray_leaves_devices_alone_and_knows_the_leave_file() -> None:
     given = ray_command.ray_environment({"RAY_AUTH_TOKEN": "secret"}, settings)
     assert given["RAY_AUTH_TOKEN"] == "secret"
     assert given["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "0"
+    assert given["RAY_health_check_timeout_ms"] == "10000"
+    assert (
+        ray_command.ray_environment({"RAY_health_check_timeout_ms": "1"}, settings)["RAY_health_check_timeout_ms"]
+        == "1"
+    )
     assert given["CORMORANT_LEAVE_FILE"] == str(settings.leave_file) == "/tmp/ray.leave"
 
 
@@ -126,8 +133,14 @@ def test_probes_tell_the_pods_standing() -> None:
     state = PodState()
     metrics = PodMetrics(state, job="pong", group="cpu", heartbeat_file=Path("/nowhere"))
     assert [answer(path, state, metrics)[0] for path in ("/livez", "/readyz", "/other")] == [200, 503, 404]
+    assert answer("/readyz?wait=0", state, metrics)[0] == 503
+    threading.Timer(0.2, lambda: (setattr(state, "is_joined", True), setattr(state, "joins", 1))).start()
+    assert answer("/readyz?wait=60", state, metrics)[0] == 200, "a probe waits for the first membership"
+    state.is_joined = False
+    assert answer("/readyz?wait=60", state, metrics)[0] == 503, "and for no later one"
     state.is_joined = True
     assert answer("/readyz", state, metrics)[:2] == (200, b"ok\n")
+    assert answer("/readyz?wait=60", state, metrics)[:2] == (200, b"ok\n")
     state.is_leaving = True
     assert answer("/readyz", state, metrics)[:2] == (503, b"leaving\n")
     state.ticked -= 61
@@ -149,8 +162,27 @@ def test_probes_listen_on_the_pods_address_family(pod_ip: str, tmp_path: Path) -
         probes.close()
 
 
-def test_a_door_that_nobody_opens_is_explained_within_the_limit() -> None:
-    assert "refused" in probe_head(("127.0.0.1", 1), limit_s=600)  # longer than a test may take
+def test_head_that_is_absent_is_explained_within_the_limit() -> None:
+    assert "refused" in HeadWatch(("127.0.0.1", 1)).connect(limit_s=600)  # longer than a test may take
+
+
+def test_head_is_gone_when_its_connection_ends_and_no_other_is_accepted() -> None:
+    def is_gone() -> bool:
+        return watch.is_head_gone(limit_s=600)
+
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        watch = HeadWatch(head.getsockname())
+        assert watch.connect(limit_s=600) == ""
+        first, _ = head.accept()
+        assert not is_gone(), "a head that says nothing is there: it may have no CPU time"
+        first.send(b"settings")
+        until(lambda: not is_gone())
+        first.close()
+        until(lambda: not is_gone() and select.select([head], [], [], 0)[0], what="another connection")
+        second, _ = head.accept()
+    second.close()
+    until(is_gone)
+    watch.close()
 
 
 ORPHANS = """

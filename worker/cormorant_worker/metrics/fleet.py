@@ -135,7 +135,7 @@ class MetricsServer(TextServer):
         metrics = FleetMetrics(fleet.job, exposition, floor_frames=fleet.stats().frames)
 
         def answer(path: str, accept: str) -> Answer:
-            if path != "/metrics":
+            if path.partition("?")[0] != "/metrics":
                 return HTTPStatus.NOT_FOUND, b"there is /metrics\n", PLAIN
             metrics.sample(fleet.stats())
             return HTTPStatus.OK, *exposition.text(accept)

@@ -19,7 +19,7 @@ class TextServer:
         """Listen.
 
         Args:
-            answer: gets the path without its query, and the Accept header.
+            answer: gets the path with its query, and the Accept header.
             host: the address, IPv4 or IPv6.
             port: 0: any free one; the attribute says which.
 
@@ -35,7 +35,7 @@ class TextServer:
             timeout = _IDLE_S
 
             def do_GET(self) -> None:  # the base class's name
-                status, body, content_type = answer(self.path.partition("?")[0], self.headers.get("Accept", ""))
+                status, body, content_type = answer(self.path, self.headers.get("Accept", ""))
                 self.send_response(status)
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))

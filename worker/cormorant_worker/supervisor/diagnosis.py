@@ -9,8 +9,16 @@ from typing import Literal
 _AUTH = ("InvalidAuthToken", "Unauthenticated", "UNAUTHENTICATED", "AuthenticationError", "Authentication failed")
 _VERSION = ("Version mismatch",)
 _UNREACHABLE = ("Failed to connect to GCS", "Unable to connect to GCS", "Failed to get cluster ID", "Timed out")
+_STARVED = (
+    "failed to check the health of this node",
+    "GCS consider this node to be dead",
+    "Failed to connect to GCS within",
+)
+"""Ray's words for its own head when nothing but CPU time was missing: the GCS runs on the same node."""
 _LONGEST = 300
 _CONNECT_S = 2.0
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+"""A node that is gone without a word is noticed after 25 s. The kernel answers, so a frozen head stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,18 +28,59 @@ class Diagnosis:
     sentence: str
 
 
-def probe_head(address: tuple[str, int], *, limit_s: float) -> str:
-    """Try to connect to a head. Returns the reason for a failure, or "" on success.
+class HeadWatch:
+    """A connection to a head that carries nothing: it ends together with the head's Ray, however that ends.
+
+    Ray itself waits for half a minute, because a head without CPU time answers late.
+    """
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self._connection: socket.socket | None = None
+
+    def connect(self, *, limit_s: float) -> str:
+        """Connect to whichever head the address leads to. Returns the reason for a failure, or "" on success."""
+        self.close()
+        found = _connect(self._address, limit_s=limit_s)
+        if isinstance(found, str):
+            return found
+        self._connection = found
+        return ""
+
+    def is_head_gone(self, *, limit_s: float) -> bool:
+        """Whether the connection has ended and nothing accepts another one."""
+        try:
+            # Ray's head may say something, and closes connections that do not answer: that is not its end.
+            if self._connection is not None and self._connection.recv(1 << 16):
+                return False
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return bool(self.connect(limit_s=limit_s))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _connect(address: tuple[str, int], *, limit_s: float) -> socket.socket | str:
+    """A connection that does not block, or why there is none.
 
     A DNS server that does not answer blocks its caller for minutes and cannot be interrupted, so the attempt runs in a
     thread that is abandoned at the limit.
     """
-    answer: SimpleQueue[str] = SimpleQueue()
+    answer: SimpleQueue[socket.socket | str] = SimpleQueue()
 
     def try_it() -> None:
         try:
-            socket.create_connection(address, timeout=_CONNECT_S).close()
-            answer.put("")
+            connection = socket.create_connection(address, timeout=_CONNECT_S)
+            connection.setblocking(False)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE.items():
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+            answer.put(connection)
         except OSError as error:
             answer.put(str(error) or type(error).__name__)
 
@@ -40,6 +89,11 @@ def probe_head(address: tuple[str, int], *, limit_s: float) -> str:
         return answer.get(timeout=limit_s)
     except Empty:
         return f"no answer within {limit_s:.0f} s"
+
+
+def has_starved(last_words: str) -> bool:
+    """Whether a head's Ray gave itself up because its processes got no CPU time."""
+    return _says(last_words, _STARVED)
 
 
 def diagnose(last_words: str, *, code: int | None, head: str, has_joined: bool) -> Diagnosis:

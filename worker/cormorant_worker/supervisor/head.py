@@ -1,7 +1,7 @@
-"""The supervisor of a head's pod: Ray's head first, then the command, and the command's end is the pod's.
+"""The supervisor of a head's pod: Ray's head and the command start together, and the command's end is the pod's.
 
-Ray starts -> it answers -> COMMAND runs -> COMMAND ends -> Ray is killed -> COMMAND's exit code
-                                         -> Ray ends     -> COMMAND is ended -> 1
+COMMAND imports what it needs -> Ray answers: the ready file appears -> COMMAND connects -> ends -> its exit code
+                              -> Ray ends                            -> COMMAND is killed -> 1, or 4
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from cormorant_worker.supervisor import processes, ray_command
-from cormorant_worker.supervisor.diagnosis import probe_head
+from cormorant_worker.supervisor.diagnosis import has_starved
 from cormorant_worker.supervisor.processes import Child, PodSignals, exit_code
 from cormorant_worker.supervisor.settings import RaySettings
 from cormorant_worker.termination_message import explain
@@ -24,11 +24,13 @@ log = structlog.get_logger()
 _TICK_S = 0.1
 _START_S = 120.0
 """From `ray start` to its answer, on a busy node."""
-_LAST_WORDS_S = 15.0
-"""For the command to end when Ray has: Ray ends its drivers itself, after RAY_gcs_rpc_server_reconnect_timeout_s."""
+_RAY_ENDS_S = 3.0
+"""A command that Ray ended may end before `ray start` does, which looks once a second."""
+_BY_RAY = (1, 134)
+"""Exit codes of a command that lost its Ray."""
 _LAST_WORDS = 500
 """Characters of Ray's last words that are logged."""
-_FAILED = 1
+_FAILED, _STARVED = 1, 4
 
 
 class HeadPod:
@@ -37,72 +39,71 @@ class HeadPod:
     ) -> None:
         self._settings, self._command, self._signals = settings, command, signals
         self._last_words = last_words
-        self._ray: Child | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._known: list[int] = []
 
     def run(self) -> int:
         """Run the command beside a Ray head. Returns the exit code; nothing is left of Ray then."""
+        settings = self._settings
         processes.adopt_orphans()
-        shutil.rmtree(self._settings.folder, ignore_errors=True)
+        shutil.rmtree(settings.folder, ignore_errors=True)
+        settings.ready_file.unlink(missing_ok=True)
+        environment = ray_command.ray_environment(os.environ, settings)
+        address = ray_command.join_address(settings.pod_ip, settings.gcs_port)
         try:
-            if not self._start_ray():
-                return self._signals.exit_code if self._signals else _FAILED
-            return self._run_command()
-        finally:
-            processes.kill_all(self._known())
-
-    def _start_ray(self) -> bool:
-        environment = ray_command.ray_environment(os.environ, self._settings)
-        ray = self._ray = Child(ray_command.head_command(self._settings), environment, watch_for=ray_command.STARTED)
-        while not ray.has_said:
-            if self._signals:
-                return False
-            if (code := ray.poll()) is not None or ray.lived_s() > _START_S:
-                why = f"it did not start within {_START_S:.0f} s" if code is None else f"it ended with code {code}"
-                log.critical(
-                    "ray_failed",
-                    reason=f"Ray is not running for this head: {why}",
-                    text=ray.output_tail()[-_LAST_WORDS:],
-                )
-                return False
-            self._look_around()
-        if why := probe_head((self._settings.pod_ip, self._settings.gcs_port), limit_s=_LAST_WORDS_S):
-            log.critical("ray_failed", reason=f"Ray has started but does not answer at its own address: {why}")
-            return False
-        log.info("ray_ready", seconds=round(ray.lived_s(), 1))
-        return True
-
-    def _run_command(self) -> int:
-        assert self._ray is not None
-        address = ray_command.join_address(self._settings.pod_ip, self._settings.gcs_port)
-        try:
-            process = self._process = subprocess.Popen(list(self._command), env={**os.environ, "RAY_ADDRESS": address})
+            process = subprocess.Popen(list(self._command), env={**environment, "RAY_ADDRESS": address})
         except OSError as error:
             log.critical("command_failed", reason=f"the head's command {self._command[0]!r} cannot be run: {error}")
             return _FAILED
-        passed_on = 0
+        ray = Child(ray_command.head_command(settings), environment, watch_for=ray_command.STARTED)
+        self._known = [process.pid, ray.pid]
+        try:
+            return self._supervise(process, ray)
+        finally:
+            processes.kill_all(self._known)
+
+    def _supervise(self, process: "subprocess.Popen[bytes]", ray: Child) -> int:
+        passed_on, is_ready = 0, False
         while (code := exit_code(process.poll())) is None:
             for number in self._signals.received[passed_on:]:
                 process.send_signal(number)
                 passed_on += 1
-            if (ray_code := self._ray.poll()) is not None:
-                reason = (
-                    f"Ray's head has ended with code {ray_code}, and with it every worker of this head; a new head "
-                    "starts them again"
-                )
-                log.critical("ray_ended", reason=reason, text=self._ray.output_tail()[-_LAST_WORDS:])
-                # It may end by itself for a while, and is then killed with the rest.
-                deadline = time.monotonic() + _LAST_WORDS_S
-                while process.poll() is None and time.monotonic() < deadline:
-                    self._look_around()
-                explain(self._last_words, reason)
-                return _FAILED
+            if ray.has_said and not is_ready:
+                is_ready = True
+                self._settings.ready_file.touch()
+                log.info("ray_ready", seconds=round(ray.lived_s(), 1))
+            if ray.poll() is not None or (not is_ready and ray.lived_s() > _START_S):
+                # Its command holds nothing that the next head lacks: what is settled stands in its termination message.
+                process.kill()
+                process.wait()
+                return self._explain_end(ray, is_ready=is_ready)
             self._look_around()
+        if code in _BY_RAY and is_ready:
+            deadline = time.monotonic() + _RAY_ENDS_S
+            while ray.poll() is None and time.monotonic() < deadline:
+                self._look_around()
+            return self._explain_end(ray, is_ready=True) if has_starved(ray.output_tail()) else code
         return code
 
-    def _look_around(self) -> None:
-        processes.reap(self._known())
-        time.sleep(_TICK_S)
+    def _explain_end(self, ray: Child, *, is_ready: bool) -> int:
+        words, code = ray.output_tail(), ray.poll()
+        is_starved = has_starved(words)
+        if is_starved:
+            reason = (
+                "Ray's head ended itself, because its processes got no CPU time for half a minute; a new head starts. "
+                "Give head.resources more CPU (requests, and no low limits.cpu), or the node less work"
+            )
+        elif is_ready:
+            reason = (
+                f"Ray's head has ended with code {code}, and with it every worker of this head; a new head "
+                "starts them again"
+            )
+        else:
+            why = f"it did not start within {_START_S:.0f} s" if code is None else f"it ended with code {code}"
+            reason = f"Ray is not running for this head: {why}"
+        log.critical("ray_ended" if is_ready else "ray_failed", reason=reason, text=words[-_LAST_WORDS:])
+        explain(self._last_words, reason)
+        return _STARVED if is_starved else _FAILED
 
-    def _known(self) -> list[int]:
-        return [process.pid for process in (self._ray, self._process) if process is not None]
+    def _look_around(self) -> None:
+        processes.reap(self._known)
+        time.sleep(_TICK_S)

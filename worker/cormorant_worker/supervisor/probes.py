@@ -24,6 +24,7 @@ from cormorant_worker.metrics.gpus import read_gpus
 from cormorant_worker.metrics.text_server import PLAIN, Answer, TextServer
 
 _HUNG_S = 60.0
+_LOOK_S = 0.05
 _MEMORY_V2 = Path("/sys/fs/cgroup/memory.current")
 _MEMORY_V1 = Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")
 
@@ -117,7 +118,13 @@ class PodProbes(TextServer):
         super().__init__(lambda path, accept: answer(path, state, metrics, accept), host=host, port=port)
 
 
-def answer(path: str, state: PodState, metrics: PodMetrics, accept: str = "") -> Answer:
+def answer(target: str, state: PodState, metrics: PodMetrics, accept: str = "") -> Answer:
+    """Answer a path with its query. `/readyz?wait=SECONDS` waits that long for the pod's first membership."""
+    path, _, query = target.partition("?")
+    wait = query.removeprefix("wait=")
+    deadline = time.monotonic() + (min(int(wait), _HUNG_S) if wait.isdecimal() else 0.0)
+    while not (state.joins or state.is_leaving) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
     match path:
         case "/livez":
             return _verdict(state.is_live, "the supervisor has not looked around for a minute")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from cormorant_worker.fleet.ray.pod_files import BLOCKED_FILE, HEARTBEAT_FILE, KEPT_FOLDER, LEAVE_FILE
+from cormorant_worker.fleet.ray.pod_files import BLOCKED_FILE, HEARTBEAT_FILE, KEPT_FOLDER, LEAVE_FILE, READY_FILE
 from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
 
 log = structlog.get_logger()
@@ -27,6 +27,24 @@ _FIXED_PORTS = {
     "--min-worker-port": 10002,
     "--max-worker-port": 10050,
 }
+_LIMITS = {
+    # Ray looks at each node once a second. One that has ended fails at once, and is given up after three looks. One
+    # without CPU time, or frozen, has three times ten seconds to answer, and so has a head with `limits.cpu: 400m`.
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "10000",
+    "RAY_health_check_failure_threshold": "3",
+    # Ray itself ends a node without a head after this; the supervisor notices the end of a head at once (`HeadWatch`).
+    "RAY_gcs_rpc_server_connect_timeout_s": "60",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
+    # A raylet that reaches another head than its own ends after a second instead of a minute.
+    "RAY_raylet_liveness_self_check_interval_ms": "1000",
+    # The supervisor drains; Ray is stopped at once after that.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+}
+"""How long Ray waits for whom, unless the pod's environment says otherwise."""
+_PRELOADED = "cormorant_worker.fleet.ray.actor"
+"""What the process of a slot imports while the head still starts."""
 _MIB = 1 << 20
 SMALLEST_STORE = 75 * _MIB
 """With less Ray does not start."""
@@ -41,25 +59,29 @@ _MEMORY_SHARE = 0.4
 
 def head_command(settings: RaySettings) -> list[str]:
     """Start the Ray of a head, with no place for workers. In the foreground."""
-    return _start(settings, "--head", f"--port={settings.gcs_port}", "--no-monitor", "--include-dashboard=false")
+    head = ("--head", f"--port={settings.gcs_port}", "--no-monitor", "--include-dashboard=false")
+    return _start(settings, *head, "--num-cpus=0")
 
 
 def worker_command(settings: WorkerSettings) -> list[str]:
     """Start the Ray of a worker's pod, which has one resource: the slot. In the foreground."""
     address = join_address(*settings.head)
     slot = json.dumps({f"slot:{settings.slot}": 1})
-    return _start(settings.ray, f"--address={address}", f"--resources={slot}")
+    # Ray starts a process for each CPU ahead of need: the one that becomes the slot's actor.
+    return _start(settings.ray, f"--address={address}", f"--resources={slot}", "--num-cpus=1")
 
 
 def ray_environment(environment: Mapping[str, str], settings: RaySettings) -> dict[str, str]:
     """The environment of Ray and of all that it starts."""
     return {
+        **_LIMITS,
         **environment,
         # The actor looks here for the order to leave.
         LEAVE_FILE: str(settings.leave_file),
         HEARTBEAT_FILE: str(settings.heartbeat_file),
         KEPT_FOLDER: str(settings.kept_folder),
         BLOCKED_FILE: str(settings.blocked_file),
+        READY_FILE: str(settings.ready_file),
         # The pod's devices are the worker's, although its actor asks Ray for none.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -68,6 +90,7 @@ def ray_environment(environment: Mapping[str, str], settings: RaySettings) -> di
         "RAY_ROTATION_BACKUP_COUNT": "1",
         # What it says is read from a pipe, at once.
         "PYTHONUNBUFFERED": "1",
+        "RAY_preload_python_modules": _PRELOADED,
     }
 
 
@@ -109,9 +132,7 @@ def _start(settings: RaySettings, *what: str) -> list[str]:
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *what),
         f"--node-ip-address={settings.pod_ip}",
         *(f"{flag}={port}" for flag, port in ports.items()),
-        # A slot is a whole pod, and Kubernetes has counted its CPUs and devices: Ray would only count them again, and
-        # start a process for each CPU ahead of need.
-        "--num-cpus=0",
+        # A slot is a whole pod, and Kubernetes has counted its devices: Ray would only count them again.
         "--num-gpus=0",
         f"--object-store-memory={settings.store_bytes or store_bytes()}",
         f"--temp-dir={settings.folder}",

@@ -25,6 +25,11 @@ class RaySettings:
     """CORMORANT_OBJECT_STORE_BYTES: memory for batches; 0: from what /dev/shm and the memory limit allow."""
 
     @property
+    def ready_file(self) -> Path:
+        """Its appearance tells the head's command that Ray answers."""
+        return Path(f"{self.folder}.ready")
+
+    @property
     def leave_file(self) -> Path:
         """Its appearance tells the worker's actor to leave."""
         return Path(f"{self.folder}.leave")

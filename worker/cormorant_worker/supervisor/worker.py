@@ -17,7 +17,7 @@ import structlog
 from cormorant_worker.errors import PodBlocked, PodRefused
 from cormorant_worker.fleet.ray.pod_files import ACTOR_TITLE
 from cormorant_worker.supervisor import processes, ray_command
-from cormorant_worker.supervisor.diagnosis import diagnose, probe_head
+from cormorant_worker.supervisor.diagnosis import HeadWatch, diagnose
 from cormorant_worker.supervisor.probes import PodState
 from cormorant_worker.supervisor.processes import Child, PodSignals
 from cormorant_worker.supervisor.settings import WorkerSettings
@@ -49,6 +49,7 @@ class WorkerPod:
     def __init__(self, settings: WorkerSettings, signals: PodSignals, state: PodState) -> None:
         self._settings, self._signals, self._state = settings, signals, state
         self._head = f"{settings.head[0]}:{settings.head[1]}"
+        self._watch = HeadWatch(settings.head)
         self._failures = 0
         """Starts of Ray in a row without a membership of `_HEALTHY_S`."""
         self._refusals = 0
@@ -92,7 +93,13 @@ class WorkerPod:
                 "joined", head=self._head, slot=self._settings.slot, joins=self._state.joins,
                 seconds=round(ray.lived_s(), 1),
             )  # fmt: skip
-            self._wait_while(lambda: ray.poll() is None and not self._settings.ray.blocked_file.exists())
+            self._wait_while(
+                lambda: (
+                    ray.poll() is None
+                    and not self._settings.ray.blocked_file.exists()
+                    and not self._watch.is_head_gone(limit_s=_PROBE_S)
+                )
+            )
         if self._signals:
             return
         self._state.is_joined = False
@@ -130,7 +137,7 @@ class WorkerPod:
         began = time.monotonic()
         told = began - _COMPLAIN_S + _PROBE_S
         while not self._signals:
-            if not (why := probe_head(self._settings.head, limit_s=_PROBE_S)):
+            if not (why := self._watch.connect(limit_s=_PROBE_S)):
                 return True
             if (now := time.monotonic()) - told > _COMPLAIN_S:
                 told = now
@@ -185,6 +192,7 @@ class WorkerPod:
 
     def _clean_up(self) -> None:
         """End whatever Ray has left: its ports and sockets must be free for the next start."""
+        self._watch.close()
         processes.kill_all(self._known())
         if self._ray is not None:
             self._ray.poll()

@@ -21,6 +21,9 @@ KEPT_FOLDER = "CORMORANT_KEPT_FOLDER"
 BLOCKED_FILE = "CORMORANT_BLOCKED_FILE"
 """Likewise: where the actor writes why no worker can run in this pod, for the supervisor, which ends the pod."""
 
+READY_FILE = "CORMORANT_RAY_READY_FILE"
+"""Likewise, of a head: appears when Ray answers, which starts while the head's command imports."""
+
 ACTOR_TITLE = "ray::WorkerActor"
 """How Ray names the process of a worker's actor."""
 
