@@ -7,8 +7,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-from cormorant_testing.scripts import unused_port
+from cormorant_testing.scripts import Server, unused_port
 from cormorant_testing.snippets import ROOT, blocks
 
 BIN = Path(sys.executable).parent
@@ -77,25 +75,9 @@ def serving(command: str, cwd: Path) -> Iterator[dict[str, str]]:
     url = f"http://127.0.0.1:{unused_port()}"
     environment = {**WITH_BIN, "CORMORANT_URL": url, "CORMORANT_TOKEN_FILE": "head/tokens.json", "PYTHONPATH": str(cwd)}
     words = [*command.partition("#")[0].split(), "--port", url.rpartition(":")[2]]
-    with subprocess.Popen(words, cwd=cwd, env=environment, stdout=subprocess.DEVNULL) as head:
-        try:
-            await_head(f"{url}/readyz", head)
-            yield environment
-        finally:
-            head.send_signal(signal.SIGINT)
-            head.wait(timeout=30)
-
-
-def await_head(url: str, head: "subprocess.Popen[bytes]", *, seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        assert head.poll() is None, f"the head ended with {head.returncode}"
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            assert time.monotonic() < deadline, f"{url} did not answer in {seconds:.0f} s"
-            time.sleep(0.2)
+    with Server(words, f"{url}/readyz", cwd=cwd, env=environment) as head:
+        yield environment
+        head.end(signal.SIGINT)
 
 
 def serve_line(page: str) -> str:

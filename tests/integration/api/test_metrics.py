@@ -37,10 +37,7 @@ def total(api: Api, name: str, **labels: str) -> float:
 
 
 def wait_for(api: Api, name: str, at_least: float, **labels: str) -> None:
-    deadline = time.monotonic() + 60
-    while total(api, name, **labels) < at_least:
-        assert time.monotonic() < deadline, (name, labels, scraped(api).get(name))
-        time.sleep(0.1)
+    until(lambda: total(api, name, **labels) >= at_least, what=f"{at_least} of {name} {labels}")
 
 
 def test_metrics_need_no_token_and_are_the_contracts(endless: Served) -> None:
@@ -82,13 +79,14 @@ def test_workers_time_adds_up_and_standing_still_is_paused(endless: Served) -> N
     api = endless.operator
     assert api.post("/v1/pause").status == 200
     name = "cormorant_phase_seconds_total"
-    first, began = scraped(api)[name], time.monotonic()
-    time.sleep(1.5)
-    last, elapsed = scraped(api)[name], time.monotonic() - began
+    began = time.monotonic()
+    first = scraped(api)[name]
+    until(lambda: total(api, name, phase="paused") > first[(("group", "cpu"), ("phase", "paused"))] + 1)
+    last, elapsed_s = scraped(api)[name], time.monotonic() - began
     assert api.post("/v1/resume").status == 200
     grown = {dict(key)["phase"]: last[key] - first[key] for key in last}
-    assert 0.5 * elapsed < grown["paused"] < 2.6 * elapsed, grown  # two workers; one may have been in a vector step
-    assert sum(grown.values()) < 2.6 * elapsed
+    assert max(grown, key=lambda phase: grown[phase]) == "paused"  # each may have been in a vector step
+    assert sum(grown.values()) < 2 * elapsed_s + 1, "two workers"
     assert first[(("group", "cpu"), ("phase", "env"))] > 0
     assert first[(("group", "cpu"), ("phase", "inference"))] > 0
 

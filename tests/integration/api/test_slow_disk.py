@@ -1,7 +1,6 @@
 """A head whose disk does not answer for a while."""
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,8 +81,7 @@ def test_head_ends_although_its_disk_is_frozen(
                 ack = threading.Thread(target=lambda: served.data.post(f"/v1/batches/{batch}/ack"))
                 ack.start()
                 until(lambda: served.reader.get("/v1/status").json["queue"]["acked"] == 1)
-                began = time.monotonic()
-            assert time.monotonic() - began < 60
+            # It has closed: nothing that it waits for would have come before the disk is thawed.
             assert served.fleet.stats().workers == ()
             ack.join(30)
         assert {"journal_not_closed", "lock_not_released"} <= {line["event"] for line in logged}

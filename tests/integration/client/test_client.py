@@ -5,8 +5,7 @@ import json
 import pickle
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from cormorant_client import (
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.info import INFO, METRICS, assert_info
 from cormorant_testing.policies import numbered
+from cormorant_testing.scripts import until
 from cormorant_testing.serving import Served, serve
 from cormorant_testing.terminal import Terminal
 
@@ -62,13 +62,6 @@ def checker() -> Any:
     return make_checker(NUM_ENVS, action="box", gaps=True, acts_by_version=True, **OPTIONS)
 
 
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("memory", ["auto", "never"])
 def test_every_value_arrives(client: Client, memory: Any) -> None:
     judge, seen = checker(), set()
@@ -86,12 +79,12 @@ def test_info_and_episode_metrics_reach_a_learner(client: Client, served: Served
     with client.deliveries(frames=300) as batches:
         for batch in batches:
             assert_info(batch.tensordict())
-    wait_until(lambda: client.status().episodes.count >= 100)
+    until(lambda: client.status().episodes.count >= 100)
     found = client.status().episodes.metrics
     assert list(found) == [metric["name"] for metric in METRICS]
     assert 1 <= found["mean_step"] <= found["longest"] <= 7  # type: ignore[operator]  # none is None
     assert 0 < found["any_even"] < 1  # type: ignore[operator]
-    wait_until(lambda: b'cormorant_episode_metric{collectorjob="counting",name="steps",task=""}' in scrape(served))
+    until(lambda: b'cormorant_episode_metric{collectorjob="counting",name="steps",task=""}' in scrape(served))
 
 
 def scrape(served: Served) -> bytes:
@@ -120,14 +113,14 @@ def test_a_late_reader_of_shared_memory_sees_what_it_was_given(tmp_path: Path) -
     ):
         seen = next(slow)
         kept = seen.tensordict(copy=True)
-        wait_until(lambda: client.status().queue.ready == 1)
+        until(lambda: client.status().queue.ready == 1)
         with client.deliveries(frames=600, prefetch=0) as others:
             delivered = [(batch.id, batch.delivery) for batch in others]
         assert delivered[0] == (seen.id, 2), "a batch that is not acknowledged in time goes to others"
         assert client.status().queue.held == 1
         assert (seen.tensordict() == kept).all(), "nobody writes where a reader still looks"
         seen.ack()
-        wait_until(lambda: client.status().queue.held == 0)
+        until(lambda: client.status().queue.held == 0)
 
 
 def test_what_was_not_acknowledged_comes_again(client: Client) -> None:
@@ -148,7 +141,7 @@ def test_a_loop_that_is_left_gives_back_what_it_had(client: Client, served: Serv
     threads = [thread.name for thread in threading.enumerate() if thread.name == "cormorant-batches"]
     assert threads == []
     # What was under way to the loop comes back when the head sees its connection end.
-    wait_until(lambda: [found.lent for found in client.status().consumers if found.name == "leaver"] == [0])
+    until(lambda: [found.lent for found in client.status().consumers if found.name == "leaver"] == [0])
 
 
 def test_published_weights_act(client: Client) -> None:

@@ -17,7 +17,7 @@ from cormorant_client import Client, connect
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.heads import HeadProcess
 from cormorant_testing.policies import numbered
-from cormorant_testing.scripts import unused_port
+from cormorant_testing.scripts import until, unused_port
 from cormorant_testing.serving import Served, serve
 
 OPTIONS = {"lengths": (3, 1, 7)}
@@ -129,11 +129,8 @@ class Learner:
         self._thread.start()
 
     def wait_for(self, frames: int) -> None:
-        deadline = time.monotonic() + START_S
-        while self.frames < frames:
-            assert not self.error
-            assert time.monotonic() < deadline, f"{self.frames} of {frames}"
-            time.sleep(0.02)
+        until(lambda: self.error or self.frames >= frames, seconds=START_S)
+        assert not self.error
 
     def join(self) -> None:
         self._thread.join(START_S)

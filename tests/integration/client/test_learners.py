@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cormorant_testing.commands import START_S, Started
-from cormorant_testing.scripts import unused_port
+from cormorant_testing.scripts import until, unused_port
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -24,11 +23,7 @@ def served(manifest: str, start: Started, folder: Path) -> Iterator[list[str]]:
     command = start(
         "run", str(EXAMPLES / manifest), "--serve", "--port", str(port), "--directory", str(folder / "head")
     )
-    deadline = time.monotonic() + START_S
-    while not tokens.exists():
-        assert command.process.poll() is None, command.end()
-        assert time.monotonic() < deadline, "the head makes no token file"
-        time.sleep(0.1)
+    until(tokens.exists, seconds=START_S, what="the head makes a token file")
     yield ["--url", f"http://127.0.0.1:{port}", "--token-file", str(tokens)]
     command.interrupt()
     command.end()

@@ -16,6 +16,7 @@ import yaml
 
 from cormorant_client import Client, connect
 from cormorant_testing.heads import START_S, HeadProcess
+from cormorant_testing.scripts import until
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TOTAL, BATCH = 3001, 256
@@ -82,10 +83,8 @@ def test_a_killed_learner_goes_on_from_one_place(tmp_path: Path) -> None:
             before = published(client)
             with learning(head, checkpoints) as learner:
                 assert read_line(learner) == {"event": "start", **before}
-                deadline = time.monotonic() + START_S
-                while not (checkpoints / "update-7.pt").exists():  # killed before it publishes, or soon after
-                    assert time.monotonic() < deadline
-                    time.sleep(0.001)
+                # Killed before it publishes, or soon after.
+                until((checkpoints / "update-7.pt").exists, seconds=START_S, every_s=0.001)
                 learner.kill()
                 assert learner.stdout is not None
                 lines += [json.loads(line) for line in learner.stdout]

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser
 
 from cormorant_testing.browser import watching
 from cormorant_testing.heads import HeadProcess, write_manifest
-from cormorant_testing.scripts import unused_port
+from cormorant_testing.scripts import until, unused_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -107,11 +107,7 @@ def test_preview_polls_only_while_open(tmp_path: Path, browser: Browser) -> None
             canvas = "document.querySelector('#preview-canvas')"
             assert watched.evaluate(f"[{canvas}.width, {canvas}.height]") == [84, 84]
             seen = set()
-            deadline = time.monotonic() + 30
-            while len(seen) < 5 and time.monotonic() < deadline:
-                seen.add(watched.evaluate(f"{canvas}.toDataURL()"))
-                time.sleep(0.2)
-            assert len(seen) >= 5, "Pong moves"
+            until(lambda: seen.add(watched.evaluate(f"{canvas}.toDataURL()")) or len(seen) >= 5, what="Pong moves")
             pixels = watched.evaluate(f"[...{canvas}.getContext('2d').getImageData(0, 0, 84, 84).data]")
             assert len(set(pixels[0::4])) > 3, "a picture of something"
             watched.page.fill("#preview-env", "3")

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from cormorant import evaluate, load_job
 from cormorant_contract.job import CollectorJob
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import on_both_engines, on_both_engines_slowly
+from cormorant_testing.scripts import until
 from cormorant_testing.snippets import ROOT, blocks
 from cormorant_worker.errors import EnvError, EvaluationError, ManifestError, StateError, WeightsError, WorkerFailed
 from cormorant_worker.evaluation.results import ResultFolder
@@ -104,9 +104,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    deadline = time.monotonic() + 120
-    while len(ResultFolder(str(folder)).played()) < 5 and run.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: len(ResultFolder(str(folder)).played()) >= 5 or run.poll() is not None, seconds=110, every_s=0.02)
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
     before = ResultFolder(str(folder)).played()

@@ -256,13 +256,11 @@ def test_unrestorable_environment_is_named_and_the_fleet_lives() -> None:
     with start(make_job(env={"gymnasium": env}), workers=1) as fleet:
         reader = LocalFleet(fleet)
         saved = fleet.state()
-        began = time.monotonic()
         with pytest.raises(StateError, match="could not restore its state: cpu-0: OSError: no memory of it"):
             fleet.restore(saved)
         fleet.pause()
         fleet.resume()
         assert reader.next_batch() is not None
-        assert time.monotonic() - began < 20
 
 
 @pytest.mark.slow

@@ -277,9 +277,7 @@ def test_slow_consumer_bounds_the_number_of_blocks() -> None:
         batches = LocalFleet(fleet).batches()
         held = next(batches)
         before = held.clone()
-        deadline = time.monotonic() + 20
-        while fleet.stats().stepped_frames < 5 * 20 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: fleet.stats().stepped_frames >= 5 * 20)
         time.sleep(0.5)
         # 3 in queue and hand, 2 with the worker.
         assert fleet.stats().stepped_frames == 5 * 20

@@ -15,6 +15,7 @@ import torch
 from cormorant_testing.collecting import make_job, scene
 from cormorant_testing.fleets import balance, served
 from cormorant_testing.policies import numbered
+from cormorant_testing.scripts import until
 from cormorant_worker.errors import FleetError, LastWorker, WorkerFailed
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
@@ -57,9 +58,7 @@ def test_served_fleet_delivers_every_frame_exactly(mode: str, workers: int, tota
         assert fleet.stats().frames == total
         assert fleet.is_done
         # Every frame that is not a random one was a row at a server.
-        deadline = time.monotonic() + 20
-        while fleet.stats().workers and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: not fleet.stats().workers)
         assert sum(served["rows"] for served in fleet.stats().inference.values()) == total - random_frames
         assert balance(fleet) == 0
     assert checker.attempts == {(0, index, 0) for index in range(workers)}

@@ -1,7 +1,6 @@
 """Variants in subprocesses, in EnvPool, in fleets: in batches, datasets, exports, over HTTP."""
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from cormorant_client import connect
 from cormorant_testing.collecting import make_job
 from cormorant_testing.datasets import iter_frames
+from cormorant_testing.scripts import until
 from cormorant_testing.serving import serve
 from cormorant_testing.vectors import COUNTING
 from cormorant_worker.errors import CormorantError, DatasetMismatch
@@ -119,10 +119,8 @@ def test_a_learner_gets_ids_and_names(tmp_path: Path) -> None:
         with connect(served.server.url, token=served.writer.token) as client, client.deliveries() as batches:
             for batch, _ in zip(batches, range(4), strict=False):
                 assert batch.numpy()["collector"]["task_id"].tolist() == [[0] * 10, [1] * 10]
-        deadline, pattern = time.monotonic() + 30, r'cormorant_episode_metric\{.*name="length",task="hard"\} 7'
-        while not re.search(pattern, scraped := served.anonymous.get("/metrics").body.decode()):
-            assert time.monotonic() < deadline, scraped
-            time.sleep(0.1)
+        pattern = r'cormorant_episode_metric\{.*name="length",task="hard"\} 7'
+        until(lambda: re.search(pattern, served.anonymous.get("/metrics").body.decode()))
         tasks = served.reader.get("/v1/status").json["episodes"]["tasks"]
         assert {name: task["means"]["length"] for name, task in tasks.items()} == {"easy": 3, "hard": 7}
         assert tasks["easy"]["count"] > tasks["hard"]["count"] > 0

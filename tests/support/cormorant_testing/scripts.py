@@ -152,12 +152,14 @@ class Repeated:
                 self._call()
 
 
-def until(is_so: Callable[[], object], *, seconds: float = 60.0, what: str = "it did not happen") -> float:
+def until(
+    is_so: Callable[[], object], *, seconds: float = 60.0, what: str = "it did not happen", every_s: float = 0.05
+) -> float:
     """Wait until something is true, at most `seconds`. Returns the seconds that it took."""
     began = time.monotonic()
     while not is_so():
         assert time.monotonic() - began < seconds, f"{what}: not within {seconds:.0f} s"
-        time.sleep(0.05)
+        time.sleep(every_s)
     return time.monotonic() - began
 
 

@@ -5,7 +5,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from structlog.testing import capture_logs
 
 from cormorant_testing.network import drop_everything, in_own_network
+from cormorant_testing.scripts import until
 from cormorant_worker.errors import PolicyMismatch
 from cormorant_worker.inference import connections, remote_actor
 from cormorant_worker.inference.address import Address, AssignedServers
@@ -126,13 +127,6 @@ def worker(listener: Listeners, *, rows: int = 4, slots: int = 2, obs: Space = O
     return ACTORS[-1]
 
 
-def wait_for(predicate: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not predicate():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def rows_of(*values: float) -> tuple[Any, ...]:
     return (np.array([[value, 0, 0] for value in values], np.float32),)
 
@@ -206,9 +200,9 @@ def test_older_weights_do_not_act_however_late_newer_ones_are() -> None:
         actor = worker(listener, slots=1)
         actor.weights.wait_until_offered(PolicyVersion(1), 0.0)
         asked = actor.ask(rows_of(1), (), init(1))
-        wait_for(lambda: bool(server.server._waiting))
+        until(lambda: bool(server.server._waiting))
         server.later_ns = 31 * 10**9
-        wait_for(lambda: bool(logged))
+        until(lambda: bool(logged))
         assert [(line["event"], line["needed_version"], line["policy_version"]) for line in logged] == [
             ("weights_missing", 1, 0)
         ]
@@ -229,7 +223,7 @@ def test_next_server_does_not_act_with_older_weights() -> None:
         first.close()
 
         def offer() -> None:
-            wait_for(lambda: bool(behind.server._waiting))
+            until(lambda: bool(behind.server._waiting))
             behind.weights.offer(newer, version=PolicyVersion(7))
 
         offering = threading.Thread(target=offer)
@@ -243,9 +237,9 @@ def test_worker_that_is_gone_holds_nobody_up() -> None:
     with running(Gathering(max_wait_s=20.0)) as (server, listener):
         gone, other = worker(listener, slots=1), worker(listener, slots=1)
         gone.ask(rows_of(9), (), init(1))
-        wait_for(lambda: len(server.server._waiting) == 1)
+        until(lambda: len(server.server._waiting) == 1)
         gone.close()
-        wait_for(lambda: not server.server._waiting)
+        until(lambda: not server.server._waiting)
         acted, _ = other.ask(rows_of(1), (), init(1)).answer()
         assert acted.actions[0].tolist() == [1]
         assert server.policy.sizes == [1]
@@ -266,7 +260,7 @@ def test_worker_that_is_gone_before_its_welcome_leaves_no_descriptor() -> None:
         ServerConnection(listener.address, greeting()).close()
         is_gone.set()
         assert has_met.wait(20)
-        wait_for(lambda: open_descriptors() == before)
+        until(lambda: open_descriptors() == before)
 
 
 def test_server_that_dies_within_its_welcome_leaves_no_descriptor() -> None:
@@ -367,7 +361,7 @@ def test_rows_for_a_slot_that_does_not_exist_end_the_connection() -> None:
         connection = worker(listener, rows=4, slots=1)._connection
         assert connection is not None
         connection.messages.socket.sendall(HEADER.pack(1, 0, 5, 1))
-        wait_for(lambda: not server.server._clients)
+        until(lambda: not server.server._clients)
 
 
 def test_silent_server_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,13 +403,13 @@ def test_node_that_falls_silent_is_left_on_both_ends(monkeypatch: pytest.MonkeyP
         with running(Gathering(max_wait_s=60.0)) as (server, listener):
             waiting, _ = worker(listener), worker(listener)
             waiting.ask(rows_of(4), (), init(1))
-            wait_for(lambda: bool(server.server._waiting))
+            until(lambda: bool(server.server._waiting))
             drop_everything()
             connection = waiting._connection
             assert connection is not None
             with pytest.raises(ConnectionResetError):
                 receive_within(20, connection)
-            wait_for(lambda: not server.server._clients)
+            until(lambda: not server.server._clients)
             assert not server.server._waiting, "its rows are dropped"
 
     in_own_network(lose_the_network)

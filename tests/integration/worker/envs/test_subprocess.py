@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
+from cormorant_testing.scripts import until
 from cormorant_testing.vectors import Referee, assert_arrays, counting, sample_actions, stack, step_times
 from cormorant_worker.envs.gymnasium_env import EnvFactory
 from cormorant_worker.envs.inline import InlineVectorEnv
@@ -438,7 +439,7 @@ def test_children_die_with_a_killed_parent(how: str, *, thread: bool) -> None:
         assert all(_state(pid) in "RSD" for pid in pids)
         parent.kill()
         parent.wait()
-        assert _wait_until(lambda: not any(_is_alive(pid) for pid in pids))
+        until(lambda: not any(_is_alive(pid) for pid in pids), seconds=20)
 
 
 def test_ctrl_c_reaches_the_parent_only() -> None:
@@ -508,12 +509,3 @@ def _is_alive(pid: int) -> bool:
         return _state(pid) != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def _wait_until(holds, *, timeout_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if holds():
-            return True
-        time.sleep(0.02)
-    return False
