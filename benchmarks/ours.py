@@ -51,16 +51,18 @@ def make_job(workload: Workload, *, workers: int, compiled: str = "off") -> Coll
 def open_ours(workload: Workload, args: argparse.Namespace) -> Iterator[protocol.Take]:
     """A take is one batch from every worker."""
     if args.workers == 0:
-        with _in_process(make_job(workload, workers=1, compiled=args.compile), workload.steps_per_batch) as take:
+        job = make_job(workload, workers=1, compiled=args.compile)
+        with _in_process(job, workload.steps_per_batch, device=args.device) as take:
             yield take
     else:
-        with _fleet(make_job(workload, workers=args.workers, compiled=args.compile), args.workers) as take:
+        job = make_job(workload, workers=args.workers, compiled=args.compile)
+        with _fleet(job, args.workers, device=args.device) as take:
             yield take
 
 
 @contextmanager
-def _in_process(job: CollectorJob, num_steps: int) -> Iterator[protocol.Take]:
-    collector = build_collector(job, WorkerPlace(seed=job.spec.collection.seed)).collector
+def _in_process(job: CollectorJob, num_steps: int, *, device: str) -> Iterator[protocol.Take]:
+    collector = build_collector(job, WorkerPlace(seed=job.spec.collection.seed, device=device or "cpu")).collector
     blocks = [Block(collector.layout(num_steps)) for _ in range(2)]
 
     def take() -> int:
@@ -73,8 +75,8 @@ def _in_process(job: CollectorJob, num_steps: int) -> Iterator[protocol.Take]:
 
 
 @contextmanager
-def _fleet(job: CollectorJob, workers: int) -> Iterator[protocol.Take]:
-    with open_local_fleet(job, workers=workers) as fleet:
+def _fleet(job: CollectorJob, workers: int, *, device: str) -> Iterator[protocol.Take]:
+    with open_local_fleet(job, workers=workers, device=device) as fleet:
         batches = LocalFleet(fleet).batches()
 
         def take() -> int:
@@ -83,13 +85,14 @@ def _fleet(job: CollectorJob, workers: int) -> Iterator[protocol.Take]:
         yield take
 
 
-def open_local_fleet(job: CollectorJob, *, workers: int) -> WorkerFleet:
+def open_local_fleet(job: CollectorJob, *, workers: int, device: str = "") -> WorkerFleet:
     """The one place that knows how a fleet is opened."""
-    return WorkerFleet(job, FleetOptions(workers=workers))
+    return WorkerFleet(job, FleetOptions(workers=workers, device=device or None))
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--device", default="", help="of the policy (default: that of the manifest)")
     parser.add_argument("--compile", choices=("off", "auto", "on"), default="off", help="policy.compile")
 
 

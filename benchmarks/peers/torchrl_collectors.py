@@ -40,6 +40,8 @@ def open_torchrl(workload: Workload, args: argparse.Namespace) -> Iterator[proto
     ]
     policy = make_policy(workload, args.policy)
     common = {"total_frames": -1, "compact_obs": args.compact_obs}
+    if args.device:
+        common |= {"policy_device": args.device, "env_device": "cpu", "storing_device": "cpu"}
     match args.collector:
         case "single":
             collector = Collector(makers[0], policy, frames_per_batch=frames_per_worker, **common)
@@ -85,6 +87,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collector", choices=("single", "multi_sync", "multi_async", "ray"), default="single")
     parser.add_argument("--env-threads", type=int, default=0, help="of each worker; 0 = its part of the cores")
     parser.add_argument("--policy", choices=("module", "actor"), default="module")
+    parser.add_argument("--device", default="", help="of the policy, while environments and batches stay on the CPU")
     parser.add_argument("--compact-obs", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--ray-sync", action="store_true")
 

@@ -4,8 +4,6 @@
 taint. The tests share both, follow each other, and the last one counts.
 """
 
-import itertools
-import json
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,61 +14,13 @@ from typing import Any
 import pytest
 
 from cormorant_testing.network import cut_off
+from cormorant_testing.numbered import FRAMES, Learner, audited, manifest
 from cormorant_testing.real_cluster import RELEASE, Installation
-from cormorant_testing.real_job import SMALL, Job, learning, note, running
-from manifest_making import collector_job
+from cormorant_testing.real_job import Job, note, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
-FRAMES, POLL_S, DEADLINE_S = 100, 2, 15
-CODE = """
-import os
-import time
-
-import gymnasium
-import numpy as np
-
-class Numbered(gymnasium.Env):
-    '''Frames that can be told apart: who made them is in the observation, and which one it is in the reward.'''
-    observation_space = gymnasium.spaces.Box(0, 2**24, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self):
-        self.name = np.array([int.from_bytes(os.urandom(3), "big") for _ in range(2)], np.float32)
-        self.count = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.name, {}
-
-    def step(self, action):
-        time.sleep(0.004)
-        self.count += 1
-        return self.name, float(self.count), False, self.count % 50 == 0, {}
-"""
-LEARNER = """
-import json
-import time
-
-import numpy as np
-
-from cormorant_client import connect
-
-seen, frames, duplicates = {}, 0, 0
-with connect() as client:
-    for batch in client.deliveries(prefetch=0):
-        data = batch.numpy()
-        numbers, names = data["next"]["reward"][..., 0], data["observation"]
-        is_frame = data["collector"].get("mask", np.ones(numbers.shape, bool))
-        for name, number in zip(names[is_frame].tolist(), numbers[is_frame].tolist(), strict=True):
-            known = seen.setdefault(tuple(name), set())
-            duplicates += number in known
-            known.add(number)
-            frames += 1
-        missing = sum(int(max(known)) - len(known) for known in seen.values())
-        told = {"at": time.time(), "frames": frames, "duplicates": duplicates, "missing": missing}
-        print(json.dumps(told), flush=True)
-"""
+POLL_S, DEADLINE_S = 2, 15
 RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
@@ -84,58 +34,6 @@ def sidecar(name: str, image: str, **more: object) -> dict[str, Any]:
         "securityContext": RESTRICTED,
         **more,
     }
-
-
-def manifest(name: str, template: dict[str, Any], *, on_full: str) -> dict[str, Any]:
-    """A job of one worker, 250 frames a second."""
-    return collector_job(
-        name,
-        {
-            "env": {"gymnasium": {"entrypoint": "numbered:Numbered", "vectorization": "inline", "numEnvs": 2}},
-            "policy": {"random": {}},
-            "code": {"configMap": "numbered"},
-            "collection": {"framesPerBatch": FRAMES},
-            "output": {"queue": {"capacityBatches": 4, "onFull": on_full}},
-            "head": {"resources": SMALL, "template": template},
-            "workerGroups": [{"name": "cpu", "resources": SMALL, "template": template}],
-            "replicas": 1,
-        },
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What the learner said of one batch, and of all before it."""
-
-    at: float
-    frames: int
-    duplicates: int
-    missing: int
-
-
-@dataclass(frozen=True, slots=True)
-class Learner:
-    """A pod that takes every batch of a job by the client library."""
-
-    job: Job
-    pod: str
-
-    def seen(self) -> list[Seen]:
-        lines = self.job.namespace("logs", self.pod, check=False).splitlines()
-        return [Seen(**json.loads(line)) for line in lines if line.startswith("{")]
-
-    def frames(self) -> int:
-        return max((seen.frames for seen in self.seen()), default=0)
-
-    def wait_for(self, batches: int) -> None:
-        """Until it has so many more."""
-        least = self.frames() + batches * FRAMES
-        self.job.until(lambda: self.frames() >= least, what=f"the learner has {least} frames")
-
-    def gap_s(self, since: float) -> float:
-        """The longest time without a batch since a moment."""
-        times = [seen.at for seen in self.seen()]
-        return max((then - now for now, then in itertools.pairwise(times) if then >= since), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +65,6 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(installed: Installation) -> Iterator[Scene]:
     namespace, image = installed.jobs, installed.images.job
-    namespace.apply_files("numbered", {"numbered.py": CODE, "learner.py": LEARNER})
     # Taints of the only node are for jobs.
     installed.release.upgrade(f"jobs.pollSeconds={POLL_S}", "tolerations[0].operator=Exists", chart=installed.chart)
     installed.wait()
@@ -180,14 +77,12 @@ def scene(installed: Installation) -> Iterator[Scene]:
     bearing = {"tolerations": [{"operator": "Exists"}]}
     steady = manifest("steady", {"spec": sidecars}, on_full="wait")
     plain = manifest("plain", {"spec": bearing}, on_full="drop_oldest")
-    with running(namespace, steady) as job, running(namespace, plain) as other:
-        for each in (job, other):
-            each.until(lambda each=each: each.condition("Ready") == "True/EnoughWorkers", what=f"{each.name} is ready")
+    with audited(namespace, steady, image=image) as learner, running(namespace, plain) as other:
+        other.until(lambda: other.condition("Ready") == "True/EnoughWorkers", what="plain is ready")
         (node,) = {pod["spec"]["nodeName"] for pod in namespace.items("pods", "cormorant.dev/role=head")}
-        with learning(job, "python", "-u", "/code/learner.py", image=image, code="numbered") as pod:
-            made = Scene(job, other, Learner(job, pod), node, heads_lost=[])
-            made.until_well()
-            yield made
+        made = Scene(learner.job, other, learner, node, heads_lost=[])
+        made.until_well()
+        yield made
     installed.release.upgrade(chart=installed.chart)
     installed.wait()
 

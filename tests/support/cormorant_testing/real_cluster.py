@@ -69,7 +69,7 @@ class Images:
     """The operator's image and the one without CUDA of this checkout, in the cluster."""
 
     def __init__(self, tag: str = "") -> None:
-        self.tag = tag or f"test-{_digest()[:12]}"
+        self.tag = tag or os.environ.get("CORMORANT_IMAGE_TAG", "") or f"test-{_digest()[:12]}"
         self.job, self.operator = f"{PREFIX}/cormorant-cpu:{self.tag}", f"{PREFIX}/cormorant-operator:{self.tag}"
         self.job_mb = 0
         """Size of the file system that a job's containers see."""
@@ -162,7 +162,8 @@ class Installation:
         """The README's, on Kubernetes, with the registry of these images."""
         readme = (ROOT / "README.md").read_text().replace("registry.example", PREFIX)
         (block,) = [text for text in re.findall(r"^```sh\n(.*?)^```$", readme, re.M | re.S) if "helm install" in text]
-        return [line for line in block.splitlines() if line and not line.startswith("#")]
+        lines = re.sub(r"\\\n\s*", "", block).splitlines()
+        return [line for line in lines if line and not line.startswith("#")]
 
     def shell(self, command: str, *, timeout_s: float = 120) -> str:
         """Run a line in the folder of the chart."""

@@ -27,7 +27,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
     except OSError:
         continue
     is_other = int(pid) != os.getpid() and "cormorant_worker.supervisor" not in words
-    if is_other and any(word.startswith(sys.argv[1]) for word in words):
+    if is_other and any(word.rpartition("/")[2].startswith(sys.argv[1]) for word in words):
         os.kill(int(pid), int(sys.argv[2]))
         print(pid)
 """
@@ -156,7 +156,7 @@ class Job:
         self.signal(pod, word, signal.SIGKILL)
 
     def signal(self, pod: str, word: str, number: signal.Signals) -> None:
-        """A signal to processes of a pod whose command line has a word that begins so."""
+        """A signal to processes of a pod whose command line has a word, or the name of a path, that begins so."""
         told = self.namespace("exec", pod, "--", "python", "-c", _SIGNAL, word, str(int(number)))
         assert told.strip(), f"there is no process of {word} in {pod}"
 

@@ -105,6 +105,9 @@ def test_gpu_group_with_a_resource_claim_gets_no_device_on_top() -> None:
     claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
     assert limits(device="gpu", template={"spec": {"resourceClaims": claims}}) == {}
     assert limits(device="gpu", resources={"claims": [{"name": "gpu"}]}) == {}
+    ours = {"name": "worker", "resources": {"claims": [{"name": "gpu"}]}}
+    pod = worker(device="gpu", template={"spec": {"resourceClaims": claims, "containers": [ours]}})
+    assert (pod["spec"]["resourceClaims"], main_container(pod)["resources"]["claims"]) == (claims, [{"name": "gpu"}])
 
 
 def test_requests_are_filled_in_where_nothing_is_said() -> None:

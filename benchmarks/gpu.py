@@ -1,0 +1,181 @@
+"""`make gpu`: everything that needs a CUDA device, in under ten minutes. Exits with 1 where there is none.
+
+    tests        pytest -m gpu
+    collectors   EnvPool and a CUDA policy: ours beside TorchRL's collector (benchmarks/peers/setup), interleaved
+    vector       a CartPole on the device as a vector environment, 4,096 and 65,536 environments
+    server       an inference server on the device for two workers, over policies in the workers
+    publish      from a publish to the workers' receipts
+
+`--device cpu` tries the command itself on a machine without a device; its figures mean nothing.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from rich.console import Console
+
+from benchmarks import report
+from benchmarks.contenders import BARE, PEERS_PYTHON, ROOT, Contender
+from benchmarks.micro.rows import row
+from benchmarks.runner import run_workload
+from cormorant import make_collector, open_fleet
+from cormorant.policies import atari_cnn
+
+WORKLOAD = "pong-64"
+SIZES = (4096, 65_536)
+
+
+class DeviceCartPole(gymnasium.vector.VectorEnv):
+    """CartPole in torch: the state stays on the device, observations come back as numpy arrays."""
+
+    def __init__(self, num_envs: int, device: str) -> None:
+        self.num_envs, self._device = num_envs, torch.device(device)
+        self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        self._state = torch.zeros(num_envs, 4, device=self._device)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        if isinstance(seed, int):
+            torch.manual_seed(seed)
+        self._state.uniform_(-0.05, 0.05)
+        return self._state.cpu().numpy(), {}
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
+        x, speed, angle, turn = self._state.unbind(1)
+        force = torch.as_tensor(actions, device=self._device) * 20.0 - 10.0
+        push = (force + 0.05 * turn**2 * angle.sin()) / 1.1
+        bend = (9.8 * angle.sin() - angle.cos() * push) / (0.5 * (4 / 3 - 0.1 * angle.cos() ** 2 / 1.1))
+        slide = push - 0.05 * bend * angle.cos() / 1.1
+        moved = torch.stack((x + 0.02 * speed, speed + 0.02 * slide, angle + 0.02 * turn, turn + 0.02 * bend), 1)
+        over = (moved[:, 0].abs() > 2.4) | (moved[:, 2].abs() > 0.2095)
+        ended = over.cpu().numpy()
+        info: dict[str, Any] = {}
+        if ended.any():
+            info = {"final_obs": _by_env(moved.cpu().numpy(), ended), "_final_obs": ended}
+        self._state = torch.where(over[:, None], torch.empty_like(moved).uniform_(-0.05, 0.05), moved)
+        observation = self._state.cpu().numpy()
+        return observation, np.ones(self.num_envs, np.float32), ended, np.zeros(self.num_envs, bool), info
+
+
+def _by_env(values: np.ndarray, ended: np.ndarray) -> np.ndarray:
+    found = np.empty(len(values), dtype=object)
+    for index in np.flatnonzero(ended):
+        found[index] = values[index]
+    return found
+
+
+def main() -> int:
+    args = _parse()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print("make gpu: PyTorch finds no CUDA device on this machine, and nothing was run.", file=sys.stderr)
+        return 1
+    console = Console(width=120)
+    device = torch.cuda.get_device_name() if args.device == "cuda" else "the CPU, as a trial of this command"
+    results: dict[str, Any] = {"machine": report.machine(), "device": device, "micro": {}}
+    console.print(f"on {device}")
+    tests = subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "gpu"], cwd=ROOT, check=False).returncode
+    outcomes = run_workload(
+        _contenders(args.device), WORKLOAD, rounds=args.rounds, seconds=args.seconds, say=console.print
+    )
+    results["collectors"] = report.workload_to_json(outcomes)
+    report.print_workload(console, f"{WORKLOAD}, policy on {args.device}", results["collectors"])
+    measures = {"vector": _vector, "server": _server, "publish": _publish}
+    for name, measure in measures.items():
+        results["micro"][name] = {"rows": list(measure(args.device, args.seconds))}
+    report.print_micro(console, results["micro"])
+    args.json.parent.mkdir(exist_ok=True)
+    args.json.write_text(json.dumps(results, indent=1))
+    console.print(f"written to {args.json}", highlight=False, soft_wrap=True)
+    # 5: no test was selected.
+    return 0 if tests in (0, 5) else 1
+
+
+def _contenders(device: str) -> list[Contender]:
+    on_device = ("--device", device)
+    found = [
+        BARE,
+        Contender(name="cormorant, in process", module="benchmarks.ours", arguments=("--workers", "0", *on_device)),
+        Contender(name="cormorant, 2 workers", module="benchmarks.ours", arguments=("--workers", "2", *on_device)),
+    ]
+    if PEERS_PYTHON.exists():
+        torchrl = "benchmarks.peers.torchrl_collectors"
+        found.append(Contender(name="TorchRL Collector", module=torchrl, arguments=on_device, python=PEERS_PYTHON))
+    return found
+
+
+def _vector(device: str, seconds: float) -> Iterator[dict]:
+    for size in SIZES:
+        env = {"vector": {"entrypoint": "benchmarks.gpu:DeviceCartPole", "numEnvs": size, "kwargs": {"device": device}}}
+        with make_collector(env=env, policy="cormorant.policies:mlp", device=device) as collector:
+            collector.collect(num_steps=4 * size)
+            frames, began = 0, time.perf_counter()
+            while time.perf_counter() - began < seconds:
+                frames += collector.collect(num_steps=8 * size).numel()
+            yield row(f"CartPole on the device x {size:,}", frames / (time.perf_counter() - began), "frames/s")
+
+
+def _server(device: str, seconds: float) -> Iterator[dict]:
+    for name, servers in (("policies in two workers", []), ("one server for two workers", [{"name": "act"}])):
+        kind = "gpu" if device == "cuda" else "cpu"
+        groups = [{"name": "cpu", "replicas": 2, "device": "cpu" if servers else kind}]
+        groups += [{**server, "role": "inference", "device": kind, "replicas": 1} for server in servers]
+        with open_fleet(_pong(groups)) as fleet:
+            batches, frames = fleet.batches(), 0
+            next(batches)
+            began = time.perf_counter()
+            while time.perf_counter() - began < seconds:
+                frames += next(batches).numel()
+            yield row(name, frames / (time.perf_counter() - began), "frames/s")
+
+
+def _publish(device: str, seconds: float) -> Iterator[dict]:
+    groups = [{"name": "main", "replicas": 2, "device": "gpu" if device == "cuda" else "cpu"}]
+    with open_fleet(_pong(groups)) as fleet:
+        policy, waits = atari_cnn(*fleet.spaces).to(device), list[float]()
+        batches, began = fleet.batches(), time.perf_counter()
+        while len(waits) < 5 or time.perf_counter() - began < seconds:
+            next(batches)
+            at = time.perf_counter()
+            receipt = fleet.publish(policy, wait=30)
+            waits.append(time.perf_counter() - at)
+        yield row("publish until two workers have applied it", 1000 * median(waits), "ms", note=str(receipt.state))
+
+
+def _pong(groups: list[dict]) -> dict:
+    return {
+        "apiVersion": "cormorant.dev/v1alpha1",
+        "kind": "CollectorJob",
+        "metadata": {"name": "gpu"},
+        "spec": {
+            "env": {"envpool": {"taskId": "Pong-v5", "numEnvs": 32}},
+            "policy": {"entrypoint": "cormorant.policies:atari_cnn"},
+            "collection": {"mode": "async", "framesPerBatch": 512, "seed": 7},
+            "workerGroups": groups,
+        },
+    }
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of one measurement")
+    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "gpu.json")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

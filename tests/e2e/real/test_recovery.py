@@ -1,0 +1,100 @@
+"""How long a learner waits for its next batch after each kind of loss: the table of docs/explanation/failures.md.
+
+    CORMORANT_RECOVERY_ROUNDS=5 pytest tests/e2e/real/test_recovery.py -rP
+
+prints it, with a timeline of each row's slowest round.
+"""
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+import pytest
+
+from cormorant_testing.numbered import Learner, audited, manifest
+from cormorant_testing.real_cluster import Installation
+from cormorant_testing.real_job import Job, note
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+ROUNDS = int(os.environ.get("CORMORANT_RECOVERY_ROUNDS", "1"))
+LONGEST_S = 90.0
+"""On a machine that is busy besides; an idle one needs a tenth."""
+
+
+def suspend_and_resume(job: Job) -> float:
+    job.edit(suspend=True)
+    job.until(lambda: job.condition("Suspended") == "True/Suspended", what="the job is suspended")
+    resumed = time.time()
+    job.edit(suspend=False)
+    return resumed
+
+
+def delete(job: Job, *roles: str) -> None:
+    names = [name for role in roles for name in job.pods(role)]
+    job.namespace("delete", "pod", *names, "--wait=false")
+
+
+LOSSES: dict[str, Callable[[Job], float | None]] = {
+    "the head's process is killed": lambda job: job.kill(job.head(), "cormorant_api"),
+    "Ray's head (the GCS) is killed": lambda job: job.kill(job.head(), "gcs_server"),
+    "the head's pod is deleted": lambda job: delete(job, "head"),
+    "every pod is deleted": lambda job: delete(job, "head", "worker"),
+    "suspended; from the resumption": suspend_and_resume,
+}
+
+
+@pytest.fixture(scope="module")
+def learner(installed: Installation) -> Iterator[Learner]:
+    with audited(installed.jobs, manifest("again", {}, on_full="wait"), image=installed.images.job) as learner:
+        yield learner
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_learner_has_its_next_batch_soon_after(learner: Learner, installed: Installation, loss: str) -> None:
+    job, waits = learner.job, list[float]()
+    slowest = ""
+    for _ in range(ROUNDS):
+        epoch, load = job.status["epoch"], os.getloadavg()[0]
+        began = time.time()
+        began = LOSSES[loss](job) or began
+        first = learner.wait_for_head(epoch + 1, within_s=LONGEST_S)
+        waits.append(first.at - began)
+        if waits[-1] == max(waits):
+            slowest = f"load {load:.1f}\n{timeline(job, installed, began)}\n{first.at - began:6.1f} s  the first batch"
+        job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the job is ready")
+        learner.wait_for(10)
+    seen = learner.seen()[-1]
+    assert (seen.duplicates, seen.missing) == (0, 0)
+    figures = f"{statistics.median(waits):.1f} s, {min(waits):.1f} to {max(waits):.1f}"
+    note(f"| {loss} | {figures} ({len(waits)} rounds) |\n{slowest}")
+
+
+def timeline(job: Job, installed: Installation, began: float) -> str:
+    """What pods and the operator said since a moment, in seconds."""
+    found: list[tuple[float, str]] = []
+    for pod in job.namespace.items("pods", f"cormorant.dev/collectorjob={job.name}"):
+        name, status = pod["metadata"]["name"], pod["status"]
+        found.append((moment(pod["metadata"]["creationTimestamp"]), f"{name} created"))
+        found += [(moment(c["lastTransitionTime"]), f"{name} {c['type']}") for c in status.get("conditions", ())]
+        for container in status.get("containerStatuses", ()):
+            for kind, state in container["state"].items():
+                at = state.get("startedAt" if kind == "running" else "finishedAt")
+                found += [(moment(at), f"{name} {container['name']} {kind}")] if at else []
+        found += said(job.namespace("logs", name, check=False), name)
+    found += said(installed.operators("logs", "deployment/cormorant", "--since=3m", check=False), "operator")
+    return "\n".join(f"{at - began:6.1f} s  {what}" for at, what in sorted(found) if at >= began - 1)
+
+
+def said(log: str, who: str) -> Iterator[tuple[float, str]]:
+    for line in log.splitlines():
+        if line.startswith("{"):
+            event = json.loads(line)
+            yield moment(event["timestamp"]), f"{who} said {event['event']} {event.get('seconds', '')}"
+
+
+def moment(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,139 @@
+"""Jobs whose frames can be told apart, and a learner in a pod that audits them: it knows each frame by its number."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from cormorant_testing.kubectl import Namespace
+from cormorant_testing.real_job import SMALL, Job, learning, running
+from manifest_making import collector_job
+
+FRAMES = 100
+CODE = """
+import os
+import time
+
+import gymnasium
+import numpy as np
+
+class Numbered(gymnasium.Env):
+    '''Frames that can be told apart: who made them is in the observation, and which one it is in the reward.'''
+    observation_space = gymnasium.spaces.Box(0, 2**24, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.name = np.array([int.from_bytes(os.urandom(3), "big") for _ in range(2)], np.float32)
+        self.count = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.name, {}
+
+    def step(self, action):
+        time.sleep(0.004)
+        self.count += 1
+        return self.name, float(self.count), False, self.count % 50 == 0, {}
+"""
+LEARNER = """
+import json
+import time
+
+import numpy as np
+
+from cormorant_client import connect
+
+seen, frames, duplicates = {}, 0, 0
+with connect() as client:
+    for batch in client.deliveries(prefetch=0):
+        data = batch.numpy()
+        numbers, names = data["next"]["reward"][..., 0], data["observation"]
+        is_frame = data["collector"].get("mask", np.ones(numbers.shape, bool))
+        for name, number in zip(names[is_frame].tolist(), numbers[is_frame].tolist(), strict=True):
+            known = seen.setdefault(tuple(name), set())
+            duplicates += number in known
+            known.add(number)
+            frames += 1
+        missing = sum(int(max(known)) - len(known) for known in seen.values())
+        told = {"at": time.time(), "epoch": int(batch.id.partition("-")[0]), "frames": frames}
+        told |= {"duplicates": duplicates, "missing": missing}
+        print(json.dumps(told), flush=True)
+"""
+
+
+def manifest(name: str, template: dict[str, Any], *, on_full: str, workers: int = 1) -> dict[str, Any]:
+    """A job whose workers collect 250 frames a second each."""
+    return collector_job(
+        name,
+        {
+            "env": {"gymnasium": {"entrypoint": "numbered:Numbered", "vectorization": "inline", "numEnvs": 2}},
+            "policy": {"random": {}},
+            "code": {"configMap": "numbered"},
+            "collection": {"framesPerBatch": FRAMES},
+            "output": {"queue": {"capacityBatches": 4, "onFull": on_full}},
+            "head": {"resources": SMALL, "template": template},
+            "workerGroups": [{"name": "cpu", "resources": SMALL, "template": template}],
+            "replicas": workers,
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the learner said of one batch, and of all before it."""
+
+    at: float
+    epoch: int
+    """Of the head that lent it."""
+    frames: int
+    duplicates: int
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A pod that takes every batch of a job by the client library."""
+
+    job: Job
+    pod: str
+
+    def seen(self) -> list[Seen]:
+        lines = self.job.namespace("logs", self.pod, check=False).splitlines()
+        return [Seen(**json.loads(line)) for line in lines if line.startswith("{")]
+
+    def frames(self) -> int:
+        return max((seen.frames for seen in self.seen()), default=0)
+
+    def wait_for(self, batches: int) -> None:
+        """Until it has so many more."""
+        least = self.frames() + batches * FRAMES
+        self.job.until(lambda: self.frames() >= least, what=f"the learner has {least} frames")
+
+    def gap_s(self, since: float) -> float:
+        """The longest time without a batch since a moment."""
+        times = [seen.at for seen in self.seen()]
+        return max((then - now for now, then in itertools.pairwise(times) if then >= since), default=0.0)
+
+    def wait_for_head(self, epoch: int, *, within_s: float) -> Seen:
+        """The first batch of a head, or of one after it."""
+        found: list[Seen] = []
+        self.job.until(
+            lambda: found.extend(seen for seen in self.seen() if seen.epoch >= epoch) or found,
+            what=f"a batch of epoch {epoch}",
+            within_s=within_s,
+        )
+        return found[0]
+
+
+@contextmanager
+def audited(namespace: Namespace, document: dict[str, Any], *, image: str) -> Iterator[Learner]:
+    """A job of numbered frames that collects, and its learner in a pod."""
+    namespace.apply_files("numbered", {"numbered.py": CODE, "learner.py": LEARNER})
+    with running(namespace, document) as job:
+        job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what=f"{job.name} is ready")
+        with learning(job, "python", "-u", "/code/learner.py", image=image, code="numbered") as pod:
+            learner = Learner(job, pod)
+            learner.wait_for(3)
+            yield learner
