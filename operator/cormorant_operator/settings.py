@@ -5,8 +5,9 @@ import ipaddress
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import SettingsError
@@ -51,40 +52,27 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
     namespace, _, name = given.lease.partition("/")
     if given.lease and not (namespace and name):
         raise SettingsError(f"--lease {given.lease}: expected NAMESPACE/NAME")
-    if given.poll_seconds <= 0:
-        raise SettingsError(f"--poll-seconds {given.poll_seconds}: must be greater than 0")
-    if given.api_qps < 1:
-        raise SettingsError(f"--api-qps {given.api_qps}: must be at least 1")
-    if given.api_burst < 1:
-        raise SettingsError(f"--api-burst {given.api_burst}: must be at least 1")
-    for cidr in given.open_to_cidr:
+    if given.poll_s <= 0:
+        raise SettingsError(f"--poll-seconds {given.poll_s}: must be greater than 0")
+    if given.requests_per_s < 1:
+        raise SettingsError(f"--api-qps {given.requests_per_s}: must be at least 1")
+    if given.request_burst < 1:
+        raise SettingsError(f"--api-burst {given.request_burst}: must be at least 1")
+    for cidr in given.open_to_cidrs:
         _check_cidr(cidr)
-    defaults = OperatorDefaults(
-        image=given.image,
-        cuda_image=given.cuda_image,
-        image_pull_policy=given.image_pull_policy,
-        image_pull_secrets=tuple(given.image_pull_secret),
-        has_fixed_user=not given.any_user,
-        architectures=tuple(given.architecture),
-        has_image_volumes=given.image_volumes,
-        has_network_policies=given.network_policies,
-        open_to_cidrs=tuple(given.open_to_cidr),
-        poll_s=given.poll_seconds,
-        counters_per_s=COUNTERS_SHARE * given.api_qps,
-    )
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in vars(given).items()
+    }
+    chosen = {field.name: values[field.name] for field in fields(OperatorDefaults) if field.name in values}
+    own = {field.name: values[field.name] for field in fields(Settings) if field.name in values}
     return Settings(
-        key=_read_key(given.key_file),
-        defaults=defaults,
-        namespaces=tuple(given.namespace),
-        selector=given.selector,
-        head_url=given.head_url,
-        head_ca_file=given.head_ca_file,
-        lease=(namespace, name) if given.lease else None,
-        identity=f"{socket.gethostname()}-{os.getpid()}",
-        probe_port=given.probe_port,
-        requests_per_s=given.api_qps,
-        request_burst=given.api_burst,
-        log_level=given.log_level,
+        **{
+            **own,
+            "key": _read_key(given.key_file),
+            "defaults": OperatorDefaults(**chosen, counters_per_s=COUNTERS_SHARE * given.requests_per_s),
+            "lease": (namespace, name) if given.lease else None,
+            "identity": f"{socket.gethostname()}-{os.getpid()}",
+        }
     )
 
 
@@ -109,67 +97,50 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m cormorant_operator", description="The Cormorant operator: runs CollectorJobs."
     )
-    parser.add_argument(
-        "--key-file", type=Path, required=True, help="file with the key that job tokens are derived from"
+    add = parser.add_argument
+
+    def add_list(option: str, *, dest: str, what: str) -> None:
+        add(option, dest=dest, action="append", default=[], help=f"{what} (repeatable)")
+
+    def add_flag(option: str, *, dest: str, what: str, value: bool = True) -> None:
+        add(option, dest=dest, action="store_const", const=value, default=not value, help=what)
+
+    # Destinations are fields of Settings and OperatorDefaults.
+    add("--key-file", type=Path, required=True, help="file with the key that job tokens are derived from")
+    add("--image", required=True, help="image of jobs that do not set spec.image")
+    add("--cuda-image", default="", help="image of their workers in groups with `device: gpu` (default: --image)")
+    add_list("--architecture", dest="architectures", what="CPU architecture of these images, such as amd64")
+    add_flag(
+        "--any-user",
+        dest="has_fixed_user",
+        what="do not set runAsUser in pods; the platform assigns a user (OpenShift)",
+        value=False,
     )
-    parser.add_argument("--image", required=True, help="image of jobs that do not set spec.image")
-    parser.add_argument(
-        "--cuda-image", default="", help="image of their workers in groups with `device: gpu` (default: --image)"
+    add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), default="IfNotPresent")
+    add_list("--image-pull-secret", dest="image_pull_secrets", what="Secret in each job's namespace")
+    add_flag(
+        "--image-volumes", dest="has_image_volumes", what="mount spec.code.image as a volume, do not copy its files"
     )
-    parser.add_argument(
-        "--architecture",
-        action="append",
-        default=[],
-        metavar="ARCH",
-        help="CPU architecture of these images, such as amd64 (repeatable)",
+    add_flag("--network-policies", dest="has_network_policies", what="create a NetworkPolicy for each job")
+    add_list("--open-to-cidr", dest="open_to_cidrs", what="CIDR outside the cluster that this policy admits")
+    add_list("--namespace", dest="namespaces", what="namespace to watch; default: all")
+    add("--selector", default="", help="label selector of the jobs to manage, such as team=a (default: all)")
+    add("--lease", default="", help="NAMESPACE/NAME of the leader election Lease, if several operators run")
+    add("--poll-seconds", dest="poll_s", type=float, default=15.0, help="seconds between two polls of a head (15)")
+    add(
+        "--api-qps", dest="requests_per_s", type=float, default=REQUESTS_PER_S, help="requests/s to the API server (50)"
     )
-    parser.add_argument(
-        "--any-user", action="store_true", help="do not set runAsUser in pods; the platform assigns a user (OpenShift)"
-    )
-    parser.add_argument("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), default="IfNotPresent")
-    parser.add_argument(
-        "--image-pull-secret", action="append", default=[], help="Secret in each job's namespace (repeatable)"
-    )
-    parser.add_argument(
-        "--image-volumes", action="store_true", help="mount spec.code.image as a volume instead of copying its files"
-    )
-    parser.add_argument("--network-policies", action="store_true", help="create a NetworkPolicy for each job")
-    parser.add_argument(
-        "--open-to-cidr",
-        action="append",
-        default=[],
-        help="CIDR outside the cluster that this policy admits (repeatable)",
-    )
-    parser.add_argument(
-        "--namespace", action="append", default=[], help="namespace to watch (repeatable; default: all)"
-    )
-    parser.add_argument(
-        "--selector", default="", help="label selector of the jobs to manage, such as team=a (default: all)"
-    )
-    parser.add_argument(
-        "--lease", default="", help="NAMESPACE/NAME of the leader election Lease, if several operators run"
-    )
-    parser.add_argument(
-        "--poll-seconds", type=float, default=15.0, help="seconds between two polls of a head (default: 15)"
-    )
-    parser.add_argument(
-        "--api-qps", type=float, default=REQUESTS_PER_S, help="sustained requests/s to the API server (default: 50)"
-    )
-    parser.add_argument(
-        "--api-burst", type=int, default=BURST, help="burst of requests to the API server (default: 100)"
-    )
-    parser.add_argument(
+    add("--api-burst", dest="request_burst", type=int, default=BURST, help="burst of such requests (100)")
+    add(
         "--head-url",
         default=DEFAULT_URL,
         help="URL of a head; may contain {scheme}, {ip}, {namespace}, {job} and {epoch}",
     )
-    parser.add_argument(
+    add(
         "--head-ca-file",
         type=Path,
         help="PEM file of authorities that sign heads' certificates (default: the system's)",
     )
-    parser.add_argument(
-        "--probe-port", type=int, default=8080, help="port of /livez, /readyz and /metrics (0: any free port)"
-    )
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    add("--probe-port", type=int, default=8080, help="port of /livez, /readyz and /metrics (0: any free port)")
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser

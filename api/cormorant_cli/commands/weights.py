@@ -42,16 +42,17 @@ def init(
     name: JobName = "",
 ) -> None:
     """Build the policy of a manifest and write its initial weights, the ones its workers start with."""
-    with installed("worker"):
-        from cormorant_worker.errors import CormorantError
-        from cormorant_worker.launch import make_collector
-        from cormorant_worker.weights.blob import to_bytes
-    try:
-        slowly = told_when_slow(f"until the policy of {manifest} is built")
-        with quiet_logs(), slowly, make_collector(manifest, name=name) as collector:
-            current = collector.weights.current()
-    except CormorantError as error:
-        raise BadInput(str(error)) from error
+    # Importing PyTorch and making the environments take most of the time, on a busy machine more than a minute.
+    with told_when_slow(f"until PyTorch is imported and the environments and the policy of {manifest} are built"):
+        with installed("worker"):
+            from cormorant_worker.errors import CormorantError
+            from cormorant_worker.launch import make_collector
+            from cormorant_worker.weights.blob import to_bytes
+        try:
+            with quiet_logs(), make_collector(manifest, name=name) as collector:
+                current = collector.weights.current()
+        except CormorantError as error:
+            raise BadInput(str(error)) from error
     if not current:
         raise BadInput(f"the policy of {manifest} has no weights: it is random or not a torch module")
     data = to_bytes(current)

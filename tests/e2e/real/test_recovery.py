@@ -58,10 +58,10 @@ def test_learner_has_its_next_batch_soon_after(learner: Learner, installed: Inst
     job, waits = learner.job, list[float]()
     slowest = ""
     for _ in range(ROUNDS):
-        epoch, load = job.status["epoch"], os.getloadavg()[0]
+        last, load = learner.seen()[-1], os.getloadavg()[0]
         began = time.time()
         began = LOSSES[loss](job) or began
-        first = learner.wait_for_head(epoch + 1, within_s=LONGEST_S)
+        first = learner.wait_for_next_head(last, within_s=LONGEST_S)
         waits.append(first.at - began)
         if waits[-1] == max(waits):
             slowest = f"load {load:.1f}\n{timeline(job, installed, began)}\n{first.at - began:6.1f} s  the first batch"

@@ -57,7 +57,7 @@ with connect() as client:
             known.add(number)
             frames += 1
         missing = sum(int(max(known)) - len(known) for known in seen.values())
-        told = {"at": time.time(), "epoch": int(batch.id.partition("-")[0]), "frames": frames}
+        told = {"at": time.time(), "head": batch.id.partition("-")[0], "frames": frames}
         told |= {"duplicates": duplicates, "missing": missing}
         print(json.dumps(told), flush=True)
 """
@@ -85,8 +85,8 @@ class Seen:
     """What the learner said of one batch, and of all before it."""
 
     at: float
-    epoch: int
-    """Of the head that lent it."""
+    head: str
+    """Which head lent it."""
     frames: int
     duplicates: int
     missing: int
@@ -116,12 +116,12 @@ class Learner:
         times = [seen.at for seen in self.seen()]
         return max((then - now for now, then in itertools.pairwise(times) if then >= since), default=0.0)
 
-    def wait_for_head(self, epoch: int, *, within_s: float) -> Seen:
-        """The first batch of a head, or of one after it."""
+    def wait_for_next_head(self, after: Seen, *, within_s: float) -> Seen:
+        """The first batch that another head lent."""
         found: list[Seen] = []
         self.job.until(
-            lambda: found.extend(seen for seen in self.seen() if seen.epoch >= epoch) or found,
-            what=f"a batch of epoch {epoch}",
+            lambda: found.extend(s for s in self.seen() if s.at > after.at and s.head != after.head) or found,
+            what="a batch of the next head",
             within_s=within_s,
         )
         return found[0]
