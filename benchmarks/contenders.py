@@ -44,7 +44,8 @@ POLICY_ALONE = Contender(name="policy alone", module="benchmarks.bare", argument
 YARDSTICKS = (BARE, ENVS_ALONE, POLICY_ALONE)
 """What the others are compared with; they always run."""
 
-_TORCHRL = "benchmarks.peers.torchrl_collectors"
+_PEERS = "benchmarks.peers"
+_TORCHRL = f"{_PEERS}.torchrl_collectors"
 _OURS = "benchmarks.ours"
 _AHEAD = ("--settle-takes", "2")
 """One batch a worker lies ready after a pause."""
@@ -104,7 +105,31 @@ CONTENDERS = (
         in_quick=False,
         starts_alone=True,
     ),
-    Contender(name="Tianshou Collector", module="benchmarks.peers.tianshou_collector", python=PEERS_PYTHON),
+    Contender(
+        name="gymnasium AsyncVectorEnv", module=f"{_PEERS}.gymnasium_vector", python=PEERS_PYTHON, in_quick=False
+    ),
+    Contender(
+        name="gymnasium SyncVectorEnv",
+        module=f"{_PEERS}.gymnasium_vector",
+        arguments=("--kind", "sync"),
+        python=PEERS_PYTHON,
+    ),
+    Contender(name="SB3 PPO, DummyVecEnv", module=f"{_PEERS}.sb3_rollouts", python=PEERS_PYTHON),
+    Contender(
+        name="SB3 PPO, SubprocVecEnv",
+        module=f"{_PEERS}.sb3_rollouts",
+        arguments=("--kind", "subproc"),
+        python=PEERS_PYTHON,
+        in_quick=False,
+    ),
+    Contender(
+        name="RLlib EnvRunners, 2",
+        module=f"{_PEERS}.rllib_env_runners",
+        python=PEERS_PYTHON,
+        in_quick=False,
+        starts_alone=True,
+    ),
+    Contender(name="Tianshou Collector", module=f"{_PEERS}.tianshou_collector", python=PEERS_PYTHON),
     Contender(
         name="cormorant, Tianshou layer",
         module="benchmarks.door",
@@ -113,7 +138,7 @@ CONTENDERS = (
     ),
     Contender(
         name="the same, Tianshou's policy and buffer",
-        module="benchmarks.peers.tianshou_collector",
+        module=f"{_PEERS}.tianshou_collector",
         arguments=("--door",),
         python=PEERS_PYTHON,
         in_quick=False,
