@@ -111,16 +111,18 @@ class GivenEnvs(InlineVectorEnv):
     def seed(self, seeds: Sequence[int]) -> None:
         self._restarts = Restarts(seeds, RestartLimits(total=0))
 
-    def _replace(self, row: int, error: BaseException) -> None:
-        error.add_note(f"in environment {row}, after {self._envs[row].steps} completed steps")
+    def _fail(self, row: int, error: BaseException) -> None:
+        if self._starting:
+            super()._fail(row, error)
+        error.add_note(f"in environment {row}, after {self._running[row].steps} completed steps")
         raise error
 
     def reset_with(self, kwargs: Mapping[str, Any]) -> None:
-        for env in self._envs:
-            env.reset_kwargs = dict(kwargs)
+        for row in self._running.values():
+            row.reset_kwargs = dict(kwargs)
 
     def render(self) -> None:
-        for row in self._envs:
+        for row in self._running.values():
             row.env.render()
 
 

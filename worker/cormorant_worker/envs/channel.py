@@ -14,15 +14,14 @@ messages over a socket for what happens rarely.
     CLOSE (or end of file) ->                 closes its environment and exits
 
 A child that has built its environment or done what it was told, and sent its answer, clears its pending byte. One that
-fails sends ChildFailed instead, at any time, and exits.
+fails sends a Crash instead, at any time, and exits.
 """
 
 import mmap
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -55,25 +54,6 @@ class BuildReply:
     action_space: Space
     info: tuple[InfoField, ...] = ()
     """Complete."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """What `save_env` returned, or why there is none."""
-
-    state: list[Any] = field(default_factory=list)
-    why_not: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildFailed:
-    """The last message of a child."""
-
-    kind: Literal["raised", "bad_observation", "unknown_env", "build"]
-    what: str
-    """ "raised ValueError: ..." for kind raised, else a whole sentence."""
-    steps: int
-    details: str
 
 
 _PENDING = b"\x01"

@@ -8,8 +8,6 @@ import os
 import random
 import signal
 import socket
-import traceback
-from typing import Literal
 
 import numpy as np
 
@@ -22,15 +20,11 @@ from cormorant_worker.envs.channel import (
     STEP,
     BuildReply,
     BuildRequest,
-    ChildFailed,
     Pending,
-    Saved,
     SharedSteps,
 )
-from cormorant_worker.envs.env_row import BadObservation, EnvRow
+from cormorant_worker.envs.env_row import Crash, EnvRow
 from cormorant_worker.envs.info import complete_fields
-from cormorant_worker.envs.saved import save_env
-from cormorant_worker.errors import EnvBuildError, EnvNotSaved, UnknownEnv
 from cormorant_worker.fork_server import run
 from cormorant_worker.wire.messages import MessageSocket, PeerGone
 
@@ -57,7 +51,8 @@ def run_child(socket_descriptor: int, wake: int, block: int, report: int) -> int
         pass
     except BaseException as error:  # noqa: BLE001 - the process's edge: reports, whatever it was, sys.exit too
         with contextlib.suppress(OSError):
-            connection.send(child.failure(error))
+            steps = child.row.steps if child.row else 0
+            connection.send(Crash.of(error, row=child.number, steps=steps))
         return 1
     return 0
 
@@ -66,11 +61,13 @@ class _Child:
     def __init__(self, connection: MessageSocket, *, wake: int, block: int, report: int) -> None:
         self._connection = connection
         self._wake, self._block, self._report = wake, block, report
-        self._row: EnvRow | None = None
+        self.number = -1
+        self.row: EnvRow | None = None
 
     def serve(self) -> None:
         build: BuildRequest = self._connection.receive()[0]
         pending, number = Pending(self._block, build.num_envs), build.row
+        self.number = number
         env = build.factory.build(number)
         info = complete_fields(build.info, env, build.factory.name)
         spaces = env.observation_space, env.action_space
@@ -80,7 +77,7 @@ class _Child:
             env.close()
             return
         shared = SharedSteps(self._block, *spaces, build.num_envs, info)
-        row = self._row = EnvRow(env, number, shared.arrays, info)
+        row = self.row = EnvRow(env, number, shared.arrays, info)
         step_sides, reset_sides = ({command: side for side, command in enumerate(of)} for of in (STEP, RESET))
         while True:
             command = os.read(self._wake, 1)
@@ -94,19 +91,9 @@ class _Child:
                     np.random.seed(seed)
                 row.reset(seed=None if seed == NO_SEED else seed, side=reset_sides[command])
             elif command == SAVE:
-                try:
-                    answer = Saved(state=save_env(env))
-                except EnvNotSaved as error:
-                    answer = Saved(why_not=str(error))
-                self._connection.send(answer)
+                self._connection.send(row.save())
             elif command == LOAD:
-                saved: Saved = self._connection.receive()[0]
-                answer = Saved()
-                try:
-                    row.load(saved.state)
-                except Exception as error:  # noqa: BLE001 - the environment's own set_state may raise anything
-                    answer = Saved(why_not=f"{type(error).__name__}: {error}")
-                self._connection.send(answer)
+                self._connection.send(row.load(self._connection.receive()[0]))
             else:  # CLOSE, or end of file
                 env.close()
                 return
@@ -115,19 +102,6 @@ class _Child:
     def _settle(self, pending: Pending, number: int) -> None:
         if pending.settle(number):
             os.write(self._report, b"\0")
-
-    def failure(self, error: BaseException) -> ChildFailed:
-        kind: Literal["raised", "bad_observation", "unknown_env", "build"]
-        kind, what = "raised", f"raised {type(error).__name__}: {error}"
-        match error:
-            case BadObservation():
-                kind, what = "bad_observation", str(error)
-            case UnknownEnv():
-                kind, what = "unknown_env", str(error)
-            case EnvBuildError():
-                kind, what = "build", str(error)
-        steps = self._row.steps if self._row else 0
-        return ChildFailed(kind=kind, what=what, steps=steps, details="".join(traceback.format_exception(error)))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ Used by InlineVectorEnv for each of its environments, and by the child processes
 """
 
 import math
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
@@ -15,8 +16,8 @@ from cormorant_worker.action_mask import ACTION_MASK, info_mask, info_mask_lengt
 from cormorant_worker.envs.gymnasium_env import Env
 from cormorant_worker.envs.info import InfoField, InfoMisfit, info_writer
 from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step
-from cormorant_worker.envs.saved import load_env
-from cormorant_worker.errors import EnvCrashed
+from cormorant_worker.envs.saved import EnvState, load_env, save_env
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, EnvNotSaved, UnknownEnv
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space, flatten, leaves, unflattener
 
 TakeArray = Callable[[tuple[int, ...], np.dtype[Any]], Array]
@@ -28,6 +29,41 @@ _SMALL = 1024
 
 class BadObservation(EnvCrashed):
     """The environment returned NaN or something that its space or env.info does not describe: no restart would help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """Why the environment of a row does not go on."""
+
+    row: int
+    what: str
+    """A sentence's end: "raised ValueError: ...", "gave no answer within 5 s", "was killed by SIGKILL"; with a `cause`
+    a whole sentence."""
+    steps: int
+    """Steps that it had completed since it was built; it failed in the next one, or in a reset."""
+    details: str = ""
+    """The traceback, where there is one."""
+    cause: type[EnvError] | None = None
+    """UnknownEnv, EnvBuildError or BadObservation, where it raised that."""
+
+    @classmethod
+    def of(cls, error: BaseException, *, row: int, steps: int) -> "Crash":
+        cause = next((kind for kind in (BadObservation, UnknownEnv, EnvBuildError) if isinstance(error, kind)), None)
+        what = str(error) if cause else f"raised {type(error).__name__}: {error}"
+        details = "".join(traceback.format_exception(error))
+        return cls(row=row, what=what, steps=steps, details=details, cause=cause)
+
+    def sentence(self) -> str:
+        """One sentence that names the environment, the cause and the step."""
+        return f"environment {self.row} {self.what} (after {self.steps} completed steps since it was built)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """The state of one environment, or why there is none."""
+
+    state: EnvState = field(default_factory=list)
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,10 +304,21 @@ class EnvRow:
 
         return write
 
-    def load(self, state: list[Any]) -> None:
-        """Put the environment where `save_env` found an equal one."""
-        load_env(self.env, state)
+    def save(self) -> Saved:
+        """Raises whatever the environment's own get_state raises."""
+        try:
+            return Saved(state=save_env(self.env))
+        except EnvNotSaved as error:
+            return Saved(why_not=str(error))
+
+    def load(self, saved: Saved) -> Saved:
+        """Put the environment where `save` found an equal one. The answer says why not, if it did not work."""
         self._may_be_illegal = True  # restored as well
+        try:
+            load_env(self.env, saved.state)
+        except Exception as error:  # noqa: BLE001 - the environment's own set_state may raise anything
+            return Saved(why_not=f"{type(error).__name__}: {error}")
+        return Saved()
 
 
 def _has_nan(flat: Array) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
+from cormorant_worker.envs.env_row import Crash
 from cormorant_worker.errors import EnvCrashed, EnvRaised
 
 log = structlog.get_logger(__name__)
@@ -33,21 +34,6 @@ class RestartLimits:
     """Restarts in a row of one environment that does not complete a step in between."""
     raises: bool = False
     """An environment that raises is not restarted: what it raised ends the collecting. One that hangs or dies is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crash:
-    row: int
-    what: str
-    """A sentence's end: "raised ValueError: ...", "gave no answer within 5 s", "was killed by SIGKILL"."""
-    steps: int
-    """Steps that it had completed since it was built; it failed in the next one, or in a reset."""
-    details: str = ""
-    """The traceback, where there is one."""
-
-    def sentence(self) -> str:
-        """One sentence that names the environment, the cause and the step."""
-        return f"environment {self.row} {self.what} (after {self.steps} completed steps since it was built)"
 
 
 class Restarts:

@@ -151,7 +151,7 @@ def test_failed_save_leaves_no_answer_for_the_next(tmp_path: Path) -> None:
         env.start()
         with pytest.raises(EnvCrashed, match="environment 0 could not be saved: it raised OSError: lost it"):
             env.state()
-        others = [process.connection for process in env._processes[1:]]
+        others = [env._running[row].connection for row in (1, 2)]
         assert select.select(others, [], [], 0.5)[0] == []
         step_times(env, 2)
         assert env.restarts == 1
@@ -194,7 +194,7 @@ def test_a_second_start_begins_again_with_the_same_seeds() -> None:
         first = env.start()
         step_times(env, 2)
         assert_arrays(env.start(), first)
-        os.kill(env._processes[1].pid, signal.SIGKILL)
+        os.kill(env._running[1].pid, signal.SIGKILL)
         time.sleep(0.2)
         step_times(env, 1)
         assert env.start()[0][1, 0] != 70
@@ -222,14 +222,14 @@ def test_a_failing_environment_is_restarted_alone(kind: type, failure: dict, rea
         subprocesses(kind=kind, lengths=4, failures=failures, step_timeout_s=timeout_s) as env,
     ):
         env.start()
-        processes = getattr(env, "_processes", [])
-        pids = [process.pid for process in processes]
+        processes = [] if kind is InlineVectorEnv else env._running
+        pids = [processes[row].pid for row in range(len(processes))]
         fresh = [list(referee.drive(env, actions).fresh) for actions in sample_actions("discrete", 10, 3)]
         assert fresh == [[]] * 5 + [[1]] + [[]] * 4
         assert env.restarts == 1
         assert referee.oracles[1].seed != 70
         if processes:
-            assert [a == b.pid for a, b in zip(pids, processes, strict=True)] == [True, False, True]
+            assert [processes[row].pid == pid for row, pid in enumerate(pids)] == [True, False, True]
             assert not Path(f"/proc/{pids[1]}").exists()
     (entry,) = [entry for entry in logs if entry["event"] == "env_restarted"]
     assert (entry["env"], entry["reason"], entry["steps"]) == (1, reason, 5)
@@ -250,12 +250,12 @@ def test_an_environment_killed_between_steps_comes_back_fresh() -> None:
     with subprocesses(lengths=4) as env:
         env.start()
         referee.drive(env, [1, 2, 3])
-        os.kill(env._processes[2].pid, signal.SIGKILL)
+        os.kill(env._running[2].pid, signal.SIGKILL)
         time.sleep(0.2)
         assert list(referee.drive(env, [1, 2], [0, 1]).fresh) == []
         assert list(referee.drive(env, [1, 2, 3], [2, 1, 0]).fresh) == [0]
         assert list(referee.drive(env, [1, 2, 3]).fresh) == []
-        os.kill(env._processes[0].pid, signal.SIGKILL)
+        os.kill(env._running[0].pid, signal.SIGKILL)
         np.testing.assert_array_equal(env.restart(np.array([0]))[0][:, 1:3], [[0, 0]])
 
 
@@ -361,7 +361,7 @@ def test_children_import_no_torch_and_run_one_thread() -> None:
     assert _python(code).stdout.strip() == "[]"
     with subprocesses(1) as env:
         env.start()
-        environ = Path(f"/proc/{env._processes[0].pid}/environ").read_bytes()
+        environ = Path(f"/proc/{env._running[0].pid}/environ").read_bytes()
         assert b"OMP_NUM_THREADS=1" in environ
 
 
@@ -373,7 +373,7 @@ def test_close_leaves_no_process_and_no_descriptor() -> None:
     env = SubprocessVectorEnv(counting(), seeds=SEEDS)
     env.start()
     step_times(env, 1)
-    pids = [process.pid for process in env._processes]
+    pids = [process.pid for process in env._running.values()]
     env.close()
     env.close()
     assert _descriptors() <= before  # what an earlier test left may be collected meanwhile
@@ -387,7 +387,7 @@ def test_close_in_the_middle_of_an_endless_step_waits_for_nothing(monkeypatch: p
     env = SubprocessVectorEnv(counting(failures=[{"how": "hang", "step": 1}]), seeds=[1, 2])
     env.start()
     env.send((np.zeros(2, np.int64),), EVERY_ROW)
-    pids = [process.pid for process in env._processes]
+    pids = [process.pid for process in env._running.values()]
     env.close()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
@@ -404,7 +404,7 @@ def test_restarts_leak_no_descriptors_and_no_processes(restarts: int) -> None:
         assert _descriptors() == before
         children = _children(os.getpid())
         forked = set().union(*map(_children, children))
-        assert len(forked & {process.pid for process in env._processes}) == 2
+        assert len(forked & {process.pid for process in env._running.values()}) == 2
         assert not [pid for pid in children | forked if _state(pid) == "Z"]
 
 
@@ -430,7 +430,7 @@ def test_children_die_with_a_killed_parent(how: str, *, thread: bool) -> None:
         else:
             make()
         time.sleep(0.3)
-        print(*[process.pid for process in envs[0]._processes], flush=True)
+        print(*[process.pid for process in envs[0]._running.values()], flush=True)
         time.sleep(1000)
     """
     with _start_python(code) as parent:

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.vectors import Referee, assert_arrays, counting, sample_actions, step_times
+from cormorant_worker.envs.env_row import Crash
 from cormorant_worker.envs.gymnasium_env import EnvFactory, MadeEnvs
 from cormorant_worker.envs.inline import InlineVectorEnv
-from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
+from cormorant_worker.envs.restarts import RestartLimits, Restarts
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError
 
 SEEDS = [7, 70, 700]
@@ -164,7 +165,7 @@ def test_sys_exit_in_a_first_reset_is_a_build_error() -> None:
             raise SystemExit(3)
 
     env = InlineVectorEnv(MadeEnvs([lambda: Leaves(PIXELS, 0)]), seeds=[1])
-    with pytest.raises(EnvBuildError, match="failed in its first reset: SystemExit: 3"):
+    with pytest.raises(EnvBuildError, match="raised SystemExit: 3 before its first step"):
         env.start()
 
 

@@ -1,0 +1,239 @@
+"""What environments that are stepped one by one share, in this process (`inline.py`) or in processes of their own
+(`subprocess.py`): each one crashes and is restarted alone.
+
+    built -> idle -> (send | reset | save | load) -> idle
+    anywhere -> crash or time limit -> dead -> (its row is wanted) -> built again, with a new seed -> row fresh
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from cormorant_worker.envs.env_row import BadObservation, Crash, EnvArrays, NanCheck, Saved, StepArrays
+from cormorant_worker.envs.gymnasium_env import EnvSource, check_same, words_of
+from cormorant_worker.envs.info import InfoField
+from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step, VectorEnv
+from cormorant_worker.envs.restarts import RestartLimits, Restarts
+from cormorant_worker.envs.saved import pack, unpack
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError, UnknownEnv
+from cormorant_worker.spaces import Arrays, Space
+
+Running = TypeVar("Running")
+"""What steps the environment of one row."""
+
+
+class SingleEnvs(VectorEnv, Generic[Running]):
+    """num_envs gymnasium environments, in lockstep. Used by one thread.
+
+    Args:
+        factory: builds each environment.
+        seeds: one an environment; environment i is first reset with `seeds[i]`, later without a seed.
+        limits: how many restarts are too many.
+        info: which values of `info` come with every step.
+
+    Raises:
+        UnknownEnv, EnvBuildError: an environment could not be built.
+    """
+
+    _last_side = 0
+    """Steps are written into sides 0 to this one, in turn."""
+
+    def __init__(
+        self,
+        factory: EnvSource,
+        *,
+        seeds: Sequence[int],
+        limits: RestartLimits = RestartLimits(),  # noqa: B008 - frozen
+        info: Sequence[InfoField] = (),
+    ) -> None:
+        self.num_envs = len(seeds)
+        self._factory, self._info = factory, tuple(info)
+        self._restarts = Restarts(seeds, limits)
+        self._numbers = np.arange(self.num_envs)
+        self._side = 0
+        self._under_way: slice | Rows | None = None
+        self._running: dict[int, Running] = {}
+        """By row."""
+        self._dead: dict[int, Crash] = {}
+        """Rows without an environment; it is replaced when they are next wanted."""
+        self._arrays: EnvArrays
+        self._words = ""
+        """What describes the spaces, once they are known."""
+        self._starting, self._closed = True, False
+        try:
+            self._build(range(self.num_envs))
+        except BaseException:
+            self.close()
+            raise
+
+    @abstractmethod
+    def _build(self, rows: Iterable[int]) -> None:
+        """Have environments built in these rows, and `_learn` what they are. Those that fail, here and in the next
+        three, are told to `_lose`.
+        """
+
+    @abstractmethod
+    def _reset(self, rows: Iterable[int], *, is_seeded: bool = False) -> None: ...
+
+    @abstractmethod
+    def _step(self, rows: slice | Rows) -> None:
+        """Complete what `send` began."""
+
+    @abstractmethod
+    def _ask(self, states: Sequence[Saved] = ()) -> Mapping[int, Saved]:
+        """What `EnvRow.load` answers to the states of all rows, or `EnvRow.save` where there are none, by row."""
+
+    @abstractmethod
+    def _end(self, row: int, running: Running) -> None: ...
+
+    @abstractmethod
+    def _lay_out(self) -> EnvArrays: ...
+
+    @abstractmethod
+    def _has_stepped(self) -> bool: ...
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts.count
+
+    def start(self) -> Arrays:
+        self._check_open()
+        self._starting, self._under_way = True, None
+        self._replace(list(self._dead))  # where this is not the first start
+        self._reset(range(self.num_envs), is_seeded=True)
+        self._starting = False
+        obs = tuple(obs.copy() for obs in self._written.obs)
+        self._nan.look(obs, EVERY_ROW)
+        return obs
+
+    def send(self, actions: Arrays, rows: slice | Rows) -> None:
+        if self._closed or self._under_way is not None:
+            self._check_idle("send")
+        for target, values in zip(self._arrays.actions, actions, strict=True):
+            if values.dtype != target.dtype and not np.can_cast(values.dtype, target.dtype, "same_kind"):
+                raise TypeError(f"actions of dtype {values.dtype} do not fit {target.dtype}: {self.action_space}")
+            target[rows] = values
+        self._side = self._last_side - self._side
+        self._under_way = rows
+
+    def recv(self) -> Step:
+        rows = self._under_way
+        if rows is None:
+            raise RuntimeError("recv was called without send")
+        self._under_way = None
+        self._step(rows)
+        fresh = self._revive(rows) if self._dead else []
+        return self._arrays.sides[self._side].read(rows, self._numbers[rows], fresh, self._nan)
+
+    def restart(self, rows: Rows) -> Arrays:
+        self._check_open()
+        self._side = self._last_side - self._side
+        self._reset([row for row in rows.tolist() if row not in self._dead])
+        self._revive(rows)
+        obs = tuple(obs[rows] for obs in self._written.obs)
+        self._nan.look(obs, rows)
+        return obs
+
+    def state(self) -> bytes:
+        """The environments' own states and the seeds.
+
+        Raises:
+            EnvNotSaved: naming what one of them lacks.
+            EnvCrashed: an environment did not answer, or its get_state raised.
+        """
+        self._check_idle("state")
+        answers = self._ask()
+        if self._dead:
+            row, crash = min(self._dead.items())
+            raise EnvCrashed(f"environment {row} could not be saved: it {crash.what}", details=crash.details)
+        saved = [answers[row] for row in range(self.num_envs)]
+        if why_not := next((answer.why_not for answer in saved if answer.why_not), ""):
+            raise EnvNotSaved(why_not)
+        return pack([answer.state for answer in saved], self._restarts.state())
+
+    def restore(self, state: bytes) -> None:
+        """Go on from `state()`.
+
+        Raises:
+            StateError: it comes from other environments, or an environment refused it or did not answer. The others
+                have taken theirs: begin new episodes everywhere, with `restart`.
+        """
+        self._check_idle("restore")
+        envs, restarts = unpack(state, num_envs=self.num_envs)
+        self._revive(EVERY_ROW)
+        answers = self._ask([Saved(state=part) for part in envs])
+        refusals = {row: answer.why_not for row, answer in answers.items() if answer.why_not}
+        refusals |= {row: f"it {crash.what}" for row, crash in self._dead.items()}
+        if refusals:
+            row, why_not = min(refusals.items())
+            raise StateError(f"environment {row} could not take its state: {why_not}")
+        self._restarts.restore(**restarts)
+
+    def _learn(self, row: int, observation: Space, action: Space, info: tuple[InfoField, ...]) -> None:
+        """The environment of a row has been built: the first one says what all of them are like. `info`: complete."""
+        words = words_of(observation, action) + "".join(
+            f", {field.key} {field.dtype}{list(field.leaf.shape)} in info" for field in info
+        )
+        if not self._words:
+            self._words, self._info = words, info
+            self.observation_space, self.action_space = observation, action
+            self.info_leaves = tuple(field.leaf for field in info)
+            self._nan = NanCheck(observation)
+            self._arrays = self._lay_out()
+            self.illegal = self._arrays.illegal
+        whose, called = f"the environments of {self._factory.name}", self._factory.called
+        check_same(whose, [(called(0), self._words), (called(row), words)])
+
+    def _replace(self, rows: Sequence[int]) -> None:
+        """Build dead rows again; they may be dead again then."""
+        for row in rows:
+            self._restarts.record(self._dead.pop(row), has_stepped=self._has_stepped())
+        self._build(rows)
+
+    def _revive(self, rows: slice | Rows) -> list[int]:
+        """Replace what is dead of `rows`, again where that fails. Returns the rows that have begun a new episode."""
+        wanted, revived = set(self._numbers[rows].tolist()), set[int]()
+        while dead := sorted(wanted & self._dead.keys()):
+            self._replace(dead)
+            self._reset([row for row in dead if row not in self._dead], is_seeded=True)
+            revived.update(dead)
+        arrays, fresh = self._written, sorted(revived)
+        arrays.reward[fresh] = 0.0
+        arrays.terminated[fresh] = arrays.truncated[fresh] = False
+        return fresh
+
+    def _lose(self, crash: Crash) -> None:
+        """An environment has failed: its row is dead, unless no restart would help."""
+        if crash.cause is UnknownEnv:
+            raise UnknownEnv(crash.what)
+        if crash.cause is BadObservation:
+            has_stepped = self._restarts.has_stepped or crash.steps > 0 or self._has_stepped()
+            raise EnvCrashed(crash.what, row=crash.row, has_stepped=has_stepped, details=crash.details)
+        if self._starting:
+            if crash.cause is EnvBuildError:
+                raise EnvBuildError(crash.what, details=crash.details)
+            raise EnvBuildError(
+                f"environment {crash.row} ({self._factory.name}) {crash.what} before its first step",
+                details=crash.details,
+            )
+        if crash.cause is not None:
+            crash = replace(crash, what=f"could not be built again: {crash.what}")
+        self._dead[crash.row] = crash
+        if (running := self._running.pop(crash.row, None)) is not None:
+            self._end(crash.row, running)
+
+    @property
+    def _written(self) -> StepArrays:
+        return self._arrays.sides[self._side]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("these environments are closed")
+
+    def _check_idle(self, what: str) -> None:
+        self._check_open()
+        if self._under_way is not None:
+            raise RuntimeError(f"{what} was called while rows are in flight; call recv first")
