@@ -176,6 +176,12 @@ def unflattener(space: Space) -> Callable[[Sequence[Any]], Any]:
     return plan(space)
 
 
+def put(stored: Arrays, at: Any, values: Arrays) -> None:
+    """Write values of the same leaves at an index: `stored[i][at] = values[i]`."""
+    for array, value in zip(stored, values, strict=True):
+        array[at] = value
+
+
 def put_nested(target: dict[str, Any], key: Key, value: Any) -> None:
     """Set a value in nested dicts, making those on the way."""
     for part in key[:-1]:

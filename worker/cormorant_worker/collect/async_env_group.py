@@ -15,7 +15,7 @@ from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.env_group import EnvGroup
 from cormorant_worker.errors import EnvCrashed, EnvNotSaved
 from cormorant_worker.policy.actor import Actor
-from cormorant_worker.spaces import Array, Arrays
+from cormorant_worker.spaces import Array, Arrays, put
 
 _FIRST_SIZE = 64
 
@@ -37,10 +37,7 @@ class AsyncEnvGroup(EnvGroup):
         """S."""
         self._ring: Block
         self._grow(_FIRST_SIZE)
-        for stored, first in zip(self._obs, self.env.start(), strict=True):
-            stored[0] = first
-        for stored, initial in zip(self._states, initial_states, strict=True):
-            stored[0] = initial
+        put(self._obs + self._states, 0, self.env.start() + initial_states)
 
     def restart(self) -> None:
         """Begin new trajectories: the environments are under way and play on, under new ids from here."""
@@ -50,8 +47,7 @@ class AsyncEnvGroup(EnvGroup):
         is_under_way = ~np.isin(columns, self._idle)
         # The next row that a column acts on: of one under way, the row that its frame leads to.
         rows = (self._landed + is_under_way) % self._size
-        for stored, initial in zip(self._states, self._initial_states, strict=True):
-            stored[rows, columns] = initial
+        put(self._states, (rows, columns), self._initial_states)
 
     def begin(self, block: Block, quota: Array) -> None:
         self._block = block

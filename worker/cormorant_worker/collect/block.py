@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from cormorant_worker.collect.runs import Runs
-from cormorant_worker.spaces import Array, Arrays, Leaf
+from cormorant_worker.spaces import Array, Arrays, Leaf, put
 from cormorant_worker.wire.arrays import ArrayCursor, size_of
 
 _CARRIED = ("observation", "state")
@@ -146,10 +146,7 @@ class Block:
         start, stop = self.num_ends, self.num_ends + len(columns)
         self.end_rows[start:stop] = rows
         self.end_columns[start:stop] = columns
-        for kept, value in zip(self.final, final, strict=True):
-            kept[start:stop] = value
-        for kept, value in zip(self.final_states, final_states, strict=True):
-            kept[start:stop] = value
+        put(self.final + self.final_states, slice(start, stop), final + final_states)
         self.num_ends = stop
 
     @property

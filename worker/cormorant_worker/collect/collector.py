@@ -23,7 +23,7 @@ from cormorant_worker.collect.first_frames import FirstFrames
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.pause_gate import PauseGate
 from cormorant_worker.collect.seeding import SeedPath, TorchStream
-from cormorant_worker.collect.state import load_state, save_state
+from cormorant_worker.collect.state import Saveable
 from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
 from cormorant_worker.collect.trajectories import EpisodeMetrics, Episodes, Trajectories, trajectory_base
 from cormorant_worker.envs.cpus import OneCpu
@@ -79,7 +79,7 @@ class Filled:
     """What the batch adds to the job's statistics; None where the manifest normalizes nothing."""
 
 
-class Collector:
+class Collector(Saveable):
     """Steps environments with a policy. Owned by one thread; `gate` and `weights` are for others to use."""
 
     def __init__(
@@ -459,26 +459,6 @@ class Collector:
             self.statistics = StatisticsBook()
             self.statistics.begin(self.moments.initial)
             self.weights.stamp = self.statistics.stamp
-
-    def state(self) -> bytes:
-        """Everything that is needed to go on from this batch boundary: see `state.py`."""
-        return save_state(self)
-
-    def restore(self, state: bytes, *, first_trajectory: int = 0, rewinds: bool = True) -> None:
-        """Go on from a `state()` of an equal collector.
-
-        Where environments can be saved (gymnasium environments with `get_state` and `set_state`), what follows is the
-        same bit by bit, but for the trajectory ids: no id is handed out twice, so open trajectories go on under new
-        ones unless nothing was collected here since. Other environments, EnvPool's among them, begin new episodes.
-
-        Args:
-            first_trajectory: for fleets: see `state.load_state`.
-            rewinds: False leaves environments and streams where they are and restores counts alone.
-
-        Raises:
-            StateError: the state belongs to a collector of another shape.
-        """
-        load_state(self, state, first_trajectory=first_trajectory, rewinds=rewinds)
 
     def close(self) -> None:
         """Close the environments. May be called twice."""

@@ -21,7 +21,7 @@ from cormorant_worker.inference.remote_actor import Asked, RemoteActor
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Acted, Actor
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.spaces import Array, Arrays
+from cormorant_worker.spaces import Array, Arrays, put
 
 _NO_VERSION = -2
 
@@ -167,16 +167,12 @@ class EnvGroup(ABC):
         columns, rows, following = self._acting
         self._check.values(acted.actions)
         self.env.send(acted.actions, columns)
-        for stored, value in zip(self._action, acted.actions, strict=True):
-            stored[rows, columns] = value
-        for stored, value in zip(self._outputs, acted.outputs, strict=True):
-            stored[rows, columns] = value
+        put(self._action + self._outputs, (rows, columns), acted.actions + acted.outputs)
         self._traj_ids[rows, columns] = self._ids[columns]
         self._version[rows, columns] = version if acted.versions is None else acted.versions
         self._is_init[rows, columns] = self.is_init[columns]
         self.is_init[columns] = False
-        for stored, value in zip(self._states, acted.states, strict=True):
-            stored[following, columns] = value
+        put(self._states, (following, columns), acted.states)
 
     def _receive(self) -> Step:
         """What the environments returned, measured if it is to be; before, the server's actions are sent."""
@@ -207,8 +203,7 @@ class EnvGroup(ABC):
 
     def _begin_trajectories(self, rows: Array | int, columns: Array) -> None:
         self.is_init[columns] = True
-        for stored, initial in zip(self._states, self._initial_states, strict=True):
-            stored[rows, columns] = initial
+        put(self._states, (rows, columns), self._initial_states)
 
 
 class LockstepEnvGroup(EnvGroup):
@@ -244,10 +239,7 @@ class LockstepEnvGroup(EnvGroup):
         self._aim(block, self.columns)
         if len(interrupted := self.env.interrupted):
             self._lose(interrupted)
-        for stored, value in zip(self._obs, self.obs, strict=True):
-            stored[0] = value
-        for stored, value in zip(self._states, self.states, strict=True):
-            stored[0] = value
+        put(self._obs + self._states, 0, self.obs + self.states)
         self.quota[:] = quota
         self._dense_rows = int(quota.min())
         self._row, self._is_dense = 0, True
@@ -400,8 +392,7 @@ class LockstepEnvGroup(EnvGroup):
         final = tuple(a[rows, columns] for a in self._obs)
         first = self.env.restart(columns)
         self._end(rows - 1, columns, final)
-        for stored, value in zip(self._obs, first, strict=True):
-            stored[rows, columns] = value
+        put(self._obs, (rows, columns), first)
 
     def _replace(self, columns: Array, first: Arrays) -> None:
         """Environments were restarted after a crash: their open trajectories end with their last stored frame."""
@@ -414,15 +405,11 @@ class LockstepEnvGroup(EnvGroup):
         self._block.end(at, which + self.columns.start, final, tuple(a[at + 1, which] for a in self._states))
         self._trajectories.lose(columns + self.columns.start)
         self._begin_trajectories(rows, columns)
-        for stored, value in zip(self._obs, first, strict=True):
-            stored[rows, columns] = value
+        put(self._obs, (rows, columns), first)
 
     def _lose(self, columns: Array) -> None:
         """Environments went on without an action after the last batch: their open trajectories end where that did."""
-        for values, first in zip(self.obs, self.env.restart(columns), strict=True):
-            values[columns] = first
-        for values, initial in zip(self.states, self._initial_states, strict=True):
-            values[columns] = initial
+        put(self.obs + self.states, columns, self.env.restart(columns) + self._initial_states)
         self._trajectories.lose(columns + self.columns.start)
         self.is_init[columns] = True
 

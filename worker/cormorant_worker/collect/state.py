@@ -6,7 +6,7 @@ normalization statistics of a collector without a fleet. The weights are not in 
 """
 
 import json
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -29,8 +29,8 @@ from cormorant_worker.weights.staged import StagedWeights
 FORMAT = 1
 
 
-class Stateful(Protocol):
-    """What of a collector is saved and restored."""
+class Saveable:
+    """How a `Collector` is saved and restored; it sets what is declared here."""
 
     num_envs: int
     env_groups: list[EnvGroup]
@@ -44,43 +44,115 @@ class Stateful(Protocol):
     warmup_left: int
     is_first_batch: bool
 
-    def layout(self, num_rows: int) -> Layout: ...
+    def layout(self, num_rows: int) -> Layout:
+        raise NotImplementedError
 
-
-def save_state(collector: Stateful) -> bytes:
-    arrays: dict[str, Array] = {"torch_rng": collector.rng.state.numpy()}
-    if collector.rng.cuda_state is not None:
-        arrays["cuda_rng"] = collector.rng.cuda_state.numpy()
-    arrays |= {f"trajectories.{name}": value for name, value in collector.trajectories.state().items()}
-    if collector.moments is not None:
-        arrays["discounted_returns"] = collector.moments.open_returns.of(collector.trajectories.ids)
-    why_not = ""
-    try:
-        for i, group in enumerate(collector.env_groups):
-            arrays |= {f"lane.{i}.{name}": value for name, value in group.state().items()}
-    except EnvNotSaved as error:
-        why_not = str(error)
-    metadata = {
-        "format": FORMAT,
-        "num_envs": collector.num_envs,
-        "layout": _layout_of(collector),
-        "frames": collector.frames,
-        "warmup_left": collector.warmup_left,
-        "is_first_batch": collector.is_first_batch,
-        "version": collector.weights.version,
-        "envs_saved": not why_not,
-        "why_not": why_not,
-        "action_rng": collector.warmup.state(),
-    }
-    if collector.statistics is not None and collector.weights.normalizer is not None:
-        metadata["statistics"] = {
-            "current": collector.statistics.current.document(),
-            "acting": collector.weights.normalizer.statistics.document(),
-            "versions": dict(collector.statistics),
+    def state(self) -> bytes:
+        """Everything that is needed to go on from this batch boundary."""
+        arrays: dict[str, Array] = {"torch_rng": self.rng.state.numpy()}
+        if self.rng.cuda_state is not None:
+            arrays["cuda_rng"] = self.rng.cuda_state.numpy()
+        arrays |= {f"trajectories.{name}": value for name, value in self.trajectories.state().items()}
+        if self.moments is not None:
+            arrays["discounted_returns"] = self.moments.open_returns.of(self.trajectories.ids)
+        why_not = ""
+        try:
+            for i, group in enumerate(self.env_groups):
+                arrays |= {f"lane.{i}.{name}": value for name, value in group.state().items()}
+        except EnvNotSaved as error:
+            why_not = str(error)
+        metadata = {
+            "format": FORMAT,
+            "num_envs": self.num_envs,
+            "layout": self._describe_layout(),
+            "frames": self.frames,
+            "warmup_left": self.warmup_left,
+            "is_first_batch": self.is_first_batch,
+            "version": self.weights.version,
+            "envs_saved": not why_not,
+            "why_not": why_not,
+            "action_rng": self.warmup.state(),
         }
-    flat = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-    data: bytes = safetensors.numpy.save(flat, metadata={"cormorant": json.dumps(metadata)})
-    return data
+        if self.statistics is not None and self.weights.normalizer is not None:
+            metadata["statistics"] = {
+                "current": self.statistics.current.document(),
+                "acting": self.weights.normalizer.statistics.document(),
+                "versions": dict(self.statistics),
+            }
+        flat = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+        data: bytes = safetensors.numpy.save(flat, metadata={"cormorant": json.dumps(metadata)})
+        return data
+
+    def restore(self, state: bytes, *, first_trajectory: int = 0, rewinds: bool = True) -> None:
+        """Go on from a `state()` of an equal collector, between two batches. Nothing is changed when it does not fit.
+
+        Where environments can be saved (gymnasium environments with `get_state` and `set_state`), what follows is the
+        same bit by bit, but for the trajectory ids: no id is handed out twice, so open trajectories go on under new
+        ones unless nothing was collected here since. Other environments, EnvPool's among them, begin new episodes.
+
+        Args:
+            first_trajectory: for fleets: open trajectories go on under new ids, from this one; 0: under the saved ids
+                if nothing was collected here since.
+            rewinds: False leaves environments and streams where they are and restores counts alone.
+
+        Raises:
+            StateError: not a state, or one of a collector with other environments, spaces or policy outputs; or an
+                environment did not take its state: all have begun new episodes then.
+        """
+        metadata = read_metadata(state)
+        try:
+            arrays = safetensors.numpy.load(state)
+        except safetensors.SafetensorError as error:
+            raise StateError(f"this is not a collector's state: {error!r}") from error
+        for name, ours in (("num_envs", self.num_envs), ("layout", self._describe_layout())):
+            if metadata[name] != ours:
+                raise StateError(
+                    f"the state's {name} is {metadata[name]}, this collector's is {ours}; use the same job"
+                )
+        if rewinds:
+            self._rewind(metadata, arrays, first_trajectory=first_trajectory)
+        if (book := self.statistics) is not None and "statistics" in metadata:
+            # The saved statistics act from now on, whatever the version of the weights is called here, until newer
+            # weights are offered. Weights that are offered again under a saved version get that version's statistics.
+            saved = metadata["statistics"]
+            versions = {int(version): Statistics.of_document(of) for version, of in saved["versions"].items()}
+            book.reset(Statistics.of_document(saved["current"]), versions)
+            acting = Statistics.of_document(saved["acting"])
+            if self.weights.normalizer is not None:
+                self.weights.normalizer.use(acting)
+            book.stamp(self.weights.version, acting)
+        self.frames, self.warmup_left = metadata["frames"], metadata["warmup_left"]
+
+    def _rewind(self, metadata: dict[str, Any], arrays: dict[str, Array], *, first_trajectory: int) -> None:
+        trajectories, saved = self.trajectories, _under(arrays, "trajectories.")
+        has_envs = metadata["envs_saved"]
+        keeps_ids = has_envs and not first_trajectory and (not self.frames or trajectories.is_at(saved))
+        if has_envs:
+            try:
+                for i, env_group in enumerate(self.env_groups):
+                    env_group.restore(_under(arrays, f"lane.{i}."))
+            except BaseException:
+                # Some of the environments may have gone back and others not.
+                for env_group in self.env_groups:
+                    env_group.restart()
+                raise
+        self.rng.state = torch.from_numpy(arrays["torch_rng"].copy())
+        if self.rng.cuda_state is not None and "cuda_rng" in arrays:
+            self.rng.cuda_state = torch.from_numpy(arrays["cuda_rng"].copy())
+        trajectories.skip_to(first_trajectory)
+        trajectories.restore(saved, keeps_ids=keeps_ids)
+        if self.moments is not None and "discounted_returns" in arrays:
+            self.moments.open_returns.go_on(trajectories.ids, arrays["discounted_returns"])
+        self.warmup.restore(metadata["action_rng"])
+        self.is_first_batch = metadata["is_first_batch"]
+        if not has_envs:
+            for env_group in self.env_groups:
+                env_group.restart()
+
+    def _describe_layout(self) -> str:
+        layout = self.layout(1)
+        leaves = (*layout.observation, *layout.action, *layout.outputs, *layout.states, *layout.info)
+        return "; ".join(f"{'.'.join(leaf.key)} {leaf.dtype.name}{list(leaf.shape)}" for leaf in leaves)
 
 
 def read_metadata(data: bytes | memoryview) -> dict[str, Any]:
@@ -99,74 +171,5 @@ def read_metadata(data: bytes | memoryview) -> dict[str, Any]:
     return metadata
 
 
-def load_state(collector: Stateful, data: bytes, *, first_trajectory: int, rewinds: bool) -> None:
-    """Put a collector where `save_state` found an equal one. Nothing is changed when the state does not fit.
-
-    Args:
-        collector: between two batches.
-        first_trajectory: open trajectories go on under new ids, from this one; 0: under the saved ids if nothing was
-            collected here since.
-        rewinds: environments and streams go back to where they were; otherwise they stay, and only counts are restored.
-
-    Raises:
-        StateError: not a state, or one of a collector with other environments, spaces or policy outputs.
-        Exception: whatever an environment raised that did not take its state. All have begun new episodes then.
-    """
-    metadata = read_metadata(data)
-    try:
-        arrays = safetensors.numpy.load(data)
-    except safetensors.SafetensorError as error:
-        raise StateError(f"this is not a collector's state: {error!r}") from error
-    for name, ours in (("num_envs", collector.num_envs), ("layout", _layout_of(collector))):
-        if metadata[name] != ours:
-            raise StateError(f"the state's {name} is {metadata[name]}, this collector's is {ours}; use the same job")
-    if rewinds:
-        _rewind(collector, metadata, arrays, first_trajectory=first_trajectory)
-    if (book := collector.statistics) is not None and "statistics" in metadata:
-        # The saved statistics act from now on, whatever the version of the weights is called here, until newer weights
-        # are offered. Weights that are offered again under a saved version get the statistics of that version.
-        saved = metadata["statistics"]
-        versions = {int(version): Statistics.of_document(document) for version, document in saved["versions"].items()}
-        book.reset(Statistics.of_document(saved["current"]), versions)
-        acting = Statistics.of_document(saved["acting"])
-        if collector.weights.normalizer is not None:
-            collector.weights.normalizer.use(acting)
-        book.stamp(collector.weights.version, acting)
-    collector.frames, collector.warmup_left = metadata["frames"], metadata["warmup_left"]
-
-
-def _rewind(collector: Stateful, metadata: dict[str, Any], arrays: dict[str, Array], *, first_trajectory: int) -> None:
-    trajectories, saved = collector.trajectories, _under(arrays, "trajectories.")
-    has_envs = metadata["envs_saved"]
-    keeps_ids = has_envs and not first_trajectory and (not collector.frames or trajectories.is_at(saved))
-    if has_envs:
-        try:
-            for i, env_group in enumerate(collector.env_groups):
-                env_group.restore(_under(arrays, f"lane.{i}."))
-        except BaseException:
-            # Some of the environments may have gone back and others not.
-            for env_group in collector.env_groups:
-                env_group.restart()
-            raise
-    collector.rng.state = torch.from_numpy(arrays["torch_rng"].copy())
-    if collector.rng.cuda_state is not None and "cuda_rng" in arrays:
-        collector.rng.cuda_state = torch.from_numpy(arrays["cuda_rng"].copy())
-    trajectories.skip_to(first_trajectory)
-    trajectories.restore(saved, keeps_ids=keeps_ids)
-    if collector.moments is not None and "discounted_returns" in arrays:
-        collector.moments.open_returns.go_on(trajectories.ids, arrays["discounted_returns"])
-    collector.warmup.restore(metadata["action_rng"])
-    collector.is_first_batch = metadata["is_first_batch"]
-    if not has_envs:
-        for env_group in collector.env_groups:
-            env_group.restart()
-
-
 def _under(arrays: dict[str, Array], prefix: str) -> dict[str, Array]:
     return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-
-
-def _layout_of(collector: Stateful) -> str:
-    layout = collector.layout(1)
-    leaves = (*layout.observation, *layout.action, *layout.outputs, *layout.states, *layout.info)
-    return "; ".join(f"{'.'.join(leaf.key)} {leaf.dtype.name}{list(leaf.shape)}" for leaf in leaves)

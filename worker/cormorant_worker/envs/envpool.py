@@ -24,7 +24,7 @@ from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, UnknownEnv
-from cormorant_worker.spaces import Array, Arrays, Space, cast_exactly, leaves
+from cormorant_worker.spaces import Array, Arrays, Space, cast_exactly, leaves, put
 
 _OURS = {
     "num_envs": "spec.env.envpool.numEnvs",
@@ -291,8 +291,7 @@ class EnvPoolVectorEnv(_OverPool):
         self._send_dummies(state[self._id_at][ended])
         terminated, truncated = self._ends(state)
         final = tuple([a[ended] for a in obs])
-        for stored, first in zip(obs, self._obs(self._receive()), strict=True):
-            stored[ended] = first
+        put(obs, ended, self._obs(self._receive()))
         return Step(self._rows, obs, reward, terminated, truncated, ended, final, NO_ROWS, self._info(state))
 
     def restart(self, rows: Rows) -> Arrays:
@@ -339,8 +338,7 @@ class AsyncEnvPoolVectorEnv(_OverPool):
         first = tuple(np.zeros_like(a) for a in self._final)
         for _ in range(num_batches):
             state = self._receive()
-            for stored, obs in zip(first, self._obs(state), strict=True):
-                stored[state[self._id_at]] = obs
+            put(first, state[self._id_at], self._obs(state))
         return first
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:

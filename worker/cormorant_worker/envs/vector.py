@@ -22,7 +22,7 @@ from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.errors import EnvCrashed
-from cormorant_worker.spaces import Array, Arrays, unflattener
+from cormorant_worker.spaces import Array, Arrays, put, unflattener
 
 _CHANCES = 3
 """Ends in a row that look as if the final observation were lost, where observations are whole numbers."""
@@ -113,8 +113,7 @@ class GymVectorEnv(VectorEnv):
         return obs
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
-        for kept, action in zip(self._actions, actions, strict=True):
-            kept[rows] = action
+        put(self._actions, rows, actions)
         self._rows = rows
         if self.lockstep and not isinstance(rows, slice):
             is_left_out = np.ones(self.num_envs, dtype=np.bool_)
@@ -133,8 +132,7 @@ class GymVectorEnv(VectorEnv):
             else:
                 final = tuple(leaf[ended] for leaf in obs)
                 obs = tuple(leaf.copy() for leaf in obs)
-                for kept, first in zip(obs, self._vector.reset(ended), strict=True):
-                    kept[ended] = first
+                put(obs, ended, self._vector.reset(ended))
         self._act_on(obs, EVERY_ROW)
         step = Step(EVERY_ROW, obs, stepped.reward, stepped.terminated, stepped.truncated, ended, final, NO_ROWS, info)
         return step if isinstance(self._rows, slice) or not self.lockstep else _of_rows(step, self._rows)
@@ -153,8 +151,7 @@ class GymVectorEnv(VectorEnv):
     def _act_on(self, obs: Arrays, rows: slice | Rows) -> None:
         """Keep what is acted on next, where it is compared with final observations."""
         if self._mode is AutoresetMode.SAME_STEP:
-            for kept, leaf in zip(self._before, obs, strict=True):
-                kept[rows] = leaf
+            put(self._before, rows, obs)
 
     def _recv_held(self, stepped: Stepped, info: Arrays) -> Step:
         """Rows that ended come with the next step, which is the first observation of their next episode."""
