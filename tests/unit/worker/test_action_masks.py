@@ -1,5 +1,6 @@
 """Random actions and probes keep to the action masks that environments give."""
 
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -9,39 +10,10 @@ import torch
 from gymnasium import spaces
 
 from cormorant_postproc import frames_of
+from cormorant_testing.masks import Masked, MaskedAtTimes
 from cormorant_worker.action_mask import ObservedActionMask
 from cormorant_worker.launch import make_collector
 from cormorant_worker.policy.random_actor import RandomActor
-
-
-class Masked(gymnasium.Env[Any, Any]):
-    """Of five actions, from 10 on, only the one after the last is legal, and the one after that. Refuses others."""
-
-    action_space = spaces.Discrete(5, start=10)
-
-    def __init__(self, *, in_info: bool = False) -> None:
-        self._in_info = in_info
-        self._box = spaces.Box(0, 100, (1,), np.float32)
-        mask = spaces.Box(0, 1, (5,), np.int8)
-        self.observation_space = self._box if in_info else spaces.Dict(observation=self._box, action_mask=mask)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._legal = {2, 3}
-        return self._told({})
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if action - 10 not in self._legal:
-            raise ValueError(f"action {action} is illegal; {self._legal} are legal")
-        self._legal = {(action - 9) % 5, (action - 8) % 5}
-        obs, info = self._told({"chosen": int(action)})
-        return obs, 1.0, False, False, info
-
-    def _told(self, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        mask = np.array([i in self._legal for i in range(5)], np.int8)
-        seen = np.zeros(1, np.float32)
-        if self._in_info:
-            return seen, info | {"action_mask": mask}
-        return {"observation": seen, "action_mask": mask}, info
 
 
 @pytest.mark.parametrize("in_info", [False, True])
@@ -50,7 +22,7 @@ class Masked(gymnasium.Env[Any, Any]):
 def test_random_frames_and_probes_take_legal_actions_only(*, warmup: bool, vectorization: Any, in_info: bool) -> None:
     collection = {"initRandomFrames": 300, "resetAtEachBatch": True} if warmup else {"maxFramesPerTrajectory": 7}
     with make_collector(
-        env=lambda: Masked(in_info=in_info),
+        env=partial(Masked, in_info=in_info),
         policy="cormorant.policies:mlp" if warmup else None,
         num_envs=3,
         vectorization_mode=vectorization,
@@ -77,35 +49,8 @@ def test_a_mask_in_info_reaches_the_observation() -> None:
 
 
 def test_a_probe_reads_the_mask_of_the_info() -> None:
-    with make_collector(env=lambda: Masked(in_info=True), num_envs=1, info=["chosen"]) as collector:
+    with make_collector(env=partial(Masked, in_info=True), num_envs=1, info=["chosen"]) as collector:
         assert [leaf.key for leaf in collector.layout(1).info] == [("info", "chosen")]
-
-
-class MaskedAtTimes(gymnasium.Env[Any, Any]):
-    """Only the last action is legal at even steps, and all are where the info has no mask. Can be saved."""
-
-    observation_space = spaces.Box(0, 100, (1,), np.float32)
-    action_space = spaces.MultiDiscrete([2, 3])
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._steps = 0
-        return self._told()
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self._steps % 2 == 0 and action.tolist() != [1, 2]:
-            raise ValueError(f"action {action} is illegal")
-        self._steps += 1
-        return (told := self._told())[0], 1.0, self._steps == 5, False, told[1]
-
-    def _told(self) -> tuple[Any, dict[str, Any]]:
-        mask = (np.array([0, 1], np.int8), np.array([0, 0, 1], np.int8))
-        return np.full(1, self._steps, np.float32), {"action_mask": mask} if self._steps % 2 == 0 else {}
-
-    def get_state(self) -> dict[str, Any]:
-        return {"steps": self._steps}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._steps = state["steps"]
 
 
 @pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
@@ -146,7 +91,7 @@ def test_what_is_no_mask_is_not_read(mask: Any) -> None:
 
 
 def test_closed_environments_say_so() -> None:
-    collector = make_collector(env=lambda: Masked(in_info=True), num_envs=2, vectorization_mode="subprocess")
+    collector = make_collector(env=partial(Masked, in_info=True), num_envs=2, vectorization_mode="subprocess")
     collector.close()
     with pytest.raises(RuntimeError, match="these environments are closed"):
         collector.collect(num_steps=2)

@@ -18,6 +18,7 @@ from cormorant.policies import mlp
 from cormorant_contract.base import Contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
+from cormorant_testing.masks import OneLegal
 from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
@@ -78,25 +79,6 @@ def player_of(job: CollectorJob) -> Player:
     collector = build_collector(alone(job), WorkerPlace()).collector
     collector.close()
     return Player(job, collector)
-
-
-class OneLegal(gymnasium.Env[Any, Any]):
-    """Each step allows one action of four, by its info, and refuses others."""
-
-    observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(4)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.steps = seed or 0
-        return self.told()
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert action == self.steps % 4
-        self.steps += 1
-        return (told := self.told())[0], 1.0, False, self.steps % 10 == 0, told[1]
-
-    def told(self) -> tuple[Any, dict[str, Any]]:
-        return np.zeros(1, np.float32), {"action_mask": np.arange(4) == self.steps % 4}
 
 
 @pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
