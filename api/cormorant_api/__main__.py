@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from cormorant_api.errors import EXIT_DONE, EXIT_REFUSED, HeadFault, exit_code_of
+from cormorant_api.http.early import listen_early
 from cormorant_api.settings import HeadSettings
 from cormorant_contract.leaving import leave
 from cormorant_worker.errors import CormorantError, FleetInterrupted
@@ -77,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job = load_job(given.job, name=given.name)
         context.job = job.metadata.name
         refuse_unknown_names(job, is_this_machine=given.fleet == "local")
+        if settings.port:
+            listen_early(settings.host, settings.port)
         # Slow imports come after the checks of arguments and manifest.
         from cormorant_api.server import HeadServer
 

@@ -34,11 +34,12 @@ _SILENT_S = 2.0
 """Waits that are shorter are not logged."""
 _TELL_EVERY_S = 60.0
 _FIRST_S = 0.1
-_LONGEST_S = 3.0
+_LONGEST_S = 1.0
+"""A head comes back within seconds, and a refused connection costs nothing."""
 
 
 class Patience:
-    """A budget of time for one thing that may be tried again. Waits grow from 0.1 to 3 s, each with full jitter. Why
+    """A budget of time for one thing that may be tried again. Waits grow from 0.1 to 1 s, each with full jitter. Why
     not a library: docs/decisions/0034.
     """
 

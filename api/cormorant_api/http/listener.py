@@ -1,7 +1,6 @@
 """One uvicorn server in a thread of its own, with an event loop of its own."""
 
 import contextlib
-import socket
 import threading
 import time
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import uvicorn
 
 from cormorant_api.errors import HeadFault
+from cormorant_api.http.early import bound
 from cormorant_api.http.protocol import BoundedProtocol
 from cormorant_api.http.tls import reload_when_renewed
 from cormorant_api.settings import HeadSettings
@@ -23,17 +23,7 @@ class Listener:
 
     def __init__(self, app: Any, settings: HeadSettings, *, port: int, name: str) -> None:
         """Bind the port; 0: any free one. A HeadFault says that it is not available."""
-        host = settings.host
-        try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            self._socket = socket.socket(family, socket.SOCK_STREAM)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((host, port))
-            self._socket.set_inheritable(False)
-        except OSError as error:
-            raise HeadFault(
-                f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
-            ) from error
+        self._socket = bound(settings.host, port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,

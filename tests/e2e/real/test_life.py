@@ -94,6 +94,11 @@ def test_config_map_code_runs_under_the_restricted_level(job: Job, learner: Lear
     assert json.loads(label)["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
+def test_healthy_start_gives_no_warnings(job: Job) -> None:
+    events = job.namespace.items("events")
+    assert [e["message"] for e in events if e["type"] == "Warning" and e["involvedObject"]["name"] in job.pods()] == []
+
+
 def test_full_queue_is_no_stall(job: Job) -> None:
     job.until(lambda: job.condition("Progressing") == "True/WaitingForConsumer", what="workers wait for a learner")
 

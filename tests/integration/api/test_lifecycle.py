@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +17,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from cormorant_api.errors import StoreError
+from cormorant_api.errors import HeadFault, StoreError
+from cormorant_api.http.early import bound, listen_early
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_client.delivery import decode
 from cormorant_testing.check import attempt_of
 from cormorant_testing.collecting import make_checker, make_job
-from cormorant_testing.scripts import until
+from cormorant_testing.scripts import until, unused_port
 from cormorant_testing.serving import Api, Served, serve, take, weights_file
 from cormorant_worker.errors import FleetClosed, FleetError
 from cormorant_worker.fleet.fleet import WorkerFleet
@@ -475,6 +477,16 @@ def test_head_that_finds_no_weights_collects_after_a_while_and_says_so(folder: P
             )
         )
         assert len(told) == 2
+
+
+def test_port_accepts_connections_before_the_head_serves() -> None:
+    port = unused_port()
+    listen_early("127.0.0.1", port)
+    socket.create_connection(("127.0.0.1", port), timeout=10).close()
+    with bound("127.0.0.1", port) as handed_on:
+        assert handed_on.getsockname() == ("127.0.0.1", port)
+        with pytest.raises(HeadFault, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
+            bound("127.0.0.1", port)
 
 
 def test_weights_before_the_first_worker_are_retryable(folder: Path) -> None:

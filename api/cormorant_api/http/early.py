@@ -1,0 +1,32 @@
+"""Ports that are open before the head has imported what answers on them: a kubelet's first probe waits for its answer
+instead of being refused. Light.
+"""
+
+import socket
+
+from cormorant_api.errors import HeadFault
+
+_BACKLOG = 1024
+_early: dict[tuple[str, int], socket.socket] = {}
+
+
+def listen_early(host: str, port: int) -> None:
+    """Accept connections on a port, which `bound` hands out later."""
+    _early[host, port] = bound(host, port)
+    _early[host, port].listen(_BACKLOG)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket on this port; 0: any free one. A HeadFault says that it is not available."""
+    if (early := _early.pop((host, port), None)) is not None:
+        return early
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        found = socket.socket(family, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+    except OSError as error:
+        raise HeadFault(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
+        ) from error
+    return found
