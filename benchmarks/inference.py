@@ -27,7 +27,7 @@ from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fork_server import WORKERS, fork_server
 from cormorant_worker.inference.address import AssignedServers
-from cormorant_worker.inference.handshake import Greeting, Listeners, listen
+from cormorant_worker.inference.handshake import Greeting, listen
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy
 from cormorant_worker.launch import load_job
@@ -97,14 +97,14 @@ def row() -> None:
         return found
 
     torch.set_num_threads(1)
-    listener = listen()
+    listeners = listen()
     if not (child := os.fork()):
-        server = InferenceServer(Listeners(listener), build, Gathering(max_wait_s=0.0))
+        server = InferenceServer(listeners, build, Gathering(max_wait_s=0.0))
         while True:
             server.turn(torch.inference_mode)
     try:
         greeting = Greeting(name="w", observation_space=spaces[0], action_space=spaces[1], rows=64, num_slots=1)
-        remote, local = RemoteActor(AssignedServers([listener.getsockname()]), greeting), build(*spaces, 64).actor
+        remote, local = RemoteActor(AssignedServers([listeners.address]), greeting), build(*spaces, 64).actor
         obs, is_init = (np.zeros((64, 4), np.float32),), np.zeros(64, np.bool_)
         best = {"remote": np.inf, "local": np.inf}
         with torch.inference_mode():

@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import tempfile
 from pathlib import Path
 
 from cormorant_worker.errors import FleetError
@@ -28,7 +27,7 @@ class SharedMemory:
                 Path(path).unlink(missing_ok=True)
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             else:
-                descriptor = anonymous_file("cormorant")
+                descriptor = os.memfd_create("cormorant")
             os.ftruncate(descriptor, size_bytes)
             return cls(descriptor, size_bytes)
         except OSError as error:
@@ -44,13 +43,3 @@ class SharedMemory:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-
-
-def anonymous_file(name: str) -> int:
-    """Open an empty file without a path, in memory where the system has memfd. Returns its descriptor. `name`: shown in
-    /proc.
-    """
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:  # macOS: an unlinked file serves
-        return os.dup(file.fileno())

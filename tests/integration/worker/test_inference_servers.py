@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -200,8 +199,8 @@ def test_pause_is_answered_while_the_server_is_gone() -> None:
 class NodesApart(RayEngine):
     """Workers take the way between nodes to servers that are on this machine."""
 
-    def start(self, start: Start, listener: socket.socket | None = None) -> RayConnection:
-        connection = super().start(start, listener)
+    def start(self, start: Start) -> RayConnection:
+        connection = super().start(start)
         receive = connection.receive
 
         def from_afar(source: Any) -> list[object]:

@@ -21,9 +21,9 @@ from cormorant_testing.network import drop_everything, in_own_network
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import PolicyMismatch
 from cormorant_worker.inference import connections, remote_actor
-from cormorant_worker.inference.address import Address, AssignedServers
+from cormorant_worker.inference.address import AssignedServers, ServerAddress
 from cormorant_worker.inference.connections import ConnectedWorker, FrameReader, ServerConnection, send_frame
-from cormorant_worker.inference.handshake import Greeting, Listeners, listen, listen_on
+from cormorant_worker.inference.handshake import Greeting, Listeners, listen
 from cormorant_worker.inference.mailbox import HEADER, Header
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
@@ -64,9 +64,8 @@ class Summing(torch.nn.Module):
         return {"action": (observation.sum(-1) + self.weight).long(), "twice": observation * 2}
 
 
-def address_of(listeners: Listeners) -> Address:
+def address_of(listeners: Listeners) -> ServerAddress:
     """The way to a server that the test takes."""
-    assert listeners.address is not None
     return replace(listeners.address, machine="another one") if BETWEEN_NODES[0] else listeners.address
 
 
@@ -109,7 +108,7 @@ class Running:
 
 @contextmanager
 def running(how: Gathering = AT_ONCE_OR_ALL) -> Iterator[tuple[Running, Listeners]]:
-    listener = listen_on("127.0.0.1")
+    listener = listen("127.0.0.1")
     server = Running(listener, how)
     try:
         yield server, listener
@@ -213,7 +212,7 @@ def test_older_weights_do_not_act_however_late_newer_ones_are() -> None:
 
 def test_next_server_does_not_act_with_older_weights() -> None:
     newer = {"policy": {"weight": torch.tensor(10.0)}}
-    first = listen_on("127.0.0.1")
+    first = listen("127.0.0.1")
     ahead = Running(first, AT_ONCE_OR_ALL)
     with running() as (behind, second):
         ACTORS.append(RemoteActor(AssignedServers([address_of(first), address_of(second)]), greeting()))
@@ -247,7 +246,6 @@ def test_worker_that_is_gone_holds_nobody_up() -> None:
 
 def test_worker_that_is_gone_before_its_welcome_leaves_no_descriptor() -> None:
     with running() as (server, listener):
-        assert listener.address is not None
         worker(listener).ask(rows_of(1), (), init(1)).answer()
         before, meet, is_gone, has_met = open_descriptors(), server.server._meet, threading.Event(), threading.Event()
 
@@ -264,10 +262,11 @@ def test_worker_that_is_gone_before_its_welcome_leaves_no_descriptor() -> None:
 
 
 def test_server_that_dies_within_its_welcome_leaves_no_descriptor() -> None:
-    with listen() as listener:
+    listeners = listen()
+    with listeners.local as listener:
         listener.settimeout(20)
         before = open_descriptors()
-        connection = ServerConnection(listener.getsockname(), greeting())
+        connection = ServerConnection(listeners.address, greeting())
         peer, _ = listener.accept()
         with peer:
             # A header of more than there is, and a descriptor with it.
@@ -284,7 +283,7 @@ def open_descriptors() -> int:
 
 
 def test_rows_are_asked_again_at_the_next_server() -> None:
-    listener = listen_on("127.0.0.1")
+    listener = listen("127.0.0.1")
     first = Running(listener, Gathering(max_wait_s=60.0))
     actor, _ = worker(listener), worker(listener)  # with the other one, a batch would not be complete
     waits: list[bool] = []
@@ -300,7 +299,7 @@ def test_rows_are_asked_again_at_the_next_server() -> None:
 
 
 def test_worker_whose_server_is_retired_uses_the_next_one() -> None:
-    retired = listen_on("127.0.0.1")
+    retired = listen("127.0.0.1")
     address = address_of(retired)
     retired.close()
     with running() as (_, listener):
@@ -324,7 +323,6 @@ def test_shapes_on_a_device_are_powers_of_two() -> None:
 
 def test_worker_of_another_node_must_know_the_key() -> None:
     with running() as (server, listener):
-        assert listener.address is not None
         stranger = replace(listener.address, machine="another one", key=b"guessed")
         connection = ServerConnection(stranger, greeting())
         with pytest.raises(OSError, match="closed the connection"):

@@ -6,7 +6,7 @@ import torch
 
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import DeviceUnavailable
-from cormorant_worker.inference.address import Address
+from cormorant_worker.inference.address import ServerAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class WorkerPlace(SeedPath):
     """EnvPool threads that a predecessor's calibration found; 0 = calibrate."""
     device: str = "cpu"
     """Torch device of the policy."""
-    servers: tuple[Address, ...] = ()
+    servers: tuple[ServerAddress, ...] = ()
     """Addresses of the inference servers that act for this worker, the one to use first; empty: it acts itself."""
     is_server: bool = False
 

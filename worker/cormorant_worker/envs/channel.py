@@ -66,7 +66,7 @@ class Pending:
     """
 
     def __init__(self, block: int, num_envs: int) -> None:
-        """Map a block from `anonymous_file`, which has been given at least this size."""
+        """Map a block from `memfd_create`, which has been given at least this size."""
         self._num_envs = num_envs
         self._map = mmap.mmap(block, num_envs)
         self.rows: Array = np.frombuffer(self._map, np.uint8)

@@ -28,7 +28,6 @@ from cormorant_worker.envs.env_row import Crash, EnvArrays, Saved
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.protocol import Rows
 from cormorant_worker.envs.single_envs import SingleEnvs
-from cormorant_worker.shared_memory import anonymous_file
 from cormorant_worker.spaces import Arrays
 
 _LOOK_AGAIN_S = 0.05
@@ -73,7 +72,7 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
         self._answers: dict[int, Any] = {}
         """What children sent, by row, until `_take_answers`."""
         self._selector = selectors.DefaultSelector()
-        self._block = anonymous_file("cormorant-envs")
+        self._block = os.memfd_create("cormorant-envs")
         os.ftruncate(self._block, num_envs)
         self._pending = Pending(self._block, num_envs)
         self._report, self._report_end = os.pipe()

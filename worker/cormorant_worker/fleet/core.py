@@ -105,7 +105,7 @@ class FleetCore:
         self.counters, self.env_failures = FleetCounters(), EnvFailures(job)
         self.misplaced = ""
         """Why the last worker whose pod cannot run one could not; empty: there was none."""
-        self.servers = InferenceServers(self.slots, engine.listen)
+        self.servers = InferenceServers(self.slots)
         self.offers = Offers(self.slots, self.events, statistics=self.statistics)
         self.hang_detector = HangDetector(job, options, self.counters)
         self.lineage = Lineage(

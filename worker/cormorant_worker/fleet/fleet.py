@@ -143,7 +143,6 @@ class WorkerFleet:
             core.dataset.close()
         if core.queue.blocks is not None:
             core.queue.blocks.close()  # views stay valid
-        core.servers.close()
         self._engine.close()
 
     def kill(self) -> None:

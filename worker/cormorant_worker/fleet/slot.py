@@ -9,7 +9,6 @@ RETIRED <-> VACANT -> STARTING -> BUILDING -> READY -> WORKING -> LEAVING -> FIN
 method of `SlotLife` (`turn/life.py`), one for each state that is entered.
 """
 
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.scheduler import Round, SlotKey
 from cormorant_worker.fleet.stats import WorkerStats
 from cormorant_worker.fleet.transport import Payload, WorkerConnection
-from cormorant_worker.inference.address import Address, NodeAddress
+from cormorant_worker.inference.address import ServerAddress
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.heartbeat import Phase
@@ -103,11 +102,9 @@ class Slot:
     warmup_share: int = 0
     """What it owed first."""
     # Inference: see `InferenceServers`.
-    listener: socket.socket | None = None
-    """A server's socket, which outlives its processes; None: each opens its own."""
-    address: NodeAddress | None = None
-    """Of a server that listens on one of its own."""
-    servers: tuple[Address, ...] = ()
+    address: ServerAddress | None = None
+    """Where its server listens; None: it has not told."""
+    servers: tuple[ServerAddress, ...] = ()
     """What a worker was told last."""
 
     @property

@@ -4,7 +4,6 @@ The fleet knows these protocols only. `local/` implements them with processes an
 with actors and objects of a Ray cluster.
 """
 
-import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -156,15 +155,9 @@ class Engine(Protocol):
         that has news for the fleet's thread.
         """
 
-    def start(self, start: Start, listener: socket.socket | None = None) -> WorkerConnection:
+    def start(self, start: Start) -> WorkerConnection:
         """Start a worker, which will say `Ready` or `Failed`; it is not waited for. May take long, is called without
-        the fleet's condition, and by several threads at once. `listener`: of an inference server: what `listen` gave
-        for its slot.
-        """
-
-    def listen(self) -> socket.socket | None:
-        """A socket that inference servers of one slot, one after the other, accept workers from; None: each opens its
-        own, and tells its address.
+        the fleet's condition, and by several threads at once.
         """
 
     def device_of(self, device: str, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Where an inference server on another node is found. Light: places and messages carry it."""
+"""Where an inference server is found, and what it did. Light: places and messages carry it."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -7,26 +7,35 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeAddress:
-    """A server in a cluster: its TCP port for all nodes, and its Unix socket for its own."""
+class ServerAddress:
+    """A server's Unix socket for its own machine, and its TCP port for all nodes of a cluster."""
 
-    host: str
-    port: int
-    key: bytes = field(repr=False)
+    local: bytes
+    host: str = ""
+    port: int = 0
+    """0: all workers are on the server's machine."""
+    key: bytes = field(default=b"", repr=False)
     """Drawn by this server process, and passed on by the fleet: whoever proves that it knows the key may connect."""
-    machine: str
+    machine: str = ""
     """`this_machine()` of the server."""
-    local: bytes | str
-    """Address of its Unix socket."""
 
     @property
     def is_on_this_machine(self) -> bool:
         """Whether this process reaches the server's Unix socket, and with it shared memory."""
-        return bool(self.machine) and self.machine == this_machine()
+        return not self.port or (bool(self.machine) and self.machine == this_machine())
 
 
-Address = bytes | str | NodeAddress
-"""Where a server listens: a Unix socket of this machine, or a `NodeAddress`."""
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """Inference server -> fleet: what it did since the last of these. Seconds, and counts."""
+
+    rows: int = 0
+    padded_rows: int = 0
+    acts: int = 0
+    requests: int = 0
+    wait_s: float = 0.0
+    """Summed over requests: from arrival until their act began."""
+    act_s: float = 0.0
 
 
 def this_machine() -> str:
@@ -40,12 +49,12 @@ def this_machine() -> str:
 class AssignedServers:
     """The servers that a worker may use. Its fleet may assign others at any time, from another thread."""
 
-    def __init__(self, servers: Sequence[Address] = ()) -> None:
+    def __init__(self, servers: Sequence[ServerAddress] = ()) -> None:
         self._servers = tuple(servers)
         self._turn = 0
 
     @property
-    def current(self) -> Address:
+    def current(self) -> ServerAddress:
         """The one to use now."""
         servers = self._servers
         return servers[self._turn % len(servers)]
@@ -54,11 +63,11 @@ class AssignedServers:
     def has_others(self) -> bool:
         return len(self._servers) > 1
 
-    def begin(self, servers: Sequence[Address]) -> None:
+    def begin(self, servers: Sequence[ServerAddress]) -> None:
         """Those that the worker was started with, unless it was told of newer ones already."""
         self._servers = self._servers or tuple(servers)
 
-    def assign(self, servers: Sequence[Address]) -> None:
+    def assign(self, servers: Sequence[ServerAddress]) -> None:
         """The fleet's choice, the one to use first."""
         self._servers, self._turn = tuple(servers), 0
 

@@ -22,7 +22,7 @@ from itertools import islice
 
 import numpy as np
 
-from cormorant_worker.inference.address import Address, NodeAddress
+from cormorant_worker.inference.address import ServerAddress
 from cormorant_worker.inference.handshake import Greeting, Welcome
 from cormorant_worker.inference.mailbox import HEADER, Header, MailboxSlot
 from cormorant_worker.shared_memory import SharedMemory
@@ -47,7 +47,7 @@ class ServerConnection:
     slots: tuple[MailboxSlot, ...]
     """After the Welcome."""
 
-    def __init__(self, address: Address, greeting: Greeting) -> None:
+    def __init__(self, address: ServerAddress, greeting: Greeting) -> None:
         """Begin to meet a server.
 
         Raises:
@@ -59,18 +59,18 @@ class ServerConnection:
         self._nonce, self._server_nonce = secrets.token_bytes(_NONCE_BYTES), b""
         self._reader = FrameReader()
         self._poll = select.poll()
-        if isinstance(address, NodeAddress) and not address.is_on_this_machine:
+        if address.is_on_this_machine:
+            peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        else:
             self._key = address.key
             peer = socket.create_connection((address.host, address.port), timeout=_CONNECT_S)
-        else:
-            peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.messages = MessageSocket(peer)
         try:
             peer.settimeout(LOOK_S)
             if self._key:
                 _use_for_rows(peer)
             else:
-                peer.connect(address.local if isinstance(address, NodeAddress) else address)
+                peer.connect(address.local)
                 self.messages.send(greeting)
         except BaseException:
             self.close()
@@ -254,11 +254,7 @@ def _use_for_rows(peer: socket.socket) -> None:
     """Send small frames at once, and notice when the other node is lost."""
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", _DEAD_AFTER_S // 4),
-        ("TCP_KEEPINTVL", _DEAD_AFTER_S // 4),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", _DEAD_AFTER_S * 1000),
-    ):
-        if hasattr(socket, option):  # Linux has all of them
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_AFTER_S // 4)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _DEAD_AFTER_S // 4)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_AFTER_S * 1000)

@@ -6,14 +6,13 @@ When the server is gone, the worker meets the next one and hands the rows in aga
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from cormorant_worker.errors import InferenceUnavailable, PolicyMismatch
-from cormorant_worker.inference.address import Address, AssignedServers
+from cormorant_worker.inference.address import AssignedServers, ServerAddress
 from cormorant_worker.inference.connections import ServerConnection
 from cormorant_worker.inference.handshake import Greeting, Welcome
 from cormorant_worker.inference.mailbox import Header
@@ -95,11 +94,12 @@ class RemoteActor:
         self._asked: dict[int, Asked] = {}
         """Not taken yet, by slot."""
         self._free = list(range(greeting.num_slots))
-        self._address: Address = b""
+        self._address: ServerAddress | None = None
         self._connection: ServerConnection | None = None
         self._is_long = False
         """The wait under way was reported."""
         welcome = self._meet()
+        self._end_wait()
         assert welcome.layout is not None
         assert welcome.specs is not None
         self.outputs: tuple[Leaf, ...] = welcome.layout.outputs
@@ -120,11 +120,13 @@ class RemoteActor:
                 self._hand_in(asked)
             except OSError:
                 self._meet()
+        self._end_wait()
         return asked
 
     def answer(self, asked: Asked) -> tuple[Acted, PolicyVersion]:
         """See `Asked.answer`."""
-        version = self._await(asked) if asked.version is None else asked.version
+        version = self._await(asked)
+        self._end_wait()
         del self._asked[asked.slot]
         self._free.append(asked.slot)
         self.weights.acted(version)
@@ -155,64 +157,56 @@ class RemoteActor:
         """Wait for an answer. A server that is silent for too long, dies, or is replaced, is not waited for."""
         began, silent_s = time.monotonic(), _SILENT_S
         deadline, silent_until = began + _LONGEST_WAIT_S, began + silent_s
-        with self._waiting() as wait:
-            while asked.version is None:
-                assert self._connection is not None
-                try:
-                    header = self._connection.receive()
-                    found = None if header is None else self._asked.get(header.slot)
-                    if header is not None and found is not None and found.number == header.number:
-                        found.version = PolicyVersion(header.version)
-                except TimeoutError:
-                    wait()
-                    now = time.monotonic()
-                    if now > deadline:
-                        raise _unavailable(f"{asked.n} rows of {self._greeting.name} were not answered") from None
-                    if now > silent_until and self._servers.has_others:
-                        self._servers.use_next()
-                        silent_s *= 2
-                        silent_until = now + silent_s  # a policy may be slow everywhere
-                    if self._address != self._servers.current:
-                        self._meet()
-                except OSError:
+        while asked.version is None:
+            assert self._connection is not None
+            try:
+                header = self._connection.receive()
+                found = None if header is None else self._asked.get(header.slot)
+                if header is not None and found is not None and found.number == header.number:
+                    found.version = PolicyVersion(header.version)
+            except TimeoutError:
+                self._wait()
+                now = time.monotonic()
+                if now > deadline:
+                    raise _unavailable(f"{asked.n} rows of {self._greeting.name} were not answered") from None
+                if now > silent_until and self._servers.has_others:
+                    self._servers.use_next()
+                    silent_s *= 2
+                    silent_until = now + silent_s  # a policy may be slow everywhere
+                if self._address != self._servers.current:
                     self._meet()
+            except OSError:
+                self._meet()
         return asked.version
 
-    @contextmanager
-    def _waiting(self) -> Iterator[Callable[[], None]]:
-        # Inside, what it gives is called each time that the wait goes on.
-        was_long = self._is_long
+    def _wait(self) -> None:
+        """The wait goes on."""
+        if not self._is_long:
+            self._is_long = True
+            self.on_waiting(True)
+        self.while_waiting()
 
-        def wait() -> None:
-            if not self._is_long:
-                self._is_long = True
-                self.on_waiting(True)
-            self.while_waiting()
-
-        try:
-            yield wait
-        finally:
-            if self._is_long and not was_long:
-                self._is_long = False
-                self.on_waiting(False)
+    def _end_wait(self) -> None:
+        if self._is_long:
+            self._is_long = False
+            self.on_waiting(False)
 
     def _meet(self) -> Welcome:
         """Connect to the server that is assigned now, and hand in what is not taken."""
         deadline = time.monotonic() + _LONGEST_WAIT_S
-        with self._waiting() as wait:
-            while True:
-                address = self._servers.current
-                try:
-                    return self._try_to_meet(address, wait, deadline)
-                except OSError as error:
-                    if time.monotonic() > deadline:
-                        raise _unavailable(f"{self._greeting.name} met no server: {error}") from error
-                    if isinstance(error, ConnectionRefusedError | TimeoutError) and address == self._servers.current:
-                        self._servers.use_next()  # that server is retired, or its node is gone
-                    wait()
-                    time.sleep(_AGAIN_S)
+        while True:
+            address = self._servers.current
+            try:
+                return self._try_to_meet(address, deadline)
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise _unavailable(f"{self._greeting.name} met no server: {error}") from error
+                if isinstance(error, ConnectionRefusedError | TimeoutError) and address == self._servers.current:
+                    self._servers.use_next()  # that server is retired, or its node is gone
+                self._wait()
+                time.sleep(_AGAIN_S)
 
-    def _try_to_meet(self, address: Address, wait: Callable[[], None], deadline: float) -> Welcome:
+    def _try_to_meet(self, address: ServerAddress, deadline: float) -> Welcome:
         found = ServerConnection(address, self._greeting)
         try:
             while True:
@@ -220,7 +214,7 @@ class RemoteActor:
                     welcome = found.read_welcome()
                     break
                 except TimeoutError:
-                    wait()
+                    self._wait()
                     if time.monotonic() > deadline or address != self._servers.current:
                         raise ConnectionResetError("no inference server answered") from None
         except BaseException:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
+from cormorant_worker.inference.address import Served
 from cormorant_worker.inference.connections import ConnectedWorker
 from cormorant_worker.inference.handshake import Greeting, Listeners, Welcome, is_of_this_user
 from cormorant_worker.inference.mailbox import Header, MailboxLayout, MailboxSlot
@@ -60,19 +61,6 @@ class Gathering:
         return next((shape for shape in self.shapes if shape >= rows), rows)
 
 
-@dataclass(slots=True, kw_only=True)
-class ServedCounts:
-    """What a server did since it was asked last."""
-
-    rows: int = 0
-    padded_rows: int = 0
-    acts: int = 0
-    wait_ns: int = 0
-    """Summed over messages: from a request's arrival until its act began."""
-    requests: int = 0
-    act_ns: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     client: ConnectedWorker
@@ -106,7 +94,7 @@ class InferenceServer:
     ) -> None:
         """Begin to listen. `build`: makes the policy, from the spaces of the first worker and its number of rows."""
         self.policy: ServedPolicy | None = None
-        self.served = ServedCounts()
+        self.served = Served()
         self._build, self._how, self._clock_ns = build, how, clock_ns
         self._missing = 0
         """The version that was last said to be missing."""
@@ -179,7 +167,6 @@ class InferenceServer:
                 self._drop(known, f"it did not prove within {_STRANGER_S:.0f} s that it knows the key")
         listeners = self._listeners
         assert listeners.nodes is not None
-        assert listeners.address is not None
         with suppress(OSError):  # it has gone again
             self._admit(ConnectedWorker(listeners.nodes.accept()[0], listeners.address.key))
 
@@ -313,15 +300,15 @@ class InferenceServer:
                 client.answer(waiting.header._replace(version=version))
                 if client.messages.has_unsent:
                     self._watch_unsent(client)
-        act_ns = self._clock_ns() - began_ns
-        self._act_s += _NEWEST * (act_ns / 1e9 - self._act_s) if self._act_s else act_ns / 1e9
+        act_s = (self._clock_ns() - began_ns) / 1e9
+        self._act_s += _NEWEST * (act_s - self._act_s) if self._act_s else act_s
         served = self.served
         served.rows += rows
         served.padded_rows += padded - rows
         served.acts += 1
         served.requests += len(taken)
-        served.wait_ns += sum(began_ns - waiting.since_ns for waiting in taken)
-        served.act_ns += act_ns
+        served.wait_s += sum(began_ns - waiting.since_ns for waiting in taken) / 1e9
+        served.act_s += act_s
 
     def _gather(self, taken: Sequence[_Waiting], padded: int, num_obs: int) -> tuple[Arrays, Arrays, Array]:
         if len(taken) == 1 and taken[0].header.n == padded:

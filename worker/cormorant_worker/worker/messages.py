@@ -14,7 +14,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
-from cormorant_worker.inference.address import Address, NodeAddress
+from cormorant_worker.inference.address import ServerAddress
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.cached import NOTHING_SETTLED, Settled
@@ -61,9 +61,9 @@ class BuildPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Inference server -> fleet: where workers find it. Not sent where the fleet holds the listening socket."""
+    """Inference server -> fleet: where workers find it."""
 
-    address: NodeAddress
+    address: ServerAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +74,6 @@ class ServerReady:
     """The newest weights that this server's pod kept from an earlier head; 0: none."""
     policy_call: str = ""
     """See `ServedPolicy.call`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """Inference server -> fleet: what it did since the last of these. Seconds, and counts."""
-
-    rows: int
-    padded_rows: int
-    acts: int
-    requests: int
-    wait_s: float
-    """Summed over requests: from arrival until their act began."""
-    act_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +265,7 @@ class ReadCached:
 class AssignServers:
     """These inference servers act for you from now on; see `WorkerPlace.servers`."""
 
-    servers: tuple[Address, ...]
+    servers: tuple[ServerAddress, ...]
 
 
 Command = Offer | PauseStepping | ResumeStepping | Seal | Stop | Save | Restore | Look | ReadCached | AssignServers

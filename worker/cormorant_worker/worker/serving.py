@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 
 import structlog
 import torch
@@ -19,8 +18,9 @@ from cormorant_worker.collect.place import find_device
 from cormorant_worker.collect.seeding import TorchStream, seed_globals
 from cormorant_worker.collect.timing import BUILD, IDLE, INFERENCE, Timing
 from cormorant_worker.errors import CormorantError, PolicyLoadError
+from cormorant_worker.inference.address import Served
 from cormorant_worker.inference.handshake import Listeners
-from cormorant_worker.inference.server import Gathering, InferenceServer, ServedCounts, ServedPolicy, make_shapes
+from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.cached import CachedWeights
@@ -80,8 +80,7 @@ class ServerRuntime:
         gathering = Gathering(max_rows=inference.max_batch, max_wait_s=max_wait_s, shapes=shapes)
         server = InferenceServer(self._listeners, self._build, gathering)
         server.watch(self._uplink)
-        if self._listeners.address is not None:
-            self._uplink.send(messages.Listening(address=self._listeners.address))
+        self._uplink.send(messages.Listening(address=self._listeners.address))
         stream = TorchStream(start.place.seed_of("server"), device)
         told_s = 0.0
         with stream:
@@ -100,11 +99,10 @@ class ServerRuntime:
                         self._boundary.release()
                 timing.rest(IDLE if self._is_ready.is_set() else BUILD)
                 now_s = timing.now_s
-                if now_s > told_s + _TELL_S and server.served.acts:
+                if now_s > told_s + _TELL_S:
                     self._tell(server)
                     told_s = now_s
-        if server.served.acts:
-            self._tell(server)
+        self._tell(server)
         server.close()
         self._uplink.send(messages.Finished())
 
@@ -136,9 +134,9 @@ class ServerRuntime:
         return policy
 
     def _tell(self, server: InferenceServer) -> None:
-        counts, server.served = asdict(server.served), ServedCounts()
-        wait_s, act_s = counts.pop("wait_ns") / 1e9, counts.pop("act_ns") / 1e9
-        self._uplink.send(messages.Served(**counts, wait_s=wait_s, act_s=act_s))
+        if server.served.acts:
+            self._uplink.send(server.served)
+            server.served = Served()
 
     # -- other threads -------------------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.transport import Payload, WorkerConnection
 from cormorant_worker.fork_server import WORKERS, ForkServer, Imports, fork_server, kill_alone
-from cormorant_worker.inference.handshake import listen
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.wire.messages import MessageSocket
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
@@ -259,7 +258,7 @@ class LocalEngine:
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
         fork_server(WORKERS)  # what workers import is imported from now on
 
-    def start(self, start: Start, listener: socket.socket | None = None) -> WorkerProcess:
+    def start(self, start: Start) -> WorkerProcess:
         spec = start.job.spec
         imports = Imports(
             now=("envpool",) if spec.env.envpool is not None else (),
@@ -267,11 +266,8 @@ class LocalEngine:
             when_idle=("tensordict.nn",) if spec.policy.entrypoint or start.overrides else (),
         )
         process = WorkerProcess(start.place, fork_server(WORKERS), imports)
-        process.send(start, *([] if listener is None else [listener.fileno()]))
+        process.send(start)
         return process
-
-    def listen(self) -> socket.socket:
-        return listen()
 
     def device_of(self, device: str, number: int) -> str:
         return spread(device, number, num_devices=torch.cuda.device_count() if device == "cuda" else 0)

@@ -14,7 +14,7 @@ import torch
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.pause_gate import Stopped
-from cormorant_worker.inference.handshake import Listeners
+from cormorant_worker.inference.handshake import listen
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.wire.messages import MessageSocket, PeerGone
 from cormorant_worker.worker.heartbeat import Heartbeat
@@ -102,7 +102,7 @@ def run_worker(data_socket: int, control_socket: int, heartbeat_memory: int) -> 
         start = uplink.recv()
         assert isinstance(start, Start), start
         if start.place.is_server:
-            runtime = ServerRuntime(uplink, heartbeat, Listeners(socket.socket(fileno=uplink.descriptors[0])))
+            runtime = ServerRuntime(uplink, heartbeat, listen())
         # From here on: it ends this process when the fleet is gone, even in an environment's constructor.
         answering = threading.Thread(
             target=_answer_requests, args=(control, uplink, runtime), name="control", daemon=True

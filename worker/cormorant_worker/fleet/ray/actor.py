@@ -30,7 +30,7 @@ from cormorant_worker.errors import DeviceUnavailable
 from cormorant_worker.fleet.ray.block_pool import writable
 from cormorant_worker.fleet.ray.pod_files import HEARTBEAT_FILE, KEPT_FOLDER, LEAVE_FILE, report_blocked
 from cormorant_worker.fleet.waker import Waker
-from cormorant_worker.inference.handshake import listen_on
+from cormorant_worker.inference.handshake import listen
 from cormorant_worker.spaces import Array
 from cormorant_worker.weights.cached import CachedWeights, Settled
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
@@ -163,7 +163,7 @@ class WorkerActor:
     def _make_runtime(self, start: Start) -> WorkerRuntime | ServerRuntime:
         if not start.place.is_server:
             return WorkerRuntime(self._uplink, self._heartbeat, self._kept)
-        return ServerRuntime(self._uplink, self._heartbeat, listen_on(ray.util.get_node_ip_address()), self._kept)
+        return ServerRuntime(self._uplink, self._heartbeat, listen(ray.util.get_node_ip_address()), self._kept)
 
     def _run(self, start: Start) -> None:
         torch.set_num_threads(1)

@@ -1,6 +1,5 @@
 """The engine of a Ray cluster: worker actors, batches in the object store."""
 
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,7 +59,7 @@ class RayEngine:
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
         self._wake = wake
 
-    def start(self, start: Start, listener: socket.socket | None = None) -> RayConnection:
+    def start(self, start: Start) -> RayConnection:
         """Ask for an actor. It is placed when the cluster has what it needs.
 
         Raises:
@@ -104,9 +103,6 @@ class RayEngine:
         )
         self._connections[place.group, place.index] = connection
         return connection
-
-    def listen(self) -> None:
-        """A server listens on its own node."""
 
     def device_of(self, device: str, number: int) -> str:
         return device  # Ray shows each actor its own devices

@@ -92,7 +92,6 @@ class SlotLife:
             if slot.worker is not None:
                 self.let_go(slot.worker)
             slot.not_before = 0.0
-            core.servers.retire(slot)
             core.queue.complete(core.scheduler.forget_member(slot.key))
         core.size_blocks()
         core.servers.reassign()
@@ -142,8 +141,7 @@ class SlotLife:
             frames_per_batch=core.scheduler.frames_per_batch,
             overrides=made[min(index, len(made) - 1)] if made else b"",
         )
-        listener = core.servers.listener(slot) if slot.is_server else None
-        core.background.submit(lambda: core.engine.start(start, listener), partial(self._started, slot))
+        core.background.submit(lambda: core.engine.start(start), partial(self._started, slot))
 
     def _device_of(self, slot: Slot) -> str:
         """The worker's device. Workers that ask for the same kind are numbered through their groups."""

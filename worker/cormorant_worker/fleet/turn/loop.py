@@ -19,6 +19,7 @@ from cormorant_worker.fleet.slot import LIVING, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import BlockPool, Source
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.fleet.turn.quiesce import Quiesce
+from cormorant_worker.inference.address import Served
 from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import (
     Applied,
@@ -31,7 +32,6 @@ from cormorant_worker.worker.messages import (
     Reply,
     Seal,
     Sealed,
-    Served,
     ServerReady,
 )
 
