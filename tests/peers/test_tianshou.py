@@ -405,3 +405,47 @@ def test_tianshous_ppo_trainer_learns_cartpole_on_our_collectors() -> None:
         )
     )
     assert result.best_reward >= 60  # a random policy earns 22
+
+
+def trained(collector: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The acrobot example, shortened: contents of the buffer after each collect, and the weights at the end."""
+    from tianshou.algorithm import DQN
+    from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.trainer import OffPolicyTrainerParams
+    from tianshou.utils.net.common import Net
+
+    torch.manual_seed(0)
+    several = [lambda: gymnasium.make("Acrobot-v1", max_episode_steps=37)] * 4
+    train, test = DummyVectorEnv(several), DummyVectorEnv(several)
+    net = Net(state_shape=6, action_shape=3, hidden_sizes=[32], dueling_param=({"hidden_sizes": [32]},) * 2)
+    actions = gymnasium.spaces.Discrete(3)
+    policy = DiscreteQLearningPolicy(model=net, action_space=actions, eps_training=0.5, eps_inference=0.0)
+    optim = AdamOptimizerFactory(lr=1e-3)
+    algorithm = DQN(policy=policy, optim=optim, gamma=0.95, n_step_return_horizon=3, target_update_freq=32)
+    buffer = VectorReplayBuffer(400, 4)
+    training, testing = collector(algorithm, train, buffer, exploration_noise=True), collector(algorithm, test)
+    # Building a collector of ours draws random numbers for its dry run.
+    np.random.seed(1)
+    for envs in (train, test):
+        envs.seed(2)
+    training.reset()
+    found = []
+
+    def look(epoch: int, step: int) -> None:
+        policy.set_eps_training(0.5 - step / 4000)
+        found.append(contents(buffer))
+
+    training.collect(n_step=80)
+    params = OffPolicyTrainerParams(
+        training_collector=training, test_collector=testing, max_epochs=2, epoch_num_steps=600, batch_size=32,
+        collection_step_num_env_steps=40, test_step_num_episodes=4, update_step_num_gradient_steps_per_sample=0.1,
+        training_fn=look, test_in_training=True, stop_fn=lambda score: score > 0,
+    )  # fmt: skip
+    found.append(algorithm.run_training(params).best_reward)
+    return found, {name: value.tolist() for name, value in policy.state_dict().items()}
+
+
+@pytest.mark.slow
+def test_training_is_the_same_bit_for_bit_on_either_collector() -> None:
+    assert trained(Collector) == trained(Theirs)
