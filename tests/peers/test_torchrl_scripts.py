@@ -3,19 +3,25 @@
 `make test-peers` makes the environment that has TorchRL; elsewhere these tests are skipped.
 """
 
+from functools import partial
+from itertools import product
+from typing import Any
+
 import pytest
 import torch
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peers` runs these tests")
 
-from torchrl.data import Bounded, LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import Bounded, Composite, LazyTensorStorage, OneHot, TensorDictReplayBuffer
 from torchrl.envs import GymEnv, SerialEnv, StepCounter
 from torchrl.modules import GRUModule, RandomPolicy
-from torchrl.testing.mocking_classes import NestedCountingEnv
+from torchrl.testing.mocking_classes import HeterogeneousCountingEnv, MultiKeyCountingEnv, NestedCountingEnv
 
 from cormorant_compat.torchrl import Collector, MultiSyncCollector
+from cormorant_compat.torchrl.specs import space_of
 from cormorant_worker.errors import EnvBuildError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
@@ -68,11 +74,77 @@ def test_recurrent_policies_need_no_transforms(registers: bool | None) -> None:
     assert torch.equal(batch["state"][1:][goes_on], batch["next", "state"][:-1][goes_on])
 
 
-@pytest.mark.parametrize("kind", ["action", "reward", "done"])
-def test_other_names_are_refused_with_a_remedy(kind: str) -> None:
-    nested = {"nest_obs_action": kind == "action", "nest_reward": kind == "reward", "nest_done": kind == "done"}
-    with pytest.raises(EnvBuildError, match=rf"the {kind} keys of .* collectors know .*{kind}.*: rename them"):
-        Collector(NestedCountingEnv(**nested), frames_per_batch=10)
+_IDS = ("collector", "traj_ids")
+NESTED = [
+    partial(NestedCountingEnv, max_steps=7, nest_obs_action=obs, nest_done=done, nest_reward=reward, batch_size=size)
+    for obs, done, reward, size in product((True, False), (True, False), (True, False), ((), (3,)))
+] + [partial(MultiKeyCountingEnv, max_steps=3, batch_size=size) for size in ((), (3,))]
+
+
+def act_surely(td: TensorDict, *, spec: Composite) -> TensorDict:
+    """Ones, and the first of the one-hot vectors."""
+    for key, leaf in spec.items(True, True):
+        one = torch.eye(2, dtype=leaf.dtype)[0] if isinstance(leaf, OneHot) else torch.ones_like(leaf.zero())
+        td.set(key, one.expand(*td.batch_size, *leaf.shape).clone())
+    return td
+
+
+@pytest.mark.parametrize("make", NESTED)
+def test_nested_keys_are_torchrls_frame_by_frame(make: Any) -> None:
+    from torchrl.collectors import Collector as TorchRLs
+
+    policy = partial(act_surely, spec=make().full_action_spec_unbatched)
+    given = {"policy": policy, "frames_per_batch": 30, "total_frames": 60, "trust_policy": True}
+    with Collector(make(), **given) as collector:
+        ours = list(collector)
+    theirs = list(TorchRLs(make(), **given))
+    for found, expected in zip(ours, theirs, strict=True):
+        # TorchRL begins a trajectory with every frame of an agent that is done alone, while the environment goes on.
+        keys = set(expected.keys(True, True)) - ({_IDS} if make.func is MultiKeyCountingEnv else set())
+        flags = {key for flag in ("done", "terminated", "truncated") for key in (flag, ("next", flag))}
+        assert set(found.keys(True, True)) - keys <= flags | {("collector", "policy_version"), _IDS}
+        for key in keys:
+            assert found[key].dtype == expected[key].dtype, key
+            assert torch.equal(found[key], expected[key]), key
+        if groups := {key[:-1] for key in keys if isinstance(key, tuple) and key[0] == "next" and len(key) > 2}:
+            has_said = any(key[-1] in ("reward", "gift", "done") for key in keys if key[:-1] in groups)
+            assert not has_said or all(found[group].shape == expected[group].shape for group in groups)
+
+
+def test_random_policies_of_several_actions() -> None:
+    env = MultiKeyCountingEnv(batch_size=(2,))
+    narrow = env.full_action_spec_unbatched.clone()
+    narrow["nested_2", "azione"] = Bounded(-0.5, 0.25, shape=(2, 1))
+    for policy, version in ((RandomPolicy(), -1), (RandomPolicy(env.full_action_spec), -1), (RandomPolicy(narrow), 0)):
+        with Collector(env, policy, frames_per_batch=400) as collector:
+            batch = next(iter(collector))
+        assert batch["collector", "policy_version"].unique().tolist() == [version]
+        assert bool((batch["action"].sum(-1) == 1).all())
+        assert batch["nested_1", "action"].float().mean() == pytest.approx(0.5, abs=0.1)
+        if version == 0:
+            assert 0.2 < float(batch["nested_2", "azione"].max()) <= 0.25
+    with pytest.raises(EnvBuildError, match=r"the RandomPolicy has no spec for nested_1.action, nested_2.azione; give"):
+        Collector(env, RandomPolicy(env.full_action_spec["action"]), frames_per_batch=10)
+
+
+def test_what_groups_of_agents_cannot_have_is_refused() -> None:
+    with pytest.raises(EnvBuildError, match="a spec of type Stacked cannot be collected; transform it into a tensor"):
+        Collector(HeterogeneousCountingEnv(), frames_per_batch=10)
+    with pytest.raises(EnvBuildError, match=r"one-hot vectors of shape \[3, 4\] cannot be collected; make the actions"):
+        space_of(OneHot(4, shape=(2, 3, 4)), 1)
+    for option in ({"max_frames_per_traj": 3}, {"set_truncated": True}):
+        with pytest.raises(ValueError, match=r"do not reach data.done, a flag of a group of agents; let the envi"):
+            Collector(NestedCountingEnv(), frames_per_batch=10, **option)
+
+
+def test_nested_keys_come_from_fleets_and_into_buffers() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=8)
+    given = {"frames_per_batch": 20, "total_frames": 40, "reset_at_each_iter": True}
+    with MultiSyncCollector([NestedCountingEnv], **given) as fleet:
+        assert [batch["next", "data", "reward"].shape for batch in fleet] == [(1, 20, 3, 1)] * 2
+    with Collector(NestedCountingEnv(batch_size=(2,)), replay_buffer=buffer, **given) as collector:
+        assert list(collector) == [None, None]
+    assert buffer.sample()["data"].shape == (8, 3)
 
 
 def test_torchrls_trainer_trains_on_our_collector() -> None:

@@ -11,36 +11,42 @@ import gymnasium
 import numpy as np
 import torch
 
+from cormorant_compat.torchrl.batches import FLAGS, REWARDS
 from cormorant_compat.torchrl.specs import space_of
 from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step, VectorEnv
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvRaised
-from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves
+from cormorant_worker.errors import EnvCrashed, EnvRaised
+from cormorant_worker.spaces import Array, Arrays, Leaf, Space, flatten, leaves
 
 _OBSERVATION = "observation"
+_REWARD = Leaf(key=("reward",), shape=(1,), dtype=np.dtype(np.float32))
 
 
 def adapt_torchrl(env: Any) -> Any:
-    """A gymnasium.Env where the environment has no batch size, else several environments with a `vector_env`."""
-    for kind, keys, known in (
-        ("action", env.action_keys, {"action"}),
-        ("reward", env.reward_keys, {"reward"}),
-        ("done", env.done_keys, {"done", "terminated", "truncated"}),
-    ):
-        if not set(keys) <= known:
-            raise EnvBuildError(
-                f"the {kind} keys of {env} are {list(keys)}; collectors know {', '.join(sorted(known))}: rename them "
-                "(torchrl.envs.RenameTransform)"
-            )
-    return BatchedEnv(env) if env.batch_size else SingleEnv(env)
+    """A gymnasium.Env where the environment has no batch size and TorchRL's usual keys, else several environments (or
+    one) with a `vector_env`.
+    """
+    has_usual_keys = (env.action_keys, env.reward_keys) == (["action"], ["reward"])
+    is_single = has_usual_keys and not env.batch_size and _groups(env) == [] and env.reward_spec.shape == (1,)
+    return SingleEnv(env) if is_single else BatchedEnv(env)
+
+
+def _groups(env: Any) -> list[Any]:
+    """Keys of flags that belong to a group of agents."""
+    return [key for key in env.done_keys if isinstance(key, tuple)]
 
 
 def _spaces(env: Any) -> tuple[Space, Space]:
     num_dims = len(env.batch_size)
-    observation = space_of(env.observation_spec, num_dims)
+    shown = env.full_observation_spec.clone()
+    for key in _groups(env):
+        # As observations, they are those of the frame at the root of a batch, and those that followed in `next`.
+        shown[key] = env.full_done_spec[key]
+    observation = space_of(shown, num_dims)
     assert isinstance(observation, gymnasium.spaces.Dict)
     if list(observation.spaces) == [_OBSERVATION]:
         observation = observation.spaces[_OBSERVATION]
-    return observation, space_of(env.action_spec, num_dims)
+    has_usual_key = env.action_keys == ["action"]
+    return observation, space_of(env.full_action_spec["action"] if has_usual_key else env.full_action_spec, num_dims)
 
 
 def _read(space: Space, tensordict: Any) -> Any:
@@ -54,14 +60,19 @@ def _read_part(space: Space, value: Any) -> Any:
     return value.detach().cpu().numpy()
 
 
-def _ends(following: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _ends(env: Any, following: Any, num_envs: int) -> tuple[Array, Array]:
+    """`terminated` and `truncated`, bool [N]. Flags at the root rule; without them any agent's end is the end."""
+    keys = [key for key in env.done_keys if isinstance(key, str)] or _groups(env)
+    found: dict[str, Array] = {}
+    for key in keys:
+        flag = following[key].cpu().numpy().reshape(num_envs, -1).any(1)
+        name = key if isinstance(key, str) else key[-1]
+        found[name] = found.get(name, False) | flag
+    done, terminated, truncated = (found.get(name) for name in FLAGS)
     # Some environments have one of the two flags, or `done` alone.
-    done = following["done"].bool()
-    truncated, terminated = (
-        None if (flag := following.get(name, None)) is None else flag.bool() for name in ("truncated", "terminated")
-    )
+    assert done is not None
     if truncated is None:
-        truncated = torch.zeros_like(done) if terminated is None else done & ~terminated
+        truncated = np.zeros_like(done) if terminated is None else done & ~terminated
     return (done & ~truncated if terminated is None else terminated), truncated
 
 
@@ -90,17 +101,19 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         # What steps carry beside observations (counters, states) stays in the TensorDict.
         stepped, self._now = self._env.step_and_maybe_reset(self._now.set("action", given))
         following = stepped["next"]
-        terminated, truncated = _ends(following)
-        self._has_begun = bool((terminated | truncated).any())
+        (terminated,), (truncated,) = _ends(self._env, following, 1)
+        self._has_begun = bool(terminated | truncated)
         reward = float(following["reward"].item())
-        return _read(self.observation_space, following), reward, bool(terminated.any()), bool(truncated.any()), {}
+        return _read(self.observation_space, following), reward, bool(terminated), bool(truncated), {}
 
     def close(self) -> None:
         self._env.close(raise_if_closed=False)
 
 
 class BatchedEnv(VectorEnv):
-    """A TorchRL environment with a batch size: several environments that are stepped in lockstep."""
+    """A TorchRL environment with a batch size, several environments that are stepped in lockstep, or one with keys of
+    its own. Rewards that are not one number under "reward" travel as info, for `add_torchrls` to put in their places.
+    """
 
     why_not_saved = "TorchRL's environments have no get_state and set_state"
 
@@ -111,8 +124,13 @@ class BatchedEnv(VectorEnv):
         self.num_workers = self.num_envs
         self.observation_space, self.action_space = _spaces(env)
         self._observation = leaves(self.observation_space, ())
+        self._actions = [(leaf.key, env.full_action_spec[leaf.key]) for leaf in leaves(self.action_space, ("action",))]
+        num_dims = len(env.batch_size)
+        if env.reward_keys != ["reward"] or env.reward_spec.shape[num_dims:] != (1,):
+            rewards = space_of(env.full_reward_spec, num_dims, parts=gymnasium.spaces.Dict)
+            self.info_leaves = leaves(rewards, (REWARDS,))
         self._now: Any = None
-        self._action: Array = np.empty(0)
+        self._sent: Arrays = ()
 
     def vector_env(self, seeds: Sequence[int] | None) -> "BatchedEnv":
         """Itself; TorchRL derives all environments' seeds from the first."""
@@ -127,29 +145,38 @@ class BatchedEnv(VectorEnv):
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
         if not isinstance(rows, slice) and len(rows) != self.num_envs:
             raise EnvCrashed(f"{len(rows)} of {self.num_envs} TorchRL environments cannot be stepped alone")
-        (self._action,) = actions
+        self._sent = tuple([np.array(action) for action in actions])
 
     def recv(self) -> Step:
-        spec = self._env.action_spec
-        action = torch.from_numpy(np.array(self._action)).to(dtype=spec.dtype, device=spec.device).reshape(spec.shape)
+        for (key, spec), sent in zip(self._actions, self._sent, strict=True):
+            action = torch.from_numpy(sent).to(dtype=spec.dtype, device=spec.device)
+            self._now.set(key, action.reshape(spec.shape))
         try:
-            stepped, self._now = self._env.step_and_maybe_reset(self._now.set("action", action))
+            stepped, self._now = self._env.step_and_maybe_reset(self._now)
         except Exception as error:  # whatever the user's own environment raises is reported as its failure
             raise EnvRaised(
                 f"the environments raised {type(error).__name__}: {error}\n\n{traceback.format_exc().rstrip()}"
             ) from error
         following = stepped["next"]
-        terminated, truncated = (self._flat(flag, np.bool_) for flag in _ends(following))
+        terminated, truncated = _ends(self._env, following, self.num_envs)
         ended = np.flatnonzero(terminated | truncated)
         final = tuple([leaf[ended] for leaf in self._obs(following)])
-        reward = self._flat(following["reward"], np.float32)
-        return Step(slice(None), self._obs(self._now), reward, terminated, truncated, ended, final, NO_ROWS)
+        rewards = [self._rows(following[leaf.key[1:]], leaf) for leaf in self.info_leaves]
+        # Where there are several, their sum counts in the statistics of the fleet.
+        reward: Array = np.zeros(self.num_envs, np.float32)
+        for part in rewards or [self._rows(following["reward"], _REWARD)]:
+            reward += part.reshape(self.num_envs, -1).sum(1)
+        obs = self._obs(self._now)
+        return Step(slice(None), obs, reward, terminated, truncated, ended, final, NO_ROWS, tuple(rewards))
 
     def restart(self, rows: Rows) -> Arrays:
         mask = torch.zeros(self.num_envs, dtype=torch.bool)
         mask[torch.from_numpy(np.asarray(rows))] = True
-        shape = self._now["done"].shape
-        self._now = self._env.reset(self._now.set("_reset", mask.reshape(shape)))
+        for key in self._env.reset_keys:
+            shape = self._now["done" if isinstance(key, str) else (*key[:-1], "done")].shape
+            aligned = mask.reshape(*self._env.batch_size, *(1,) * (len(shape) - len(self._env.batch_size)))
+            self._now.set(key, aligned.expand(shape).clone())
+        self._now = self._env.reset(self._now)
         return tuple([leaf[rows] for leaf in self._obs(self._now)])
 
     def close(self) -> None:
@@ -158,10 +185,8 @@ class BatchedEnv(VectorEnv):
 
     def _obs(self, tensordict: Any) -> Arrays:
         parts = flatten(self.observation_space, _read(self.observation_space, tensordict))
-        return tuple(
-            [part.reshape(self.num_envs, *leaf.shape) for part, leaf in zip(parts, self._observation, strict=True)]
-        )
+        return tuple([self._rows(part, leaf) for part, leaf in zip(parts, self._observation, strict=True)])
 
-    def _flat(self, values: torch.Tensor, dtype: Any) -> Array:
-        flat: Array = values.detach().cpu().numpy().reshape(self.num_envs).astype(dtype)
-        return flat
+    def _rows(self, values: Any, leaf: Leaf) -> Array:
+        rows: Array = np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
+        return rows.astype(leaf.dtype, copy=False).reshape(self.num_envs, *leaf.shape)

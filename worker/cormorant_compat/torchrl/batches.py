@@ -16,19 +16,36 @@ from cormorant_compat.torchrl.settings import CollectorSettings, limit
 from cormorant_postproc import frames_of, split_trajectories
 from cormorant_postproc.pieces import first_step
 from cormorant_worker.collect.batch import stack_workers, to_tensordict, with_mask
-from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.block import Block, Layout
 
 _IDS = ("collector", "traj_ids")
 _VERSION = ("collector", "policy_version")
 _MASK = ("collector", "mask")
+FLAGS = ("done", "terminated", "truncated")
+REWARDS = "_rewards"
+"""In `next`, as collectors hand it over: rewards that are not one number under "reward", where TorchRL has them."""
 
 
-def add_torchrls(batch: TensorDictBase, counts: "StepCounts | None", envs: Sequence[Hashable]) -> None:
+def add_torchrls(
+    batch: TensorDictBase, counts: "StepCounts | None", envs: Sequence[Hashable], *, is_compact: bool
+) -> None:
     """Give a batch `[R, T]` what TorchRL's have beside ours: flags of the frames themselves, declared info at the root
     of `next`, where TorchRL's info readers put it, and counts of steps. In place; `envs` as for `StepCounts.add`.
+    With `is_compact`, `next` has no observations and states.
     """
     following = batch["next"]
-    for name in ("done", "terminated", "truncated"):
+    group_keys = [key for key in following.keys(True, True) if isinstance(key, tuple) and key[-1] == "done"]
+    if REWARDS in following.keys():  # noqa: SIM118  # a TensorDict, not a dict
+        del following["reward"]
+        rewards = following.pop(REWARDS)
+        group_keys += [key for key in rewards.keys(True, True) if isinstance(key, tuple)]
+        following.update(rewards)
+    for key in group_keys:
+        # What belongs to a group of agents has their dimension in its batch size.
+        for place in (batch, following):
+            if (group := place.get(key[:-1], None)) is not None:
+                group.batch_size = following[key].shape[:-1]
+    for name in FLAGS:
         # Nothing is stepped from an end.
         batch[name] = torch.zeros(following["done"].shape, dtype=torch.bool, device=batch.device)
     if "info" in following.keys():  # noqa: SIM118  # a TensorDict, not a dict
@@ -38,6 +55,20 @@ def add_torchrls(batch: TensorDictBase, counts: "StepCounts | None", envs: Seque
             following[key] = values
     if counts is not None:
         counts.add(batch, envs)
+    if is_compact:
+        carried = [key for key in batch.keys(True, True) if (key if isinstance(key, str) else key[-1]) not in FLAGS]
+        batch["next"] = following.exclude(*carried)
+
+
+def refuse_flags_of_groups(layout: Layout) -> None:
+    """Refuse to cut trajectories of environments whose groups of agents have flags: they would not be told."""
+    for leaf in layout.observation:
+        # Gymnasium's observations lie below "observation".
+        if leaf.key[-1] == "done" and leaf.key[:-1] not in ((), ("observation",)):
+            raise ValueError(
+                f"max_frames_per_traj and set_truncated do not reach {'.'.join(leaf.key)}, a flag of a group of "
+                "agents; let the environment cut its trajectories (torchrl.envs.StepCounter)"
+            )
 
 
 def mark_padding(batch: TensorDictBase) -> None:
@@ -94,13 +125,14 @@ class StepCounts:
 class EpisodePool:
     """Keeps the open trajectory of each environment, and gives N ended ones at a time."""
 
-    def __init__(self, num_episodes: int) -> None:
-        self._num_episodes = num_episodes
+    def __init__(self, settings: CollectorSettings) -> None:
+        self._num_episodes = settings.trajs_per_batch or 1
+        self._is_padded = settings.traj_format != "cat"
         self._open: dict[Hashable, tuple[int, list[TensorDictBase]]] = {}
         """By environment: its trajectory's id, and the pieces so far."""
         self._ended: deque[TensorDictBase] = deque()
         self.complete: deque[TensorDictBase] = deque()
-        """Batches `[N, longest]`, padded with zeros and masked."""
+        """Batches `[N, longest]`, padded with zeros and masked; or one episode after the other, `[frames]`."""
         self.given_up = 0
         """Trajectories that begun and never ended: their collector died, or began its next batch with new episodes."""
 
@@ -130,7 +162,7 @@ class EpisodePool:
                 else:
                     self._open[env] = number, pieces
         while len(self._ended) >= self._num_episodes:
-            self.complete.append(self._padded(self._num_episodes))
+            self._complete(self._num_episodes)
 
     def clear(self) -> None:
         """Forget everything: what comes next goes on with nothing that is here."""
@@ -144,11 +176,15 @@ class EpisodePool:
         self.given_up += len(self._open)
         self._open.clear()
         if self._ended:
-            self.complete.append(self._padded(len(self._ended)))
+            self._complete(len(self._ended))
         return bool(self.complete)
 
-    def _padded(self, count: int) -> TensorDictBase:
-        return stack_workers([with_mask(self._ended.popleft().unsqueeze(0)) for _ in range(count)])
+    def _complete(self, count: int) -> None:
+        episodes = [self._ended.popleft() for _ in range(count)]
+        if not self._is_padded:
+            self.complete.append(torch.cat(episodes))
+            return
+        self.complete.append(stack_workers([with_mask(episode.unsqueeze(0)) for episode in episodes]))
 
 
 def extend_buffer(buffer: Any, batch: TensorDictBase) -> None:
@@ -182,11 +218,12 @@ class StoreInBuffer:
         self._truncates = settings.set_truncated
         self._splits = settings.split_trajs
         self._postproc = settings.postproc
+        self._is_compact = settings.compact_obs
         self._counts = StepCounts() if limit(settings.max_frames_per_traj) else None
 
     def __call__(self, block: Block) -> None:
         batch: TensorDictBase = to_tensordict(block, copy=True)
-        add_torchrls(batch, self._counts, range(len(batch)))
+        add_torchrls(batch, self._counts, range(len(batch)), is_compact=self._is_compact)
         if self._truncates:
             truncate_last(batch)
         if self._splits:

@@ -14,16 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import TensorDictBase
 
-from cormorant_compat.torchrl.batches import (
-    EpisodePool,
-    StepCounts,
-    StoreInBuffer,
-    add_torchrls,
-    extend_buffer,
-    mark_padding,
-    track,
-    truncate_last,
-)
+from cormorant_compat.torchrl import batches
 from cormorant_compat.torchrl.devices import devices_of, storing_devices
 from cormorant_compat.torchrl.free_running import FreeRunning
 from cormorant_compat.torchrl.makers import place_envs, policy_maker
@@ -40,6 +31,12 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import WorkerReceipts
 from cormorant_worker.policy.loading import MAIN_MODEL
 
+_LEFT_OUT = {
+    "map_fn": "nothing is called in the processes of collectors; use a Collector, or give hooks, which run here",
+    "get_distant_attr": "attributes in the processes of collectors are not read; use a Collector",
+    "enable_profile": "nothing is profiled; run a profiler around the loop, or read stats()",
+}
+"""Methods of TorchRL's collectors that are not here, and why."""
 _STOP_S = 10.0
 
 Batch: TypeAlias = TensorDictBase | None
@@ -60,6 +57,8 @@ class FleetCollector:
     """What takes the place of publishing; None: nothing does."""
     _extends_in_workers = False
     """Workers extend the replay buffer themselves."""
+    _stacks_one = False
+    """Batches of one collector have a dimension W of 1 in sync mode."""
 
     def __init__(self, plan: CollectionPlan) -> None:
         """Start the collectors and wait until each of them stands at its first observation.
@@ -109,10 +108,16 @@ class FleetCollector:
         self._seeded_at = 0.0
         """By time.monotonic()."""
         self._running: FreeRunning | None = None
-        self._pool = None if plan.settings.trajs_per_batch is None else EpisodePool(plan.settings.trajs_per_batch)
-        self._counts = StepCounts() if limit(plan.settings.max_frames_per_traj) else None
+        self._pool = None if settings.trajs_per_batch is None else batches.EpisodePool(settings)
+        self._counts = batches.StepCounts() if limit(plan.settings.max_frames_per_traj) else None
         self.fleet = self._open(plan.job(), made)
         """The fleet itself: its state, statistics and events."""
+        if self._counts is not None or settings.set_truncated:
+            try:
+                batches.refuse_flags_of_groups(self.fleet.layout)
+            except BaseException:
+                self._close()
+                raise
 
     # -- what to run -------------------------------------------------------------------------------------------
 
@@ -140,7 +145,7 @@ class FleetCollector:
         factories = broadcast(settings.policy_factory, "policy_factory", count)
         is_trusted = bool(settings.trust_policy)
         overrides = self._plan.overrides or ({},) * count
-        store = StoreInBuffer(settings) if self._extends_in_workers else None
+        store = batches.StoreInBuffer(settings) if self._extends_in_workers else None
         return [
             WorkerOverrides(
                 envs=self._plan.makers[i],
@@ -202,7 +207,7 @@ class FleetCollector:
         self._iterations += 1
         return (None,) if batch is None else self._hand_out(batch)
 
-    def _collect_episodes(self, pool: EpisodePool) -> tuple[Batch] | None:
+    def _collect_episodes(self, pool: batches.EpisodePool) -> tuple[Batch] | None:
         while not pool.complete:
             loan = self._begin()
             if loan is None:
@@ -235,13 +240,13 @@ class FleetCollector:
     def _deliver(self, loan: Loan) -> TensorDictBase:
         batch = self._frames_of(loan)
         if self._settings.set_truncated:
-            truncate_last(batch)
+            batches.truncate_last(batch)
         if self._settings.split_trajs:
             return self._processed(self._place(split_trajectories(batch), loan))
-        mark_padding(batch)
+        batches.mark_padding(batch)
         rows, steps = batch.shape
         workers, envs = len(loan.parts), rows // len(loan.parts)
-        is_stacked = self._plan.mode == "sync" and self._plan.num_collectors > 1
+        is_stacked = self._plan.mode == "sync" and (self._stacks_one or workers > 1)
         shape = [size for size, is_there in ((workers, is_stacked), (envs, envs > 1)) if is_there]
         shaped = batch.reshape(*shape, steps)
         shaped.names = [None] * len(shape) + ["time"]
@@ -251,7 +256,7 @@ class FleetCollector:
         return self._processed(self._place(shaped, loan))
 
     def _processed(self, batch: TensorDictBase) -> TensorDictBase:
-        track(batch, ids=self._settings.track_traj_ids, versions=bool(self._settings.track_policy_version))
+        batches.track(batch, ids=self._settings.track_traj_ids, versions=bool(self._settings.track_policy_version))
         return batch if self.postproc is None else self.postproc(batch)
 
     def _hand_out(self, batch: TensorDictBase) -> tuple[Batch]:
@@ -259,7 +264,7 @@ class FleetCollector:
             self.post_collect_hook(batch)
         if self._settings.replay_buffer is None:
             return (batch,)
-        extend_buffer(self._settings.replay_buffer, batch)
+        batches.extend_buffer(self._settings.replay_buffer, batch)
         return (None,)
 
     def _update(self) -> None:
@@ -270,7 +275,7 @@ class FleetCollector:
         """`[R, T]`, in memory of its own, with TorchRL's root flags and counts of steps."""
         batch: TensorDictBase = loan.tensordict(copy=True)
         loan.copied()
-        add_torchrls(batch, self._counts, _envs_of(batch, loan))
+        batches.add_torchrls(batch, self._counts, _envs_of(batch, loan), is_compact=self._settings.compact_obs)
         return batch
 
     def _place(self, batch: TensorDictBase, loan: Loan) -> TensorDictBase:
@@ -354,19 +359,17 @@ class FleetCollector:
         return receipt
 
     def _names_of(self, worker_ids: Any) -> tuple[str, ...]:
-        is_list = isinstance(worker_ids, Sequence) and not isinstance(worker_ids, str)
+        several = worker_ids if isinstance(worker_ids, Sequence) and not isinstance(worker_ids, str) else [worker_ids]
         known = {number_of(worker.name): worker.name for worker in self.fleet.stats().workers}
-        if is_list and not worker_ids:
+        if not several:
             raise ValueError(
                 f"worker_ids is empty: there are {sorted(known)}; name some, or leave worker_ids out for all of them; "
                 "nothing was published"
             )
         found: list[int] = []
-        for one in worker_ids if is_list else [worker_ids]:
-            if isinstance(one, int) and not isinstance(one, bool):
-                numbers = [one] if one in known else []
-            else:
-                numbers = [i for i, device in enumerate(self._devices) if i in known and device == str(one)]
+        for one in several:
+            is_number = isinstance(one, int) and not isinstance(one, bool)
+            numbers = [i for i in sorted(known) if (one == i if is_number else str(one) == self._devices[i])]
             if not numbers:
                 raise ValueError(
                     f"worker_ids {one!r} is no collector: there are {sorted(known)}, on {sorted(set(self._devices))}; "
@@ -374,6 +377,10 @@ class FleetCollector:
                 )
             found += numbers
         return tuple(known[one] for one in dict.fromkeys(found))
+
+    def __getattr__(self, name: str) -> Any:
+        why = f": {_LEFT_OUT[name]}" if name in _LEFT_OUT else ""
+        raise AttributeError(f"{type(self).__name__} has no {name}{why}", name=name, obj=self)
 
     # -- seeds, state, the end ---------------------------------------------------------------------------------
 

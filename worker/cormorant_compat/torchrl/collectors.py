@@ -223,6 +223,7 @@ class MultiSyncCollector(_MultiCollector):
     """Collectors in processes, as TorchRL's: one batch `[W, ...]` of all, and nothing is stepped until the next."""
 
     mode = "sync"
+    _stacks_one = True
 
 
 class MultiAsyncCollector(_MultiCollector):

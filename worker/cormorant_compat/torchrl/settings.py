@@ -20,12 +20,10 @@ are carried for them in any case, and buffers are extended once a batch."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "collector_class": (None,),
-    "compact_obs": (False,),
     "compile_policy": (None, False),
     "cudagraph_policy": (None, False),
     "init_fn": (None,),
     "interruptor": (None,),
-    "traj_format": (None, "padded"),
     "trajs_per_write": (None,),
     "weight_recv_schemes": (None, {}),
     "weight_updater": (None,),
@@ -76,6 +74,10 @@ class CollectorSettings:
     0: one."""
     trajs_per_batch: int | None = None
     """Hand out batches of so many whole episodes, `[N, longest]`, padded, with `("collector", "mask")`."""
+    traj_format: Literal["padded", "cat"] | None = None
+    """"cat": episodes of `trajs_per_batch` one after the other, `[frames]`."""
+    compact_obs: bool = False
+    """Leave observations and states out of `next`: the next frame has them, unless a trajectory ended."""
     set_truncated: bool = False
     """Mark the last frame of each row truncated, unless it terminated."""
     replay_buffer: Any = None
@@ -184,7 +186,11 @@ def _check_numbers(settings: CollectorSettings) -> None:
 
 def _check_episodes(settings: CollectorSettings) -> None:
     count = settings.trajs_per_batch
+    if settings.traj_format not in (None, "padded", "cat"):
+        raise ValueError(f"traj_format must be 'padded' or 'cat', found {settings.traj_format!r}")
     if count is None:
+        if settings.traj_format == "cat":
+            raise ValueError('traj_format "cat" is how whole episodes are handed out; give trajs_per_batch')
         return
     if isinstance(count, bool) or not isinstance(count, int) or count < 1 or settings.split_trajs:
         raise ValueError(

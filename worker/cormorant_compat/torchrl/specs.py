@@ -18,7 +18,7 @@ from torchrl.data import (
 from torchrl.data import OneHot as OneHotSpec
 
 from cormorant_worker.errors import EnvBuildError
-from cormorant_worker.spaces import OneHot, Rooted, Space
+from cormorant_worker.spaces import OneHot, Rooted, Space, leaf_spaces, leaves, put_nested
 
 _WIDEST = 2**62 - 1
 """Largest int64 bound: gymnasium cannot sample a Box that is wider than int64."""
@@ -46,8 +46,13 @@ def spec_of(space: Space, batch_size: torch.Size, *, device: torch.device | None
     raise EnvBuildError(f"TorchRL has no spec like {space}; wrap the environment")
 
 
-def space_of(spec: TensorSpec, num_dims: int) -> Space:
+def space_of(spec: TensorSpec, num_dims: int, *, parts: type[gymnasium.spaces.Dict] = Rooted) -> Space:
     """The space of one environment, from the spec of a batch with `num_dims` dimensions.
+
+    Args:
+        spec: of an environment's observations, actions or rewards.
+        num_dims: dimensions of its batch size.
+        parts: what a Composite becomes; those within it are Dicts.
 
     Raises:
         EnvBuildError: it has no fixed shape, or we have nothing like it.
@@ -55,19 +60,29 @@ def space_of(spec: TensorSpec, num_dims: int) -> Space:
     index = (0,) * num_dims
     match spec:
         case Composite():
-            return Rooted({str(name): space_of(part, num_dims) for name, part in spec.items()})
+            inner = {str(name): part for name, part in spec.items() if not isinstance(part, Composite) or part.keys()}
+            return parts({name: space_of(part, num_dims, parts=gymnasium.spaces.Dict) for name, part in inner.items()})
+        case OneHotSpec() if len(spec.shape) == num_dims + 1:
+            one_hot = OneHot(int(spec.space.n))
+            one_hot.dtype = np.dtype(_numpy_type(spec.dtype))
+            return one_hot
         case OneHotSpec():
-            return OneHot(int(spec.space.n))
+            raise EnvBuildError(
+                f"one-hot vectors of shape {list(spec.shape[num_dims:])} cannot be collected; make the actions of "
+                "several agents numbers (categorical_actions=True)"
+            )
         case MultiCategorical():
-            return gymnasium.spaces.MultiDiscrete(spec.nvec[index].reshape(spec.shape[num_dims:]).numpy())
+            nvec = spec.nvec[index].reshape(spec.shape[num_dims:]).numpy()
+            return gymnasium.spaces.MultiDiscrete(nvec, dtype=_numpy_type(spec.dtype))
         case Categorical() if spec.dtype is torch.bool:
             return gymnasium.spaces.Box(0, 1, tuple(spec.shape[num_dims:]), np.bool_)
-        case Categorical() if not spec.shape[num_dims:]:
-            return gymnasium.spaces.Discrete(int(spec.space.n))
-        case Categorical():
-            return gymnasium.spaces.MultiDiscrete(np.full(tuple(spec.shape[num_dims:]), int(spec.space.n)))
-        case Binary():
+        case Binary() if spec.dtype is torch.int8:
             return gymnasium.spaces.MultiBinary(tuple(spec.shape[num_dims:]))
+        case Categorical() if not spec.shape[num_dims:]:
+            return gymnasium.spaces.Discrete(int(spec.space.n), dtype=_numpy_type(spec.dtype))
+        case Categorical():
+            nvec = np.full(tuple(spec.shape[num_dims:]), int(spec.space.n))
+            return gymnasium.spaces.MultiDiscrete(nvec, dtype=_numpy_type(spec.dtype))
         case Bounded():
             low, high = (bound[index].cpu().numpy() for bound in (spec.space.low, spec.space.high))
             if low.dtype == np.int64:
@@ -84,25 +99,34 @@ def space_of(spec: TensorSpec, num_dims: int) -> Space:
     raise EnvBuildError(f"a spec of type {type(spec).__name__} cannot be collected; transform it into a tensor")
 
 
-def random_policy(policy: Any, action: Space) -> Callable[[Any], torch.Tensor] | None:
+def random_policy(policy: Any, action: Space) -> Callable[[Any], Any] | None:
     """What acts in place of TorchRL's `RandomPolicy`: None where its spec is the environment's, which the collector
     draws from itself; a policy without a spec is given it.
-    """
-    if policy.action_spec is None:
-        policy.action_spec = spec_of(action, torch.Size(), device=None)
-        return None
-    spec = policy.action_spec
-    if isinstance(spec, Composite):
-        spec = spec[policy.action_key]
-    num_dims = len(spec.shape) - len(action.shape or ())
-    if space_of(spec, num_dims) == action:
-        return None
-    one = spec[(0,) * num_dims] if num_dims else spec
 
-    def draw(observation: Any) -> torch.Tensor:
+    Raises:
+        EnvBuildError: its spec has not the keys of the environment's actions.
+    """
+    wanted = {leaf.key: space for leaf, space in zip(leaves(action, ("action",)), leaf_spaces(action), strict=True)}
+    spec = policy.action_spec
+    if spec is None:
+        if list(wanted) == [("action",)]:
+            policy.action_spec = spec_of(action, torch.Size(), device=None)
+        return None
+    found = dict(spec.items(True, True)) if isinstance(spec, Composite) else {policy.action_key: spec}
+    known = {(key,) if isinstance(key, str) else tuple(key): one for key, one in found.items()}
+    if missing := [".".join(key) for key in wanted if key not in known]:
+        raise EnvBuildError(f"the RandomPolicy has no spec for {', '.join(missing)}; give it env.full_action_spec")
+    dims = {key: len(known[key].shape) - len(space.shape or ()) for key, space in wanted.items()}
+    if all(space_of(known[key], dims[key]) == space for key, space in wanted.items()):
+        return None
+
+    def draw(observation: Any) -> dict[str, Any]:
         while not isinstance(observation, torch.Tensor):
             observation = next(iter(observation.values()))
-        drawn: torch.Tensor = one.expand(len(observation), *one.shape).rand()
+        drawn: dict[str, Any] = {}
+        for key in wanted:
+            one = known[key][(0,) * dims[key]] if dims[key] else known[key]
+            put_nested(drawn, key, one.expand(len(observation), *one.shape).rand())
         return drawn
 
     return draw

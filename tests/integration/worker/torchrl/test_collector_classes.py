@@ -22,7 +22,7 @@ from cormorant_compat.torchrl import (
 )
 from cormorant_testing.check import Checker
 from cormorant_testing.envs import CountingEnv
-from cormorant_testing.policies import Versioned, numbered
+from cormorant_testing.policies import Counter, Versioned, numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import StateError
 
@@ -200,6 +200,7 @@ def test_a_policy_beside_a_factory_is_where_weights_come_from() -> None:
 
 def test_whole_episodes_of_trajs_per_batch() -> None:
     given: dict[str, Any] = {"frames_per_batch": 10, "total_frames": 40, "trajs_per_batch": 4}
+    torch.manual_seed(0)
     with Collector(envs(), **given, track_policy_version=True) as collector:
         with pytest.raises(RuntimeError, match="no length: with trajs_per_batch"):
             len(collector)
@@ -214,11 +215,31 @@ def test_whole_episodes_of_trajs_per_batch() -> None:
             assert batch["observation"][..., 2][mask].tolist() == [t for row in mask for t in range(int(row.sum()))]
             assert "policy_version" in batch.keys()  # noqa: SIM118  # a TensorDict
         assert (collector.stats()["episodes_given_up"], collector.stats()["frames"]) == (2, 40)
-    with (
-        Collector(envs(), **given) as collector,
-        pytest.raises(StateError, match="a collector with trajs_per_batch has no state"),
-    ):
-        collector.state_dict()
+    torch.manual_seed(0)
+    with Collector(envs(), **given, traj_format="cat") as collector:
+        with pytest.raises(StateError, match="a collector with trajs_per_batch has no state"):
+            collector.state_dict()
+        for batch, padded, mask in zip(collector, batches, masks, strict=True):
+            assert torch.equal(batch["observation"], padded["observation"][mask])
+            assert ("collector", "mask") not in batch.keys(True)
+    with pytest.raises(ValueError, match="traj_format must be 'padded' or 'cat', found 'flat'"):
+        Collector(envs(), **given, traj_format="flat")
+    with pytest.raises(ValueError, match='traj_format "cat" is how whole episodes are handed out; give trajs_per_b'):
+        Collector(envs(), frames_per_batch=10, traj_format="cat")
+
+
+def test_compact_batches_have_no_second_observation() -> None:
+    given: dict[str, Any] = {"frames_per_batch": 12, "max_frames_per_traj": 3, "info": ["step"]}
+
+    def first(**options: Any) -> TensorDict:
+        torch.manual_seed(0)
+        with Collector(envs(), Counter(), **given, **options) as collector:
+            return next(iter(collector))
+
+    whole, compact = first(), first(compact_obs=True)
+    gone = {("next", key) for key in ("observation", "count", "step_count")}
+    assert set(whole.keys(True, True)) - set(compact.keys(True, True)) == gone
+    assert all(torch.equal(whole[key], compact[key]) for key in compact.keys(True, True))
 
 
 def test_new_episodes_begin_with_reset() -> None:
@@ -287,6 +308,12 @@ def test_methods_and_attributes_are_called_by_name() -> None:
         assert collector.map_fn("stats", list_of_kwargs=[{"workers": "aggregate"}])[0]["workers_alive"] == 1
         with pytest.raises(ValueError, match="list_of_args has 1 entries and list_of_kwargs 2; give the same length"):
             collector.map_fn("stats", [()], [{}, {}])
+        with pytest.raises(
+            AttributeError, match="Collector has no enable_profile: nothing is profiled; run a profiler"
+        ):
+            collector.enable_profile()
+        with pytest.raises(AttributeError, match=r"Collector has no frames_per_batsh$"):
+            _ = collector.frames_per_batsh
 
 
 def test_statistics_are_of_all_or_of_each() -> None:

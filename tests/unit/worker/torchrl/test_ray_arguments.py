@@ -188,7 +188,7 @@ def test_padding_has_the_trajectory_id_of_torchrls() -> None:
 
 
 def test_episodes_are_put_together_over_batches_padded_and_masked() -> None:
-    pool = EpisodePool(2)
+    pool = EpisodePool(read_settings({"trajs_per_batch": 2}, num_collectors=1))
     no, yes = False, True
     envs = ["cpu-0", "cpu-1"]
     pool.add(frames([[5, 5, 6], [9, 9, 9]], [[no, yes, no], [no, no, no]]), envs)
@@ -205,7 +205,7 @@ def test_episodes_are_put_together_over_batches_padded_and_masked() -> None:
 
 
 def test_what_a_dead_collector_began_is_given_up_and_counted() -> None:
-    pool = EpisodePool(1)
+    pool = EpisodePool(read_settings({"trajs_per_batch": 1}, num_collectors=1))
     no, yes = False, True
     pool.add(frames([[5, 5], [6, 6]], [[no, no], [no, no]]), ["a", "b"])
     assert not pool.complete
