@@ -1,45 +1,4 @@
-"""Everything that the worker raises on purpose, by cause.
-
-    CormorantError
-    ├── UpdateFailed             published weights did not reach the workers
-    ├── ManifestError            a manifest that cannot be run (exit code 2)
-    │   └── DeviceUnavailable    a GPU is asked for and there is none
-    ├── EnvError
-    │   ├── UnknownEnv           no environment of that name, with near matches
-    │   ├── EnvBuildError        the environment's constructor or first reset failed
-    │   ├── EnvCrashed           a running environment raised or its process died
-    │   │   └── EnvRaised        it raised, and is not to be restarted
-    │   └── InvalidAction        NaN, wrong shape, wrong dtype, out of the space
-    ├── PolicyError
-    │   ├── PolicyLoadError      the factory is missing, raised, or returned the wrong type
-    │   ├── PolicyMismatch       the policy's outputs do not fit the action space
-    │   └── InferenceUnavailable no inference server answered
-    ├── WeightsError
-    │   ├── MalformedWeights     the bytes are not safetensors
-    │   ├── WeightsMismatch      missing, extra or misshapen tensors; nothing was applied
-    │   ├── NonfiniteWeights     NaN or infinite values, which were not allowed
-    │   └── StaleWeights         a version that is not newer than the published one
-    ├── StateError               a state dict of another job, layout or version
-    │   └── EnvNotSaved          environments of this kind cannot be saved
-    ├── DatasetError
-    │   ├── DatasetMismatch      another environment or schema is stored at the URI
-    │   ├── PartExists           another process began the part that a worker was to write
-    │   └── DatasetCorrupt       a shard is missing or its digest differs
-    ├── EvaluationError          results cannot be kept, or do not belong to this evaluation
-    ├── FleetError
-    │   ├── WorkerFailed         a worker could not start, or failed too often
-    │   ├── ControlTimeout       a control call was not answered in time
-    │   ├── NoSuchWorker         the fleet has no worker of that name
-    │   ├── LastWorker           the fleet would have no worker left
-    │   ├── FleetInterrupted     it was told to stop while it waited for its first workers
-    │   └── FleetClosed          the fleet was closed during a wait
-    └── SupervisorError
-        ├── SupervisorRefused    what a pod's supervisor was given cannot be used (exit code 2)
-        ├── PodRefused           the head does not let this pod join (exit code 1)
-        └── PodBlocked           no worker can run in this pod, whatever the head (exit code 3)
-
-A message says what happened, the values, and what to do.
-"""
+"""Everything that the worker raises on purpose, by cause. A message says what happened, the values, and what to do."""
 
 from collections.abc import Mapping, Sequence
 
@@ -61,7 +20,6 @@ __all__ = [
     "FleetClosed",
     "FleetError",
     "FleetInterrupted",
-    "InferenceUnavailable",
     "InvalidAction",
     "LastWorker",
     "MalformedWeights",
@@ -83,7 +41,7 @@ __all__ = [
 
 
 class ManifestError(CormorantError, ValueError):
-    """The manifest is valid on paper and cannot be run here."""
+    """The manifest is valid on paper and cannot be run here (exit code 2)."""
 
 
 class DeviceUnavailable(ManifestError):
@@ -138,10 +96,6 @@ class PolicyLoadError(PolicyError):
 
 class PolicyMismatch(PolicyError, ValueError):
     """What the policy computes does not fit the environment's action space."""
-
-
-class InferenceUnavailable(PolicyError):
-    """No inference server answered this worker in time."""
 
 
 class WeightsError(CormorantError):
@@ -231,17 +185,13 @@ class FleetClosed(FleetError):
     """The fleet was closed during a wait on it."""
 
 
-class SupervisorError(CormorantError):
-    """A pod cannot be kept."""
+class SupervisorRefused(CormorantError):
+    """The arguments or the environment of a pod's supervisor cannot be used (exit code 2)."""
 
 
-class SupervisorRefused(SupervisorError):
-    """The arguments or the environment of a pod's supervisor cannot be used."""
+class PodRefused(CormorantError):
+    """The head does not let this pod join: its image is another one (exit code 1). A new pod may have the right one."""
 
 
-class PodRefused(SupervisorError):
-    """The head does not let this pod join: its image is another one. A new pod may have the right one."""
-
-
-class PodBlocked(SupervisorError):
-    """The pod lacks what every worker in it needs, such as a device or the head's token."""
+class PodBlocked(CormorantError):
+    """The pod lacks what every worker in it needs, such as a device or the head's token (exit code 3)."""

@@ -70,17 +70,12 @@ def leaves(space: Space, prefix: Key) -> tuple[Leaf, ...]:
         EnvBuildError: the space has a part without a fixed shape (Text, Graph, Sequence), or without any value (an
             empty Dict or Tuple, a shape with a 0).
     """
-    match space:
-        case gymnasium.spaces.Dict() | gymnasium.spaces.Tuple() if not space.spaces:
+    if (parts := _parts(space)) is not None:
+        if not parts:
             raise _empty(space, prefix)
-        case Rooted():
-            return tuple(
-                leaf for name, part in space.spaces.items() for leaf in leaves(part, (*prefix[:-1], str(name)))
-            )
-        case gymnasium.spaces.Dict():
-            return tuple(leaf for name, part in space.spaces.items() for leaf in leaves(part, (*prefix, str(name))))
-        case gymnasium.spaces.Tuple():
-            return tuple(leaf for i, part in enumerate(space.spaces) for leaf in leaves(part, (*prefix, str(i))))
+        root = prefix[:-1] if isinstance(space, Rooted) else prefix
+        return tuple(leaf for name, part in parts for leaf in leaves(part, (*root, name)))
+    match space:
         case gymnasium.spaces.Discrete():
             return (Leaf(key=prefix, shape=(), dtype=np.dtype(space.dtype)),)
         case gymnasium.spaces.Box() | gymnasium.spaces.MultiDiscrete() | gymnasium.spaces.MultiBinary():
@@ -111,12 +106,17 @@ def _empty(space: Space, prefix: Key) -> EnvBuildError:
 
 def leaf_spaces(space: Space) -> tuple[Space, ...]:
     """The parts of a space that are its leaves, in the order of `leaves`."""
-    match space:
-        case gymnasium.spaces.Dict():
-            return tuple(leaf for part in space.spaces.values() for leaf in leaf_spaces(part))
-        case gymnasium.spaces.Tuple():
-            return tuple(leaf for part in space.spaces for leaf in leaf_spaces(part))
-    return (space,)
+    parts = _parts(space)
+    return (space,) if parts is None else tuple(leaf for _, part in parts for leaf in leaf_spaces(part))
+
+
+def _parts(space: Space) -> list[tuple[str, Space]] | None:
+    """The names and spaces within a Dict or Tuple; None: it is a leaf."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return [(str(name), part) for name, part in space.spaces.items()]
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return [(str(i), part) for i, part in enumerate(space.spaces)]
+    return None
 
 
 def flatten(space: Space, value: Any) -> Arrays:

@@ -48,11 +48,6 @@ def test_a_mask_in_info_reaches_the_observation() -> None:
     assert bool((legal == 1).all())
 
 
-def test_a_probe_reads_the_mask_of_the_info() -> None:
-    with make_collector(env=partial(Masked, in_info=True), num_envs=1, info=["chosen"]) as collector:
-        assert [leaf.key for leaf in collector.layout(1).info] == [("info", "chosen")]
-
-
 @pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
 def test_a_restored_collector_keeps_to_the_masks_of_the_info(vectorization: Any) -> None:
     with make_collector(env=MaskedAtTimes, num_envs=3, vectorization_mode=vectorization) as collector:
@@ -88,20 +83,6 @@ def test_what_is_no_mask_is_not_read(mask: Any) -> None:
         batch = collector.collect(num_steps=200)
         assert collector.env_restarts == 0
     assert len(frames_of(batch)["action"].unique(dim=0)) == 6
-
-
-def test_closed_environments_say_so() -> None:
-    collector = make_collector(env=partial(Masked, in_info=True), num_envs=2, vectorization_mode="subprocess")
-    collector.close()
-    with pytest.raises(RuntimeError, match="these environments are closed"):
-        collector.collect(num_steps=2)
-
-
-def test_taxis_of_gymnasium_are_driven_where_they_can_go() -> None:
-    with make_collector(env="Taxi-v4", num_envs=2, info=["action_mask"]) as collector:
-        batch = collector.collect(num_steps=400)
-    after, is_open = batch["next", "info", "action_mask"][:, :-1], ~batch["next", "done"][:, :-1, 0]
-    assert bool((after.gather(-1, batch["action"][:, 1:, None])[..., 0] == 1)[is_open].all())
 
 
 @pytest.mark.parametrize(

@@ -359,25 +359,20 @@ def test_an_episode_that_a_crash_cut_short_does_not_count() -> None:
 
 
 def test_environments_of_a_fleet_have_seeds_of_their_own() -> None:
-    paths = [
+    slots = [
         SeedPath(seed=3, index=index, attempt=attempt, group_number=group, num_groups=2)
         for group in range(2)
         for index in range(20)
         for attempt in range(4)
     ]
-    seeds = [seed for path in paths for seed in path.env_seeds(64)]
-    assert len(set(seeds)) == len(seeds)
-    assert seeds == [seed for path in paths for seed in path.env_seeds(64)]
-    assert all(0 <= seed < 2**31 for seed in seeds)
-    assert not set(seeds) & set(SeedPath(seed=4, index=0).env_seeds(8))
-    assert len({path.seed_of("policy") for path in paths}) == len(paths)
-
-
-def test_seeds_of_a_later_epoch_are_others() -> None:
-    paths = [SeedPath(seed=3, index=index, epoch=epoch) for epoch in range(5) for index in range(50)]
-    seeds = [seed for path in paths for seed in path.env_seeds(16)]
-    assert len(set(seeds)) == len(seeds)
-    assert len({path.seed_of("policy") for path in paths}) == len(paths)
+    epochs = [SeedPath(seed=3, index=index, epoch=epoch) for epoch in range(5) for index in range(50)]
+    for paths, num_envs in ((slots, 64), (epochs, 16)):
+        seeds = [seed for path in paths for seed in path.env_seeds(num_envs)]
+        assert len(set(seeds)) == len(seeds)
+        assert seeds == [seed for path in paths for seed in path.env_seeds(num_envs)]
+        assert all(0 <= seed < 2**31 for seed in seeds)
+        assert not set(seeds) & set(SeedPath(seed=4, index=0).env_seeds(8))
+        assert len({path.seed_of("policy") for path in paths}) == len(paths)
 
 
 def test_trajectory_ids_tell_slots_epochs_and_attempts_apart() -> None:

@@ -10,11 +10,10 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.info import INFO, assert_info
 from cormorant_testing.vectors import step_times
-from cormorant_worker.envs.env_row import BadObservation
 from cormorant_worker.envs.gymnasium_env import MadeEnvs
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.inline import InlineVectorEnv
-from cormorant_worker.errors import CormorantError
+from cormorant_worker.errors import CormorantError, EnvCrashed
 from cormorant_worker.launch import make_collector
 
 LENGTHS = (4, 3, 7)
@@ -81,7 +80,7 @@ def test_numbers_that_do_not_fit_are_not_stored(dtype: str, value: Any, sentence
         field = InfoField(key="far", dtype=dtype, shape=shape)
         env = InlineVectorEnv(MadeEnvs([lambda: CountingEnv(shown={"far": shown})]), seeds=[1], info=[field])  # noqa: B023
         env.start()
-        with pytest.raises(BadObservation, match=sentence):
+        with pytest.raises(EnvCrashed, match=sentence):
             step_times(env, 1)
 
 

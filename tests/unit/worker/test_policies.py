@@ -172,21 +172,20 @@ def test_a_recurrent_policy_without_initial_state_is_told_so() -> None:
         box(BeginsElsewhere())
 
 
-def test_documented_ordinary_policy_stores_its_log_probabilities() -> None:
+@pytest.mark.parametrize(
+    ("block", "action", "outputs", "states"),
+    [
+        (1, spaces.Box(-1, 1, (2,), np.float32), [(("action_log_prob",), ())], []),
+        (2, spaces.Discrete(3), [], [(("hidden",), (32,))]),
+    ],
+)
+def test_documented_policies_act(block: int, action: gymnasium.Space, outputs: list, states: list) -> None:
     text = (Path(__file__).parents[3] / "docs/how-to/own-policy.md").read_text()
     found: dict = {}
-    exec(text.split("```python\n")[1].split("```")[0], found)  # our own page
-    action_space = spaces.Box(-1, 1, (2,), np.float32)
-    actor = box(found["make_policy"](BOX, action_space), action_space)
-    assert [(leaf.key, leaf.shape) for leaf in actor.outputs] == [(("action_log_prob",), ())]
-
-
-def test_documented_recurrent_policy_carries_its_state() -> None:
-    text = (Path(__file__).parents[3] / "docs/how-to/own-policy.md").read_text()
-    found: dict = {}
-    exec(text.split("```python\n")[2].split("```")[0], found)  # our own page
-    actor = box(found["make_policy"](BOX, spaces.Discrete(3)), spaces.Discrete(3))
-    assert [(leaf.key, leaf.shape) for leaf in actor.states] == [(("hidden",), (32,))]
+    exec(text.split("```python\n")[block].split("```")[0], found)  # our own page
+    actor = box(found["make_policy"](BOX, action), action)
+    assert [(leaf.key, leaf.shape) for leaf in actor.outputs] == outputs
+    assert [(leaf.key, leaf.shape) for leaf in actor.states] == states
 
 
 def test_recurrent_states_go_back_in_the_policys_own_dtype() -> None:

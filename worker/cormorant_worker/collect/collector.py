@@ -4,7 +4,7 @@
 
 Used in this process by scripts (`collect`), and by worker processes that bring their own blocks (`fill`).
 
-# B envs over all groups, T steps
+# B envs over all groups, T steps, n rows (environments that act now)
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,6 @@ from cormorant_worker.collect.async_env_group import AsyncEnvGroup
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.env_group import EnvGroup, LockstepEnvGroup
 from cormorant_worker.collect.env_sources import Assignment
-from cormorant_worker.collect.first_frames import FirstFrames
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.pause_gate import PauseGate
 from cormorant_worker.collect.seeding import SeedPath, TorchStream
@@ -33,7 +32,7 @@ from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.policy.action_check import ActionCheck
-from cormorant_worker.policy.actor import Actor
+from cormorant_worker.policy.actor import Acted, Actor
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, Space, describe, leaves
@@ -98,7 +97,7 @@ class Collector(Saveable):
             envs: one VectorEnv for each EnvGroup; their columns lie side by side in the batch.
             actor: what decides. Random when it is the same object as `warmup`.
             warmup: what decides in the first `init_random_frames` frames.
-            random_outputs: see `FirstFrames`.
+            random_outputs: see `_FirstFrames`.
         """
         self.gate = PauseGate()
         self.weights = weights
@@ -119,7 +118,7 @@ class Collector(Saveable):
         self.actor = actor
         """What decides once the random frames are over."""
         self.warmup = warmup
-        self._first = FirstFrames(warmup, actor, weights, config.init_random_frames, random_outputs)
+        self._first = _FirstFrames(warmup, actor, weights, config.init_random_frames, random_outputs)
         self._config = config
         self._envs = tuple(envs)
         self._gone_restarts = 0
@@ -470,6 +469,54 @@ class Collector(Saveable):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _FirstFrames:
+    """Draws for as many frames as are left, and asks the policy for the other rows of the last vector step.
+
+    What the policy computes beside the action is zero in drawn rows, and its recurrent states stay at their first
+    value: it takes over from there, wherever in an episode that is.
+    """
+
+    def __init__(
+        self,
+        random: RandomActor,
+        policy: Actor,
+        weights: StagedWeights,
+        left: int,
+        outputs_of: Callable[[Arrays], Arrays] | None,
+    ) -> None:
+        """`outputs_of`: what the policy would have computed beside drawn actions; may leave out the last outputs."""
+        self.outputs, self.states, self.initial_states = policy.outputs, policy.states, policy.initial_states
+        self.device = policy.device
+        self.left = left
+        self._random = random
+        self._policy = policy
+        self._weights = weights
+        self._outputs_of = outputs_of
+
+    def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
+        n, actions = len(is_init), self._random.act(obs, states, is_init).actions
+        known = () if self._outputs_of is None else self._outputs_of(actions)
+        zeros = (np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.outputs[len(known) :])
+        drawn = Acted(actions, (*known, *zeros), tuple(np.repeat(value, n, axis=0) for value in self.initial_states))
+        num_drawn, self.left = min(self.left, n), max(0, self.left - n)
+        if num_drawn == n:
+            return drawn
+        # With all rows: some policies know how many environments there are.
+        acted = self._policy.act(obs, states, is_init)
+        versions = np.full(n, self._weights.version)
+        versions[:num_drawn] = RANDOM_VERSION
+
+        def join(first: Arrays, others: Arrays) -> Arrays:
+            return tuple(np.concatenate([a[:num_drawn], b[num_drawn:]]) for a, b in zip(first, others, strict=True))
+
+        return Acted(
+            join(drawn.actions, acted.actions),
+            join(drawn.outputs, acted.outputs),
+            join(drawn.states, acted.states),
+            versions,
+        )
 
 
 def _same_spaces(envs: Sequence[VectorEnv]) -> tuple[Space, Space]:

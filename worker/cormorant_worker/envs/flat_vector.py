@@ -20,7 +20,7 @@ from cormorant_worker.action_mask import ACTION_MASK, info_mask_length
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.envs.env_row import BadObservation, NanCheck
 from cormorant_worker.envs.gymnasium_env import construct, name_of
-from cormorant_worker.envs.info import InfoField
+from cormorant_worker.envs.info import InfoField, completed
 from cormorant_worker.envs.protocol import EVERY_ROW, Rows
 from cormorant_worker.errors import EnvBuildError, EnvCrashed
 from cormorant_worker.spaces import Array, Arrays, cast_exactly, flatten, leaves, unflattener
@@ -256,19 +256,13 @@ class FlatVector:
             return tuple(fields)
         infos = [self.seed(range(self.num_envs)).info, self.step(self.random_actions(np.random.default_rng(0))).info]
         infos += [info["final_info"] for info in infos if isinstance(info.get("final_info"), Mapping)]
-        found = []
-        for field in fields:
-            value = next((v for info in reversed(infos) if (v := find_info(info, field.key)[0]) is not None), None)
-            if value is None and not field.is_complete:
-                known = sorted({key for info in infos for key in info if not key.startswith("_")})
-                raise EnvBuildError(
-                    f"spec.env.info: {field.key} is in the info of neither the first reset nor the first step of "
-                    f"{self.name}, where {', '.join(known) or 'nothing'} is; correct the key, or declare its dtype and "
-                    "shape if it comes later"
-                )
-            array = np.asarray(value)
-            found.append(field if field.is_complete else field.complete(array.dtype, array.shape[1:]))
-        return tuple(found)
+
+        def find(key: str) -> Array | None:
+            value = next((v for info in reversed(infos) if (v := find_info(info, key)[0]) is not None), None)
+            return None if value is None else np.asarray(value)[0]
+
+        known = {key for info in infos for key in info if not key.startswith("_")}
+        return completed(fields, self.name, find, known=known)
 
     def close(self) -> None:
         """Close the environment; what it raises then is not of interest."""

@@ -2,7 +2,7 @@
 every step. What `Step.info` holds, in the order of the declaration.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -88,21 +88,28 @@ def complete_fields(fields: Sequence[InfoField], env: Env, name: str) -> tuple[I
             f"{name} raised {type(error).__name__}: {error} in a reset and a step that look for the keys of "
             "spec.env.info; declare their dtypes and shapes, and none is taken"
         ) from error
+
+    def find(key: str) -> Array | None:
+        values = (value for info in infos if (value := _find(info, key)) is not _MISSING)
+        return next(map(_array, values), None)
+
+    return completed(fields, name, find, known={str(key) for info in infos for key in info})
+
+
+def completed(
+    fields: Sequence[InfoField], name: str, find: Callable[[str], Array | None], *, known: Collection[str]
+) -> tuple[InfoField, ...]:
+    """Fields with what is not declared as in a value that `find` finds by its key. `known`: keys, for the message."""
     found = []
     for field in fields:
-        if field.is_complete:
-            found.append(field)
-            continue
-        values = [value for info in infos if (value := _find(info, field.key)) is not _MISSING]
-        if not values:
-            known = sorted({str(key) for info in infos for key in info})
+        value = None if field.is_complete else find(field.key)
+        if value is None and not field.is_complete:
             raise EnvBuildError(
                 f"spec.env.info: {field.key} is in the info of neither the first reset nor the first step of {name}, "
-                f"where {', '.join(known) or 'nothing'} is; correct the key, or declare its dtype and shape if it "
-                "comes later"
+                f"where {', '.join(sorted(known)) or 'nothing'} is; correct the key, or declare its dtype and shape "
+                "if it comes later"
             )
-        array = _array(values[0])
-        found.append(field.complete(array.dtype, array.shape))
+        found.append(field if value is None else field.complete(value.dtype, value.shape))
     return tuple(found)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cormorant_worker.errors import InferenceUnavailable, PolicyMismatch
+from cormorant_worker.errors import PolicyError, PolicyMismatch
 from cormorant_worker.inference.address import AssignedServers, ServerAddress
 from cormorant_worker.inference.connections import ServerConnection
 from cormorant_worker.inference.handshake import Greeting, Welcome
@@ -65,7 +65,7 @@ class Asked:
         """Wait for the actions, and the version that acted. The arrays are valid until this slot's next `ask`.
 
         Raises:
-            InferenceUnavailable: no server answered in 900 s.
+            PolicyError: no server answered in 900 s.
             Stopped: the fleet gave the batch up meanwhile.
         """
         return self._actor.answer(self)
@@ -78,7 +78,7 @@ class RemoteActor:
         """Meet the server, which may have to build the policy first.
 
         Raises:
-            InferenceUnavailable: no server answered in 900 s.
+            PolicyError: no server answered in 900 s.
             PolicyMismatch: the server's policy does not fit these environments.
         """
         self._servers = servers
@@ -231,8 +231,8 @@ class RemoteActor:
         return welcome
 
 
-def _unavailable(what: str) -> InferenceUnavailable:
-    return InferenceUnavailable(
+def _unavailable(what: str) -> PolicyError:
+    return PolicyError(
         f"{what} within {_LONGEST_WAIT_S:.0f} s; look at the inference servers in `kubectl describe cjob`, and at "
         "their logs"
     )

@@ -91,46 +91,36 @@ class DatasetDescription:
 
     def differences(self, new: "DatasetDescription") -> tuple[str, ...]:
         """What a rerun would store otherwise than this dataset: `env.envpool.taskId: "Pong-v5" is stored, now ...`."""
-        found = [
-            f"{path}: {json.dumps(old)} is stored, now it is {json.dumps(now)}"
-            for path, old, now in _changes("env", _plain(self.env), _plain(new.env))
-        ]
-        for name, old_space, new_space in (
-            ("observation space", self.observation_space, new.observation_space),
-            ("action space", self.action_space, new.action_space),
-        ):
-            if space_to_json(old_space) != space_to_json(new_space):
-                old, now = describe(old_space), describe(new_space)
-                now = f"{now}, with other bounds" if old == now else now
-                found.append(f"{name}: {old} is stored, now it is {now}")
-        for (kind, old_leaves), (_, new_leaves) in zip(self.schema.kinds, new.schema.kinds, strict=True):
-            found += _leaf_changes(kind, old_leaves, new_leaves)
+        ours, theirs = self._compared(), new._compared()
+        found = []
+        for name in dict.fromkeys((*ours, *theirs)):
+            (old, shown), (now, named) = ours.get(name, _ABSENT), theirs.get(name, _ABSENT)
+            if old != now:
+                how = ", with other bounds or in another order" if shown == named else ""
+                found.append(f"{name}: {shown} is stored, now it is {named}{how}")
         return tuple(found)
 
-
-def _plain(value: Mapping[str, Any]) -> Any:
-    return json.loads(json.dumps(dict(value)))
-
-
-_ABSENT = "nothing"
-
-
-def _changes(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in dict.fromkeys((*old, *new)):
-            yield from _changes(f"{path}.{name}", old.get(name, _ABSENT), new.get(name, _ABSENT))
-    elif old != new:
-        yield path, old, new
+    def _compared(self) -> dict[str, tuple[Any, str]]:
+        """What must be equal, by the names that messages use, and how they show it."""
+        found: dict[str, tuple[Any, str]] = dict(_flat("env", json.loads(json.dumps(dict(self.env)))))
+        for name, space in (("observation space", self.observation_space), ("action space", self.action_space)):
+            found[name] = space_to_json(space), describe(space)
+        for kind, leaves in self.schema.kinds:
+            for position, leaf in enumerate(leaves):
+                shown = f"{leaf.dtype.name} {list(leaf.shape)}"
+                found[f"{kind} {column_name(leaf)}"] = (position, shown), shown
+        return found
 
 
-def _leaf_changes(kind: str, old: tuple[Leaf, ...], new: tuple[Leaf, ...]) -> Iterator[str]:
-    was = {column_name(leaf): f"{leaf.dtype.name} {list(leaf.shape)}" for leaf in old}
-    now = {column_name(leaf): f"{leaf.dtype.name} {list(leaf.shape)}" for leaf in new}
-    for name in dict.fromkeys((*was, *now)):
-        if was.get(name) != now.get(name):
-            yield f"{kind} {name}: {was.get(name, _ABSENT)} is stored, now it is {now.get(name, _ABSENT)}"
-    if was == now and list(was) != list(now):
-        yield f"{kind}: {', '.join(was)} are stored in this order, now it is {', '.join(now)}"
+_ABSENT = None, "nothing"
+
+
+def _flat(path: str, value: Any) -> Iterator[tuple[str, tuple[Any, str]]]:
+    if isinstance(value, dict) and value:
+        for name, part in value.items():
+            yield from _flat(f"{path}.{name}", part)
+    else:
+        yield path, (value, json.dumps(value))
 
 
 def describe_job(job: CollectorJob, layout: Layout, observation: Space, action: Space) -> DatasetDescription:

@@ -2,8 +2,6 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -13,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import structlog
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
-from cormorant_testing.scripts import until
-from cormorant_testing.vectors import Referee, assert_arrays, counting, sample_actions, stack, step_times
+from cormorant_testing.scripts import start_script, until
+from cormorant_testing.vectors import Referee, assert_arrays, counting, sample_actions, step_times
 from cormorant_worker.envs.gymnasium_env import EnvFactory
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW
@@ -66,31 +62,6 @@ def test_every_kind_of_space_is_exact(observation: str, action: str, kind: type)
         assert_arrays(env.start(), referee.first())
         for actions in sample_actions(action, 20, 2):
             referee.drive(env, actions)
-
-
-@given(
-    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
-    ends=st.sampled_from(["terminate", "truncate", "both", "alternate"]),
-    num_envs=st.integers(1, 3),
-    steps=st.integers(1, 30),
-    seed=st.integers(0, 2**31 - 1),
-)
-@settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow])
-def test_steps_equal_those_of_inline_environments(
-    lengths: list[int], ends: str, num_envs: int, steps: int, seed: int
-) -> None:
-    options = {"lengths": lengths, "ends": ends, "observation": "dict", "action": "dict"}
-    inline = InlineVectorEnv(counting(**options), seeds=SEEDS[:num_envs])
-    with subprocesses(num_envs, **options) as env:
-        assert_arrays(env.start(), inline.start())
-        for actions in sample_actions("dict", steps, num_envs, seed=seed):
-            stacked = stack(env.action_space, actions)
-            env.send(stacked, EVERY_ROW)
-            inline.send(stacked, EVERY_ROW)
-            ours, theirs = env.recv(), inline.recv()
-            assert_arrays(ours.obs, theirs.obs)
-            assert_arrays(ours.final, theirs.final)
-            assert_arrays(ours[2:6], theirs[2:6])  # reward, flags, ended
 
 
 @both
@@ -324,16 +295,18 @@ def test_an_unknown_id_is_refused_with_near_matches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "words"),
+    ("kind", "failure", "words"),
     [
-        ({"at": "init"}, "could not be built: ValueError: told to fail"),
-        ({"at": "init", "how": "exit"}, "exited with code 7 before its first step"),
-        ({"at": "reset"}, "environment [01] .*make_counting.* raised ValueError: told to fail"),
-        ({"at": "reset", "how": "kill"}, "was killed by SIGKILL before its first step"),
+        (InlineVectorEnv, {"at": "init"}, "could not be built: ValueError: told to fail"),
+        (SubprocessVectorEnv, {"at": "init"}, "could not be built: ValueError: told to fail"),
+        (SubprocessVectorEnv, {"at": "init", "how": "exit"}, "exited with code 7 before its first step"),
+        (InlineVectorEnv, {"at": "reset"}, "environment 0 .*make_counting.* raised ValueError: told to fail before"),
+        (SubprocessVectorEnv, {"at": "reset"}, "environment [01] .*make_counting.* raised ValueError: told to fail"),
+        (SubprocessVectorEnv, {"at": "reset", "how": "kill"}, "was killed by SIGKILL before its first step"),
     ],
 )
-def test_a_failing_constructor_or_first_reset_is_a_build_error(failure: dict, words: str) -> None:
-    with pytest.raises(EnvBuildError, match=words), subprocesses(2, failures=[failure]) as env:
+def test_a_failing_constructor_or_first_reset_is_a_build_error(kind: type, failure: dict, words: str) -> None:
+    with pytest.raises(EnvBuildError, match=words), subprocesses(2, kind=kind, failures=[failure]) as env:
         env.start()
 
 
@@ -358,7 +331,8 @@ def test_children_import_no_torch_and_run_one_thread() -> None:
         import cormorant_worker.envs.child
         print(sorted({"torch", "tensordict", "envpool", "structlog", "pydantic", "ray"} & set(sys.modules)))
     """
-    assert _python(code).stdout.strip() == "[]"
+    with script(code) as imports:
+        assert imports.communicate()[0].strip() == "[]"
     with subprocesses(1) as env:
         env.start()
         environ = Path(f"/proc/{env._running[0].pid}/environ").read_bytes()
@@ -433,7 +407,7 @@ def test_children_die_with_a_killed_parent(how: str, *, thread: bool) -> None:
         print(*[process.pid for process in envs[0]._running.values()], flush=True)
         time.sleep(1000)
     """
-    with _start_python(code) as parent:
+    with script(code) as parent:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2
         assert all(_state(pid) in "RSD" for pid in pids)
@@ -457,37 +431,20 @@ def test_ctrl_c_reaches_the_parent_only() -> None:
             env.close()
             print("closed", env.restarts, flush=True)
     """
-    with _start_python(code, start_new_session=True) as parent:
+    with script(code) as parent:
         assert parent.stdout.readline() == "ready\n"
         os.killpg(parent.pid, signal.SIGINT)
         output, errors = parent.communicate(timeout=20)
         assert (output, errors) == ("closed 0\n", "")
 
 
-def _python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=_environ(), capture_output=True, text=True, check=True
-    )
-
-
 @contextlib.contextmanager
-def _start_python(code: str, **options: object) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=_environ(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    ) as process:
+def script(code: str) -> Iterator[Any]:
+    with start_script(textwrap.dedent(code)) as process:
         try:
             yield process
         finally:
             process.kill()
-
-
-def _environ() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def _descriptors() -> int:

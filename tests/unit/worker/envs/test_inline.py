@@ -5,47 +5,20 @@ import numpy as np
 import pytest
 import structlog
 from gymnasium import spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cormorant_testing.envs import CountingEnv
-from cormorant_testing.vectors import Referee, assert_arrays, counting, sample_actions, step_times
+from cormorant_testing.vectors import Referee, counting, step_times
 from cormorant_worker.envs.env_row import Crash
 from cormorant_worker.envs.gymnasium_env import EnvFactory, MadeEnvs
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError
 
 SEEDS = [7, 70, 700]
 
 
 def make(num_envs: int = 3, limits: RestartLimits | None = None, **options: object) -> InlineVectorEnv:
     return InlineVectorEnv(counting(**options), seeds=SEEDS[:num_envs], limits=limits or RestartLimits())
-
-
-def play(env: InlineVectorEnv, options: dict, *, steps: int, action: str = "discrete") -> Referee:
-    referee = Referee(SEEDS[: env.num_envs], options, action=action)
-    assert_arrays(env.start(), referee.first())
-    for actions in sample_actions(action, steps, env.num_envs):
-        referee.drive(env, actions)
-    return referee
-
-
-@given(
-    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
-    ends=st.sampled_from(["terminate", "truncate", "both", "alternate"]),
-    num_envs=st.integers(1, 3),
-    steps=st.integers(1, 25),
-)
-@settings(max_examples=40)
-def test_any_episode_lengths_are_exact(lengths: list[int], ends: str, num_envs: int, steps: int) -> None:
-    options = {"lengths": lengths, "ends": ends}
-    play(make(num_envs, **options), options, steps=steps)
-
-
-def test_only_the_first_reset_is_seeded() -> None:
-    env = make(longest=5)
-    play(env, {"longest": 5}, steps=15)
 
 
 def test_a_restarted_envs_seed_is_reproducible_and_new() -> None:
@@ -61,14 +34,6 @@ def test_a_restarted_envs_seed_is_reproducible_and_new() -> None:
     assert len({*idents[0], *SEEDS}) == 6
 
 
-def test_env_that_keeps_raising_is_given_up_at_the_total() -> None:
-    env = make(1, failures=[{"step": 3}], lengths=100, limits=RestartLimits(total=4))
-    env.start()
-    step_times(env, 3 * 4)
-    with pytest.raises(EnvCrashed, match="4 restarts within 10 minutes were used up"):
-        step_times(env, 3)
-
-
 def test_restarts_are_limited_within_ten_minutes() -> None:
     now = [0.0]
     restarts = Restarts([1], RestartLimits(total=2, inherited=1), clock=lambda: now[0])
@@ -80,12 +45,6 @@ def test_restarts_are_limited_within_ten_minutes() -> None:
     restarts.record(crash, has_stepped=True)
     restarts.record(crash, has_stepped=True)
     assert restarts.count == 3
-
-
-@pytest.mark.parametrize("failure", [{"at": "reset"}, {"at": "init"}])
-def test_a_failing_constructor_or_first_reset_is_a_build_error(failure: dict) -> None:
-    with pytest.raises(EnvBuildError, match="ValueError: told to fail"):
-        make(failures=[failure]).start()
 
 
 class Shown(gymnasium.Env[Any, Any]):
@@ -226,14 +185,6 @@ def test_a_time_limit_is_saved_and_restored() -> None:
     other.start()
     other.restore(one.state())
     assert [bool(step_times(other, 1).truncated[0]) for _ in range(2)] == [False, True]
-
-
-def test_wrappers_without_states_cannot_be_saved() -> None:
-    wrapped = EnvFactory(
-        entrypoint="cormorant_testing.envs:make_counting", wrappers=(("cormorant_testing.envs:Stateless", {}),)
-    )
-    with pytest.raises(EnvNotSaved, match=r"^Stateless has no get_state and set_state$"):
-        InlineVectorEnv(wrapped, seeds=[1]).state()
 
 
 def test_a_state_of_other_environments_is_refused() -> None:
