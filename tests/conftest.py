@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import datetime
+import gc
 import os
 import random
 import signal
@@ -11,6 +12,19 @@ import pytest
 from hypothesis import settings
 
 from cormorant_testing import needs
+
+# Importing all tests makes a million objects that live to the end. The collector would look at them again and again: a
+# third of the time that pytest needs until the first test, and some in each test.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries complain of what is left at the end
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
