@@ -34,7 +34,9 @@ class Sleeper(gymnasium.Env):
 """
 
 
-def test_job_fills_its_dataset_and_a_rerun_finds_it_complete(start: Started, write: Written, tmp_path: Path) -> None:
+def test_job_fills_its_dataset_and_a_rerun_finds_it_complete(
+    start: Started, write: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(
         collection={"framesPerBatch": 64, "totalFrames": 1003, "seed": 3},
         output={"queue": {}, "dataset": {"uri": "data/small"}},
@@ -44,7 +46,9 @@ def test_job_fills_its_dataset_and_a_rerun_finds_it_complete(start: Started, wri
     events = [json.loads(line) for line in out.splitlines()]
     finished = events[-1]
     log = [json.loads(line) for line in err.splitlines()]
-    again_code, again, _ = start("run", "job.yaml").end()
+    monkeypatch.chdir(tmp_path)
+    again_code = entry.run(["run", "job.yaml"])
+    again = capsys.readouterr().out
 
     assert code == 0, err
     assert [events[0]["event"], finished["event"]] == ["started", "finished"]
@@ -134,6 +138,7 @@ def test_ctrl_c_ends_a_serving_run_whose_streams_are_open(start: Started, write:
     assert command.orphans() == []
 
 
+@pytest.mark.slow
 def test_sigterm_while_workers_start_leaves_no_process_behind(start: Started, write: Written) -> None:
     write()
     command = start("run", "job.yaml", "--json")

@@ -1,4 +1,7 @@
-"""Policies whose every output is known by heart. Named by entrypoint in manifests, so that workers import them."""
+"""Policies whose every output is known by heart. Named by entrypoint in manifests, so that workers import them.
+
+TensorDict is imported where a policy needs it: that takes each new process two seconds.
+"""
 
 import os
 import random
@@ -9,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
 
@@ -47,52 +48,15 @@ def seer(observation_space: Any, action_space: Any) -> nn.Module:
     return Seer()
 
 
-class Counter(TensorDictModuleBase):
-    """Recurrent: `count` is the number of frames since the trajectory began. Draws its actions, and one number more."""
+def counter(observation_space: Any, action_space: Any) -> nn.Module:
+    from cormorant_testing.recurrent import Counter
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.in_keys, self.out_keys = ["observation", "count", "is_init"], ["action", "drawn", ("next", "count")]
-        self.weight = nn.Parameter(torch.zeros(1))
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        count = tensordict["count"]
-        tensordict["action"] = (count.squeeze(-1).long() + torch.randint(0, 5, count.shape[:1])) % 5
-        tensordict["drawn"] = torch.rand(count.shape[0])
-        tensordict["next", "count"] = count + 1
-        return tensordict
-
-    def initial_state(self, batch_size: int) -> dict[str, Tensor]:
-        return {"count": torch.zeros(batch_size, 1)}
-
-
-def counter(observation_space: Any, action_space: Any) -> TensorDictModuleBase:
     return Counter()
 
 
-class InHalf(TensorDictModuleBase):
-    """Recurrent, and computes in bfloat16 but for `value`: `logits` are thirds of the step, `hidden` sums them up."""
+def in_half(observation_space: Any, action_space: Any) -> nn.Module:
+    from cormorant_testing.recurrent import InHalf
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.in_keys = ["observation", "hidden"]
-        self.out_keys = ["action", "logits", "value", ("next", "hidden")]
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        step = tensordict["observation"][:, 2:3].bfloat16()
-        hidden = tensordict["hidden"]
-        assert hidden.dtype == torch.bfloat16
-        tensordict["logits"] = torch.cat([step / 3, -step / 3], -1)
-        tensordict["value"] = tensordict["observation"][:, 2:3] / 3
-        tensordict["next", "hidden"] = hidden + step / 3
-        tensordict["action"] = step[:, 0].long() % 5
-        return tensordict
-
-    def initial_state(self, batch_size: int) -> dict[str, Tensor]:
-        return {"hidden": torch.full((batch_size, 1), 0.1, dtype=torch.bfloat16)}
-
-
-def in_half(observation_space: Any, action_space: Any) -> TensorDictModuleBase:
     return InHalf()
 
 
@@ -110,12 +74,16 @@ def linear(observation_space: Any, action_space: Any) -> nn.Module:
     return Argmax()
 
 
-def tensordict_module(observation_space: Any, action_space: Any) -> TensorDictModule:
+def tensordict_module(observation_space: Any, action_space: Any) -> nn.Module:
+    from tensordict.nn import TensorDictModule
+
     return TensorDictModule(lambda obs: obs[:, 2].long() % 5, in_keys=["observation"], out_keys=["action"])
 
 
-def init_seer(observation_space: Any, action_space: Any) -> TensorDictModule:
+def init_seer(observation_space: Any, action_space: Any) -> nn.Module:
     """Without states: writes down which rows it was told are the first of their trajectory."""
+    from tensordict.nn import TensorDictModule
+
     return TensorDictModule(
         lambda obs, is_init: (obs[:, 2].long() % 5, is_init.clone()),
         in_keys=["observation", "is_init"],

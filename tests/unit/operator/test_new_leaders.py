@@ -56,7 +56,8 @@ SCHEDULES: dict[str, tuple[Step, ...]] = {
 @pytest.mark.parametrize("absence_s", [310, 86_400])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_new_leader_with_any_stored_status_harms_nothing(schedule: str, absence_s: int) -> None:
-    for length in range(1, len(SCHEDULES[schedule]) + 1):
+    first = 1 if schedule == next(iter(SCHEDULES)) else len(START) + 1  # they begin alike
+    for length in range(first, len(SCHEDULES[schedule]) + 1):
         statuses = _replay(schedule, length)[1]
         for stored in dict.fromkeys(statuses):
             _lead(schedule, length, stored, absence_s)

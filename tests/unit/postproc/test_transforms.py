@@ -93,8 +93,9 @@ def test_ended_trajectories_are_forgotten() -> None:
     stack(to_batch([stream(0, [3])]))
     assert stack._open is None
     stack(to_batch([stream(5, [3])[:2]]))
+    long = stream(6, [2000])
     for number in range(1100):
-        stack(to_batch([stream(6, [2000])[number : number + 1]]))
+        stack(to_batch([long[number : number + 1]]))
     assert stack._open is not None
     assert stack._open["ids"].tolist() == [600]
 

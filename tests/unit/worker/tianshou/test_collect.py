@@ -18,7 +18,7 @@ from cormorant_postproc import FrameStack, MultiStep, RewardClip
 from cormorant_testing.check import Checker
 from cormorant_testing.coin import LONG, tossers
 from cormorant_testing.envs import CountingEnv, Oracle
-from cormorant_testing.policies import Counter
+from cormorant_testing.recurrent import Counter
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, PolicyError
 
