@@ -156,7 +156,7 @@ def _exceptions_of_environments() -> Iterator[None]:
     try:
         yield
     except EnvRaised as error:
-        if error.__context__ is None:
+        if error.__cause__ is None:
             raise
-        error.__context__.add_note(str(error).partition("\n")[0])
-        raise error.__context__ from None
+        error.__cause__.add_note(str(error).partition("\n")[0])
+        raise error.__cause__ from None

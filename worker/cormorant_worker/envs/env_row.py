@@ -45,6 +45,8 @@ class Crash:
     """The traceback, where there is one."""
     cause: type[EnvError] | None = None
     """UnknownEnv, EnvBuildError or BadObservation, where it raised that."""
+    error: BaseException | None = field(default=None, repr=False)
+    """What it raised, where it steps in this process."""
 
     @classmethod
     def of(cls, error: BaseException, *, row: int, steps: int) -> "Crash":

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import structlog
@@ -62,7 +63,8 @@ class InlineVectorEnv(SingleEnvs[EnvRow]):
         return any(env.steps for env in self._running.values())
 
     def _fail(self, row: int, error: BaseException) -> None:
-        self._lose(Crash.of(error, row=row, steps=self._running[row].steps if row in self._running else 0))
+        crash = Crash.of(error, row=row, steps=self._running[row].steps if row in self._running else 0)
+        self._lose(replace(crash, error=error))
 
     def _end(self, row: int, env: EnvRow) -> None:
         try:

@@ -66,7 +66,7 @@ class Restarts:
         row = crash.row
         self.has_stepped |= has_stepped or crash.steps > 0
         if self._limits.raises and crash.details:
-            raise EnvRaised(crash.sentence(), row=row, details=crash.details)
+            raise EnvRaised(crash.sentence(), row=row, details=crash.details) from crash.error
         if not self._limits.total:
             raise self._give_up(crash, "it is not restarted here")
         self._barren[row] = 1 if crash.steps else self._barren[row] + 1
