@@ -10,7 +10,6 @@ from cormorant_worker.fleet.offers import Offers
 from cormorant_worker.fleet.slot import SlotState, WorkerHandle
 from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.weights.blob import WeightsBlob
-from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import Reply, Request
 
 
@@ -26,7 +25,7 @@ def test_a_worker_that_leaves_gets_the_version_that_its_ticket_waits_for() -> No
     offers = Offers(slots, Events())
     for version in (1, 2):
         payload: Any = FakePayload()
-        offers.publish(WeightsBlob.of({"policy": {"w": torch.zeros(1)}}), PolicyVersion(version), payload)
+        offers.publish(WeightsBlob.of({"policy": {"w": torch.zeros(1)}}), version, payload)
         offers.send_due(48)
     assert connection.versions == [1]  # the second waits for the answer to the first
     ticket: Any = "of version 2"
@@ -35,7 +34,7 @@ def test_a_worker_that_leaves_gets_the_version_that_its_ticket_waits_for() -> No
     offers.note_reply(worker, Reply(number=1))
     assert connection.versions == [1, 2]
     worker.tickets.clear()
-    offers.publish(WeightsBlob.of({"policy": {"w": torch.zeros(1)}}), PolicyVersion(3), payload)
+    offers.publish(WeightsBlob.of({"policy": {"w": torch.zeros(1)}}), 3, payload)
     offers.note_reply(worker, Reply(number=2))
     offers.send_due(48)
     assert connection.versions == [1, 2]  # nobody waits for the third

@@ -1,6 +1,6 @@
 """The fleet's books, without processes: who may collect how many frames, and where each slot is."""
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.batch_queue import BatchQueue, Loan
 from cormorant_worker.fleet.local.engine import SharedBlockPool
-from cormorant_worker.fleet.scheduler import Grant, Scheduler, SlotKey
+from cormorant_worker.fleet.scheduler import Grant, Round, Scheduler, SlotKey
 from cormorant_worker.spaces import Leaf
 from cormorant_worker.worker.messages import Sealed
 
@@ -45,15 +45,11 @@ def hand_out(schedule: Scheduler, held: dict[tuple[str, int], int], **limits: in
     return schedule.grants(**limits)
 
 
-def call(function: Callable[[], None]) -> None:
-    function()
-
-
 def land(deliveries: BatchQueue, grant: Grant, *, version: int = 0) -> None:
     """A worker does what it was granted, and the queue accepts it if it can."""
     block_index, _ = deliveries.blocks.lend(1)
-    message = sealed(num_frames=grant.num_frames, version=version)
-    deliveries.land(grant.round, grant.slot, message, block_index=block_index)
+    found, slot = grant
+    deliveries.land(found, slot, sealed(num_frames=found.frames[slot], version=version), block_index=block_index)
     deliveries.accept()
 
 
@@ -97,7 +93,7 @@ class Books(RuleBasedStateMachine):
         self.alive: dict[tuple[str, int], int] = {}
         """Worker by place, with its process id."""
         self.leaving: set[tuple[str, int]] = set()
-        self.tickets: dict[tuple[str, int], list[tuple[Grant, int, int]]] = {}
+        self.tickets: dict[tuple[str, int], list[tuple[Round, int, int]]] = {}
         self.version = 0
         self.next_pid = 1
         self.delivered = self.landed_frames = self.recollected = 0
@@ -129,7 +125,7 @@ class Books(RuleBasedStateMachine):
             self.deliveries.complete(self.schedule.forget_member(place))
         self.deliveries.accept()
         held = {p: len(self.tickets[p]) for p in self.alive if p not in self.leaving}
-        for grant in hand_out(
+        for found, place in hand_out(
             self.schedule,
             held,
             num_workers=len(self.places),
@@ -137,23 +133,22 @@ class Books(RuleBasedStateMachine):
             room=self.deliveries.room,
         ):
             self.deliveries.free_a_block()
-            block_index, _ = self.deliveries.blocks.lend(self.alive[grant.slot])
-            self.tickets[grant.slot].append((grant, block_index, self.version))
+            block_index, _ = self.deliveries.blocks.lend(self.alive[place])
+            self.tickets[place].append((found, block_index, self.version))
 
     @precondition(lambda self: any(self.tickets.get(p) for p in self.alive))
     @rule(data=st.data(), old=st.booleans())
     def land(self, data: st.DataObject, old: bool) -> None:
         place = data.draw(st.sampled_from(sorted(p for p in self.alive if self.tickets[p])))
-        grant, block_index, version = self.tickets[place].pop(0)
-        acted = max(0, version - old)
-        is_told = (grant.round.number, place) in self.told
-        frames = data.draw(st.integers(1, grant.num_frames)) if is_told else grant.num_frames
+        found, block_index, version = self.tickets[place].pop(0)
+        frames = found.frames[place]
+        if (found.number, place) in self.told:
+            frames = data.draw(st.integers(1, frames))
         self.landed_frames += frames
-        message = sealed(num_frames=frames, version=acted)
-        late = self.deliveries.land(grant.round, place, message, block_index=block_index)
-        for other in late:
-            assert any(held.round is grant.round for held, _, _ in self.tickets[other])
-            self.told.add((grant.round.number, other))
+        message = sealed(num_frames=frames, version=max(0, version - old))
+        for other in self.deliveries.land(found, place, message, block_index=block_index):
+            assert any(held is found for held, _, _ in self.tickets[other])
+            self.told.add((found.number, other))
         self.turn()
 
     @precondition(lambda self: bool(self.alive))
@@ -161,16 +156,16 @@ class Books(RuleBasedStateMachine):
     def die(self, data: st.DataObject) -> None:
         place = data.draw(st.sampled_from(sorted(self.alive)))
         self.deliveries.blocks.forget(self.alive.pop(place))
-        for grant, slot, _ in self.tickets.pop(place):
-            self.deliveries.blocks.give_back(slot)
-            assert self.schedule.lost(grant.round.number, place) == grant.num_frames
+        for found, block_index, _ in self.tickets.pop(place):
+            self.deliveries.blocks.give_back(block_index)
+            assert self.schedule.lost(found, place) == found.frames[place]
         self.leaving.discard(place)
         self.deliveries.complete(self.schedule.forget_member(place, only_preempted=place in self.places))
 
     @rule()
     def borrow(self) -> None:
         least = None if self.bound is None else self.version - self.bound
-        taken = self.deliveries.take(min_version=least, locked=call)
+        taken = self.deliveries.take(min_version=least)
         if taken is None:
             return
         self.held.append(taken)
@@ -219,14 +214,20 @@ class Books(RuleBasedStateMachine):
             sum(found.frames.values()) for found in self.schedule._open.values()
         )
 
+    def incomplete(self) -> list[Any]:
+        """What has landed of rounds that wait for others."""
+        return [
+            part for found in self.schedule._open.values() if not found.is_complete for part in found.landed.values()
+        ]
+
     @invariant()
     def every_block_is_in_one_place(self) -> None:
         blocks, deliveries = self.deliveries.blocks, self.deliveries
         out = [block_index for tickets in self.tickets.values() for _, block_index, _ in tickets]
-        kept = [part.block_index for parts in deliveries._landed.values() for part, _ in parts.values()]
+        kept = [part.block_index for part, _ in self.incomplete()]
         queued = [p.block_index for d in (*deliveries._queue, *(d for _, d in deliveries._backlog)) for p in d.parts]
-        held = [part.block_index for loan in deliveries._lent.values() for part in loan.parts]
-        assert set(deliveries._lent) <= set(deliveries._at_work) == {loan.number for loan in self.held}
+        held = [part.block_index for loan in deliveries._lent for part in loan.parts]
+        assert deliveries._lent <= deliveries._at_work == set(self.held)
         unsettled = sum(delivery.num_frames for delivery in (*deliveries._queue, *self.held))
         assert deliveries.unsettled_frames == unsettled <= self.schedule.accepted_frames
         assert self.drops or len(deliveries._lent) + len(deliveries._queue) <= self.capacity
@@ -235,7 +236,7 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def what_was_collected_is_delivered_dropped_or_waits(self) -> None:
-        incomplete = sum(told.num_frames for parts in self.deliveries._landed.values() for _, told in parts.values())
+        incomplete = sum(told.num_frames for _, told in self.incomplete())
         complete = (*self.deliveries._queue, *(loan for _, loan in self.deliveries._backlog))
         waiting = incomplete + sum(loan.num_frames for loan in complete)
         assert self.landed_frames == self.delivered + sum(self.deliveries.dropped.values()) + waiting
@@ -248,10 +249,10 @@ class Books(RuleBasedStateMachine):
             self.turn()
             for place in sorted(self.alive):
                 if self.tickets.get(place):
-                    grant, block_index, version = self.tickets[place].pop(0)
-                    self.landed_frames += grant.num_frames
-                    message = sealed(num_frames=grant.num_frames, version=version)
-                    self.deliveries.land(grant.round, place, message, block_index=block_index)
+                    found, block_index, version = self.tickets[place].pop(0)
+                    self.landed_frames += found.frames[place]
+                    message = sealed(num_frames=found.frames[place], version=version)
+                    self.deliveries.land(found, place, message, block_index=block_index)
             self.take(1)
         else:
             raise AssertionError("it does not end")
@@ -290,13 +291,13 @@ def test_stragglers_are_told_once_enough_have_landed(threshold: float, enough: i
     workers = 3 if threshold == 2 / 3 else 4
     places = [("cpu", i) for i in range(workers)]
     grants = hand_out(schedule, dict.fromkeys(places, 1), num_workers=workers, ahead_of_consumer=0, room=workers)
-    found = grants[0].round
-    for i, grant in enumerate(grants[:enough]):
-        assert schedule.landed(found.number, grant.slot, 10) is found
+    found = grants[0][0]
+    for i, (_, slot) in enumerate(grants[:enough]):
+        schedule.landed(found, slot, 10)
         assert schedule.preempt(found) == (places[enough:] if i == enough - 1 else [])
     assert schedule.preempt(found) == []  # once
     for place in places[enough:]:
-        schedule.landed(found.number, place, 3)
+        schedule.landed(found, place, 3)
     assert found.is_complete
     schedule.accepted(found.number)
     assert schedule.remaining_frames == 60 - enough * 10 - (workers - enough) * 3
@@ -308,14 +309,14 @@ def test_a_preempted_round_waits_for_nobody_who_is_lost() -> None:
     )
     places = [("cpu", i) for i in range(4)]
     grants = hand_out(schedule, dict.fromkeys(places, 1), num_workers=4, ahead_of_consumer=0, room=4)
-    found = grants[0].round
-    schedule.lost(found.number, places[0])
+    found = grants[0][0]
+    schedule.lost(found, places[0])
     assert schedule.forget_member(places[0], only_preempted=True) == []
-    schedule.landed(found.number, places[1], 10)
+    schedule.landed(found, places[1], 10)
     assert schedule.preempt(found) == []
-    schedule.landed(found.number, places[2], 10)
+    schedule.landed(found, places[2], 10)
     assert schedule.preempt(found) == [places[3]]  # and the one that was lost before is out of it
-    schedule.lost(found.number, places[3])
+    schedule.lost(found, places[3])
     assert schedule.forget_member(places[3], only_preempted=True) == [found]
     assert found.frames == {places[1]: 10, places[2]: 10}
 
@@ -325,14 +326,15 @@ def test_drain_keeps_what_landed_and_waits_for_no_lost_worker(mode: str) -> None
     schedule = Scheduler(mode=mode, frames_per_batch=10, total_frames=None, max_staleness=None)
     places = [("cpu", 0), ("cpu", 1), ("cpu", 2)]
     grants = hand_out(schedule, dict.fromkeys(places, 1), num_workers=3, ahead_of_consumer=0, room=3)
-    landed = [schedule.landed(grant.round.number, grant.slot, 10) for grant in grants[:1]]
-    schedule.lost(grants[1].round.number, places[1])
+    first, second, third = (found for found, _ in grants)
+    schedule.landed(first, places[0], 10)
+    schedule.lost(second, places[1])
     assert schedule.drain() == []  # the third is still at work
     assert not schedule.is_done
     assert hand_out(schedule, {places[1]: 0}, num_workers=3, ahead_of_consumer=0, room=3) == []
-    schedule.lost(grants[2].round.number, places[2])
-    assert schedule.forget_member(places[2]) == ([landed[0]] if mode == "sync" else [])
-    schedule.accepted(landed[0].number)
+    schedule.lost(third, places[2])
+    assert schedule.forget_member(places[2]) == ([first] if mode == "sync" else [])
+    schedule.accepted(first.number)
     assert schedule.accepted_frames == 10
     assert schedule.is_done
 
@@ -343,7 +345,7 @@ def test_sync_shares_the_last_round_out_evenly() -> None:
     sizes = []
     for _ in range(2):
         grants = hand_out(schedule, held, num_workers=3, ahead_of_consumer=0, room=3)
-        sizes.append([grant.num_frames for grant in grants])
+        sizes.append([found.frames[slot] for found, slot in grants])
     assert sizes == [[10, 10, 10], [3, 2, 2]]
     assert schedule.remaining_frames == 0
 
@@ -354,15 +356,14 @@ def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
     deliveries.blocks = SharedBlockPool(LAYOUT, 4)
     held = {("cpu", 0): 0, ("cpu", 1): 0}
     grants = hand_out(schedule, held, num_workers=2, ahead_of_consumer=0, room=4)
-    assert [(grant.round.number, grant.slot[1], grant.num_frames) for grant in grants] == [
-        (0, 0, 10), (0, 1, 10), (1, 0, 1)
-    ]  # fmt: skip
+    shares = [(found.number, slot[1], found.frames[slot]) for found, slot in grants]
+    assert shares == [(0, 0, 10), (0, 1, 10), (1, 0, 1)]
     accepted = []
     for number in (0, 2, 1):  # cpu-0 is done with both of its tickets before cpu-1 is with its one
         land(deliveries, grants[number])
         accepted.append(schedule.accepted_frames)
     assert accepted == [0, 0, 21]
-    assert [deliveries.take(min_version=None, locked=call).number for _ in range(2)] == [0, 1]
+    assert [deliveries.take(min_version=None).number for _ in range(2)] == [0, 1]
     deliveries.blocks.close()
 
 
@@ -376,17 +377,17 @@ def test_workers_take_turns_when_the_consumer_is_slow() -> None:
     idle = {("cpu", 0): 0, ("cpu", 1): 0, ("gpu", 0): 0}
     turns = []
     for _ in range(6):
-        (grant,) = hand_out(schedule, idle, num_workers=3, ahead_of_consumer=0, room=1)
-        schedule.landed(grant.round.number, grant.slot, grant.num_frames)
-        schedule.accepted(grant.round.number)
-        turns.append(grant.slot)
+        ((found, slot),) = hand_out(schedule, idle, num_workers=3, ahead_of_consumer=0, room=1)
+        schedule.landed(found, slot, 4)
+        schedule.accepted(found.number)
+        turns.append(slot)
     assert turns == [("cpu", 0), ("cpu", 1), ("gpu", 0)] * 2
 
 
 def test_idle_workers_come_first_when_room_is_scarce() -> None:
     schedule = Scheduler(mode="async", frames_per_batch=10, total_frames=None, max_staleness=None)
     grants = hand_out(schedule, {("cpu", 0): 1, ("cpu", 1): 0}, num_workers=2, ahead_of_consumer=0, room=1)
-    assert [grant.slot for grant in grants] == [("cpu", 1)]
+    assert [slot for _, slot in grants] == [("cpu", 1)]
 
 
 @pytest.mark.parametrize(
@@ -407,7 +408,7 @@ def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
         land(deliveries, grant)
     assert deliveries.dropped == {"drop_oldest": 10}
     assert schedule.accepted_frames == 15
-    last = deliveries.take(min_version=None, locked=call)
+    last = deliveries.take(min_version=None)
     assert last is not None
     assert last.number == 2
     # The consumer at work does not keep the next one out.
@@ -425,7 +426,7 @@ def test_stale_frames_are_recollected_unless_stored(has_dataset: bool, accepted:
     (grant,) = hand_out(schedule, {("cpu", 0): 0}, num_workers=1, ahead_of_consumer=0, room=1)
     land(deliveries, grant, version=3)
     assert schedule.accepted_frames == 5
-    assert deliveries.take(min_version=4, locked=call) is None
+    assert deliveries.take(min_version=4) is None
     assert (deliveries.dropped, schedule.accepted_frames) == ({"stale": 5}, accepted)
     assert deliveries.blocks.room == 3
     deliveries.blocks.close()
@@ -440,7 +441,7 @@ def test_random_frames_do_not_hide_stale_ones(versions: tuple[int, int], is_take
     grants = hand_out(schedule, dict.fromkeys(places, 0), num_workers=2, ahead_of_consumer=0, room=2)
     for grant, version in zip(grants, versions, strict=True):
         land(deliveries, grant, version=version)
-    assert (deliveries.take(min_version=4, locked=call) is not None) is is_taken
+    assert (deliveries.take(min_version=4) is not None) is is_taken
     assert deliveries.dropped == ({} if is_taken else {"stale": 10})
     deliveries.blocks.close()
 

@@ -6,7 +6,7 @@ sealed -> (round complete) -> backlog -> accepted into the queue -> lent to a co
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial, reduce
 from heapq import heappop, heappush
@@ -17,7 +17,6 @@ from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.scheduler import Mode, Round, Scheduler, SlotKey
 from cormorant_worker.fleet.transport import BlockPool
-from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.normalize.moments import Document, Statistics
 from cormorant_worker.shared_memory import SharedMemory
@@ -128,10 +127,6 @@ class Loan:
         self.release()
 
 
-Locked = Callable[[Callable[[], None]], None]
-"""Calls a function with the fleet's condition held, and has the fleet look."""
-
-
 class BatchQueue:
     """Rounds that are complete or on their way, and frames that were dropped. Guarded by the fleet's condition."""
 
@@ -146,7 +141,15 @@ class BatchQueue:
         statistics: StatisticsBook | None = None,
         storing_device: str = "cpu",
         post_processing: Mapping[str, Any] | None = None,
+        changed: AbstractContextManager[object] | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
+        """Begin empty.
+
+        Args:
+            changed: the fleet's condition, for loans that any thread gives back.
+            wake: has the fleet's thread look.
+        """
         self.blocks: BlockPool | None = None
         """The memory of batches; set once, when the first worker has told their layout."""
         self.is_on_demand = False
@@ -164,18 +167,18 @@ class BatchQueue:
         """A full queue drops its oldest round instead of making workers wait."""
         self._has_dataset = has_dataset
         """Frames are durable, and count, whatever becomes of them in the queue."""
-        self._landed: dict[int, dict[SlotKey, tuple[LoanPart, Sealed]]] = {}
         self._backlog: list[tuple[int, Loan]] = []
         """A heap by round: a short last round may lack a straggler that an earlier one still waits for."""
         self._queue: deque[Loan] = deque()
-        self._lent: dict[int, Loan] = {}
-        """Rounds whose memory is with consumers, by number."""
-        self._at_work: dict[int, int] = {}
-        """Frames of the rounds that consumers are not done with, by number: they may still publish for them."""
+        self._lent: set[Loan] = set()
+        """Rounds whose memory is with consumers."""
+        self._at_work: set[Loan] = set()
+        """Rounds that consumers are not done with: they may still publish for them."""
         self._events = events or Events()
         self._statistics = statistics
         """Gets the moments of batches that were acknowledged; without a queue, of those that were accepted."""
         self._storing_device, self._post_processing = storing_device, post_processing or {}
+        self._changed, self._wake = changed or nullcontext(), wake
 
     # -- in ----------------------------------------------------------------------------------------------------
 
@@ -209,8 +212,7 @@ class BatchQueue:
             sealed_at=time.monotonic(),
             collect_s=sealed.timing.seconds,
         )
-        self._landed.setdefault(landed.number, {})[worker] = part, sealed
-        self._scheduler.landed(landed.number, worker, sealed.num_frames)
+        self._scheduler.landed(landed, worker, sealed.num_frames, (part, sealed))
         late = [] if landed.is_complete else self._scheduler.preempt(landed)
         if landed.is_complete:  # or is it now: a preempted round does not wait for parts that were lost before
             self.complete([landed])
@@ -219,11 +221,11 @@ class BatchQueue:
     def complete(self, rounds: Iterable[Round]) -> None:
         """These rounds wait for no worker any more."""
         for complete in rounds:
-            heappush(self._backlog, (complete.number, self._loan_of(complete.number)))
+            heappush(self._backlog, (complete.number, self._loan_of(complete)))
 
-    def _loan_of(self, number: int) -> Loan:
+    def _loan_of(self, round_: Round) -> Loan:
         """What has landed of a round, in the order of the workers' slots."""
-        landed = [part for _, part in sorted(self._landed.pop(number).items())]
+        landed: list[tuple[LoanPart, Sealed]] = [part for _, part in sorted(round_.landed.items())]
         acted = [sealed.min_version for _, sealed in landed if sealed.min_version != RANDOM_VERSION]
         moments = [sealed.moments for _, sealed in landed if sealed.moments is not None]
         return Loan(
@@ -232,7 +234,7 @@ class BatchQueue:
             num_frames=sum(sealed.num_frames for _, sealed in landed),
             min_version=min(acted, default=RANDOM_VERSION),
             max_version=max(sealed.max_version for _, sealed in landed),
-            number=number,
+            number=round_.number,
             storing_device=self._storing_device,
             post_processing=self._post_processing,
             moments=reduce(Statistics.merged, moments) if moments else None,
@@ -258,11 +260,11 @@ class BatchQueue:
 
     # -- out ---------------------------------------------------------------------------------------------------
 
-    def take(self, *, min_version: int | None, locked: Locked) -> Loan | None:
+    def take(self, *, min_version: int | None) -> Loan | None:
         """The oldest round in the queue, lent until `release`; None when the queue is empty.
 
         Rounds in which an older version than `min_version` acted are dropped, counted as stale, and collected again
-        unless a dataset has them. `locked`: calls a function with the fleet's condition held.
+        unless a dataset has them.
         """
         while self._queue:
             loan = self._queue.popleft()
@@ -272,37 +274,37 @@ class BatchQueue:
                     self._scheduler.take_back(loan.num_frames)
                 continue
             self.has_lent = True
-            self._lent[loan.number] = loan
-            self._at_work[loan.number] = loan.num_frames
-            loan.on_copied = partial(locked, partial(self.copied, loan.number))
-            loan.on_release = partial(locked, partial(self.release, loan.number))
+            self._lent.add(loan)
+            self._at_work.add(loan)
+            loan.on_copied, loan.on_release = partial(self._copied, loan), partial(self._release, loan)
             return loan
         return None
 
-    def copied(self, number: int) -> None:
-        """A consumer has copied a round and still works on it. May be called twice."""
-        if (loan := self._lent.pop(number, None)) is not None:
-            self._give_back(loan)
+    def _copied(self, loan: Loan) -> None:
+        with self._changed:
+            if loan in self._lent:
+                self._lent.discard(loan)
+                self._give_back(loan)
+            self._wake()
 
-    def release(self, number: int) -> None:
-        """A consumer is done with a round. May be called twice."""
-        self.copied(number)
-        self._at_work.pop(number, None)
+    def _release(self, loan: Loan) -> None:
+        with self._changed:
+            self._at_work.discard(loan)
+            self._copied(loan)
 
     def discard(self, reason: str) -> None:
         """Drop every round that no consumer holds. No ticket may be out."""
-        incomplete = [self._loan_of(number) for number in tuple(self._landed)]
+        incomplete = [self._loan_of(round_) for round_ in self._scheduler.forget_open() if round_.landed]
         for loan in (*self._queue, *(loan for _, loan in self._backlog), *incomplete):
             self._drop(loan, reason)
         self._queue.clear()
         self._backlog.clear()
-        self._scheduler.forget_open()
 
     @contextmanager
-    def asking(self, waker: Waker) -> Iterator[None]:
+    def asking(self) -> Iterator[None]:
         self.num_asking += 1
         if self.is_on_demand:
-            waker.wake()
+            self._wake()
         try:
             yield
         finally:
@@ -320,7 +322,7 @@ class BatchQueue:
         """Frames that count and would be lost with this process: in the queue, or with a consumer."""
         if self._has_dataset:
             return 0
-        return sum(loan.num_frames for loan in self._queue) + sum(self._at_work.values())
+        return sum(loan.num_frames for loan in (*self._queue, *self._at_work))
 
     @property
     def is_drained(self) -> bool:

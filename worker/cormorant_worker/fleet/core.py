@@ -4,6 +4,7 @@ What acts on it is in `fleet/turn/`: the fleet's thread and what workers say (`l
 tickets and emptied (`life.py`), and a fleet between two batches (`quiesce.py`).
 """
 
+import threading
 from typing import TYPE_CHECKING
 
 import structlog
@@ -44,6 +45,8 @@ class FleetCore:
     def __init__(self, job: CollectorJob, options: FleetOptions, engine: Engine) -> None:
         """An empty fleet. The engine stays the caller's to close."""
         self.job, self.options, self.engine = job, options, engine
+        self.changed = threading.Condition()
+        """Guards all parts of the fleet; notified at every turn of its thread."""
         self.ready: Ready | None = None
         """What the first worker told, once memory and dataset are laid out."""
         collection, queue = job.spec.collection, job.spec.output.queue
@@ -100,6 +103,8 @@ class FleetCore:
             statistics=self.statistics,
             storing_device=options.storing_device,
             post_processing=collection.post_processing,
+            changed=self.changed,
+            wake=self.waker.wake,
         )
         self.slots = Slots(job, {} if dataset is None else dataset.written)
         self.counters, self.env_failures = FleetCounters(), EnvFailures(job)

@@ -8,12 +8,10 @@ knows is guarded by one condition, on which callers (the consumer of batches, co
                                +--- blocks given back ---> tickets ----------+
 """
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar, Self
 
 import numpy as np
@@ -79,8 +77,6 @@ class WorkerFleet:
         """
         self.job = job
         self._engine = engine or LocalEngine()
-        self._changed = threading.Condition()
-        """Guards all parts of the fleet; notified at every turn of its thread."""
         self._warns_of_staleness = (
             job.spec.collection.weights.max_staleness is None and job.spec.policy.exploration_type == "random"
         )
@@ -91,10 +87,10 @@ class WorkerFleet:
         except BaseException:
             self._engine.close()
             raise
-        self.episodes = core.episodes
+        self.episodes, self._changed = core.episodes, core.changed
         self._life = SlotLife(core)
-        self._quiesce = Quiesce(core, self._changed, self._life)
-        self._loop = self.loop(core, self._changed, self._life, self._quiesce)
+        self._quiesce = Quiesce(core, self._life)
+        self._loop = self.loop(core, self._life, self._quiesce)
         try:
             self._engine.open(core.connections.note_news)
             assert self.options.workers is not None  # the engine completed them
@@ -191,7 +187,7 @@ class WorkerFleet:
             raise FleetError("the manifest has no output.queue: its frames go to the dataset alone; add queue: {}")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         core = self._core
-        with self._changed, core.queue.asking(core.waker):
+        with self._changed, core.queue.asking():
             while True:
                 core.raise_error()
                 if (loan := self._take_loan()) is not None:
@@ -224,7 +220,7 @@ class WorkerFleet:
         core = self._core
         bound, waiting = self.job.spec.collection.weights.max_staleness, core.queue.num_waiting
         newest = core.offers.common_version
-        loan = core.queue.take(min_version=None if bound is None else newest - bound, locked=self._locked)
+        loan = core.queue.take(min_version=None if bound is None else newest - bound)
         # Only for news: the fleet's thread notifies callers that wait at every turn.
         if core.queue.num_waiting != waiting:
             core.waker.wake()
@@ -233,11 +229,6 @@ class WorkerFleet:
             staleness = max(0, newest - acted) if acted >= 0 else 0
             core.events.note("lent", frames=loan.num_frames, version=acted, staleness=staleness)
         return loan
-
-    def _locked(self, give_back: Callable[[], None]) -> None:
-        with self._changed:
-            give_back()
-            self._core.waker.wake()
 
     # -- control -----------------------------------------------------------------------------------------------
 
@@ -283,8 +274,11 @@ class WorkerFleet:
         if not (allow_nonfinite or self.job.spec.policy.allow_nonfinite):
             blob.check_finite()
         with self._shared(blob) as payload, self._changed:
-            number = self._publish(blob, payload, version, workers=workers)
-            return self._receipt(number, wait_s)
+            core = self._core
+            core.raise_error()
+            number = core.offers.publish(blob, version, payload, core.servers.named(workers))
+            core.waker.wake()
+            return self.receipt(number, wait_s=wait_s)
 
     @contextmanager
     def _shared(self, blob: WeightsBlob) -> Iterator[Payload]:
@@ -297,32 +291,14 @@ class WorkerFleet:
                 if not self._core.offers.holds(payload):
                     payload.close()
 
-    def _publish(
-        self,
-        blob: WeightsBlob,
-        payload: Payload,
-        version: int | None,
-        *,
-        workers: Sequence[str] = (),
-    ) -> PolicyVersion:
-        core = self._core
-        core.raise_error()
-        number = core.offers.next_version(version)
-        core.offers.publish(blob, number, payload, core.servers.named(workers))
-        core.waker.wake()
-        return number
-
     def receipt(self, version: int, *, wait_s: float = 0.0) -> WorkerReceipts:
         """What became of a version, at once, or when every worker has taken or refused it within `wait_s`."""
+        offers, number = self._core.offers, PolicyVersion(version)
+        behind: list[WorkerHandle] = []
         with self._changed:
-            return self._receipt(PolicyVersion(version), wait_s)
-
-    def _receipt(self, version: PolicyVersion, wait_s: float) -> WorkerReceipts:
-        offers = self._core.offers
-        if wait_s > 0:
-            behind: list[WorkerHandle] = []
-            self._quiesce.wait_until(lambda: offers.is_decided(version, behind), time.monotonic() + wait_s)
-        return offers.receipt(version)
+            if wait_s > 0:
+                self._quiesce.wait_until(lambda: offers.is_decided(number, behind), time.monotonic() + wait_s)
+            return offers.receipt(number)
 
     def pause(self) -> None:
         """Stop stepping at the next vector step of every worker; batches under way are kept and go on at `resume`.
@@ -342,12 +318,9 @@ class WorkerFleet:
     def resume(self) -> None:
         """Go on after `pause`. Does nothing when the fleet runs."""
         with self._changed:
-            self._resume()
-
-    def _resume(self) -> None:
-        self._core.set_paused(is_paused=False)
-        self._core.slots.tell_all(ResumeStepping())
-        self._core.waker.wake()
+            self._core.set_paused(is_paused=False)
+            self._core.slots.tell_all(ResumeStepping())
+            self._core.waker.wake()
 
     def drain(self) -> None:
         """Hand out no more tickets: what is under way lands and is accepted, `borrow` gives what is queued,
@@ -356,7 +329,7 @@ class WorkerFleet:
         with self._changed:
             self._core.raise_error()
             self._core.queue.complete(self._core.scheduler.drain())
-            self._resume()
+            self.resume()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Have a function told everything that happens from now on, in order; see `FleetEvent`. It is called by the
@@ -392,14 +365,14 @@ class WorkerFleet:
             for name, data in saved.workers.items():
                 states[name] = self._engine.share(data)
                 stack.callback(states[name].close)
-            publish = None
+            weights = None
             if saved.weights and saved.version > self.version:
                 blob = WeightsBlob.from_bytes(saved.weights)
                 blob.statistics = saved.statistics.get(saved.version)
                 verify(blob.specs, self._known.specs)
-                publish = partial(self._publish, blob, stack.enter_context(self._shared(blob)), saved.version)
+                weights = blob, stack.enter_context(self._shared(blob))
             with self._changed, self._quiesce.between_batches():
-                self._quiesce.restore(saved, states, publish=publish)
+                self._quiesce.restore(saved, states, weights=weights)
 
     def seed(self, seed: int) -> tuple[str, ...]:
         """Reseed every worker at a batch boundary: with new environments and streams, as a new fleet with this seed

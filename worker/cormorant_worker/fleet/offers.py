@@ -56,35 +56,29 @@ class Offers:
 
     # -- what was published ------------------------------------------------------------------------------------
 
-    def next_version(self, wanted: int | None) -> PolicyVersion:
-        """The number of the next publish. `wanted`: chosen by the caller; None: one more than the last.
-
-        Raises:
-            StaleWeights: it is not higher than the last.
-            WeightsError: it is past 2**62.
-        """
-        number = PolicyVersion(self.version + 1 if wanted is None else wanted)
-        if number <= self.version:
-            raise StaleWeights(f"weights version {number} is not newer than {self.version}; publish a higher one")
-        if wanted is not None and number > _HIGHEST_CHOSEN:
-            raise WeightsError(f"version {number} is past {_HIGHEST_CHOSEN}, the highest allowed; choose a lower one")
-        return number
-
     def publish(
-        self,
-        blob: WeightsBlob,
-        version: PolicyVersion,
-        payload: Payload,
-        slots: Collection[Slot] | None = None,
-    ) -> None:
+        self, blob: WeightsBlob, wanted: int | None, payload: Payload, slots: Collection[Slot] | None = None
+    ) -> PolicyVersion:
         """Offer new weights to all workers, or to those of some slots: one copy in memory for all. Workers that come
         later get them, too. Lets go of versions that are the newest of nothing any more.
 
         Args:
-            version: higher than any before.
+            wanted: the version; None: one more than the last.
             payload: the same bytes as the engine shares them.
             slots: None: all.
+
+        Returns:
+            The version.
+
+        Raises:
+            StaleWeights: the version is not higher than the last.
+            WeightsError: it is past 2**62.
         """
+        version = PolicyVersion(self.version + 1 if wanted is None else wanted)
+        if version <= self.version:
+            raise StaleWeights(f"weights version {version} is not newer than {self.version}; publish a higher one")
+        if wanted is not None and version > _HIGHEST_CHOSEN:
+            raise WeightsError(f"version {version} is past {_HIGHEST_CHOSEN}, the highest allowed; choose a lower one")
         before = self._kept()
         statistics = None if self._statistics is None else self._statistics.stamp(version, blob.statistics)
         newest = dict.fromkeys(blob.tensors, PublishedVersion(version, blob, payload, statistics))
@@ -103,6 +97,7 @@ class Offers:
         self._events.note("published", version=version)
         workers = self._slots.workers if slots is None else (slot.worker for slot in slots)
         self._due |= {worker: None for worker in workers if worker is not None}
+        return version
 
     def holds(self, payload: Payload) -> bool:
         """Whether a worker may still be offered these bytes."""

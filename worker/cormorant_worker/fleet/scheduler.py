@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, nsmallest
-from typing import Literal
+from typing import Any, Literal
 
 Mode = Literal["sync", "async"]
 SlotKey = tuple[str, int]
@@ -32,8 +32,8 @@ class Round:
     """Frames asked of each member."""
     pending: set[SlotKey] = field(default_factory=set)
     """Members that have no ticket yet: the round has just been opened, or they have just been lost."""
-    landed: set[SlotKey] = field(default_factory=set)
-    """Members whose batch is complete."""
+    landed: dict[SlotKey, Any] = field(default_factory=dict)
+    """Members whose batch is complete, each with what it handed over."""
     is_preempted: bool = False
     """Enough batches have landed: the other workers hand over what they have; those with nothing are not waited for."""
 
@@ -42,13 +42,8 @@ class Round:
         return len(self.landed) == len(self.frames)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """A ticket that may be handed out now."""
-
-    round: Round
-    slot: SlotKey
-    num_frames: int
+Grant = tuple[Round, SlotKey]
+"""A ticket that may be handed out now: the round asks so many frames of the slot."""
 
 
 class Scheduler:
@@ -172,7 +167,7 @@ class Scheduler:
             for slot in nsmallest(least, (slot for slot in round_.pending if slot in self.held)):
                 round_.pending.discard(slot)
                 self.may_collect(slot, holds=self.held[slot] + 1)
-                granted.append(Grant(round=round_, slot=slot, num_frames=round_.frames[slot]))
+                granted.append((round_, slot))
             self._note_pending(round_)
 
     def _grant_async(self, granted: list[Grant], ahead: int, room: int, most: int) -> None:
@@ -185,7 +180,7 @@ class Scheduler:
                 if count <= 0 or (slot := self._next_waiting(depth)) is None:
                     break
                 opened = self._open_round({slot: count})
-                granted.append(Grant(round=opened, slot=slot, num_frames=count))
+                granted.append((opened, slot))
                 self._last_number[slot] = opened.number
                 self.may_collect(slot, holds=depth + 1)
 
@@ -241,13 +236,11 @@ class Scheduler:
 
     # -- events ------------------------------------------------------------------------------------------------
 
-    def landed(self, round_number: int, slot: SlotKey, num_frames: int) -> Round:
+    def landed(self, round_: Round, slot: SlotKey, num_frames: int, part: object = None) -> None:
         """A member's batch is complete. What it has less than was asked for is collected later."""
-        round_ = self._open[round_number]
-        round_.landed.add(slot)
+        round_.landed[slot] = part
         self.outstanding_frames += num_frames - round_.frames[slot]
         round_.frames[slot] = num_frames
-        return round_
 
     def preempt(self, round_: Round) -> list[SlotKey]:
         """A batch of a round has landed: if enough have by now, those who are to hand over what they have."""
@@ -257,20 +250,19 @@ class Scheduler:
         round_.is_preempted = True
         for slot in tuple(round_.pending):
             self._excuse(round_, slot)
-        return sorted(set(round_.frames) - round_.landed)
+        return sorted(round_.frames.keys() - round_.landed.keys())
 
-    def lost(self, round_number: int, slot: SlotKey) -> int:
+    def lost(self, round_: Round, slot: SlotKey) -> int:
         """A member died with its ticket. Returns the frames that have to be collected again.
 
         In sync mode the slot's next worker gets the same ticket; in async mode the frames go back to the rest.
         """
-        round_ = self._open[round_number]
         count = round_.frames[slot]
         if self.mode == "sync":
             round_.pending.add(slot)
-            self._pending[round_number] = round_
+            self._pending[round_.number] = round_
         else:
-            self._close_round(round_number)
+            self._close_round(round_.number)
         return count
 
     def found_durable(self, slot: SlotKey, num_frames: int) -> list[Round]:
@@ -327,11 +319,15 @@ class Scheduler:
         """A round entered the queue: its frames count."""
         self.accepted_frames += self._close_round(round_number)
 
-    def forget_open(self) -> None:
-        """No round that is not accepted will ever be: what is missing is collected again. No ticket may be out."""
+    def forget_open(self) -> list[Round]:
+        """No round that is not accepted will ever be: what is missing is collected again. No ticket may be out. Returns
+        those that were not complete.
+        """
+        incomplete = [round_ for round_ in self._open.values() if not round_.is_complete]
         self._open.clear()
         self._pending.clear()
         self.outstanding_frames = 0
+        return incomplete
 
     def count_from(self, num_frames: int) -> None:
         """So many frames are accepted: what earlier fleets collected, or a restored state has."""

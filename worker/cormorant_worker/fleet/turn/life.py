@@ -226,22 +226,22 @@ class SlotLife:
             room=core.queue.room,
             most=_MOST_GRANTS,
         )
-        for grant in grants:
+        for round_, key in grants:
             core.queue.free_a_block()
-            slot = core.slots[grant.slot]
+            slot, num_frames = core.slots[key], round_.frames[key]
             assert core.queue.blocks is not None
-            assert slot.worker is not None, grant
+            assert slot.worker is not None, key
             block_index, memory = core.queue.blocks.lend(slot.worker.connection.pid)
             ticket = Ticket(
                 number=slot.worker.next_number(),
                 block_index=block_index,
                 block_is_new=memory is not None,
-                num_frames=grant.num_frames,
+                num_frames=num_frames,
                 version=core.offers.version_of(slot),
-                episodes=core.episodes.take(grant.num_frames) if core.episodes is not None else (),
+                episodes=core.episodes.take(num_frames) if core.episodes is not None else (),
             )
             self.num_tickets += 1
-            slot.worker.send_ticket(ticket, grant.round, memory)
+            slot.worker.send_ticket(ticket, round_, memory)
         return len(grants) >= _MOST_GRANTS
 
     def end_ticket(self, handle: WorkerHandle, number: int) -> TicketOut:
@@ -383,7 +383,7 @@ class SlotLife:
         blocks = core.queue.blocks
         for number in tuple(handle.tickets):
             out = self.end_ticket(handle, number)
-            again += core.scheduler.lost(out.round.number, slot.key)
+            again += core.scheduler.lost(out.round, slot.key)
             if core.episodes is not None:
                 hopeless = core.episodes.give_back(out.ticket.episodes)
             assert blocks is not None

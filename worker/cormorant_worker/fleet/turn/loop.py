@@ -197,16 +197,10 @@ class FleetLoop:
     validates: ClassVar[bool] = False
     """Check after each turn what always holds. For tests: it looks at every slot."""
 
-    def __init__(
-        self,
-        core: FleetCore,
-        changed: threading.Condition,
-        life: SlotLife,
-        quiesce: Quiesce,
-    ) -> None:
+    def __init__(self, core: FleetCore, life: SlotLife, quiesce: Quiesce) -> None:
         self.is_done = False
         """All frames that will be are accepted, and durable with a dataset."""
-        self._core, self._changed = core, changed
+        self._core, self._changed = core, core.changed
         self._life, self._quiesce = life, quiesce
         self._inbox = Inbox(core, life)
         self._is_stopped = False

@@ -3,7 +3,6 @@
 All of it wants the fleet's condition held, and lets go of it while it waits.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from cormorant_worker.fleet.fleet_state import CURRENT, FleetState
 from cormorant_worker.fleet.slot import Question, Slot, SlotState
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.turn.life import SlotLife
+from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import INITIAL_VERSION
 from cormorant_worker.worker.messages import Look, PauseStepping, ReadCached, Reply, Restore, ResumeStepping, Save
 
@@ -43,8 +43,8 @@ _FETCH_S = 60.0
 class Quiesce:
     """Brings a fleet to a batch boundary, and saves, restores or reseeds it there."""
 
-    def __init__(self, core: FleetCore, changed: threading.Condition, life: SlotLife) -> None:
-        self._core, self._changed, self._life = core, changed, life
+    def __init__(self, core: FleetCore, life: SlotLife) -> None:
+        self._core, self._changed, self._life = core, core.changed, life
         self._holders = 0
 
     @property
@@ -139,7 +139,7 @@ class Quiesce:
         return states
 
     def restore(
-        self, saved: FleetState, states: Mapping[str, Payload], *, publish: Callable[[], object] | None
+        self, saved: FleetState, states: Mapping[str, Payload], *, weights: tuple[WeightsBlob, Payload] | None
     ) -> None:
         """Go on from what `save` gave. Between batches.
 
@@ -148,7 +148,7 @@ class Quiesce:
 
         Args:
             states: each worker's, by name, as the engine shares them.
-            publish: publishes the state's weights; None: there are none, or not newer ones.
+            weights: the state's, and as the engine shares them; None: there are none, or not newer ones.
 
         Raises:
             StateError: it does not fit this fleet.
@@ -171,8 +171,8 @@ class Quiesce:
         self._life.seed = saved.seed
         if core.statistics is not None and CURRENT in saved.statistics:
             core.statistics.reset(saved.statistics[CURRENT], saved.statistics)
-        if publish is not None and saved.version > core.offers.version:
-            publish()
+        if weights is not None and saved.version > core.offers.version:
+            core.offers.publish(weights[0], saved.version, weights[1])
         handles = {handle.slot: handle for handle in core.slots.workers if not handle.slot.is_server}
         commands, reseeded = {}, []
         for name, slot in names.items():
