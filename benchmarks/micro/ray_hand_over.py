@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import truediv
 from statistics import median
+from types import SimpleNamespace
 
 import numpy as np
 import ray
@@ -31,6 +32,7 @@ from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.spaces import Leaf
+from cormorant_worker.weights.cached import NOTHING_SETTLED
 from cormorant_worker.worker.messages import Sealed, Ticket
 
 STORE_BYTES = 1 << 30
@@ -102,14 +104,10 @@ def _hand_over_speeds(*, rounds: int) -> tuple[list[float], list[float]]:
     layout, woken = _layout(), threading.Event()
     blocks = RayBlockPool(layout, 5, store_bytes=STORE_BYTES)
     handle = ray.remote(concurrency_groups=GROUPS)(SealingActor).options(num_cpus=0).remote(layout, [])
-    link = RayConnection(
-        WorkerPlace(),
-        handle,
-        node_id=cluster.node_id,
-        blocks=lambda: blocks,
-        wake=woken.set,
-        describe_waiting=lambda: "",
+    engine = SimpleNamespace(
+        cluster=cluster, blocks=blocks, wake=lambda _: woken.set(), settled=lambda: NOTHING_SETTLED
     )
+    link = RayConnection(engine, WorkerPlace(), handle, "")
     try:
         ours, bare = _landed(link, blocks, woken), _landed_bare()
         # Pages of the object store and of the actors' memory are touched for the first time.

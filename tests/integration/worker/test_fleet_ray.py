@@ -20,12 +20,13 @@ from cormorant_testing.collecting import make_checker, make_job, scene
 from cormorant_testing.fleets import balance
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import of_session, start_script, until, unused_port
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import ControlTimeout, FleetError, ManifestError, WorkerFailed
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.ray.engine import RayEngine
-from cormorant_worker.fleet.ray.options import Demand, RayOptions, demand_of
+from cormorant_worker.fleet.ray.options import RayOptions, actor_options
 from cormorant_worker.local_fleet import LocalFleet
 
 STORE_BYTES = 200 << 20
@@ -221,9 +222,9 @@ def test_no_process_is_left_when_the_fleets_own_is_killed() -> None:
     until(lambda: not of_session(script.pid), seconds=120)
 
 
-def job_with(resources: dict, **group: object) -> object:
+def job_with(resources: dict) -> object:
     document = make_job(num_envs=2, lengths=3).to_document()
-    document["spec"]["workerGroups"] = [{"name": "cpu", "resources": resources, **group}]
+    document["spec"]["workerGroups"] = [{"name": "cpu", "resources": resources}]
     from cormorant_worker.launch import load_job
 
     return load_job(document)
@@ -232,31 +233,31 @@ def job_with(resources: dict, **group: object) -> object:
 @pytest.mark.parametrize(
     ("resources", "options", "is_own", "expected"),
     [
-        ({}, {}, False, Demand(num_cpus=1, num_gpus=0)),
-        ({}, {}, True, Demand(num_cpus=0, num_gpus=0)),
-        ({"requests": {"cpu": "1500m"}, "limits": {"cpu": 4}}, {}, False, Demand(num_cpus=1.5, num_gpus=0)),
-        ({"limits": {"cpu": "2", "nvidia.com/gpu": 1}}, {}, False, Demand(num_cpus=2, num_gpus=1)),
-        ({"limits": {"cpu": "2"}}, {"num_cpus": 0.5, "num_gpus": 0.25}, False, Demand(num_cpus=0.5, num_gpus=0.25)),
-        ({}, {"slot_resources": True}, False, Demand(num_cpus=0, num_gpus=0, resources={"slot:cpu-3": 1.0})),
-        (
-            {"limits": {"cpu": "2", "nvidia.com/gpu": 1}},
-            {"slot_resources": True},
-            False,
-            Demand(num_cpus=0, num_gpus=0, resources={"slot:cpu-3": 1.0}),
-        ),
-        ({}, {"resources": {"walrus": 2}}, False, Demand(num_cpus=1, num_gpus=0, resources={"walrus": 2})),
+        ({}, {}, False, (1, 0, {})),
+        ({}, {}, True, (0, 0, {})),
+        ({"requests": {"cpu": "1500m"}, "limits": {"cpu": 4}}, {}, False, (1.5, 0, {})),
+        ({"limits": {"cpu": "2", "nvidia.com/gpu": 1}}, {}, False, (2, 1, {})),
+        ({"limits": {"cpu": "2"}}, {"num_cpus": 0.5, "num_gpus": 0.25}, False, (0.5, 0.25, {})),
+        ({"limits": {"cpu": "2", "nvidia.com/gpu": 1}}, {"slot_resources": True}, False, (0, 0, {"slot:cpu-0": 1.0})),
+        ({}, {"resources": {"walrus": 2}}, False, (1, 0, {"walrus": 2})),
+        ({}, {"actors": [{"num_cpus": 3, "resources": {"seal": 1}}]}, False, (3, 0, {"seal": 1})),
+        ({}, {"actors": [{"num_cpus": 3, "num_gpus": 1}]}, True, (0, 1, {})),
     ],
 )
-def test_a_worker_asks_for_what_its_group_says(resources: dict, options: dict, is_own: bool, expected: Demand) -> None:
-    assert demand_of(job_with(resources), "cpu", 3, RayOptions(**options), is_own=is_own) == expected
+def test_a_worker_asks_for_what_its_group_says(resources: dict, options: dict, is_own: bool, expected: tuple) -> None:
+    assert asked_for(resources, options, is_own=is_own) == expected
 
 
-def test_gpu_groups_ask_for_one_and_odd_quantities_are_refused() -> None:
-    gpu = job_with({}, device="gpu")
-    assert demand_of(gpu, "cpu", 0, RayOptions(), is_own=True) == Demand(num_cpus=0, num_gpus=1)
-    assert demand_of(gpu, "cpu", 0, RayOptions(), is_own=True, device="cpu") == Demand(num_cpus=0, num_gpus=0)
+def asked_for(resources: dict, options: dict, *, is_own: bool = False, device: str = "cpu") -> tuple:
+    place = WorkerPlace(group="cpu", device=device)
+    asked = actor_options(job_with(resources), place, RayOptions(**options), is_own=is_own)
+    return asked["num_cpus"], asked["num_gpus"], asked["resources"]
+
+
+def test_policies_on_a_device_ask_for_one_and_odd_quantities_are_refused() -> None:
+    assert asked_for({}, {}, is_own=True, device="cuda") == (0, 1, {})
     with pytest.raises(ManifestError, match=r'resources.requests\["cpu"\] is \'lots\'; write a number as 2, "0.5"'):
-        demand_of(job_with({"requests": {"cpu": "lots"}}), "cpu", 0, RayOptions(), is_own=False)
+        asked_for({"requests": {"cpu": "lots"}}, {})
 
 
 def test_a_cluster_that_is_not_there_is_named_at_once() -> None:

@@ -18,18 +18,10 @@ from cormorant_worker.fleet.ray.options import RayOptions, describe_resources
 _CONNECT_S = 10.0
 
 
-class _Connection:
-    """The process's connection to Ray, where a fleet of it made one: the last of them ends it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        """Guards everything here, and connecting."""
-        self.holders = 0
-        self.is_own = False
-        """A fleet started the cluster."""
-
-
-_connection = _Connection()
+_lock = threading.Lock()
+"""Guards `_holders`, and connecting."""
+_holders: "set[RayCluster]" = set()
+"""Those who hold the process's connection, where a fleet of it made one: the last of them ends it."""
 
 
 class RayCluster:
@@ -45,18 +37,16 @@ class RayCluster:
         """The cluster is that of this process's fleets, and ends with the last of them."""
         self.has_connected = False
         """This object connected the process, with the options' runtime environment for all its workers."""
-        self._is_holding = False
         self._nodes: list[dict[str, Any]] = []
         if options.address and options.address != "auto":
             _refuse_unreachable(options.address)
-        with _connection.lock:
+        with _lock:
             if not ray.is_initialized():
-                _connection.holders, _connection.is_own = 0, False  # an earlier one was ended from outside
+                _holders.clear()  # an earlier one was ended from outside
                 self._connect(options)
-                _connection.is_own = self.is_own
-            if self.has_connected or _connection.holders:
-                _connection.holders += 1
-                self._is_holding, self.is_own = True, _connection.is_own
+            if self.has_connected or _holders:
+                self.is_own = self.is_own or any(known.is_own for known in _holders)
+                _holders.add(self)
         self.node_id: str = ray.get_runtime_context().get_node_id()
         """The node on which this process runs."""
 
@@ -123,13 +113,12 @@ class RayCluster:
         """End what this process's fleets started, with the last of them; leave what they only connected to, and touch
         nothing that was there before. May be called twice.
         """
-        with _connection.lock:
-            if not self._is_holding:
-                return
-            self._is_holding = self.has_connected = False
-            _connection.holders -= 1
-            if not _connection.holders:
-                ray.shutdown()
+        with _lock:
+            if self in _holders:
+                _holders.discard(self)
+                self.has_connected = False
+                if not _holders:
+                    ray.shutdown()
 
 
 def disconnect() -> None:

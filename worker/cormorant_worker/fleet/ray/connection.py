@@ -8,11 +8,11 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import structlog
@@ -20,12 +20,13 @@ import structlog
 from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.ray.actor import News
-from cormorant_worker.fleet.ray.block_pool import RayBlockPool
-from cormorant_worker.fleet.transport import Payload, Source, WorkerConnection
+from cormorant_worker.fleet.transport import Payload, Source
 from cormorant_worker.shared_memory import SharedMemory
-from cormorant_worker.weights.cached import Settled
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import Failed, Finished, Leaving, Request, Ticket
+
+if TYPE_CHECKING:
+    from cormorant_worker.fleet.ray.engine import RayEngine
 
 log = structlog.get_logger()
 
@@ -59,25 +60,8 @@ class _Batch:
 
 
 class RayConnection:
-    def __init__(
-        self,
-        place: WorkerPlace,
-        handle: Any,
-        *,
-        node_id: str,
-        blocks: Callable[[], RayBlockPool],
-        wake: Callable[[WorkerConnection], None],
-        settled: Callable[[], Settled],
-        describe_waiting: Callable[[], str],
-    ) -> None:
-        """Listen to an actor that was just asked for.
-
-        Args:
-            blocks: where arrays that arrive go.
-            wake: called by Ray's threads, with this connection, when something has arrived.
-            settled: what the worker's pod keeps for the next head.
-            describe_waiting: says at once why the actor may not have been placed.
-        """
+    def __init__(self, engine: "RayEngine", place: WorkerPlace, handle: Any, demand: str) -> None:
+        """Listen to an actor that was just asked for. `demand`: what it asks Ray for, in words."""
         self.place = place
         self.pid = 0
         self.frames = 0
@@ -85,12 +69,8 @@ class RayConnection:
         self.is_open = True
         self._phase = Phase.IMPORTING
         self.handle = handle
-        self._our_node_id = node_id
+        self._engine, self._demand = engine, demand
         self._node_id = ""
-        self._blocks = blocks
-        self._wake = wake
-        self._settled = settled
-        self._describe_waiting = describe_waiting
         self._turn = 0
         self._batches: deque[_Batch] = deque()
         self._inbox: deque[tuple[_Batch | None, Future[Any]]] = deque()
@@ -111,7 +91,9 @@ class RayConnection:
 
     def describe_doing(self) -> str:
         """What the worker does, in words; of one that has not begun, why it may not have."""
-        return self.phase.name.lower() if self.pid else f"not placed: {self._describe_waiting()}"
+        if self.pid:
+            return self.phase.name.lower()
+        return f"not placed: it asks for {self._demand}; Ray has {self._engine.cluster.describe()}"
 
     def describe_end(self) -> str:
         return f"was lost while {self._phase.name.lower()} ({self._end or 'Ray does not say why'})"
@@ -165,7 +147,9 @@ class RayConnection:
             except Exception as error:  # noqa: BLE001  # whatever Ray says of it: the batch is not here
                 self._lose(error)
                 return
-            self._blocks().land(batch.ticket.block_index, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
+            blocks = self._engine.blocks
+            assert blocks is not None
+            blocks.land(batch.ticket.block_index, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
             self._landed_frames += sealed.num_frames
             self.frames = max(self.frames, self._landed_frames)  # the heartbeat comes later than the batch
             yield sealed
@@ -193,7 +177,7 @@ class RayConnection:
         self._expect(self.handle.answer.remote(request, references))
 
     def _listen(self) -> None:
-        self._expect(self.handle.listen.remote(self._settled()))
+        self._expect(self.handle.listen.remote(self._engine.settled()))
 
     def _next_turn(self) -> int:
         self._turn += 1
@@ -202,7 +186,7 @@ class RayConnection:
     def _expect(self, reference: Any, batch: _Batch | None = None) -> None:
         def arrived(result: "Future[Any]") -> None:
             self._inbox.append((batch, result))
-            self._wake(self)
+            self._engine.wake(self)
 
         reference.future().add_done_callback(arrived)
 
@@ -212,7 +196,7 @@ class RayConnection:
         with suppress(ray.exceptions.RayError, ValueError):
             ray.kill(self.handle, no_restart=True)
         # A stopped process hears no Ray; one on this machine can be ended for certain.
-        if self.pid and self._node_id == self._our_node_id and not self._is_dead:
+        if self.pid and self._node_id == self._engine.cluster.node_id and not self._is_dead:
             self._is_dead = True
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)

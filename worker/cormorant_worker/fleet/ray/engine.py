@@ -16,7 +16,7 @@ from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
 from cormorant_worker.fleet.ray.block_pool import RayBlockPool
 from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.ray.connection import ObjectPayload, RayConnection
-from cormorant_worker.fleet.ray.options import RayOptions, demand_of
+from cormorant_worker.fleet.ray.options import RayOptions, actor_options, describe_resources
 from cormorant_worker.fleet.transport import WorkerConnection
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.cached import NOTHING_SETTLED, Settled
@@ -32,20 +32,20 @@ class RayEngine:
     def __init__(self, options: RayOptions | None = None) -> None:
         self._options = options = options or RayOptions()
         self.cluster = RayCluster(options)
-        self._node_id = self.cluster.node_id
         self._actors: Any = ray.remote(concurrency_groups=GROUPS)(WorkerActor)
-        self._blocks: RayBlockPool | None = None
+        self.blocks: RayBlockPool | None = None
+        """Where arrays that arrive go; None until it is laid out, and no ticket goes out before."""
         self._connections: dict[tuple[str, int], RayConnection] = {}
         """The newest of each slot."""
-        self._wake: Callable[[WorkerConnection], None] = lambda _: None  # until `open`
-        self._settled: Callable[[], Settled] = lambda: NOTHING_SETTLED  # until `complete`
+        self.wake: Callable[[WorkerConnection], None] = lambda _: None  # until `open`
+        self.settled: Callable[[], Settled] = lambda: NOTHING_SETTLED  # until `complete`
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         """As many workers as the manifest says unless told otherwise; in a cluster of the fleet's own, at most one a
         processor. With `slot_resources`, pods bring the slots. Nothing is known of devices of other machines: a worker
         that finds none says so, and one without GPUs is not placed.
         """
-        self._settled = lambda: Settled(epoch=options.epoch, frames=options.settled_frames())
+        self.settled = lambda: Settled(epoch=options.epoch, frames=options.settled_frames())
         workers = options.workers or default_workers(job, is_this_machine=self.cluster.is_own)
         waits_for_places = options.waits_for_places or self._options.slot_resources
         return replace(options, workers=workers, waits_for_places=waits_for_places)
@@ -57,7 +57,7 @@ class RayEngine:
         return tuple(self._connections[slot].handle for slot in sorted(living))
 
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
-        self._wake = wake
+        self.wake = wake
 
     def start(self, start: Start) -> RayConnection:
         """Ask for an actor. It is placed when the cluster has what it needs.
@@ -67,41 +67,18 @@ class RayEngine:
             ManifestError: a quantity in the group's resources cannot be read.
         """
         self.cluster.check()
-        job, place = start.job, start.place
-        is_own = self.cluster.is_own
-        demand = demand_of(job, place.group, place.index, self._options, is_own=is_own, device=place.device)
-        more = dict(self._options.actors[place.index]) if place.index < len(self._options.actors) else {}
-        cpus, gpus = more.pop("num_cpus", demand.num_cpus), more.pop("num_gpus", demand.num_gpus)
-        demand = replace(
-            demand,
-            num_cpus=demand.num_cpus if is_own else cpus,
-            num_gpus=gpus,
-            resources={**demand.resources, **more.pop("resources", {})},
+        place = start.place
+        asked = actor_options(start.job, place, self._options, is_own=self.cluster.is_own)
+        cpus, resources = asked["num_cpus"], asked["resources"]
+        if cpus >= 1:
+            place = replace(place, max_threads=int(cpus))
+        runtime_env = None if self.cluster.has_connected else dict(self._options.runtime_env) or None
+        asked = {"runtime_env": runtime_env, **asked, "resources": resources or None}
+        handle = self._actors.options(**asked, max_restarts=0, max_task_retries=0).remote(
+            replace(start, place=place), [path for path in sys.path if path]
         )
-        if demand.num_cpus >= 1:
-            place = replace(place, max_threads=int(demand.num_cpus))
-        handle = self._actors.options(
-            **{
-                "scheduling_strategy": self._options.scheduling,
-                "runtime_env": None if self.cluster.has_connected else dict(self._options.runtime_env) or None,
-                **more,
-            },
-            num_cpus=demand.num_cpus,
-            num_gpus=demand.num_gpus,
-            resources=dict(demand.resources) or None,
-            max_restarts=0,
-            max_task_retries=0,
-        ).remote(replace(start, place=place), [path for path in sys.path if path])
-        connection = RayConnection(
-            place,
-            handle,
-            node_id=self._node_id,
-            blocks=self._landing,
-            wake=self._wake,
-            settled=self._settled,
-            describe_waiting=lambda: f"it asks for {demand.describe()}; Ray has {self.cluster.describe()}",
-        )
-        self._connections[place.group, place.index] = connection
+        demand = describe_resources({"CPU": cpus, "GPU": asked["num_gpus"], **resources})
+        connection = self._connections[place.group, place.index] = RayConnection(self, place, handle, demand)
         return connection
 
     def device_of(self, device: str, number: int) -> str:
@@ -111,8 +88,8 @@ class RayEngine:
         return max(1, available_cpus() // num_workers) if self.cluster.is_own else 0
 
     def make_blocks(self, layout: Layout, limit: int) -> RayBlockPool:
-        self._blocks = RayBlockPool(layout, limit, store_bytes=self.cluster.store_bytes())
-        return self._blocks
+        self.blocks = RayBlockPool(layout, limit, store_bytes=self.cluster.store_bytes())
+        return self.blocks
 
     def share(self, data: bytes | memoryview | SharedMemory) -> ObjectPayload:
         buffer = data.buffer if isinstance(data, SharedMemory) else data
@@ -120,10 +97,6 @@ class RayEngine:
         return ObjectPayload(ray.put(array), array.nbytes)
 
     def close(self) -> None:
-        if self._blocks is not None:  # also of a fleet that could not begin
-            self._blocks.close()
+        if self.blocks is not None:  # also of a fleet that could not begin
+            self.blocks.close()
         self.cluster.close()
-
-    def _landing(self) -> RayBlockPool:
-        assert self._blocks is not None, "no ticket goes out before the memory was laid out"
-        return self._blocks

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import ManifestError
 
 _GPU = "nvidia.com/gpu"
@@ -43,48 +44,35 @@ class RayOptions:
     machine's memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    num_cpus: float
-    num_gpus: float
-    resources: Mapping[str, float] = field(default_factory=dict)
-
-    def describe(self) -> str:
-        return describe_resources({"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources})
-
-
-def demand_of(
-    job: CollectorJob, group: str, index: int, options: RayOptions, *, is_own: bool, device: str = ""
-) -> Demand:
-    """What the worker `<group>-<index>` asks for.
+def actor_options(job: CollectorJob, place: WorkerPlace, options: RayOptions, *, is_own: bool) -> dict[str, Any]:
+    """What a worker's actor asks of Ray, as `ray.remote` takes it.
 
     Args:
         job: whose manifest may say requests and limits of the group.
-        group: the worker's group.
         is_own: the cluster is this fleet's alone: CPUs need no accounting.
-        device: torch device of the policy, where it is not the group's.
 
     Raises:
         ManifestError: a quantity cannot be read.
     """
-    found = next(known for known in job.spec.worker_groups if known.name == group)
-    cpus = _quantity(found.resources, "cpu", group)
-    gpus = _quantity(found.resources, _GPU, group)
+    group = next(known for known in job.spec.worker_groups if known.name == place.group)
+    cpus, gpus = _quantity(group.resources, "cpu", group.name), _quantity(group.resources, _GPU, group.name)
     if gpus is None:
-        gpus = 1.0 if (device or found.device).startswith(("gpu", "cuda")) else 0.0
-    if is_own:
-        cpus = 0.0
-    elif options.slot_resources:
+        gpus = float(place.device.startswith("cuda"))
+    slot: dict[str, float] = {}
+    if options.slot_resources:
         # The slot is a whole pod: Kubernetes has counted its CPUs and devices, and all of them are this worker's.
-        cpus = gpus = 0.0
-    elif cpus is None:
-        cpus = 1.0
-    slot = {f"slot:{group}-{index}": 1.0} if options.slot_resources else {}
-    return Demand(
-        num_cpus=cpus if options.num_cpus is None else options.num_cpus,
-        num_gpus=gpus if options.num_gpus is None else options.num_gpus,
-        resources={**options.resources, **slot},
-    )
+        cpus, gpus, slot = 0.0, 0.0, {f"slot:{place.group}-{place.index}": 1.0}
+    elif is_own:
+        cpus = 0.0
+    own = dict(options.actors[place.index]) if place.index < len(options.actors) else {}
+    asked_cpus = options.num_cpus if options.num_cpus is not None else 1.0 if cpus is None else cpus
+    return {
+        "scheduling_strategy": options.scheduling,
+        **own,
+        "num_cpus": asked_cpus if is_own else own.get("num_cpus", asked_cpus),
+        "num_gpus": own.get("num_gpus", gpus if options.num_gpus is None else options.num_gpus),
+        "resources": {**options.resources, **slot, **own.get("resources", {})},
+    }
 
 
 def describe_resources(resources: Mapping[str, float]) -> str:
