@@ -5,7 +5,7 @@ but for the environments, whose place is taken by a station that seals what lies
 alternates between two fleets of two workers each, one on either engine, the other one paused.
 """
 
-import threading
+import select
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -101,15 +101,13 @@ def _layout() -> Layout:
 def _hand_over_speeds(*, rounds: int) -> tuple[list[float], list[float]]:
     """MB/s of our actor and of a bare one, round by round."""
     cluster = RayCluster(RayOptions(object_store_bytes=STORE_BYTES))
-    layout, woken = _layout(), threading.Event()
+    layout = _layout()
     blocks = RayBlockPool(layout, 5, store_bytes=STORE_BYTES)
     handle = ray.remote(concurrency_groups=GROUPS)(SealingActor).options(num_cpus=0).remote(layout, [])
-    engine = SimpleNamespace(
-        cluster=cluster, blocks=blocks, wake=lambda _: woken.set(), settled=lambda: NOTHING_SETTLED
-    )
+    engine = SimpleNamespace(cluster=cluster, blocks=blocks, settled=lambda: NOTHING_SETTLED)
     link = RayConnection(engine, WorkerPlace(), handle, "")
     try:
-        ours, bare = _landed(link, blocks, woken), _landed_bare()
+        ours, bare = _landed(link, blocks), _landed_bare()
         # Pages of the object store and of the actors' memory are touched for the first time.
         for _ in range(3):
             _speed(ours), _speed(bare)
@@ -136,7 +134,7 @@ def _landed_bare() -> Iterator[int]:
         under_way.append(actor.collect.remote(number=0))
 
 
-def _landed(link: RayConnection, blocks: RayBlockPool, woken: threading.Event) -> Iterator[int]:
+def _landed(link: RayConnection, blocks: RayBlockPool) -> Iterator[int]:
     """Bytes of each batch as it becomes readable here."""
     number = 0
     while True:
@@ -145,10 +143,10 @@ def _landed(link: RayConnection, blocks: RayBlockPool, woken: threading.Event) -
             block_index, _ = blocks.lend(0)
             ticket = Ticket(number=number, block_index=block_index, block_is_new=False, num_frames=0, version=0)
             link.send_ticket(ticket, None)
-        if not woken.wait(60.0):
+        (source,) = link.sources()
+        if not select.select([source], [], [], 60.0)[0]:
             raise TimeoutError(f"no batch came within 60 s; the actor is {link.describe_doing()}")
-        woken.clear()
-        for message in link.receive(()):
+        for message in link.receive(source):
             if isinstance(message, Sealed):
                 block = blocks.block(message.block_index)
                 size = sum(array.nbytes for array in block.used_arrays().values())

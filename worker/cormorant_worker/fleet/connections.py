@@ -1,76 +1,52 @@
-"""What the fleet's thread waits on: its waker, and the connections of all workers.
-
-waker ───────────────────────┐
-sources of connections ──────┴─> wait ──> next_ready, as many as there is time for
-connections without sources ──> note_news (any thread) ──┘
-"""
+"""What the fleet's thread waits on: its waker, and the connections of all workers."""
 
 import selectors
 from collections import deque
 
 from cormorant_worker.fleet.slot import WorkerHandle
-from cormorant_worker.fleet.transport import Source, WorkerConnection
+from cormorant_worker.fleet.transport import Source
 from cormorant_worker.fleet.waker import Waker
 
 _READ, _BOTH = selectors.EVENT_READ, selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
 class Connections:
-    """Used with the fleet's condition held, except `wait`, which is the fleet's thread's, and `note_news`."""
+    """Used with the fleet's condition held, except `wait`, which is the fleet's thread's."""
 
     def __init__(self, waker: Waker) -> None:
-        self._waker = waker
         self._selector = selectors.DefaultSelector()
         self._selector.register(waker, _READ)
-        self._handles: dict[WorkerConnection, WorkerHandle] = {}
-        """By connection, by identity: those that are listened to."""
         self._ready: deque[tuple[WorkerHandle, Source]] = deque()
         """Ready at the last look, and not dealt with yet."""
-        self._news: deque[WorkerConnection] = deque()
         self.stuck: set[WorkerHandle] = set()
         """Workers that do not read as fast as they are sent."""
 
     def add(self, handle: WorkerHandle) -> None:
         """Listen to a worker, also to what it said before."""
-        self._handles[handle.connection] = handle
         for source in handle.connection.sources():
             self._selector.register(source, _READ, handle)
-        if not handle.connection.sources():
-            self.note_news(handle.connection)
         self.stuck.add(handle)  # what it was sent may have waited since
 
     def remove(self, handle: WorkerHandle) -> None:
         """Do not listen to a worker any more: from here on its descriptors may be closed."""
-        del self._handles[handle.connection]
         self.stuck.discard(handle)
         for source in handle.connection.sources():
             self._selector.unregister(source)
 
-    def note_news(self, connection: WorkerConnection) -> None:
-        """A connection without sources has news. Called by any thread."""
-        self._news.append(connection)
-        self._waker.wake()
-
     def wait(self, timeout_s: float) -> None:
         """Wait until something is ready. Without the condition: other threads add and remove meanwhile."""
         if not self._ready:  # those that are left are dealt with first
-            found = self._selector.select(0.0 if self._news else timeout_s)
-            for key, events in found:
+            for key, events in self._selector.select(timeout_s):
                 if key.data is not None and events & _READ:
                     self._ready.append((key.data, key.fileobj))  # type: ignore[arg-type]  # what was registered
 
     @property
     def has_ready(self) -> bool:
-        return bool(self._ready or self._news)
+        return bool(self._ready)
 
-    def next_ready(self) -> tuple[WorkerHandle, Source | None] | None:
+    def next_ready(self) -> tuple[WorkerHandle, Source] | None:
         """A worker that has said something, and where; None: there is no more."""
-        if self._ready:
-            return self._ready.popleft()
-        while self._news:
-            if (handle := self._handles.get(self._news.popleft())) is not None:
-                return handle, None
-        return None
+        return self._ready.popleft() if self._ready else None
 
     def flush(self) -> None:
         """Send what workers did not take; wait to write to those that still do not."""

@@ -92,7 +92,6 @@ class WorkerFleet:
         self._quiesce = Quiesce(core, self._life)
         self._loop = self.loop(core, self._life, self._quiesce)
         try:
-            self._engine.open(core.connections.note_news)
             assert self.options.workers is not None  # the engine completed them
             self._life.resize(self.options.workers)
             self._loop.start()

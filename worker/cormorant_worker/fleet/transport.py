@@ -4,7 +4,7 @@ The fleet knows these protocols only. `local/` implements them with processes an
 with actors and objects of a Ray cluster.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from cormorant_contract.job import CollectorJob
@@ -61,12 +61,10 @@ class WorkerConnection(Protocol):
         """False once nothing will come from the worker any more."""
 
     def sources(self) -> Sequence[Source]:
-        """What the fleet's thread has to wait for, the same ones for all of the worker's life. None where the engine
-        says itself that there is news.
-        """
+        """What the fleet's thread has to wait for, the same ones for all of the worker's life."""
 
-    def receive(self, source: Source | None) -> Sequence[object]:
-        """The worker's messages that have come by a source that is ready, or at all where there are no sources."""
+    def receive(self, source: Source) -> Sequence[object]:
+        """The worker's messages that have come by a source that is ready."""
 
     def send(self, message: object) -> None:
         """Send Begin, Reseed or Finish. As with all that is sent, a worker that is gone does not hear it, and what it
@@ -148,11 +146,6 @@ class Engine(Protocol):
         Raises:
             DeviceUnavailable: workers cannot have a device that the job or the options name, as far as it is known
                 before any starts.
-        """
-
-    def open(self, wake: Callable[[WorkerConnection], None]) -> None:
-        """Called once, before anything else. `wake`: to be called, from any thread, with a connection without `sources`
-        that has news for the fleet's thread.
         """
 
     def start(self, start: Start) -> WorkerConnection:

@@ -1,44 +1,41 @@
-"""Wakes one thread out of its wait for descriptors, when another has changed something."""
+"""Wakes a thread out of its wait for descriptors, when another has changed something."""
 
 import os
 import threading
 
 
 class Waker:
-    """A pipe that one thread waits for. `wake` may be called by any thread, and after `close`."""
+    """A descriptor that one thread waits for. `wake` may be called by any thread, and after `close`."""
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
-        """Guards what follows, and the descriptors: after `close` their numbers may be another file's. Held for one
-        system call that never waits.
+        """Guards what follows, and the descriptor: after `close` its number may be another file's. Held for one system
+        call that never waits.
         """
         self._is_set = self._is_closed = False
 
     def fileno(self) -> int:
         """What to wait on: readable after `wake`."""
-        return self._read
+        return self._descriptor
 
     def wake(self) -> None:
         """Have the thread look at once. Never waits; a second call before it looks changes nothing."""
         with self._lock:
             if not (self._is_set or self._is_closed):
                 self._is_set = True
-                os.write(self._write, b"x")
+                os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> None:
         """Take back all calls of `wake` so far. Called by the thread that waits."""
         with self._lock:
             if self._is_set and not self._is_closed:
                 self._is_set = False
-                os.read(self._read, 1)
+                os.eventfd_read(self._descriptor)
 
     def close(self) -> None:
-        """Close both ends. May be called twice."""
+        """May be called twice."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                os.close(self._read)
-                os.close(self._write)
+                os.close(self._descriptor)

@@ -1,10 +1,9 @@
 """Both ends of a worker's connection to an inference server: shared memory on one machine, TCP between nodes.
 
-    server -> worker   nonce         } between nodes: both prove with both nonces that they know the server's key
+    server -> worker   nonce         } between nodes: the worker proves that it knows the server's key
     worker -> server   nonce, proof  }
-    server -> worker   proof         }
-    worker -> server   Greeting      } pickled; between nodes with an authentication code that is checked before
-    server -> worker   Welcome       } they are unpickled, on one machine with the descriptor of the mailbox
+    worker -> server   Greeting      } pickled; between nodes with an authentication code by the key and both nonces,
+    server -> worker   Welcome       } checked before they are unpickled, on one machine with the mailbox's descriptor
     both               frames: header, arrays, header, arrays, ...
 
 On one machine the arrays lie in the mailbox that both ends map, and a frame is its header. Between nodes a frame is
@@ -55,8 +54,7 @@ class ServerConnection:
         """
         self._greeting = greeting
         self._key = b""
-        """What both ends prove that they know; empty: the server is on this machine."""
-        self._nonce, self._server_nonce = secrets.token_bytes(_NONCE_BYTES), b""
+        """What both ends have to know; empty: the server is on this machine."""
         self._reader = FrameReader()
         self._poll = select.poll()
         if address.is_on_this_machine:
@@ -84,15 +82,13 @@ class ServerConnection:
         """
         messages = self.messages
         if self._key and not messages.key:
-            if not self._server_nonce:
-                self._server_nonce = messages.receive_bytes(_NONCE_BYTES)
-                messages.socket.sendall(self._nonce + self._proof(b"worker"))
-            if not hmac.compare_digest(messages.receive_bytes(_PROOF_BYTES), self._proof(b"server")):
-                raise ConnectionRefusedError("the process that listens there does not know the inference server's key")
-            messages.key = self._proof(b"session")
+            server, worker = messages.receive_bytes(_NONCE_BYTES), secrets.token_bytes(_NONCE_BYTES)
+            messages.socket.sendall(worker + _proof(self._key, b"worker", server=server, worker=worker))
+            messages.key = _proof(self._key, b"session", server=server, worker=worker)
             messages.send(self._greeting)
-        welcome: Welcome
         welcome, descriptors = messages.receive()
+        if not isinstance(welcome, Welcome):
+            raise ConnectionRefusedError("the process that listens there is no inference server")
         if (layout := welcome.layout) is not None:
             size_bytes = layout.size_bytes
             memory = SharedMemory.create(size_bytes) if self._key else SharedMemory(descriptors[0], size_bytes)
@@ -127,9 +123,6 @@ class ServerConnection:
 
     def close(self) -> None:
         self.messages.close()
-
-    def _proof(self, who: bytes) -> bytes:
-        return _proof(self._key, who, server=self._server_nonce, worker=self._nonce)
 
     def _answer_arrays(self, header: Header) -> Sequence[Array]:
         return [a[: header.n] for a in self.slots[header.slot].answer] if self._key else ()
@@ -167,7 +160,6 @@ class ConnectedWorker:
             worker, proof = said[:_NONCE_BYTES], said[_NONCE_BYTES:]
             if not hmac.compare_digest(proof, _proof(self.key, b"worker", server=self._nonce, worker=worker)):
                 raise ConnectionRefusedError("it does not know the inference server's key")
-            messages.socket.send(_proof(self.key, b"server", server=self._nonce, worker=worker))
             messages.key = _proof(self.key, b"session", server=self._nonce, worker=worker)
         greeting: Greeting = messages.receive()[0]
         return greeting
@@ -246,7 +238,7 @@ def _bytes_of(arrays: Sequence[Array]) -> Iterator[memoryview]:
 
 
 def _proof(key: bytes, who: bytes, *, server: bytes, worker: bytes) -> bytes:
-    """The proof of an end ("server" or "worker") that it knows the key, from the nonces of both."""
+    """That an end knows the key, for this connection alone: from the nonces of both."""
     return hmac.digest(key, b"cormorant " + who + server + worker, "sha256")
 
 

@@ -317,12 +317,7 @@ class WorkerRuntime:
         that came with it. Weights are not copied before they act: a memoryview of them is kept until then, and its
         memory must not be written to meanwhile.
         """
-        try:
-            return messages.Reply(number=request.number, state=self._answer(request, payload))
-        except CormorantError as error:
-            return messages.Reply(number=request.number, error=str(error))
-        except Exception as error:  # noqa: BLE001  # an environment's own get_state and set_state may raise anything
-            return messages.Reply(number=request.number, error=f"{type(error).__name__}: {error}")
+        return reply_to(request, lambda: self._answer(request, payload))
 
     def _answer(self, request: messages.Request, payload: memoryview) -> bytes:
         command = request.command
@@ -370,6 +365,15 @@ class WorkerRuntime:
             yield self.collector
         finally:
             self._boundary.release()
+
+
+def reply_to(request: messages.Request, answer: Callable[[], bytes]) -> messages.Reply:
+    try:
+        return messages.Reply(number=request.number, state=answer())
+    except CormorantError as error:
+        return messages.Reply(number=request.number, error=str(error))
+    except Exception as error:  # noqa: BLE001  # a user's get_state, set_state or copy_ may raise anything
+        return messages.Reply(number=request.number, error=f"{type(error).__name__}: {error}")
 
 
 def take_offer(

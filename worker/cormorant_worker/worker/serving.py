@@ -17,7 +17,7 @@ from cormorant_worker.collect.overrides import read_overrides
 from cormorant_worker.collect.place import find_device
 from cormorant_worker.collect.seeding import TorchStream, seed_globals
 from cormorant_worker.collect.timing import BUILD, IDLE, INFERENCE, Timing
-from cormorant_worker.errors import CormorantError, PolicyLoadError
+from cormorant_worker.errors import PolicyLoadError
 from cormorant_worker.inference.address import Served
 from cormorant_worker.inference.handshake import Listeners
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
@@ -27,7 +27,7 @@ from cormorant_worker.weights.cached import CachedWeights
 from cormorant_worker.weights.staged import INITIAL_VERSION
 from cormorant_worker.worker import messages
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
-from cormorant_worker.worker.runtime import Uplink, take_offer
+from cormorant_worker.worker.runtime import Uplink, reply_to, take_offer
 
 log = structlog.get_logger()
 
@@ -142,18 +142,16 @@ class ServerRuntime:
 
     def answer(self, request: messages.Request, payload: memoryview) -> messages.Reply:
         """Answer one request of the fleet: weights, or nothing to do."""
-        try:
-            match request.command:
-                case messages.Stop():
-                    os._exit(0)  # it has nothing to lose
-                case messages.Offer() as offer:
-                    self._is_ready.wait()  # bounded by the fleet's limit on starting
-                    assert self._policy is not None
-                    take_offer(self._policy.weights, offer, payload, boundary=self._boundary, kept=self._kept)
-                case messages.ReadCached():
-                    return messages.Reply(number=request.number, state=self._kept.read())
-        except CormorantError as error:
-            return messages.Reply(number=request.number, error=str(error))
-        except Exception as error:  # noqa: BLE001  # a policy's own copy_ may raise anything
-            return messages.Reply(number=request.number, error=f"{type(error).__name__}: {error}")
-        return messages.Reply(number=request.number)
+        return reply_to(request, lambda: self._answer(request.command, payload))
+
+    def _answer(self, command: messages.Command, payload: memoryview) -> bytes:
+        match command:
+            case messages.Stop():
+                os._exit(0)  # it has nothing to lose
+            case messages.Offer():
+                self._is_ready.wait()  # bounded by the fleet's limit on starting
+                assert self._policy is not None
+                take_offer(self._policy.weights, command, payload, boundary=self._boundary, kept=self._kept)
+            case messages.ReadCached():
+                return self._kept.read()
+        return b""

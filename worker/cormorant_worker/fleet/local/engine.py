@@ -3,7 +3,7 @@
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from cormorant_worker.collect.place import WorkerPlace, find_device, spread
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.options import FleetOptions, default_workers
-from cormorant_worker.fleet.transport import Payload, WorkerConnection
+from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fork_server import WORKERS, ForkServer, Imports, fork_server, kill_alone
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.wire.messages import MessageSocket
@@ -249,14 +249,12 @@ class LocalEngine:
     """2 sockets, 2 for its heartbeat, 4 for two batches, 1 spare."""
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
+        fork_server(WORKERS)  # what workers import is imported from now on
         if options.device:
             find_device(options.device)
         elif any(group.device == "gpu" for group in job.spec.worker_groups):
             find_device("cuda")
         return replace(options, workers=options.workers or default_workers(job))
-
-    def open(self, wake: Callable[[WorkerConnection], None]) -> None:
-        fork_server(WORKERS)  # what workers import is imported from now on
 
     def start(self, start: Start) -> WorkerProcess:
         spec = start.job.spec

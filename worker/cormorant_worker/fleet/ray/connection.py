@@ -21,6 +21,7 @@ from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.ray.actor import News
 from cormorant_worker.fleet.transport import Payload, Source
+from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import Failed, Finished, Leaving, Request, Ticket
@@ -73,6 +74,8 @@ class RayConnection:
         self._node_id = ""
         self._turn = 0
         self._batches: deque[_Batch] = deque()
+        self._news = Waker()
+        """Set while something is in the inbox."""
         self._inbox: deque[tuple[_Batch | None, Future[Any]]] = deque()
         self._last_heartbeat = time.monotonic()
         self._landed_frames = 0
@@ -101,15 +104,15 @@ class RayConnection:
     # -- listening ---------------------------------------------------------------------------------------------
 
     def sources(self) -> Sequence[Source]:
-        """None: Ray's threads wake the fleet."""
-        return ()
+        return (self._news,)
 
     def flush(self) -> Sequence[Source]:
         """Ray keeps what an actor has not taken. It is little: one offer, two tickets."""
         return ()
 
-    def receive(self, source: Source | None) -> Sequence[object]:
+    def receive(self, source: Source) -> Sequence[object]:
         """Whatever has arrived, batches in the order of their tickets."""
+        self._news.clear()
         messages: list[object] = []
         while self.is_open and self._inbox:
             batch, result = self._inbox.popleft()
@@ -186,7 +189,7 @@ class RayConnection:
     def _expect(self, reference: Any, batch: _Batch | None = None) -> None:
         def arrived(result: "Future[Any]") -> None:
             self._inbox.append((batch, result))
-            self._engine.wake(self)
+            self._news.wake()
 
         reference.future().add_done_callback(arrived)
 
@@ -217,6 +220,7 @@ class RayConnection:
     def close(self) -> None:
         self.is_open = False
         self.kill()
+        self._news.close()
         self._inbox.clear()
         self._batches.clear()
 

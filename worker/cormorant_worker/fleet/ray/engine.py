@@ -17,7 +17,6 @@ from cormorant_worker.fleet.ray.block_pool import RayBlockPool
 from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.ray.connection import ObjectPayload, RayConnection
 from cormorant_worker.fleet.ray.options import RayOptions, actor_options, describe_resources
-from cormorant_worker.fleet.transport import WorkerConnection
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.cached import NOTHING_SETTLED, Settled
 from cormorant_worker.worker.messages import Start
@@ -26,8 +25,8 @@ from cormorant_worker.worker.messages import Start
 class RayEngine:
     """Asks a cluster for actors, one a worker. Ray restarts none of them: the fleet does, with seeds of their own."""
 
-    descriptors_each = 3
-    """Ray's connections to the actor and to its node."""
+    descriptors_each = 4
+    """Ray's connections to the actor and to its node, and what tells of news."""
 
     def __init__(self, options: RayOptions | None = None) -> None:
         self._options = options = options or RayOptions()
@@ -37,7 +36,6 @@ class RayEngine:
         """Where arrays that arrive go; None until it is laid out, and no ticket goes out before."""
         self._connections: dict[tuple[str, int], RayConnection] = {}
         """The newest of each slot."""
-        self.wake: Callable[[WorkerConnection], None] = lambda _: None  # until `open`
         self.settled: Callable[[], Settled] = lambda: NOTHING_SETTLED  # until `complete`
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
@@ -55,9 +53,6 @@ class RayEngine:
         """Ray's handles of the workers that live now, in the order of their slots."""
         living = [slot for slot, known in tuple(self._connections.items()) if known.is_open]
         return tuple(self._connections[slot].handle for slot in sorted(living))
-
-    def open(self, wake: Callable[[WorkerConnection], None]) -> None:
-        self.wake = wake
 
     def start(self, start: Start) -> RayConnection:
         """Ask for an actor. It is placed when the cluster has what it needs.

@@ -58,7 +58,7 @@ class Inbox:
         self._early: list[tuple[WorkerHandle, Ready]] = []
         """Workers that were ready before memory and dataset were laid out."""
 
-    def receive(self, handle: WorkerHandle, source: Source | None) -> None:
+    def receive(self, handle: WorkerHandle, source: Source) -> None:
         """Read what has come from a worker, and have it seen off if it has ended."""
         if handle.is_gone:
             return
