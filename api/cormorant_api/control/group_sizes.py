@@ -81,8 +81,8 @@ class GroupSizes:
         error = ""
         try:
             self._fleet.resize(groups)  # does nothing where an earlier request saw the same sizes
-        except CormorantError as failure:
-            error = str(failure)
+        except Exception as failure:  # noqa: BLE001  # the thread's edge: whatever it was, the request is over
+            error = str(failure) if isinstance(failure, CormorantError) else f"{type(failure).__name__}: {failure}"
             log.warning("resize_failed", groups=groups, reason=error)
         with self._lock:
             self._error = error
