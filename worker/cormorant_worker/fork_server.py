@@ -1,5 +1,4 @@
-"""A process that imports once and forks workers (`fleet/local/worker_server.py`) or environments
-(`envs/child.py`).
+"""A process that imports once and forks workers (`fleet/local/worker_main.py`) or environments (`envs/child.py`).
 
     ForkRequest, descriptors -> fork server --fork--> child, child ...
     Order ---------------------->   | <--waits for them--
@@ -28,7 +27,7 @@ from typing import Any, Literal, NoReturn
 
 from cormorant_worker.wire.messages import MessageSocket
 
-WORKERS = "cormorant_worker.fleet.local.worker_server"
+WORKERS = "cormorant_worker.fleet.local.worker_main"
 ENVIRONMENTS = "cormorant_worker.envs.child"
 _ANSWER_S = 5.0
 """A fork server that has imported answers in microseconds."""

@@ -1,4 +1,5 @@
 """A worker process: a runtime behind two sockets, filling blocks of shared memory.
+`python -m cormorant_worker.fleet.local.worker_main SOCKET` is the fork server of such processes.
 
 The main thread steps; a second one answers control requests. When the fleet's process ends, however it ends, the
 control socket closes and this process ends too.
@@ -14,6 +15,7 @@ import torch
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.pause_gate import Stopped
+from cormorant_worker.fork_server import run
 from cormorant_worker.inference.handshake import listen
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.wire.messages import MessageSocket, PeerGone
@@ -117,3 +119,7 @@ def run_worker(data_socket: int, control_socket: int, heartbeat_memory: int) -> 
         uplink.send(describe_failure(error, acts_as_published=runtime.acts_as_published))
         return 1
     return 0
+
+
+if __name__ == "__main__":
+    run(run_worker)

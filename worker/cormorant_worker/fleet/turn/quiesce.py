@@ -243,26 +243,23 @@ class Quiesce:
         def is_there() -> bool:
             return core.slots.has_begun if options.waits_for_places else core.slots.is_complete
 
-        in_time = self.wait_until(
-            lambda: (
-                core.error is not None
-                or core.is_closing
-                or core.scheduler.is_done
-                or is_there()
-                or options.should_stop()
-            ),
-            time.monotonic() + timeout_s,
-        )
+        def is_over() -> bool:
+            return core.error is not None or core.is_closing or core.scheduler.is_done or options.should_stop()
+
+        in_time = self.wait_until(lambda: is_there() or is_over(), time.monotonic() + timeout_s)
         core.raise_error()
-        if not is_there() and core.is_closing:
+        if is_there():
+            return
+        if core.is_closing:
             raise FleetClosed(f"the fleet was closed while waiting for workers {what}")
-        if not is_there() and options.should_stop():
+        if options.should_stop():
             raise FleetInterrupted(f"waiting for the fleet {what} was cancelled")
-        if not in_time and core.misplaced:
+        if in_time:
+            return  # everything is collected
+        if core.misplaced:
             raise WorkerFailed(core.misplaced, kind=DeviceUnavailable.__name__)
-        if not in_time:
-            late = ", ".join(slot.name for slot in core.slots.wanted if slot.state is not SlotState.WORKING)
-            raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {core.slots.describe()}")
+        late = ", ".join(slot.name for slot in core.slots.wanted if slot.state is not SlotState.WORKING)
+        raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {core.slots.describe()}")
 
     def replies(self, asked: Sequence[Question], what: str, *, timeout_s: float) -> dict[Slot, Reply]:
         """Wait for every worker's reply; one that died meanwhile needs none, nor does its replacement."""
