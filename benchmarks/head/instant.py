@@ -1,7 +1,7 @@
 """Workers that answer at once, behind the seam of the engines: what is left is the fleet's own work."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import gymnasium
 import numpy as np
@@ -12,7 +12,8 @@ from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.transport import Payload, Source, WorkerConnection
+from cormorant_worker.fleet.transport import Payload, Source
+from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Leaf
 from cormorant_worker.weights.staged import TensorSpec
@@ -56,7 +57,7 @@ class InstantPayload:
 class InstantConnection:
     """A worker whose every answer is there before it was asked, except that the fleet has to come and get it."""
 
-    def __init__(self, place: WorkerPlace, wake: Callable[[WorkerConnection], None]) -> None:
+    def __init__(self, place: WorkerPlace) -> None:
         self.place = place
         self.pid = 1 + place.index
         self.phase = Phase.WAITING
@@ -64,18 +65,19 @@ class InstantConnection:
         self.spent_ns = (0,) * len(ACTIVITIES)
         self.is_open = True
         self.version = 0
-        self._wake = wake
+        self._news = Waker()
         self._said: deque[object] = deque()
         self._say(Ready(layout=LAYOUT, observation_space=OBSERVATION, action_space=ACTION, specs=SPECS, num_threads=1))
 
     def _say(self, *messages: object) -> None:
         self._said.extend(messages)
-        self._wake(self)
+        self._news.wake()
 
     def sources(self) -> Sequence[Source]:
-        return ()
+        return (self._news,)
 
-    def receive(self, source: Source | None) -> Sequence[object]:
+    def receive(self, source: Source) -> Sequence[object]:
+        self._news.clear()
         said = tuple(self._said)
         self._said.clear()
         return said
@@ -126,6 +128,7 @@ class InstantConnection:
 
     def close(self) -> None:
         self.is_open = False
+        self._news.close()
 
 
 class InstantBlocks:
@@ -169,19 +172,13 @@ class InstantBlocks:
 class InstantEngine:
     """Starts such workers."""
 
-    descriptors_each = 0
+    descriptors_each = 1
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         return options
 
-    def open(self, wake: Callable[[WorkerConnection], None]) -> None:
-        self._wake = wake
-
-    def start(self, start: Start, listener: object = None) -> InstantConnection:
-        return InstantConnection(start.place, self._wake)
-
-    def listen(self) -> None:
-        return None
+    def start(self, start: Start) -> InstantConnection:
+        return InstantConnection(start.place)
 
     def device_of(self, device: str, number: int) -> str:
         return device
