@@ -48,17 +48,97 @@ _CLOCK_EVERY = 16
 """Messages between two looks at the clock."""
 
 
-class Inbox:
-    """What workers say, and whose business each message is. What the first worker tells decides how memory and dataset
-    are laid out; all others must agree. Guarded by the fleet's condition.
-    """
+class FleetLoop:
+    validates: ClassVar[bool] = False
+    """Check after each turn what always holds. For tests: it looks at every slot."""
 
-    def __init__(self, core: FleetCore, life: SlotLife) -> None:
-        self._core, self._life = core, life
+    def __init__(self, core: FleetCore, life: SlotLife, quiesce: Quiesce) -> None:
+        self.is_done = False
+        """All frames that will be are accepted, and durable with a dataset."""
+        self._core, self._changed = core, core.changed
+        self._life, self._quiesce = life, quiesce
         self._early: list[tuple[WorkerHandle, Ready]] = []
-        """Workers that were ready before memory and dataset were laid out."""
+        """Workers that were ready before memory and dataset were laid out: what the first one tells decides how, and
+        all others must agree."""
+        self._is_stopped = False
+        self._turned_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
 
-    def receive(self, handle: WorkerHandle, source: Source) -> None:
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last turn. Never waits."""
+        return 0.0 if self._is_stopped else time.monotonic() - self._turned_at
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Make no more turns. With the condition held."""
+        self._is_stopped = True
+        self._core.waker.wake()
+
+    def join(self) -> None:
+        if self._thread.is_alive():
+            self._thread.join(timeout=_ENDING_S)
+
+    def _run(self) -> None:
+        core = self._core
+        try:
+            has_more = True
+            while True:
+                core.connections.wait(0.0 if has_more else _POLL_S)
+                with self._changed:
+                    if self._is_stopped:
+                        return
+                    has_more = self._turn()
+                core.events.tell()  # without the condition: a listener must not hold callers up
+                if has_more:
+                    time.sleep(_BREATH_S)  # callers that wait for the condition get it
+        except Exception as error:
+            with self._changed:
+                core.fail(FleetError(f"the fleet's thread failed: {type(error).__name__}: {error}"))
+                self._changed.notify_all()
+            with suppress(OSError, ValueError):  # what failed may be a log line, into a closed pipe or file
+                log.exception("fleet_thread_failed")
+        finally:
+            core.events.tell()
+
+    def _turn(self) -> bool:
+        """Deal with what has come, and with everything that may be due. Returns whether there is more."""
+        core = self._core
+        now = self._turned_at = time.monotonic()
+        core.waker.clear()
+        has_more = self._receive(until=now + _TURN_S)
+        core.background.settle()
+        self._life.start_missing(now)
+        self._life.end_hung(now)
+        core.queue.accept()
+        core.counters.tick(is_full=core.queue.is_full)
+        has_more |= core.offers.send_due(_MOST_OFFERS)
+        if not (core.is_paused or core.is_closing or core.error) and not self._quiesce.is_wanted:
+            has_more |= self._life.hand_out_tickets()
+        has_more |= self._life.finish_idle()
+        if core.scheduler.is_done and core.queue.is_drained:
+            self.is_done = core.dataset is None or core.slots.is_empty
+        core.connections.flush()
+        if self.validates:
+            self._life.validate()
+        self._changed.notify_all()
+        return has_more
+
+    def _receive(self, *, until: float) -> bool:
+        """Receive what workers have said. Returns whether some of it is left for the next turn."""
+        connections, heard = self._core.connections, 0
+        while (ready := connections.next_ready()) is not None:
+            self._read(*ready)
+            heard += 1
+            if not heard % _CLOCK_EVERY and time.monotonic() > until:
+                break
+        return connections.has_ready
+
+    # -- what workers say --------------------------------------------------------------------------------------
+
+    def _read(self, handle: WorkerHandle, source: Source) -> None:
         """Read what has come from a worker, and have it seen off if it has ended."""
         if handle.is_gone:
             return
@@ -191,90 +271,3 @@ class Inbox:
                 f"{first.layout}; environments and policies must not differ between workers"
             )
         )
-
-
-class FleetLoop:
-    validates: ClassVar[bool] = False
-    """Check after each turn what always holds. For tests: it looks at every slot."""
-
-    def __init__(self, core: FleetCore, life: SlotLife, quiesce: Quiesce) -> None:
-        self.is_done = False
-        """All frames that will be are accepted, and durable with a dataset."""
-        self._core, self._changed = core, core.changed
-        self._life, self._quiesce = life, quiesce
-        self._inbox = Inbox(core, life)
-        self._is_stopped = False
-        self._turned_at = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds since the last turn. Never waits."""
-        return 0.0 if self._is_stopped else time.monotonic() - self._turned_at
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Make no more turns. With the condition held."""
-        self._is_stopped = True
-        self._core.waker.wake()
-
-    def join(self) -> None:
-        if self._thread.is_alive():
-            self._thread.join(timeout=_ENDING_S)
-
-    def _run(self) -> None:
-        core = self._core
-        try:
-            has_more = True
-            while True:
-                core.connections.wait(0.0 if has_more else _POLL_S)
-                with self._changed:
-                    if self._is_stopped:
-                        return
-                    has_more = self._turn()
-                core.events.tell()  # without the condition: a listener must not hold callers up
-                if has_more:
-                    time.sleep(_BREATH_S)  # callers that wait for the condition get it
-        except Exception as error:
-            with self._changed:
-                core.fail(FleetError(f"the fleet's thread failed: {type(error).__name__}: {error}"))
-                self._changed.notify_all()
-            with suppress(OSError, ValueError):  # what failed may be a log line, into a closed pipe or file
-                log.exception("fleet_thread_failed")
-        finally:
-            core.events.tell()
-
-    def _turn(self) -> bool:
-        """Deal with what has come, and with everything that may be due. Returns whether there is more."""
-        core = self._core
-        now = self._turned_at = time.monotonic()
-        core.waker.clear()
-        has_more = self._receive(until=now + _TURN_S)
-        core.background.settle()
-        self._life.start_missing(now)
-        self._life.end_hung(now)
-        core.queue.accept()
-        core.counters.tick(is_full=core.queue.is_full)
-        has_more |= core.offers.send_due(_MOST_OFFERS)
-        if not (core.is_paused or core.is_closing or core.error) and not self._quiesce.is_wanted:
-            has_more |= self._life.hand_out_tickets()
-        has_more |= self._life.finish_idle()
-        if core.scheduler.is_done and core.queue.is_drained:
-            self.is_done = core.dataset is None or core.slots.is_empty
-        core.connections.flush()
-        if self.validates:
-            self._life.validate()
-        self._changed.notify_all()
-        return has_more
-
-    def _receive(self, *, until: float) -> bool:
-        """Receive what workers have said. Returns whether some of it is left for the next turn."""
-        connections, heard = self._core.connections, 0
-        while (ready := connections.next_ready()) is not None:
-            self._inbox.receive(*ready)
-            heard += 1
-            if not heard % _CLOCK_EVERY and time.monotonic() > until:
-                break
-        return connections.has_ready
