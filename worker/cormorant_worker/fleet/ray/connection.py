@@ -8,11 +8,11 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 import structlog
@@ -20,14 +20,14 @@ import structlog
 from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.ray.actor import News
+from cormorant_worker.fleet.ray.block_pool import RayBlockPool
+from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.transport import Payload, Source
 from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.weights.cached import Settled
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import Failed, Finished, Leaving, Request, Ticket
-
-if TYPE_CHECKING:
-    from cormorant_worker.fleet.ray.engine import RayEngine
 
 log = structlog.get_logger()
 
@@ -61,8 +61,23 @@ class _Batch:
 
 
 class RayConnection:
-    def __init__(self, engine: "RayEngine", place: WorkerPlace, handle: Any, demand: str) -> None:
-        """Listen to an actor that was just asked for. `demand`: what it asks Ray for, in words."""
+    def __init__(
+        self,
+        place: WorkerPlace,
+        handle: Any,
+        demand: str,
+        *,
+        cluster: RayCluster,
+        blocks: Callable[[], RayBlockPool],
+        settled: Callable[[], Settled],
+    ) -> None:
+        """Listen to an actor that was just asked for.
+
+        Args:
+            demand: what it asks Ray for, in words.
+            blocks: where arrays that arrive go.
+            settled: what the worker's pod keeps for the next head.
+        """
         self.place = place
         self.pid = 0
         self.frames = 0
@@ -70,7 +85,7 @@ class RayConnection:
         self.is_open = True
         self._phase = Phase.IMPORTING
         self.handle = handle
-        self._engine, self._demand = engine, demand
+        self._demand, self._cluster, self._blocks, self._settled = demand, cluster, blocks, settled
         self._node_id = ""
         self._turn = 0
         self._batches: deque[_Batch] = deque()
@@ -96,7 +111,7 @@ class RayConnection:
         """What the worker does, in words; of one that has not begun, why it may not have."""
         if self.pid:
             return self.phase.name.lower()
-        return f"not placed: it asks for {self._demand}; Ray has {self._engine.cluster.describe()}"
+        return f"not placed: it asks for {self._demand}; Ray has {self._cluster.describe()}"
 
     def describe_end(self) -> str:
         return f"was lost while {self._phase.name.lower()} ({self._end or 'Ray does not say why'})"
@@ -150,9 +165,7 @@ class RayConnection:
             except Exception as error:  # noqa: BLE001  # whatever Ray says of it: the batch is not here
                 self._lose(error)
                 return
-            blocks = self._engine.blocks
-            assert blocks is not None
-            blocks.land(batch.ticket.block_index, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
+            self._blocks().land(batch.ticket.block_index, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
             self._landed_frames += sealed.num_frames
             self.frames = max(self.frames, self._landed_frames)  # the heartbeat comes later than the batch
             yield sealed
@@ -180,7 +193,7 @@ class RayConnection:
         self._expect(self.handle.answer.remote(request, references))
 
     def _listen(self) -> None:
-        self._expect(self.handle.listen.remote(self._engine.settled()))
+        self._expect(self.handle.listen.remote(self._settled()))
 
     def _next_turn(self) -> int:
         self._turn += 1
@@ -199,7 +212,7 @@ class RayConnection:
         with suppress(ray.exceptions.RayError, ValueError):
             ray.kill(self.handle, no_restart=True)
         # A stopped process hears no Ray; one on this machine can be ended for certain.
-        if self.pid and self._node_id == self._engine.cluster.node_id and not self._is_dead:
+        if self.pid and self._node_id == self._cluster.node_id and not self._is_dead:
             self._is_dead = True
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)

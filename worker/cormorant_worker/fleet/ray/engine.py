@@ -32,18 +32,17 @@ class RayEngine:
         self._options = options = options or RayOptions()
         self.cluster = RayCluster(options)
         self._actors: Any = ray.remote(concurrency_groups=GROUPS)(WorkerActor)
-        self.blocks: RayBlockPool | None = None
-        """Where arrays that arrive go; None until it is laid out, and no ticket goes out before."""
+        self._blocks: RayBlockPool | None = None
         self._connections: dict[tuple[str, int], RayConnection] = {}
         """The newest of each slot."""
-        self.settled: Callable[[], Settled] = lambda: NOTHING_SETTLED  # until `complete`
+        self._settled: Callable[[], Settled] = lambda: NOTHING_SETTLED  # until `complete`
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         """As many workers as the manifest says unless told otherwise; in a cluster of the fleet's own, at most one a
         processor. With `slot_resources`, pods bring the slots. Nothing is known of devices of other machines: a worker
         that finds none says so, and one without GPUs is not placed.
         """
-        self.settled = lambda: Settled(epoch=options.epoch, frames=options.settled_frames())
+        self._settled = lambda: Settled(epoch=options.epoch, frames=options.settled_frames())
         workers = options.workers or default_workers(job, is_this_machine=self.cluster.is_own)
         waits_for_places = options.waits_for_places or self._options.slot_resources
         return replace(options, workers=workers, waits_for_places=waits_for_places)
@@ -73,7 +72,9 @@ class RayEngine:
             replace(start, place=place), [path for path in sys.path if path]
         )
         demand = describe_resources({"CPU": cpus, "GPU": asked["num_gpus"], **resources})
-        connection = self._connections[place.group, place.index] = RayConnection(self, place, handle, demand)
+        connection = self._connections[place.group, place.index] = RayConnection(
+            place, handle, demand, cluster=self.cluster, blocks=self._landing, settled=self._settled
+        )
         return connection
 
     def device_of(self, device: str, number: int) -> str:
@@ -83,8 +84,8 @@ class RayEngine:
         return max(1, available_cpus() // num_workers) if self.cluster.is_own else 0
 
     def make_blocks(self, layout: Layout, limit: int) -> RayBlockPool:
-        self.blocks = RayBlockPool(layout, limit, store_bytes=self.cluster.store_bytes())
-        return self.blocks
+        self._blocks = RayBlockPool(layout, limit, store_bytes=self.cluster.store_bytes())
+        return self._blocks
 
     def share(self, data: bytes | memoryview | SharedMemory) -> ObjectPayload:
         buffer = data.buffer if isinstance(data, SharedMemory) else data
@@ -92,6 +93,10 @@ class RayEngine:
         return ObjectPayload(ray.put(array), array.nbytes)
 
     def close(self) -> None:
-        if self.blocks is not None:  # also of a fleet that could not begin
-            self.blocks.close()
+        if self._blocks is not None:  # also of a fleet that could not begin
+            self._blocks.close()
         self.cluster.close()
+
+    def _landing(self) -> RayBlockPool:
+        assert self._blocks is not None, "no ticket goes out before the memory was laid out"
+        return self._blocks
