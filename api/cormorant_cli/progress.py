@@ -6,6 +6,7 @@ and a signal handler `close`, maybe for the second time.
 
 import contextlib
 import json
+import re
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,14 @@ _MOST_WORKERS = 8
 _BAR_WIDTH = 40
 _HOUR_S, _MINUTE_S = 3600, 60
 _LOUD = ("warning", "error", "critical")
+_SENTENCES = {
+    "worker_ready": "worker {worker} is ready after {seconds:.1f} s",
+    "weights_published": "version {version} of the weights is published ({bytes:,} bytes, {who})",
+    "pause_granted": "paused by {owner}",
+    "pause_ended": "{owner} ended its pause",
+}
+"""Events that people look for, in words."""
+_NOT_OF_USERS = re.compile(r'  File "(?:<frozen|[^"]*/(?:cormorant_\w+|\w+-packages|lib/python3[.\d]*)/)')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +65,11 @@ class Snapshot:
     waits_for: str = ""
     """Why nothing is collected at the moment, in a sentence; empty while frames come."""
 
+    @property
+    def trouble(self) -> str:
+        """What a person should know: environments that keep failing, before a wait."""
+        return self.fleet.env_failures.partition("\n")[0] or self.waits_for
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
@@ -72,6 +86,8 @@ class Summary:
     """Size of the dataset's shards; None without a dataset."""
     was_served: bool = False
     """Batches went to consumers over HTTP."""
+    report: str = ""
+    """Its HTML file; empty: there is none."""
 
 
 class Rate:
@@ -120,6 +136,7 @@ class JsonDisplay:
             "dataset": summary.dataset,
             "dataset_bytes": summary.dataset_bytes,
             "was_served": summary.was_served,
+            "report": summary.report,
         }
         _echo_json("finished", {**_counts(summary.stats, summary.fps), **own})
 
@@ -135,8 +152,11 @@ class PlainDisplay:
 
     interval_s = 3.0
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_verbose: bool = False) -> None:
         self._last_wait = ""
+        self._is_verbose = is_verbose
+        self._told: set[object] = set()
+        """Warnings that were shown: one that comes again and again is shown once."""
 
     def begin(self, plan: RunPlan) -> None:
         self._say(_opening(plan))
@@ -160,10 +180,20 @@ class PlainDisplay:
             self._say(f"{snapshot.waits_for} ({_amount(stats)})")
             return
         parts = (_amount(stats), f"{snapshot.fps:,.0f} frames/s", *_details(stats), _workers_line(snapshot.fleet))
+        if snapshot.trouble:
+            self._say(f"warning: {snapshot.trouble}")
         self._say(", ".join(parts))
 
     def log(self, event: Event) -> None:
-        _to_stderr(_log_line(event))
+        if line := self._line_of(event):
+            _to_stderr(line)
+
+    def _line_of(self, event: Event) -> str:
+        line = log_line(event, is_verbose=self._is_verbose)
+        cause = (event.get("event"), event.get("reason"), event.get("exception"))
+        is_again = event.get("level") in _LOUD and cause in self._told
+        self._told.add(cause)
+        return "" if is_again and not self._is_verbose else line
 
     def end(self, summary: Summary) -> None:
         self.close()
@@ -184,9 +214,9 @@ class LiveDisplay(PlainDisplay):
 
     interval_s = 0.2
 
-    def __init__(self, console: Console, *, shares_stderr: bool) -> None:
+    def __init__(self, console: Console, *, shares_stderr: bool, is_verbose: bool = False) -> None:
         """Draw on a console; `shares_stderr` says that what goes to stderr lands there too."""
-        super().__init__()
+        super().__init__(is_verbose=is_verbose)
         self._console = console
         self._shares_stderr = shares_stderr
         self._job = ""
@@ -207,6 +237,8 @@ class LiveDisplay(PlainDisplay):
             completed=min(stats.frames, stats.total_frames or 1),
             width=min(_BAR_WIDTH, max(8, self._console.width // 4)),
             pulse=stats.total_frames is None,
+            complete_style="green",  # rich's own is red
+            pulse_style="green",
         )
         top.add_row(
             Text(self._job, style="bold", no_wrap=True),
@@ -216,14 +248,15 @@ class LiveDisplay(PlainDisplay):
             Text(_time_left(stats, snapshot.fps), style="dim", no_wrap=True),
         )
         last = Text(_workers_line(snapshot.fleet), style="dim", no_wrap=True, overflow="ellipsis")
-        if snapshot.waits_for:
-            last = Text(snapshot.waits_for, style="bold yellow", no_wrap=True, overflow="ellipsis")
+        if trouble := snapshot.trouble:
+            last = Text(trouble, style="bold yellow", no_wrap=True, overflow="ellipsis")
         self._live.update(Group(top, Text(" · ".join(_details(stats)), no_wrap=True, overflow="ellipsis"), last))
 
     def log(self, event: Event) -> None:
-        if self._shares_stderr:
+        line = self._line_of(event)
+        if self._shares_stderr and line:
             with contextlib.suppress(OSError):
-                self._say(_log_line(event), style="yellow" if event.get("level") in _LOUD else "dim")
+                self._say(line, style="yellow" if event.get("level") in _LOUD else "dim")
         else:
             super().log(event)
 
@@ -240,15 +273,16 @@ class LiveDisplay(PlainDisplay):
 Display = JsonDisplay | PlainDisplay
 
 
-def choose_display(*, as_json: bool) -> Display:
+def choose_display(*, as_json: bool, is_verbose: bool = False) -> Display:
     """JSON when asked for, a live bar on a terminal, else plain lines."""
     if as_json:
         return JsonDisplay()
     if not sys.stdout.isatty():
-        return PlainDisplay()
+        return PlainDisplay(is_verbose=is_verbose)
     # The bar and the log share one stream where they can, or one would overwrite the other.
     shares_stderr = sys.stderr.isatty()
-    return LiveDisplay(Console(stderr=shares_stderr, highlight=False), shares_stderr=shares_stderr)
+    console = Console(stderr=shares_stderr, highlight=False)
+    return LiveDisplay(console, shares_stderr=shares_stderr, is_verbose=is_verbose)
 
 
 def summary_lines(summary: Summary) -> list[str]:
@@ -273,6 +307,8 @@ def summary_lines(summary: Summary) -> list[str]:
     lines = [f"{verb} {summary.new_frames:,} frames{rate}", played]
     if stats.dropped:
         lines.append(f"dropped frames: {_dropped(stats)}")
+    if summary.report:
+        lines.append(f"report: {summary.report}")
     if not summary.dataset and summary.was_served:
         return [*lines, "batches that no consumer acknowledged were not kept; add output.dataset to keep everything"]
     if not summary.dataset:
@@ -361,11 +397,32 @@ def _time_left(stats: "Stats", fps: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"
 
 
-def _log_line(event: Event) -> str:
+def log_line(event: Event, *, is_verbose: bool = False) -> str:
+    """A log event for people: a warning as words, the rest only where asked for; empty: nothing to show."""
     fields = {key: value for key, value in event.items() if key not in ("event", "level", "exception")}
-    level = f"{event['level']}: " if event.get("level") in _LOUD else ""
-    line = f"{level}{event.get('event', '')} " + " ".join(f"{key}={value}" for key, value in fields.items())
-    return f"{line.rstrip()}\n{event['exception']}" if event.get("exception") else line.rstrip()
+    kind, trace = str(event.get("event", "")), str(event.get("exception") or "")
+    is_loud = event.get("level") in _LOUD
+    if not is_verbose:
+        if kind in _SENTENCES:
+            return _SENTENCES[kind].format(**fields)
+        if kind == "worker_traceback":
+            return users_traceback(trace)  # the sentence that ends the command says the rest
+        if not is_loud:
+            return ""
+        kind = kind.replace("_", " ")
+    line = f"{event['level'] if is_loud else ''}: {kind} ".removeprefix(": ")
+    line += " ".join(f"{key}={value}" for key, value in fields.items())
+    return f"{line.rstrip()}\n{trace}" if trace else line.rstrip()
+
+
+def users_traceback(text: str) -> str:
+    """The part of a worker's traceback that is in the user's own code, from its first line there to the error; empty
+    where no line is.
+    """
+    first = text.partition("\n\nThe above exception was")[0]  # what followed from it is ours
+    header, *frames = re.split(r"^(?=  File )", first, flags=re.MULTILINE)
+    own = next((i for i, frame in enumerate(frames) if not _NOT_OF_USERS.match(frame)), None)
+    return "".join([header, *frames[own:]]).rstrip() if own is not None else ""
 
 
 def _to_stderr(line: str) -> None:

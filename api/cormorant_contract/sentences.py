@@ -63,15 +63,15 @@ def kind_of(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def near(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
+def near(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6) -> list[str]:
     """The known names that look like this one, nearest first; case does not count."""
     folded = {candidate.lower(): candidate for candidate in known}
-    return [folded[match] for match in get_close_matches(name.lower(), folded, n=most, cutoff=0.6)]
+    return [folded[match] for match in get_close_matches(name.lower(), folded, n=most, cutoff=cutoff)]
 
 
-def did_you_mean(name: str, known: Iterable[str], *, most: int = 3, otherwise: str = "") -> str:
+def did_you_mean(name: str, known: Iterable[str], *, most: int = 3, otherwise: str = "", cutoff: float = 0.6) -> str:
     """The end of a sentence about an unknown name; `otherwise` where no known one looks like it."""
-    found = near(name, known, most=most)
+    found = near(name, known, most=most, cutoff=cutoff)
     return f"; did you mean {' or '.join(found)}?" if found else otherwise
 
 

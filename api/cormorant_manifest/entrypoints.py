@@ -38,10 +38,39 @@ def missing_entrypoints(job: CollectorJob, *, folder: Path | None = None) -> lis
     """What a manifest names and no source file has. `folder`: searched first; the manifest's own."""
     path = ([str(folder)] if folder is not None else []) + sys.path
     return [
+        Problem(message=sentence, name=job.metadata.name, location=location)
+        for location, name in _ids(job)
+        if (sentence := _unregistered(name))
+    ] + [
         Problem(message=sentence, name=job.metadata.name, location=entry.location)
         for entry in _entrypoints(job)
         if (sentence := _trouble(entry, path))
     ]
+
+
+def _ids(job: CollectorJob) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Gymnasium's ids of a manifest, without those that a package named before the id registers."""
+    env = job.spec.env
+    if block := env.gymnasium or env.vector:
+        kind = "gymnasium" if env.gymnasium else "vector"
+        named = [(("spec", "env", kind, "id"), block.id or "")]
+        named += [(("spec", "env", "variants"), variant.task_id or "") for variant in env.variants or ()]
+        yield from ((location, name) for location, name in named if name and ":" not in name)
+
+
+def _unregistered(name: str) -> str:
+    try:
+        import gymnasium
+    except ImportError:
+        return ""  # a laptop that only validates
+    try:
+        gymnasium.spec(name)
+    except gymnasium.error.UnregisteredEnv as error:
+        return (
+            f"{name} is not registered: {error} If a package registers it on import, write that package before the id, "
+            'as in "ale_py:ALE/Pong-v5"'
+        )
+    return ""
 
 
 def _entrypoints(job: CollectorJob) -> Iterator[Entrypoint]:
@@ -72,7 +101,10 @@ def _trouble(entry: Entrypoint, path: Sequence[str]) -> str:
     try:
         spec = _find(module, path)
     except _NoModule as missing:
-        hint = did_you_mean(f"{missing.parent}{missing.name}", [f"{missing.parent}{name}" for name in missing.siblings])
+        # Hundreds of packages are installed: one of them looks a little like any name.
+        cutoff = 0.6 if missing.parent else 0.8
+        names = [f"{missing.parent}{name}" for name in missing.siblings]
+        hint = did_you_mean(f"{missing.parent}{missing.name}", names, cutoff=cutoff)
         return (
             f"{entry.path}: there is no module {missing.parent}{missing.name}{hint}; the {entry.what}'s module lies "
             "beside the manifest, on PYTHONPATH, or is installed"

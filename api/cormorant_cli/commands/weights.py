@@ -13,6 +13,7 @@ from cormorant_cli.connection import AsJson, Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed, installed
 from cormorant_cli.printing import counted, quiet_logs, size_of, told_when_slow
 from cormorant_contract.disk import write_durably
+from cormorant_contract.tensor_file import MAX_HEADER_BYTES, MalformedTensorFile, looks_like_pickle, parse_header
 
 if TYPE_CHECKING:
     from cormorant_client import Client, Update
@@ -73,6 +74,7 @@ def push(
 ) -> None:
     """Publish a safetensors file. Exits with 1 if no worker applied it."""
     path = Path(file)
+    check_tensors(path)
     with connection.client("write") as client:
         update, is_held = _publish(client, wait, lambda: client.publish(path, model=model, version=version or None))
     if as_json:
@@ -152,6 +154,23 @@ def _publish(client: "Client", wait_s: float, send: Callable[[], "Update"]) -> t
         with told_when_slow(f"until the workers apply version {update.version}, at most {wait_s:g} s"):
             update.wait(wait_s)
     return update, is_paused and update.state != "applied"
+
+
+def check_tensors(path: Path) -> None:
+    """Look at a file before a head is asked: that it is there, and safetensors.
+
+    Raises:
+        BadInput: it is not; says what it is.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(MAX_HEADER_BYTES + 8)
+            parse_header(head, file_size=path.stat().st_size)
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror or error}; check the path") from error
+    except MalformedTensorFile as error:
+        what = "looks like a pickle (torch.save)" if looks_like_pickle(head) else f"is not safetensors: {error}"
+        raise BadInput(f"{path} {what}; write it with safetensors.torch.save_file(state_dict, path)") from error
 
 
 def read_whole(file: str) -> bytes:

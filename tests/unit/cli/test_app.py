@@ -1,5 +1,6 @@
 """How the command line starts and ends."""
 
+import json
 import os
 import subprocess
 import sys
@@ -69,6 +70,43 @@ def test_exit_codes(
     assert capsys.readouterr().err.lstrip() == sentence
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("status pong -o json", "status pong --json"),
+        ("dataset ls data --output=json", "dataset ls data --json"),
+        ("doctor --json pong", "doctor pong -o json"),
+        ("evaluate job.yaml --output json", "evaluate job.yaml --output json"),
+        ("submit job.yaml -o yaml", "submit job.yaml -o yaml"),
+    ],
+)
+def test_json_has_two_spellings(arguments: str, words: str) -> None:
+    assert " ".join(entry.in_one_spelling(arguments.split())[0]) == words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["validate", "missing.yaml", "-o", "json"], ""),
+        (["run", "missing.yaml", "--json"], "missing.yaml: no such file; check the path"),
+        (["run", "job.yaml", "--json", "--frames", "-1"], "Invalid value for '--frames': must be at least 0"),
+        (["dataset", "export", "d", "--json", "--to", "csv"], "'csv' is not one of 'minari', 'parquet', 'lerobot'"),
+    ],
+)
+def test_errors_are_json_where_asked_and_never_the_librarys_words(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry.run(arguments) == 2
+    said = capsys.readouterr()
+    if not sentence:
+        assert json.loads(said.out)["valid"] is False
+        return
+    error = json.loads(said.err)
+    assert error["exit_code"] == 2
+    assert sentence in error["error"]
+    assert "Value error" not in said.err
+
+
 @pytest.mark.parametrize("arguments", [["bogus"], ["validate"], ["validate", "--bogus"], []])
 def test_usage_errors_end_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert entry.run(arguments) == 2
@@ -86,18 +124,30 @@ def test_reader_that_goes_away_is_no_traceback() -> None:
     assert done.stderr == ""
 
 
-def test_ctrl_c_during_imports_is_no_traceback() -> None:
-    script = """
+@pytest.mark.parametrize(
+    ("module", "error", "ending"),
+    [
+        ("cormorant_cli.app", "KeyboardInterrupt", (130, "interrupted\n")),
+        (
+            "typer",
+            "ModuleNotFoundError(name=name)",
+            (1, "the command line needs typer, which is not installed: pip install 'cormorant[cli]'\n"),
+        ),
+    ],
+    ids=["ctrl-c", "without-extras"],
+)
+def test_imports_that_end_are_a_sentence(module: str, error: str, ending: tuple[int, str]) -> None:
+    script = f"""
 import sys
-class Interrupts:
+class Ends:
     def find_spec(self, name, path=None, target=None):
-        if name == "cormorant_cli.app":
-            raise KeyboardInterrupt
-sys.meta_path.insert(0, Interrupts())
+        if name == "{module}":
+            raise {error}
+sys.meta_path.insert(0, Ends())
 import cormorant_cli.__main__
 """
     done = python("-c", script)
-    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    assert (done.returncode, done.stderr) == ending
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["version"]])

@@ -43,7 +43,7 @@ def test_job_is_meant_where_only_the_environment_names_a_head(monkeypatch: pytes
         ["resume"],
         ["status"],
         ["weights", "list"],
-        ["weights", "push", "f"],
+        ["weights", "pull", "f"],
         ["state", "save", "f"],
     ],
 )

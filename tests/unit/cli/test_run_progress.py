@@ -35,6 +35,24 @@ def snapshot(waits_for: str = "", **changed: Any) -> Snapshot:
     return Snapshot(fleet=make_stats(**(stats | changed)), fps=8123.4, waits_for=waits_for)
 
 
+OURS = "/usr/lib/python3.11/site-packages/cormorant_worker"
+OF_THE_USER = """Traceback (most recent call last):
+  File "/home/me/policy.py", line 4, in act
+    return network(observation)
+  File "/usr/lib/python3.11/site-packages/torch/nn/linear.py", line 125, in forward
+    return F.linear(input, self.weight)
+RuntimeError: shapes do not fit"""
+TRACEBACK = OF_THE_USER.replace(
+    "last):\n", f'last):\n  File "{OURS}/policy/actor.py", line 9, in _try\n    self.call()\n'
+)
+TRACEBACK += f"""
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "{OURS}/worker/runtime.py", line 114, in run
+cormorant_worker.errors.PolicyError: the policy raised RuntimeError"""
+READY = {"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2}
 PLAYED: dict[str, Any] = {"episodes": 5, "recent_returns": (1.0, 2.0), "recent_lengths": (20, 20)}
 STATS = make_stats(
     frames=200_000, total_frames=200_000, episodes=250, recent_returns=(-20.5,), recent_lengths=(812, 812, 812, 813)
@@ -141,7 +159,7 @@ def test_live_bar_keeps_the_log_above_it(capsys: pytest.CaptureFixture[str]) -> 
     drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).replace("\r", "")
     assert "50,000 of 200,000 frames (25%)  8,123 frames/s  0:18 left" in drawn
     assert "5 episodes · return 1.50 · length 20.0 · policy version 3" in drawn
-    assert drawn.index("warning: worker_lost reason=[red]killed[/red]") < drawn.rindex("workers: cpu-0 stepping")
+    assert drawn.index("warning: worker lost reason=[red]killed[/red]") < drawn.rindex("workers: cpu-0 stepping")
     assert "\x1b[1;36m8,123 frames/s" in screen.getvalue()
     assert screen.getvalue().endswith("\x1b[?25h")  # the cursor is back
     assert capsys.readouterr().out.splitlines() == summary_lines(SUMMARY)
@@ -150,14 +168,28 @@ def test_live_bar_keeps_the_log_above_it(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        ({"event": "worker_ready", "level": "info", "worker": "cpu-0"}, "worker_ready worker=cpu-0"),
-        ({"event": "worker_lost", "level": "warning", "frames": 64}, "warning: worker_lost frames=64"),
-        ({"event": "bad", "level": "error", "exception": "Traceback"}, "error: bad\nTraceback"),
+        (READY, "worker cpu-0 is ready after 4.2 s\n"),
+        ({"event": "head_ready", "level": "info", "url": "x"}, ""),
+        ({"event": "worker_lost", "level": "warning", "frames": 64}, "warning: worker lost frames=64\n"),
+        ({"event": "bad", "level": "error", "exception": "Traceback"}, "error: bad\nTraceback\n"),
+        ({"event": "worker_traceback", "level": "warning", "exception": TRACEBACK}, f"{OF_THE_USER}\n"),
+        ({"event": "worker_traceback", "level": "warning", "exception": TRACEBACK.replace("/home/me", OURS)}, ""),
     ],
 )
-def test_log_lines(event: dict[str, object], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    PlainDisplay().log(event)
-    assert capsys.readouterr().err == f"{line}\n"
+def test_log_is_sentences_each_once_and_raw_where_asked(
+    event: dict[str, object], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    display = PlainDisplay()
+    display.log(event)
+    display.log({**event, "level": "warning"} if line.startswith("warning") else {})
+    assert capsys.readouterr().err == line
+    PlainDisplay(is_verbose=True).log(event)
+    assert str(event["event"]) in capsys.readouterr().err
+
+
+def test_environments_that_keep_failing_stand_before_the_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    PlainDisplay().progress(snapshot(env_failures="environments keep failing; the first: env 3 raised\nTraceback"))
+    assert capsys.readouterr().out.startswith("warning: environments keep failing; the first: env 3 raised\n50,000 of")
 
 
 @pytest.mark.parametrize(

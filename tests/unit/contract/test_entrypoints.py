@@ -7,6 +7,7 @@ import pytest
 
 from cormorant_contract.parsing import parse_job
 from cormorant_manifest.entrypoints import missing_entrypoints
+from manifest_making import manifest
 
 SOURCE = """
 raise RuntimeError("never run")
@@ -28,18 +29,7 @@ class Policy:
 
 
 def trouble(folder: Path, entrypoint: str, **kwargs: Any) -> str:
-    job = parse_job(
-        {
-            "apiVersion": "cormorant.dev/v1alpha1",
-            "kind": "CollectorJob",
-            "metadata": {"name": "pole"},
-            "spec": {
-                "env": {"envpool": {"taskId": "CartPole-v1"}},
-                "policy": {"entrypoint": entrypoint, "kwargs": kwargs},
-                "collection": {"framesPerBatch": 64},
-            },
-        }
-    )
+    job = parse_job(manifest(policy={"entrypoint": entrypoint, "kwargs": kwargs}))
     return "\n".join(problem.message for problem in missing_entrypoints(job, folder=folder))
 
 
@@ -81,6 +71,8 @@ def test_what_exists_or_cannot_be_known_is_no_problem(folder: Path, entrypoint: 
     ("entrypoint", "kwargs", "sentence"),
     [
         ("my_polices:make", {}, "there is no module my_polices; did you mean my_policies?"),
+        ("nothing_alike:make", {}, "there is no module nothing_alike; the policy's module lies beside"),
+        ("my_policy:make", {}, "there is no module my_policy; did you mean my_policies?"),  # and not mypy
         ("pkg.net:make", {}, "there is no module pkg.net; did you mean pkg.nets?"),
         ("my_policies:mak", {}, "my_policies has no mak; did you mean make?"),
         ("cormorant.policies:mpl", {}, "has no mpl; did you mean mlp"),
@@ -98,3 +90,18 @@ def test_typos_are_found_with_near_matches(
     folder: Path, entrypoint: str, kwargs: dict[str, Any], sentence: str
 ) -> None:
     assert sentence in trouble(folder, entrypoint, **kwargs)
+
+
+@pytest.mark.parametrize("kind", ["gymnasium", "vector"])
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("CartPole-v1", ""),
+        ("my_package:Own-v0", ""),  # its package registers it
+        ("CartPol-v1", "CartPol-v1 is not registered: Environment `CartPol` doesn't exist. Did you mean: `CartPole`?"),
+    ],
+)
+def test_unknown_id_is_found_without_an_environment(kind: str, name: str, sentence: str) -> None:
+    problems = missing_entrypoints(parse_job(manifest(env={kind: {"id": name, "numEnvs": 8}})))
+    assert [problem.path for problem in problems] == ([f"spec.env.{kind}.id"] if sentence else [])
+    assert all(sentence in problem.message for problem in problems)
