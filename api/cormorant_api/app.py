@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -61,7 +62,7 @@ def make_app(head: Head | None = None) -> FastAPI:
         redoc_url=None,
         static_url="/docs-static",
         title="Cormorant",
-        version="1",
+        version=version("cormorant"),
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
         redirect_slashes=False,
@@ -79,6 +80,9 @@ def make_app(head: Head | None = None) -> FastAPI:
                 tags=app.openapi_tags,
                 separate_input_output_schemas=False,
             )
+            for operation in (one for path in document["paths"].values() for one in path.values()):
+                # A collapsed row shows the summary alone: a sentence, and not the function's name again.
+                operation["summary"] = operation["description"].partition(". ")[0].partition("\n")[0].rstrip(".")
             parts = document.setdefault("components", {})
             for model in (Problem, MemoryBatch, Event, Hello, Opening, Moment, Bye):
                 schema = model.model_json_schema(ref_template="#/components/schemas/{model}")

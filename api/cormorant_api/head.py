@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import ParamSpec, TypeVar
@@ -163,7 +164,9 @@ class Head:
         running = Running(self, fleet, is_paused=is_paused)
         self._resume_is_start = is_paused and not self.job.spec.paused
         self._unsubscribe = fleet.subscribe(self._on_fleet_event)
-        self.sample(fleet.stats(workers=False))
+        stats = fleet.stats(workers=False)
+        self.sample(stats)
+        self.rates.sample(stats)
         if not running.publisher.inherit():
             running.publisher.restore()
         self._miss_weights(running)
@@ -229,6 +232,7 @@ class Head:
         if self._housekeeper.is_alive():
             self._housekeeper.join(timeout=5)
         self._add_end_event()
+        self._tell_last()
         self.is_closing = True  # streams of events send what is left, and end
         if self._running is not None:
             self._running.pauses.close()
@@ -376,6 +380,16 @@ class Head:
             self.end_state, self.failure = "Failed", str(error)
         frames = self._running.fleet.stats(workers=False).frames if self._running is not None else 0
         self.events.add("ended", state=self.end_state, frames=frames, reason=self.failure)
+
+    def _tell_last(self) -> None:
+        """Show the final numbers to those who watch."""
+        if self._running is None or self.is_closing:
+            return
+        with suppress(CormorantError):  # the fleet is gone: what was shown last stays
+            stats = self._running.fleet.stats()
+            self.rates.sample(stats)
+            for watch in self.watchers:
+                watch(stats)
 
     def sample(self, stats: FleetStats) -> None:
         exported = self.journal.note_exported(stats.frames)

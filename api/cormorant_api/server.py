@@ -21,6 +21,7 @@ from cormorant_api.head import Head
 from cormorant_api.http.listener import Listener
 from cormorant_api.http.tls import check_tls
 from cormorant_api.http.tokens import HeadTokens, Role
+from cormorant_api.live.moments import Moments
 from cormorant_api.settings import HeadSettings
 from cormorant_api.status import wait_for_learner
 from cormorant_contract.job import CollectorJob
@@ -67,6 +68,8 @@ class HeadServer:
         self.head.log_context.epoch = self.head.journal.epoch + 1
         self.fleet: WorkerFleet | None = None
         app = make_app(self.head)
+        self.moments: Moments = app.state.live
+        """What pages and the report show."""
         self._listeners: list[Listener] = []
         try:
             self._listeners.append(Listener(app, settings, port=settings.port, name="control-port"))

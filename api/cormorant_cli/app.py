@@ -17,6 +17,7 @@ from cormorant_cli.commands import (
     init,
     openapi,
     pause,
+    report,
     run,
     state,
     status,
@@ -69,6 +70,7 @@ app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant submit job.yam
 )
 app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant doctor pong -n rl"))(doctor.doctor)
 app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant status pong -n rl --watch"))(status.status)
+app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant report pong -n rl --out pong.html"))(report.report)
 app.add_typer(weights.app, rich_help_panel=_HEAD)
 app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant pause pong -n rl"))(pause.pause)
 app.command(rich_help_panel=_HEAD)(pause.resume)

@@ -69,6 +69,7 @@ class AsyncClient:
     workers = _in_thread(Client.workers)
     pauses = _in_thread(Client.pauses)
     evaluation = _in_thread(Client.evaluation)
+    opening = _in_thread(Client.opening)
 
     async def spaces(self) -> "tuple[Space[Any], Space[Any]]":
         return await self._call(lambda: self._client.spaces)

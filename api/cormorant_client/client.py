@@ -26,7 +26,7 @@ from cormorant_client.errors import (
     HeadFailed,
     UpdateFailed,
 )
-from cormorant_client.events import read_events
+from cormorant_client.events import read_events, read_opening
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.pauses import Pause, default_owner
 from cormorant_client.publishing import MAIN_MODEL, Body, Publishable, Publisher, PulledWeights, make_body
@@ -37,6 +37,7 @@ from cormorant_contract.rest import headers
 from cormorant_contract.rest import updates as rest
 from cormorant_contract.rest.evaluation import EvaluationTable
 from cormorant_contract.rest.events import Event
+from cormorant_contract.rest.live import Opening
 from cormorant_contract.rest.models import Model, Models, Rollback, Versions
 from cormorant_contract.rest.pauses import PauseRequest, Pauses, ResumeRequest
 from cormorant_contract.rest.problems import ProblemType
@@ -442,6 +443,10 @@ class Client(Fleet):
             last_id: continue after this event.
         """
         return read_events(self._head, last_id=last_id)
+
+    def opening(self) -> Opening:
+        """History of the run and its current state, as the live page is shown them."""
+        return read_opening(self._head)
 
     def close(self) -> None:
         """Give back what `next_batch` gave and was not acknowledged, and close idle connections. Idempotent."""

@@ -8,8 +8,9 @@ from cormorant_client.errors import HeadUnreachable, error_for
 from cormorant_client.head import HeadConnection
 from cormorant_client.transport import Broken
 from cormorant_contract.rest.events import Event
+from cormorant_contract.rest.live import Opening
 
-_PATH = "/v1/events"
+_PATH, _LIVE = "/v1/events", "/v1/live"
 
 
 def read_events(head: HeadConnection, *, last_id: str = "") -> Iterator[Event]:
@@ -35,6 +36,28 @@ def read_events(head: HeadConnection, *, last_id: str = "") -> Iterator[Event]:
             reason = str(error)
         if not patience.wait(reason):
             raise HeadUnreachable(f"lost the event stream of {head.address} and could not reconnect: {reason}")
+
+
+def read_opening(head: HeadConnection) -> Opening:
+    """What a page is shown first.
+
+    Raises:
+        HeadUnreachable: the connection broke off.
+        HeadError: the head refuses.
+    """
+    kind = b""
+    try:
+        with head.stream(_LIVE, {"Accept": "text/event-stream"}) as response:
+            if response.status != 200:
+                raise error_for(response.status, response.read(), where=f"GET {_LIVE}")
+            for line in response:
+                name, _, value = line.partition(b": ")
+                if name == b"data" and kind == b"opening":
+                    return Opening.model_validate_json(value)
+                kind = value.strip() if name == b"event" else kind
+    except Broken as error:
+        raise HeadUnreachable(f"lost the connection to {head.address}: {error}") from error
+    raise HeadUnreachable(f"the head at {head.address} closed the stream; retry")
 
 
 def parse_events(lines: "http.client.HTTPResponse | Iterator[bytes]") -> Iterator[Event]:

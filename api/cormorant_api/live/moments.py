@@ -40,7 +40,7 @@ class Moments(Ring[bytes]):
 
     def __init__(self, head: Head) -> None:
         super().__init__(_KEPT, most_listeners=128)
-        self._head = head
+        self.head = head
         document = head.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
         self._manifest = str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
         self._lock = threading.Lock()
@@ -58,20 +58,20 @@ class Moments(Ring[bytes]):
     def observe(self, stats: FleetStats) -> None:
         """Add a sample and send a moment, at most once a second."""
         now = time.monotonic()
-        if now < self._next_at - _SLACK_S:
+        if now < self._next_at - _SLACK_S and not self.head.end_state:
             return
         self._next_at = now + _EVERY_S
-        sample = self._past.sample(stats, at=time.time(), per_second=self._head.rates.rate())
+        sample = self._past.sample(stats, at=time.time(), per_second=self.head.rates.rate())
         with self._lock:
             self._past.add(sample)
         if not self.listeners:
-            self._position = self._head.events.end
+            self._position = self.head.events.end
             return
         logs = self._lines_from(self._next_line)
         self._next_line = logs[-1].number + 1 if logs else self._next_line
-        tells_workers = now >= self._workers_at
+        tells_workers = now >= self._workers_at or bool(self.head.end_state)
         if tells_workers:
-            stats = self._head.running.fleet.stats()
+            stats = self.head.running.fleet.stats()
             self._workers_at = now + len(stats.workers) / _WORKERS_A_SECOND - _SLACK_S
         events, self._position = self._events_from(self._position)
         frame = as_frame("moment", self._moment(stats, events, logs, sample, tells_workers=tells_workers))
@@ -82,7 +82,11 @@ class Moments(Ring[bytes]):
     def opening(self, stats: FleetStats) -> tuple[list[bytes], int]:
         """The opening frame and the position for `read`."""
         number = self.end
-        layout = self._head.running.fleet.layout
+        return [as_frame("opening", self.now(stats))], number
+
+    def now(self, stats: FleetStats) -> Opening:
+        """The history of the run and its state."""
+        layout = self.head.running.fleet.layout
         size = None
         if (picture := find_picture(layout.observation)) is not None:
             height, width = size_of(layout.observation[picture].shape)
@@ -90,14 +94,13 @@ class Moments(Ring[bytes]):
         events, _ = self._events_from(0)
         with self._lock:
             past = self._past.told()
-        opening = Opening(
+        return Opening(
             num_envs=layout.num_envs,
             picture=size,
             history=past,
             moment=self._moment(stats, events, self._lines_from(0), None, tells_workers=True),
             manifest=self._manifest,
         )
-        return [as_frame("opening", opening)], number
 
     # -- content -----------------------------------------------------------------------------------------------
 
@@ -110,7 +113,7 @@ class Moments(Ring[bytes]):
         *,
         tells_workers: bool,
     ) -> Moment:
-        head = self._head
+        head = self.head
         running = head.running
         workers = (describe_worker(head, worker, published=stats.version) for worker in stats.workers)
         return Moment(
@@ -125,7 +128,7 @@ class Moments(Ring[bytes]):
         )
 
     def _events_from(self, position: int) -> tuple[list[Event], int]:
-        ring = self._head.events
+        ring = self.head.events
         found: deque[Event] = deque(maxlen=_MOST_EVENTS)
         while True:
             news = ring.read(position)

@@ -116,7 +116,8 @@ async def _frames(head: Head, live: Moments, hello: Hello) -> AsyncGenerator[byt
     yield as_frame("hello", hello)
     position, idle_s, reason = -1, 0.0, ""
     try:
-        while not head.is_closing:
+        while True:
+            is_last = head.is_closing  # asked before the moments are read: the last one has the final numbers
             news = live.read(position) if position >= 0 else None
             if news is None:
                 news = await head.quick(live.opening, await head.stats())
@@ -127,6 +128,8 @@ async def _frames(head: Head, live: Moments, hello: Hello) -> AsyncGenerator[byt
                 data, idle_s = STILL_HERE, 0.0
             if data:
                 yield data
+            if is_last:
+                break
             heard = position
             await live.notifier.wait_for(lambda: head.is_closing or live.end > heard, timeout_s=_LOOK_S)  # noqa: B023  # ends before the next turn
     except (ApiError, CormorantError) as error:

@@ -26,11 +26,13 @@ import typer
 
 from cormorant_cli.errors import INTERRUPTED, BadInput, CliError, CommandFailed, installed
 from cormorant_cli.progress import Display, Rate, RunPlan, Snapshot, Summary, choose_display
+from cormorant_contract.disk import write_durably
 from cormorant_contract.errors import ManifestError
 from cormorant_contract.job import CollectorJob
 from cormorant_manifest.reader import STDIN, load_jobs
 
 if TYPE_CHECKING:
+    from cormorant_api.live.moments import Moments
     from cormorant_api.server import HeadServer
     from cormorant_worker.fleet.fleet import WorkerFleet
     from cormorant_worker.fleet.options import FleetOptions
@@ -116,7 +118,17 @@ def run(
             help="Port of Prometheus metrics on loopback (0: none). With --serve they are at /metrics.",
         ),
     ] = 0,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel="Output",
+            help="HTML file for the report at the end (default: URI-report.html beside a dataset on this machine).",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="Print JSON Lines.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", rich_help_panel="Output", help="Log every event as it is.")
+    ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", rich_help_panel="Output", help="Log every detail; show tracebacks.")
     ] = False,
@@ -126,7 +138,7 @@ def run(
     Ctrl-C finishes the current batches and exits within five seconds; a second one stops at once. Exits with 0 when
     all frames are collected, 1 when collection failed, 2 when the manifest is invalid, 130 when interrupted.
     """
-    display = choose_display(as_json=as_json)
+    display = choose_display(as_json=as_json, is_verbose=verbose or debug)
     serving = ServeOptions(port=port, directory=directory) if serve else None
     site = Site(fleet=fleet, ray_address=ray_address)
     interrupts = Interrupts(display)
@@ -136,7 +148,9 @@ def run(
             if job.spec.collection.episodes is not None and not serve:
                 raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
             with translated_errors(), _logged_to(display, debug=debug):
-                session = _Session(job, display, interrupts, site, serving, metrics_port)
+                session = _Session(
+                    job, display, interrupts, site, serving, metrics_port, report or _beside_dataset(job)
+                )
                 reason = session.run(workers, "" if device == "auto" else device)
         except KeyboardInterrupt:
             reason = "interrupted"
@@ -220,6 +234,13 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
+def _beside_dataset(job: CollectorJob) -> Path | None:
+    """The report's file beside a dataset of this machine; None where there is none."""
+    dataset = job.spec.output.dataset
+    folder = dataset.uri.removeprefix("file://").rstrip("/") if dataset is not None else ""
+    return Path(f"{folder}-report.html") if folder and "://" not in folder else None
+
+
 def read_job(manifest: str, name: str, frames: int = 0) -> CollectorJob:
     jobs = load_jobs(manifest)
     names = [job.metadata.name for job in jobs]
@@ -250,6 +271,7 @@ class _Session:
     _site: Site
     _serving: ServeOptions | None = None
     _metrics_port: int = 0
+    _report: Path | None = None
     _rate: Rate = field(default_factory=Rate)
     _due: float = 0.0
     """When progress is shown next."""
@@ -312,6 +334,7 @@ class _Session:
             dataset=uri,
             dataset_bytes=size_bytes,
             was_served=self._serving is not None,
+            report=str(self._report) if self._report is not None and self._report.exists() and not is_old else "",
         )
         self._display.end(summary)
         return reason
@@ -321,7 +344,7 @@ class _Session:
         if self._serving is None:
             from cormorant_worker.fleet.fleet import WorkerFleet
 
-            with WorkerFleet(self._job, options, engine=self._site.engine()) as fleet:
+            with WorkerFleet(self._job, options, engine=self._site.engine()) as fleet, self._recorded(fleet):
                 if not self._metrics_port:
                     yield fleet, None
                     return
@@ -350,8 +373,43 @@ class _Session:
             server = HeadServer(self._job, settings)
         except HeadFault as error:
             raise BadInput(str(error)) from error
-        with server:
-            yield server.start_fleet(options, engine=self._site.engine()), server
+        try:
+            with server:
+                yield server.start_fleet(options, engine=self._site.engine()), server
+        finally:
+            self._write_report(server.moments)
+
+    @contextmanager
+    def _recorded(self, fleet: "WorkerFleet") -> Iterator[None]:
+        """Keep the history of a fleet that no head serves, and write its report at the end."""
+        if self._report is None:
+            yield
+            return
+        try:
+            from cormorant_api.live.recorder import Recorder
+        except ModuleNotFoundError:  # the extra `api` is not installed
+            yield
+            return
+        recorder = Recorder(self._job, fleet)
+        try:
+            with recorder:
+                yield
+        finally:
+            self._write_report(recorder.moments)
+
+    def _write_report(self, moments: "Moments") -> None:
+        """Write the report of a run that collected anything."""
+        from cormorant_api.live.recorder import report_of
+
+        head = moments.head
+        if self._report is None or not head.is_running:
+            return
+        fleet = head.running.fleet
+        if fleet.stats(workers=False).frames > fleet.found_frames:
+            try:
+                write_durably(self._report, report_of(moments).encode())
+            except OSError as error:
+                self._display.log({"level": "warning", "event": f"cannot write the report: {error}"})
 
     def _collect(self, fleet: "WorkerFleet", server: "HeadServer | None") -> Reason:
         """Be the consumer of the queue, if there is one and it is not served, and show progress, until all is done

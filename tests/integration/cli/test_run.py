@@ -58,8 +58,25 @@ def test_job_fills_its_dataset_and_a_rerun_finds_it_complete(
     assert finished["mean_return"] == pytest.approx(finished["mean_length"])
     assert finished["dataset_bytes"] == sum(file.stat().st_size for file in tmp_path.glob("data/small/*/*.arrow"))
     assert "worker_ready" in [event["event"] for event in log]
+    assert finished["report"] == "data/small-report.html"
+    report = (tmp_path / finished["report"]).read_text()
+    assert '"state": "Completed"' in report
+    assert '"collected": 1003' in report
     assert again_code == 0
     assert "nothing to do: the dataset at data/small already has 1,003 frames" in again
+
+
+def test_a_raising_policy_is_the_users_traceback_and_a_sentence(start: Started, write: Written, tmp_path: Path) -> None:
+    (tmp_path / "raising.py").write_text("def make(o, a):\n    return act\ndef act(obs):\n    raise ValueError('oh')\n")
+    write(policy={"entrypoint": "raising:make"})
+    code, _, err = start("run", "job.yaml").end()
+    assert code == 1
+    assert err.splitlines()[:2] == [
+        "Traceback (most recent call last):",
+        f'  File "{tmp_path}/raising.py", line 4, in act',
+    ]
+    assert "cormorant_worker" not in err
+    assert err.splitlines()[-1].startswith("worker cpu-0: the policy raised ValueError on observations of shape")
 
 
 @pytest.mark.slow

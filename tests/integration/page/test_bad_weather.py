@@ -52,8 +52,9 @@ def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, bro
                     "old => document.querySelector('#frames').textContent !== old", arg=moments
                 )
                 second.end()
-                watched.wait_for_text("#phase", "Disconnected")
-                watched.wait_for_text("#link-text", "he head")
+                watched.wait_for_text("#phase", "Stopped")
+                watched.wait_for_text("#link-text", "The head stopped, and another one may continue the job. Retrying")
+                assert watched.page.title().endswith(": Stopped")
             assert watched.page.locator("#sign-in").is_hidden()
             watched.assert_clean(may_fail=("401", "503", "ERR_"))
 

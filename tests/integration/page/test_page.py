@@ -15,6 +15,7 @@ import safetensors.numpy
 import yaml
 from playwright.sync_api import Browser
 
+from cormorant_api.live.recorder import report_of
 from cormorant_testing import browser as browser_module
 from cormorant_testing.browser import watching
 from cormorant_testing.collecting import make_job
@@ -470,7 +471,7 @@ def test_a_narrow_window_has_it_all(cartpole: HeadProcess, browser: Browser, wid
             assert 0 <= box["x"] <= box["x"] + box["width"] <= width
 
 
-def test_a_job_that_completed_stays_in_view_as_completed(tmp_path: Path, browser: Browser) -> None:
+def test_the_end_stays_in_view_and_in_a_report(tmp_path: Path, browser: Browser) -> None:
     frames = {"framesPerBatch": 20, "totalFrames": 60}
     job = make_job(lengths=(3, 8), dataset=f"file://{tmp_path}/data", collection=frames)
     with ExitStack() as head:
@@ -480,5 +481,24 @@ def test_a_job_that_completed_stays_in_view_as_completed(tmp_path: Path, browser
             until(lambda: served.server.head.is_complete)
             head.close()
             watched.wait_for_text("#link-text", "The job has completed.")
-            assert watched.page.inner_text("#phase") == "Completed"
-            assert watched.page.title() == f"{job.metadata.name}: Completed"
+            title = f"{job.metadata.name}: Completed"
+            assert (watched.text("#phase"), watched.page.title()) == ("Completed", title)
+            assert watched.text("#target") == "of 60 (100.0 %)", "the final count, and no time left"
+            assert (watched.text("#frames"), watched.text("#fps")) == ("60", "0")
+            assert watched.page.get_by_role("button", name="Pause").get_attribute("aria-disabled") == "true"
+            hidden = "['queue-tile', 'learners-card', 'plot-staleness'].map(id => document.getElementById(id).hidden)"
+            assert watched.evaluate(hidden) == [True] * 3, "a job without a queue has no rows about one"
+            shown = {name: watched.text(f"#{name}") for name in ("frames", "return", "episodes", "target", "fps-mean")}
+    (tmp_path / "report.html").write_text(report_of(served.server.moments))
+    page = browser.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text))
+    page.goto(f"file://{tmp_path}/report.html")
+    assert page.title() == title
+    assert {name: page.inner_text(f"#{name}") for name in shown} == shown
+    assert "Completed" in page.inner_text("#events")
+    assert "cormorant " in page.inner_text("#versions")
+    assert page.inner_text("#plot-shares output").startswith("In total: ")
+    assert page.get_by_role("button", name="Pause").count() == 0
+    assert errors == []

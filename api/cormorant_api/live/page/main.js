@@ -3,7 +3,7 @@
 import { Problem, call, token } from "./api.js";
 import { Preview } from "./preview.js";
 import { Events } from "./events.js";
-import { clock, count, duration, number, percent } from "./format.js";
+import { clock, count, duration, number, percent, words } from "./format.js";
 import { Learners } from "./learners.js";
 import { Log } from "./log.js";
 import { Plot } from "./plot.js";
@@ -16,6 +16,7 @@ const OWNER = "page";
 const PAUSE_S = 3600;
 const MOST_WORKERS = 200;
 const MOST_POINTS = 6000;
+const SHORTEST_S = 10;
 
 const $ = (id) => document.getElementById(id);
 const plots = {
@@ -61,7 +62,7 @@ let byeReason = "";
 let endState = "";
 let countdown;
 
-const stream = new Stream({
+const listener = {
   hello(data) {
     role = data.role;
     hasWorked = true;
@@ -91,13 +92,14 @@ const stream = new Stream({
   },
   moment: show,
   bye(data) {
-    endState = data.state === "Stopped" ? "" : data.state;
-    byeReason = endState ? `the job has ${endState.toLowerCase()}` : "the head ended";
+    endState = data.state;
+    byeReason = { "": "the head ended", Stopped: "the head stopped, and another one may continue the job" }[endState] ?? `the job has ${endState.toLowerCase()}`;
     if (data.reason) byeReason += `: ${data.reason}`;
   },
   away,
   refused,
-});
+};
+const stream = new Stream(listener);
 
 function show(news) {
   const before = moment && wordOf(moment.status);
@@ -142,6 +144,9 @@ function failingOf(status) {
 /** The phase in a word. A fault is told before a wait: a full queue does not make it go away. */
 const wordOf = (status) => (failingOf(status) ? "Environments fail" : waitOf(status) ? "Waiting" : status.phase);
 
+/** Nothing is stepped, whatever the rate over the last ten seconds says. */
+const isStill = ({ phase, pause_state: state }) => Boolean(endState) || state === "paused" || ["Completed", "Failed"].includes(phase);
+
 /** Columns as rows. */
 function samplesOf(history) {
   return history.at.map((at, i) => Object.fromEntries(Object.entries(history).map(([name, column]) => [name, name === "at" ? at : column[i]])));
@@ -158,20 +163,23 @@ function showTiles(status) {
   const calls = groups.filter((group) => group.policy_call).map((group) => `; ${group.name}: ${group.policy_call}`);
   const [ready, desired] = groups.reduce((sum, group) => [sum[0] + group.ready, sum[1] + group.desired], [0, 0]);
   const texts = {
-    fps: count(frames.per_second),
+    fps: count(isStill(status) ? 0 : frames.per_second),
+    "fps-mean": endState ? `${count(frames.stepped / Math.max(1, (Date.parse(moment.time) - Date.parse(status.started_at)) / 1000))} on average` : "",
     frames: count(frames.collected),
-    target: frames.target === null ? "" : `of ${count(frames.target)} (${((100 * frames.collected) / (frames.target || 1)).toFixed(1)} %)${leftOf(frames)}`,
+    target: frames.target === null ? "" : `of ${count(frames.target)} (${((100 * frames.collected) / (frames.target || 1)).toFixed(1)} %)${isStill(status) ? "" : leftOf(frames)}`,
+    dropped: Object.entries(frames.dropped).filter(([, lost]) => lost).map(([why, lost]) => `${count(lost)} dropped (${words(why)})`).join(", "),
     return: number(episodes.mean_return),
     episodes: `${count(episodes.count)} episodes` + (episodes.mean_length === null ? "" : `, ${number(episodes.mean_length)} frames long`),
     version: `${fresh.version}`,
     lag: (lag ? `the slowest worker is ${lag} behind` : "applied by all workers") + calls.join(""),
     "worker-count": `${ready} of ${desired}`,
     restarts: status.restarts ? `${count(status.restarts)} restarted` : "",
-    queue: queue.capacity ? `${Math.min(queue.waiting, queue.capacity)} of ${queue.capacity}` : "none",
-    lent: queue.capacity ? aroundQueue(queue) : "frames go to the dataset",
+    queue: `${Math.min(queue.waiting, queue.capacity)} of ${queue.capacity}`,
+    lent: aroundQueue(queue),
   };
   for (const [id, text] of Object.entries(texts)) setText($(id), text);
   setText($("frames-title"), status.counts === "episodes" ? "Episodes played" : "Frames collected");
+  $("queue-tile").hidden = $("learners-card").hidden = !queue.capacity;
   showStatistics(Object.entries(status.statistics ?? {}));
   showServers(Object.entries(status.inference ?? {}));
   const metrics = Object.entries(episodes.metrics ?? {});
@@ -216,14 +224,15 @@ function leftOf(frames) {
 
 function showPlots() {
   const now = points.length ? points[points.length - 1].at : Date.now() / 1000;
-  const chosen = $("window").value;
-  const seconds = chosen === "all" ? Math.max(60, now - (points[0]?.at ?? now)) : Number(chosen);
+  const chosen = $("window").value === "all" ? Infinity : Number($("window").value);
+  const seconds = Math.min(chosen, Math.max(SHORTEST_S, now - (points[0]?.at ?? now))); // a young job fills its plots
   const span = { seconds, now };
   plots.fps.show(points.map((p) => [p.at, p.per_second]), span);
   plots.return.show(points.map((p) => [p.at, p.mean_return, p.return_low, p.return_high]), span);
   plots.length.show(points.map((p) => [p.at, p.mean_length]), span);
+  $("plot-staleness").hidden = !moment?.status.queue.capacity && !moment?.status.weights.version && !points.some((p) => p.staleness);
   plots.staleness.show(points.map((p) => [p.at, p.staleness]), span);
-  shares.show(points.map((p) => [p.at, p.time_shares]), span);
+  shares.show(points.map((p) => [p.at, p.time_shares]), { ...span, isTotal: Boolean(endState) });
 }
 
 // -- pausing ---------------------------------------------------------------------------------------------------
@@ -231,13 +240,13 @@ function showPlots() {
 const holdsPause = () => moment.status.pauses.some((lease) => lease.owner === OWNER);
 
 function showPause(status, isSpecPaused) {
-  const mayWrite = role !== "read";
+  const mayWrite = role !== "read" && !endState;
   setText($("pause"), holdsPause() ? "Resume" : "Pause");
   $("pause").setAttribute("aria-disabled", String(!mayWrite));
   const states = { running: "", draining: "Pausing: some workers are still stepping.", paused: "All workers are paused." };
   const why = isSpecPaused ? " spec.paused is true: set it to false to resume." : "";
   const may = mayWrite ? "" : " This is the read token; pausing needs the write token.";
-  setText($("pause-help"), `${states[status.pause_state]}${why}${may}`.trim());
+  setText($("pause-help"), endState ? "The job does not run any more." : `${states[status.pause_state]}${why}${may}`.trim());
   const known = status.pauses.map((lease) => `${lease.id} ${lease.expires_at} ${mayWrite}`).join();
   if ($("leases").dataset.known === known) return;
   $("leases").dataset.known = known;
@@ -267,7 +276,7 @@ async function ask(what, path, options) {
 }
 
 $("pause").addEventListener("click", () => {
-  if (!moment) return;
+  if (!moment || endState) return;
   if (role === "read") setText($("trouble"), "This is the read token; pausing needs the write token.");
   else if (holdsPause()) ask("resume", "v1/resume", { method: "POST", body: { owner: OWNER } });
   else ask("pause", "v1/pause", { method: "POST", body: { owner: OWNER, reason: "from the live page", ttl_seconds: PAUSE_S, wait_seconds: 0 } });
@@ -289,51 +298,61 @@ function away(problem, until) {
   const isStarting = problem.kind === "no-workers";
   if (!isAway && moment) say(endState ? `${moment.status.job}: ${endState}.` : "Disconnected.");
   isAway = true;
-  if (endState) {
-    showPhase(endState, endState);
-    if (moment) document.title = `${moment.status.job}: ${endState}`;
-    setText($("link-text"), `${byeReason[0].toUpperCase()}${byeReason.slice(1)}.`);
-    return;
-  }
-  if (isStarting) showPhase("Starting", "Starting");
+  if (endState) showEnd();
+  else if (isStarting) showPhase("Starting", "Starting");
   else showPhase("Away", "Disconnected");
+  if (endState && endState !== "Stopped") return;
   $("retry").hidden = false;
-  const hint = problem.status === 0 ? " If this is a port-forward, it may have ended with the pod: start it again." : "";
+  const hint = problem.status === 0 && !endState ? " If this is a port-forward, it may have ended with the pod: start it again." : "";
   const what = byeReason || problem.message;
   const tick = () => {
     const left = Math.max(0, Math.ceil((until - Date.now()) / 1000));
-    setText($("link-text"), `${what[0].toUpperCase()}${what.slice(1)}. Retrying ${left ? `in ${left} s` : "now"}.${isStarting ? "" : hint}`);
+    setText($("link-text"), `${sentence(what)} Retrying ${left ? `in ${left} s` : "now"}.${isStarting ? "" : hint}`);
   };
   tick();
   countdown = setInterval(tick, 1000);
 }
+
+/** The end is an event: the last numbers and plots stay, and nothing can be paused. */
+function showEnd() {
+  showPhase(endState, endState);
+  setText($("link-text"), sentence(byeReason));
+  setText($("waiting"), "");
+  if (!moment) return;
+  document.title = `${moment.status.job}: ${endState}`;
+  showTiles(moment.status);
+  showPlots();
+  showPause(moment.status, false);
+}
+
+const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
 function refused(problem) {
   clearInterval(countdown);
   preview.stop();
   const had = token.get();
   token.forget();
-  let sentence = "";
-  if (had && hasWorked) sentence = "The head no longer accepts this token: the job was restarted with other tokens, or this is another job. Enter a current token.";
-  else if (had) sentence = `The head refused this token: ${problem.message}. Paste one complete token of this job, without the JSON around it.`;
+  let reason = "";
+  if (had && hasWorked) reason = "The head no longer accepts this token: the job was restarted with other tokens, or this is another job. Enter a current token.";
+  else if (had) reason = `The head refused this token: ${problem.message}. Paste one complete token of this job, without the JSON around it.`;
   hasWorked = false;
   setText($("link-text"), "Waiting for a token");
   showPhase("", "Locked");
-  showSignIn(true, sentence);
+  showSignIn(true, reason);
 }
 
-function showSignIn(isShown, sentence = "") {
+function showSignIn(isShown, reason = "") {
   $("sign-in").hidden = !isShown;
   $("board").hidden = isShown;
   $("retry").hidden = true;
   $("forget").hidden = isShown || !token.get();
-  setText($("sign-in-error"), sentence);
+  setText($("sign-in-error"), reason);
   setText($("trouble"), "");
   if (isShown) {
     $("token").value = "";
-    $("token").setAttribute("aria-invalid", String(Boolean(sentence)));
+    $("token").setAttribute("aria-invalid", String(Boolean(reason)));
     $("token").focus();
-    if (sentence) say(sentence);
+    if (reason) say(reason);
   }
 }
 
@@ -351,9 +370,9 @@ $("sign-in-form").addEventListener("submit", (event) => {
   stream.start();
 });
 
-function refusedHere(sentence) {
+function refusedHere(reason) {
   token.forget();
-  showSignIn(true, sentence);
+  showSignIn(true, reason);
 }
 
 $("forget").addEventListener("click", () => {
@@ -364,6 +383,22 @@ $("forget").addEventListener("click", () => {
 });
 $("retry").addEventListener("click", () => stream.retry());
 $("window").addEventListener("change", showPlots);
-window.addEventListener("hashchange", () => takeTokenFromAddress() && stream.start());
-takeTokenFromAddress();
-stream.start();
+
+/** A report is this page with its data inside: no head, nothing to ask or to pause. */
+function showReport({ opening, state, reason, versions, made_at: made }) {
+  document.documentElement.dataset.report = "";
+  $("window").value = "all";
+  listener.opening(opening);
+  listener.bye({ state, reason });
+  if (endState) showEnd();
+  showSignIn(false);
+  setText($("versions"), Object.entries(versions).map(([name, version]) => `${name} ${version}`).join(", "));
+  setText($("made"), `Report of ${new Date(made).toLocaleString("en-GB")}.`);
+}
+
+if ($("report")) showReport(JSON.parse($("report").textContent));
+else {
+  window.addEventListener("hashchange", () => takeTokenFromAddress() && stream.start());
+  takeTokenFromAddress();
+  stream.start();
+}

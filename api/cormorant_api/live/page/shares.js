@@ -26,7 +26,9 @@ export class Shares {
     new ResizeObserver(() => this.#draw()).observe(this.svg);
   }
 
-  show(points, { seconds, now }) {
+  /** Show points of the last seconds; `isTotal`: the words are about all of them. */
+  show(points, { seconds, now, isTotal }) {
+    this.isTotal = isTotal;
     this.seconds = seconds;
     this.now = now;
     this.points = points.filter(([at, shares]) => at >= now - seconds && Object.keys(shares).length);
@@ -66,9 +68,10 @@ export class Shares {
   #words() {
     const newest = this.points[this.points.length - 1];
     if (!newest) return "nothing yet";
-    const [at, shares] = newest;
-    const known = this.parts.filter(({ key }) => (shares[key] ?? 0) >= 0.005);
-    return `${clock(at)}: ${known.map(({ key, name }) => `${name} ${Math.round(100 * shares[key])} %`).join(", ")}`;
+    const told = this.isTotal ? this.points : [newest];
+    const shares = Object.fromEntries(this.parts.map(({ key }) => [key, told.reduce((sum, [, found]) => sum + (found[key] ?? 0), 0) / told.length]));
+    const known = this.parts.filter(({ key }) => shares[key] >= 0.005);
+    return `${this.isTotal ? "In total" : clock(newest[0])}: ${known.map(({ key, name }) => `${name} ${Math.round(100 * shares[key])} %`).join(", ")}`;
   }
 }
 

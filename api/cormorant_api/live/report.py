@@ -1,0 +1,61 @@
+"""The report of a run: the live page with its data inside, in one file that needs no head.
+
+Imports no server: `cormorant report` makes one of what a running head tells.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+
+_KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_POLICY = "default-src 'none'; script-src data: 'unsafe-inline'; style-src data:; img-src data:"
+_PACKAGES = ("cormorant", "torch", "tensordict", "gymnasium", "envpool", "ray")
+
+
+def make_report(opening: str, *, state: str = "", reason: str = "", versions: Mapping[str, str] | None = None) -> str:
+    """The report as HTML.
+
+    Args:
+        opening: an `Opening`, as JSON.
+        state: how the job ended: Completed, Stopped or Failed; empty while it runs.
+        versions: those of packages by name; by default of what is installed here.
+    """
+    page = files("cormorant_api.live") / "page"
+    # A module in a data URL cannot name its neighbors by path: an import map has their names.
+    texts = {path.name: re.sub(r' from "\./', ' from "page/', path.read_text("utf-8")) for path in page.iterdir()}
+    html = texts.pop("index.html")
+    urls = {name: _data_url(name.rpartition(".")[2], text) for name, text in texts.items()}
+    imports = {"imports": {f"page/{name}": url for name, url in urls.items() if name.endswith(".js")}}
+    data = {
+        "opening": json.loads(opening),
+        "state": state,
+        "reason": reason,
+        "versions": installed_versions() if versions is None else versions,
+        "made_at": datetime.now(UTC).isoformat(),
+    }
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<script type="importmap">{json.dumps(imports)}</script>\n'
+        # No text of the job can end the element.
+        f'<script type="application/json" id="report">{json.dumps(data).replace("<", chr(92) + "u003c")}</script>\n'
+    )
+    html = re.sub(r'"page/([a-z]+\.[a-z]+)"', lambda found: f'"{urls[found[1]]}"', html)
+    return html.replace('<link rel="icon"', f'{head}<link rel="icon"', 1)
+
+
+def installed_versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _data_url(suffix: str, text: str) -> str:
+    return f"data:{_KINDS[suffix]};base64,{base64.b64encode(text.encode()).decode()}"
