@@ -115,6 +115,8 @@ class Head:
         """First part of every id that this head issues."""
         self.started_at = datetime.now(UTC)
         self.data_port = 0
+        self.has_queue = job.spec.output.queue is not None
+        """Consumers take batches here."""
         self.journal = Journal(
             settings.directory,
             epoch=settings.epoch,
@@ -264,10 +266,6 @@ class Head:
     def silent_s(self) -> float:
         """Seconds since the last turn of the fleet's thread; 0 before the fleet starts. Never blocks."""
         return 0.0 if self._running is None else self._running.fleet.silent_s
-
-    @property
-    def has_queue(self) -> bool:
-        return self.job.spec.output.queue is not None
 
     def settled_frames(self, stats: FleetStats) -> int:
         """Frames of this and earlier heads that no later head collects again, by these counters. Never waits for the

@@ -54,11 +54,10 @@ def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant")
         show = getattr(error, "show", None)
         if show is None:
             raise
-        message = in_our_words(str(getattr(error, "message", "")))
         code = int(getattr(error, "exit_code", 2))
         if is_json:
-            return _end(message, code, is_json=True)
-        error.message = message  # type: ignore[attr-defined]  # what `show` prints
+            return _end(in_our_words(error.format_message()), code, is_json=True)  # type: ignore[attr-defined]  # as above
+        error.message = in_our_words(error.message)  # type: ignore[attr-defined]  # what `show` prints
         show()
         return code
     if code == INTERRUPTED:  # typer's own answer to Ctrl-C

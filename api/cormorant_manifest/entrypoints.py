@@ -19,6 +19,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.sentences import did_you_mean
 from cormorant_contract.variants import Variant
 
+Location = tuple[str | int, ...]
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -31,7 +32,7 @@ class Entrypoint:
     num_positional: int
     """Arguments that are passed by position."""
     what: str
-    location: tuple[str | int, ...]
+    location: Location
 
 
 def missing_entrypoints(job: CollectorJob, *, folder: Path | None = None) -> list[Problem]:
@@ -48,12 +49,12 @@ def missing_entrypoints(job: CollectorJob, *, folder: Path | None = None) -> lis
     ]
 
 
-def _ids(job: CollectorJob) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _ids(job: CollectorJob) -> Iterator[tuple[Location, str]]:
     """Gymnasium's ids of a manifest, without those that a package named before the id registers."""
     env = job.spec.env
     if block := env.gymnasium or env.vector:
         kind = "gymnasium" if env.gymnasium else "vector"
-        named = [(("spec", "env", kind, "id"), block.id or "")]
+        named: list[tuple[Location, str]] = [(("spec", "env", kind, "id"), block.id or "")]
         named += [(("spec", "env", "variants"), variant.task_id or "") for variant in env.variants or ()]
         yield from ((location, name) for location, name in named if name and ":" not in name)
 
@@ -103,8 +104,8 @@ def _trouble(entry: Entrypoint, path: Sequence[str]) -> str:
     except _NoModule as missing:
         # Hundreds of packages are installed: one of them looks a little like any name.
         cutoff = 0.6 if missing.parent else 0.8
-        names = [f"{missing.parent}{name}" for name in missing.siblings]
-        hint = did_you_mean(f"{missing.parent}{missing.name}", names, cutoff=cutoff)
+        siblings = [f"{missing.parent}{name}" for name in missing.siblings]
+        hint = did_you_mean(f"{missing.parent}{missing.name}", siblings, cutoff=cutoff)
         return (
             f"{entry.path}: there is no module {missing.parent}{missing.name}{hint}; the {entry.what}'s module lies "
             "beside the manifest, on PYTHONPATH, or is installed"

@@ -20,9 +20,6 @@ STDIN = "-"
 MAX_BYTES = 1024 * 1024
 """More than the API server stores of one object."""
 
-_MAX_DIGITS = 4300  # Python reads and prints integers of so many digits
-_HUGE: int = 10**4300
-
 MAX_NODES = 100_000
 """Values of one document once its aliases are written out."""
 
@@ -215,11 +212,9 @@ class _Loader(yaml.SafeLoader):
         sign, digits = (-1 if text[0] == "-" else 1), text.lstrip("+-")
         if digits in (".inf", ".nan"):
             return sign * float(digits[1:])
-        if digits.isdigit() and len(digits) > _MAX_DIGITS:
-            return sign * _HUGE  # as far out of range as the number that stands there
         try:
             return sign * int(digits, 8 if re.fullmatch("0[0-7]+", digits) else 0)
-        except ValueError:  # a fraction, an exponent, or 08
+        except ValueError:  # a fraction, an exponent, 08, or thousands of digits, which are infinite then
             return sign * float(digits)
 
 

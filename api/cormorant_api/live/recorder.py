@@ -14,6 +14,7 @@ class Recorder:
 
     def __init__(self, job: CollectorJob, fleet: WorkerFleet) -> None:
         self.head = Head(job, HeadSettings(), HeadTokens(None))
+        self.head.has_queue = False  # the run itself is the consumer of its fleet's queue
         self.moments = Moments(self.head)
         self.head.watchers.append(self.moments.observe)
         self.head.attach(fleet, is_paused=False)

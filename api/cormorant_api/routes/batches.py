@@ -13,7 +13,7 @@ from cormorant_api.head import Head
 from cormorant_api.http.problems import as_api_error
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import End, memory_response, while_connected
-from cormorant_api.routes.routing import BINARY, GuardedRoute, guarded, head_of
+from cormorant_api.routes.routing import BINARY, GuardedRoute, TheHead, guarded
 from cormorant_contract.rest.base import Name
 from cormorant_contract.rest.headers import (
     ACK_WITHIN,
@@ -74,6 +74,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["batches"])
 )
 async def next_batch(
     request: Request,
+    head: TheHead,
     consumer: Consumer = "anonymous",
     wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="Seconds to wait for a batch.")] = 10.0,
     max_staleness: Staleness = None,
@@ -81,7 +82,6 @@ async def next_batch(
     """Take the next batch. With `Accept: application/vnd.cormorant.memory+json` the response is its location in shared
     memory, for consumers on the head's machine.
     """
-    head = head_of(request)
     if not head.has_queue:
         raise ApiError(
             ProblemType.NO_QUEUE,
@@ -94,9 +94,14 @@ async def next_batch(
         return Response(status_code=204)
     ledger = running.ledger
 
-    def give_back() -> None:
-        ledger.release(lent.id, lent.delivery)
+    path, media_type = "http", SAFETENSORS
+
+    def over(end: End) -> None:
         ledger.sent(lent.id)
+        if end == "complete":
+            head.metrics.handed_over(path, batch.size_bytes)
+        else:
+            ledger.release(lent.id, lent.delivery)
 
     try:
         batch = await head.bulk(encode, lent.loan, batch_id=lent.id, delivery=lent.delivery)
@@ -110,29 +115,18 @@ async def next_batch(
             "Cache-Control": "no-store",
             **lent.trace.headers,
         }
+        buffers = [memoryview(batch.header), *batch.buffers]
         if MEMORY_JSON in request.headers.get("accept", ""):
-            if await request.is_disconnected():
-                give_back()  # the client would never learn which batch it has
-                return Response(status_code=204)
             described, extra = describe_memory(lent, batch, ack_within_s=ledger.ack_within_s)
             ledger.attach(lent.id, extra, is_read=reading_of(lent.loan))
-            ledger.sent(lent.id)
-            head.metrics.handed_over("memory", batch.size_bytes)
-            return Response(described.model_dump_json(), media_type=MEMORY_JSON, headers=headers)
+            path, media_type = "memory", MEMORY_JSON
+            buffers = [memoryview(described.model_dump_json().encode())]
     except BaseException:
-        give_back()
+        over("gone")
         raise
-
-    def over(end: End) -> None:
-        ledger.sent(lent.id)
-        if end == "complete":
-            head.metrics.handed_over("http", batch.size_bytes)
-        else:
-            ledger.release(lent.id, lent.delivery)
-
     return memory_response(
-        [memoryview(batch.header), *batch.buffers],
-        media_type=SAFETENSORS,
+        buffers,
+        media_type=media_type,
         headers=headers,
         stall_timeout_s=head.settings.stall_timeout_s,
         on_end=over,
@@ -145,9 +139,9 @@ async def next_batch(
     response_class=Response,
     **guarded(Role.READ, ProblemType.UNKNOWN_BATCH, ProblemType.STORE_FAILED),
 )
-async def ack_batch(request: Request, batch: str) -> Response:
+async def ack_batch(head: TheHead, batch: str) -> Response:
     """Acknowledge a batch: it is never delivered again. Idempotent. Any consumer may acknowledge any batch."""
-    kept = head_of(request).running.ledger.ack(batch)
+    kept = head.running.ledger.ack(batch)
     if kept is None:
         raise _unknown_batch(batch)
     try:
@@ -168,9 +162,9 @@ async def ack_batch(request: Request, batch: str) -> Response:
     response_class=Response,
     **guarded(Role.READ, ProblemType.UNKNOWN_BATCH),
 )
-async def release_batch(request: Request, batch: str, delivery: Delivery) -> Response:
+async def release_batch(head: TheHead, batch: str, delivery: Delivery) -> Response:
     """Give a batch back unused: the next consumer gets it immediately. Has no effect on a later delivery."""
-    if not head_of(request).running.ledger.release(batch, delivery):
+    if not head.running.ledger.release(batch, delivery):
         raise _unknown_batch(batch)
     return Response(status_code=204)
 

@@ -2,9 +2,8 @@
 
 from fastapi import APIRouter, Request
 
-from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
-from cormorant_api.routes.routing import GuardedRoute, author_of, guarded, head_of, log
+from cormorant_api.routes.routing import GuardedRoute, TheHead, author_of, guarded, log
 from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport
 from cormorant_contract.rest.problems import ProblemType
 
@@ -12,15 +11,14 @@ router = APIRouter(route_class=GuardedRoute, tags=["operator"])
 
 
 @router.get("/v1/desired", **guarded(Role.READ))
-async def get_desired(request: Request) -> DesiredReport:
+async def get_desired(head: TheHead) -> DesiredReport:
     """Desired number of workers per group."""
-    return _describe(head_of(request))
+    return head.running.group_sizes.describe(paused=head.running.pauses.spec_paused)
 
 
 @router.put("/v1/desired", **guarded(Role.OPERATOR, ProblemType.LAST_WORKER))
-async def put_desired(request: Request, body: Desired) -> DesiredReport:
+async def put_desired(request: Request, head: TheHead, body: Desired) -> DesiredReport:
     """Set group sizes and the current `spec.paused`. `pending` is true while workers are being started or retired."""
-    head = head_of(request)
     running = head.running
     if body.groups:
         running.group_sizes.want(body.groups, empty_slots=body.empty_slots)
@@ -34,13 +32,12 @@ async def put_desired(request: Request, body: Desired) -> DesiredReport:
         paused=body.paused,
         who=author_of(request),
     )
-    return _describe(head)
+    return running.group_sizes.describe(paused=running.pauses.spec_paused)
 
 
 @router.post("/v1/drain", status_code=202, **guarded(Role.OPERATOR))
-async def drain(request: Request) -> DrainReport:
+async def drain(request: Request, head: TheHead) -> DrainReport:
     """Start no new batches. Open batches are finished and can be taken; then the stream ends. Idempotent."""
-    head = head_of(request)
     running = head.running
     if not head.is_draining:
         log.info("drain_began", who=author_of(request))
@@ -52,8 +49,3 @@ async def drain(request: Request) -> DrainReport:
         lent_batches=counts.lent,
         ended=running.ledger.has_ended,
     )
-
-
-def _describe(head: Head) -> DesiredReport:
-    running = head.running
-    return running.group_sizes.describe(paused=running.pauses.spec_paused)

@@ -12,7 +12,7 @@ from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import STILL_HERE, SlowReader, event_stream
 from cormorant_api.live.moments import Moments, as_frame
 from cormorant_api.live.previews import Previews
-from cormorant_api.routes.routing import BINARY, EVENT_STREAM, Answers, GuardedRoute, guarded, head_of
+from cormorant_api.routes.routing import BINARY, EVENT_STREAM, Answers, GuardedRoute, TheHead, guarded
 from cormorant_contract.base import COUNT_MAX
 from cormorant_contract.rest.live import Bye, Hello
 from cormorant_contract.rest.problems import ProblemType
@@ -40,12 +40,11 @@ _PICTURE: Answers = {200: {"description": "A PNG file, grey or RGB.", "content":
     **guarded(Role.READ, ProblemType.BUSY, also={200: {"description": "Server-sent events.", "content": EVENT_STREAM}}),
 )
 async def stream_events(
-    request: Request,
+    head: TheHead,
     last_event_id: Annotated[str, Header(alias="Last-Event-ID", max_length=64)] = "",
     limit: Annotated[int, Query(ge=0, description="End after this many events; 0: no limit.")] = 0,
 ) -> Response:
     """Stream events: updates, pauses, workers, accepted batches. Send `Last-Event-ID` to resume."""
-    head = head_of(request)
     ring = head.events
     if not ring.enter():
         raise ApiError(ProblemType.BUSY, "too many event streams are open; close some of them", retry_after_s=5)
@@ -83,11 +82,10 @@ async def _events(head: Head, position: int, limit: int) -> AsyncGenerator[bytes
 
 
 @router.get("/v1/live", response_class=Response, **guarded(Role.READ, ProblemType.BUSY, also=_STREAM))
-async def stream_live(request: Request) -> Response:
+async def stream_live(request: Request, head: TheHead) -> Response:
     """Stream status, workers, updates and events once a second, after the history of the run. Meant for web pages: all
     listeners get the same bytes, and per-batch events are left out (`/v1/events` has them).
     """
-    head = head_of(request)
     _ = head.running  # 503 before the first worker has started
     live: Moments = request.app.state.live
     if not live.enter():

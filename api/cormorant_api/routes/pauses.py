@@ -7,7 +7,7 @@ from starlette.responses import Response
 from cormorant_api.control.leases import Lease
 from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
-from cormorant_api.routes.routing import GuardedRoute, author_of, guarded, head_of, log
+from cormorant_api.routes.routing import GuardedRoute, TheHead, author_of, guarded, log
 from cormorant_contract.rest.pauses import PauseLease, PauseRequest, Pauses, ResumeRequest
 from cormorant_contract.rest.problems import ProblemType
 
@@ -21,10 +21,9 @@ _RESUME_WITHIN_S = 10.0
     response_model=PauseLease,
     **guarded(Role.WRITE, ProblemType.BUSY, also={201: {"model": PauseLease, "description": "A new lease."}}),
 )
-async def create_pause(request: Request, body: PauseRequest | None = None) -> Response:
+async def create_pause(request: Request, head: TheHead, body: PauseRequest | None = None) -> Response:
     """Take a pause lease: the fleet is paused while any lease is held. The same owner renews its lease (200)."""
-    head = head_of(request)
-    lease, is_new = await _pause(request, body or PauseRequest())
+    lease, is_new = await _pause(request, head, body or PauseRequest())
     described = head.running.pauses.describe_lease(lease)
     return JSONResponse(
         described.model_dump(mode="json"),
@@ -34,35 +33,34 @@ async def create_pause(request: Request, body: PauseRequest | None = None) -> Re
 
 
 @router.get("/v1/pauses", **guarded(Role.READ))
-async def list_pauses(request: Request) -> Pauses:
+async def list_pauses(head: TheHead) -> Pauses:
     """All pause leases and the state of the fleet."""
-    return head_of(request).running.pauses.describe()
+    return head.running.pauses.describe()
 
 
 @router.delete("/v1/pauses/{lease}", status_code=204, response_class=Response, **guarded(Role.WRITE))
-async def end_pause(request: Request, lease: str) -> Response:
+async def end_pause(request: Request, head: TheHead, lease: str) -> Response:
     """End a lease. The fleet resumes when the last lease ends. Idempotent."""
-    await _ended(request, head_of(request).running.pauses.end(lease))
+    await _ended(request, head, head.running.pauses.end(lease))
     return Response(status_code=204)
 
 
 @router.post("/v1/pause", **guarded(Role.WRITE, ProblemType.BUSY))
-async def pause(request: Request, body: PauseRequest | None = None) -> Pauses:
+async def pause(request: Request, head: TheHead, body: PauseRequest | None = None) -> Pauses:
     """Pause the fleet: take a lease, by default for the owner "default"."""
-    await _pause(request, body or PauseRequest())
-    return head_of(request).running.pauses.describe()
+    await _pause(request, head, body or PauseRequest())
+    return head.running.pauses.describe()
 
 
 @router.post("/v1/resume", **guarded(Role.WRITE))
-async def resume(request: Request, body: ResumeRequest | None = None) -> Pauses:
+async def resume(request: Request, head: TheHead, body: ResumeRequest | None = None) -> Pauses:
     """End the lease of an owner (default: "default"). Leases of other owners stay."""
-    pauses = head_of(request).running.pauses
-    await _ended(request, pauses.end_of((body or ResumeRequest()).owner))
+    pauses = head.running.pauses
+    await _ended(request, head, pauses.end_of((body or ResumeRequest()).owner))
     return pauses.describe()
 
 
-async def _pause(request: Request, wanted: PauseRequest) -> tuple[Lease, bool]:
-    head = head_of(request)
+async def _pause(request: Request, head: Head, wanted: PauseRequest) -> tuple[Lease, bool]:
     lease, is_new = head.running.pauses.grant(wanted.owner, reason=wanted.reason, ttl_s=wanted.ttl_seconds)
     log.info(
         "pause_granted" if is_new else "pause_renewed",
@@ -76,10 +74,10 @@ async def _pause(request: Request, wanted: PauseRequest) -> tuple[Lease, bool]:
     return lease, is_new
 
 
-async def _ended(request: Request, lease: Lease | None) -> None:
+async def _ended(request: Request, head: Head, lease: Lease | None) -> None:
     if lease is not None:
         log.info("pause_ended", lease=lease.id, owner=lease.owner, who=author_of(request))
-        await _settled(head_of(request), _RESUME_WITHIN_S)
+        await _settled(head, _RESUME_WITHIN_S)
 
 
 async def _settled(head: Head, wait_s: float) -> None:

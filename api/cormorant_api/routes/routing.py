@@ -3,11 +3,11 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import structlog
-from fastapi import Request
+from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -147,9 +147,13 @@ def bounded(receive: Receive) -> Receive:
     return receive_bounded
 
 
-def head_of(request: Request) -> Head:
+async def _head_of(request: Request) -> Head:  # FastAPI calls what is not async in a thread
     head: Head = request.app.state.head
     return head
+
+
+TheHead = Annotated[Head, Depends(_head_of)]
+"""A parameter of a route: the head of the application."""
 
 
 def author_of(request: Request) -> str:

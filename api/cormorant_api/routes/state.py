@@ -16,7 +16,7 @@ from cormorant_api.http.conditions import check_preconditions
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import memory_response
 from cormorant_api.http.uploads import parse_body, receive, size_of_body
-from cormorant_api.routes.routing import BINARY, GuardedRoute, author_of, guarded, head_of, log
+from cormorant_api.routes.routing import BINARY, GuardedRoute, TheHead, author_of, guarded, log
 from cormorant_api.status import describe
 from cormorant_api.weights.store import digest_of
 from cormorant_contract.rest.base import Count, Version
@@ -48,13 +48,12 @@ router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
         also={200: {"description": "The state, as safetensors.", "content": {SAFETENSORS: BINARY}}},
     ),
 )
-async def get_state(request: Request) -> Response:
+async def get_state(head: TheHead) -> Response:
     """Save every collector's state, the weights and the frame count at a batch boundary. The head pauses the fleet for
     it.
 
     Unacknowledged batches are counted but not saved: pause and take them first.
     """
-    head = head_of(request)
     state = await _paused(head, "cormorant/get-state", head.running.fleet.state)
     view = memoryview(state)
     etag = f'"{digest_of([view])}"'
@@ -83,9 +82,8 @@ async def get_state(request: Request) -> Response:
         ],
     ),
 )
-async def put_state(request: Request) -> Status:
+async def put_state(request: Request, head: TheHead) -> Status:
     """Restore a saved state. The fleet must be paused, and stays paused."""
-    head = head_of(request)
     running = head.running
     head.refuse_changes_while_draining()
     if not (running.pauses.wants_pause and running.pauses.is_settled):
@@ -113,13 +111,12 @@ async def put_state(request: Request) -> Status:
 
 
 @router.post("/v1/seed", **guarded(Role.WRITE, ProblemType.STREAM_ENDED, ProblemType.STATE_MISMATCH))
-async def seed(request: Request, body: Reseed) -> Seeded:
+async def seed(request: Request, head: TheHead, body: Reseed) -> Seeded:
     """Restart every worker's environments and random streams with this seed, at the next batch boundary.
 
     Responds when all workers have. Open batches are finished first, even during a pause, which stays in force. Open
     trajectories end with their last batch; weights, versions and the frame count stay.
     """
-    head = head_of(request)
     head.refuse_changes_while_draining()
     fleet = head.running.fleet
     if await head.quick(lambda: fleet.is_done):

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
-from cormorant_api.routes.routing import GuardedRoute, guarded, head_of
+from cormorant_api.routes.routing import GuardedRoute, TheHead, guarded
 from cormorant_api.status import describe, describe_worker
 from cormorant_contract.rest.evaluation import EvaluationTable
 from cormorant_contract.rest.problems import ProblemType
@@ -29,9 +29,8 @@ health = APIRouter(route_class=GuardedRoute, tags=["health"])
 
 
 @router.get("/v1/evaluation", response_model_exclude_defaults=True, **guarded(Role.READ, ProblemType.NOT_FOUND))
-async def get_evaluation(request: Request) -> EvaluationTable:
+async def get_evaluation(head: TheHead) -> EvaluationTable:
     """Every episode whose result is durable, and the summary of these. Episodes appear when their worker reports."""
-    head = head_of(request)
     book = head.running.fleet.episodes
     if book is None:
         raise ApiError(ProblemType.NOT_FOUND, "the job is no evaluation; set collection.episodes in its manifest")
@@ -40,31 +39,28 @@ async def get_evaluation(request: Request) -> EvaluationTable:
 
 
 @router.get("/v1/status", **guarded(Role.READ))
-async def get_status(request: Request) -> Status:
+async def get_status(head: TheHead) -> Status:
     """Status of the whole job."""
-    head = head_of(request)
     return describe(head, await head.stats(workers=False))
 
 
 @router.get("/v1/spaces", **guarded(Role.READ))
-async def get_spaces(request: Request) -> SpacesReport:
+async def get_spaces(head: TheHead) -> SpacesReport:
     """Observation and action space of one environment."""
-    observation, action = head_of(request).running.fleet.spaces
+    observation, action = head.running.fleet.spaces
     return SpacesReport(observation=space_to_json(observation), action=space_to_json(action))
 
 
 @router.get("/v1/workers", **guarded(Role.READ))
-async def list_workers(request: Request) -> Workers:
+async def list_workers(head: TheHead) -> Workers:
     """All workers."""
-    head = head_of(request)
     stats = await head.stats()
     return Workers(workers=tuple(describe_worker(head, w, published=stats.version) for w in stats.workers))
 
 
 @router.get("/v1/workers/{worker}", **guarded(Role.READ, ProblemType.UNKNOWN_WORKER))
-async def get_worker(request: Request, worker: str) -> Worker:
+async def get_worker(head: TheHead, worker: str) -> Worker:
     """One worker."""
-    head = head_of(request)
     fleet = head.running.fleet
     if (found := await head.quick(fleet.worker, worker)) is not None:
         return describe_worker(head, found, published=fleet.version)
@@ -78,9 +74,9 @@ async def get_worker(request: Request, worker: str) -> Worker:
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}, 503: {"description": "The fleet's thread is stuck."}},
 )
-async def livez(request: Request) -> Response:
+async def livez(head: TheHead) -> Response:
     """Liveness: the event loop and the fleet's thread are running."""
-    silent_s = head_of(request).silent_s
+    silent_s = head.silent_s
     if silent_s > _FLEET_SILENT_S:
         return Response(
             f"the fleet's thread has been stuck for {silent_s:.0f} s (limit {_FLEET_SILENT_S:.0f} s)\n",
@@ -95,9 +91,9 @@ async def livez(request: Request) -> Response:
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}, 503: {"description": "No worker has started yet."}},
 )
-async def startupz(request: Request) -> Response:
+async def startupz(head: TheHead) -> Response:
     """Startup: the first worker has started."""
-    if head_of(request).is_running:
+    if head.is_running:
         return Response("ok\n", media_type="text/plain")
     return Response("the first worker has not started yet\n", status_code=503, media_type="text/plain")
 
@@ -108,10 +104,9 @@ async def startupz(request: Request) -> Response:
     responses={503: {"model": Readiness, "description": "Not ready; `?verbose` says why."}},
 )
 async def readyz(
-    request: Request, verbose: str | None = None, wait: Annotated[float, Query(ge=0, le=60)] = 0.0
+    head: TheHead, verbose: str | None = None, wait: Annotated[float, Query(ge=0, le=60)] = 0.0
 ) -> Response:
     """Readiness. `?verbose` lists the checks; `?wait=SECONDS` waits that long for the first worker."""
-    head = head_of(request)
     deadline = time.monotonic() + wait
     while not (head.is_running or head.is_closing or head.failure) and time.monotonic() < deadline:
         await asyncio.sleep(_LOOK_S)
@@ -132,11 +127,11 @@ async def readyz(
     response_class=Response,
     responses={200: {"description": "Prometheus' text format.", "content": {"text/plain": {}}}},
 )
-async def get_metrics(request: Request) -> Response:
+async def get_metrics(request: Request, head: TheHead) -> Response:
     """Metrics of the whole job, for Prometheus. No token needed: they reveal speed, not data."""
     accept = request.headers.get("accept", "")
     # Not in the head's pools: long calls and shutdown must not delay a scrape.
-    body, media_type = await asyncio.to_thread(scrape, head_of(request), accept)
+    body, media_type = await asyncio.to_thread(scrape, head, accept)
     return Response(body, headers={"Content-Type": media_type})
 
 

@@ -13,7 +13,7 @@ from cormorant_api.http.conditions import matches, preferred_wait_s
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import memory_response
 from cormorant_api.http.uploads import receive, size_of_body
-from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, author_of, guarded, head_of
+from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, TheHead, author_of, guarded
 from cormorant_api.weights.publisher import ALL_MODELS, PublishRequest
 from cormorant_api.weights.specs import limit_bytes, shapes_of
 from cormorant_api.weights.updates import update_id, version_of
@@ -104,18 +104,16 @@ router = APIRouter(route_class=GuardedRoute, tags=["weights"])
 
 
 @router.get("/v1/models", **guarded(Role.READ))
-async def list_models(request: Request) -> Models:
+async def list_models(head: TheHead) -> Models:
     """The policy's models and the newest version of each."""
-    head = head_of(request)
     specs = head.running.fleet.specs
     version = await head.quick(lambda: head.running.publisher.version)
     return Models(models=tuple(_summary(head, name, len(tensors)) for name, tensors in specs.items()), version=version)
 
 
 @router.get("/v1/models/{model}", **guarded(Role.READ, ProblemType.UNKNOWN_MODEL))
-async def get_model(request: Request, model: str) -> Model:
+async def get_model(head: TheHead, model: str) -> Model:
     """One model: its tensor specs and the versions that workers act with."""
-    head = head_of(request)
     specs = head.running.fleet.specs[_known(head, model)]
     stats = await head.stats()
     by_version = Counter(str(max(0, worker.version)) for worker in stats.workers)
@@ -125,45 +123,41 @@ async def get_model(request: Request, model: str) -> Model:
 
 @router.put("/v1/models/{model}/weights", response_model=Update, **_PUBLISH)
 async def publish_weights(
-    request: Request, model: str, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
+    request: Request, head: TheHead, model: str, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
 ) -> Response:
     """Publish all weights of one model. Each worker applies all of them at its next batch boundary, or none."""
-    return await _publish(request, _known(head_of(request), model), version, allows_nonfinite=allow_nonfinite)
+    return await _publish(request, head, _known(head, model), version, allows_nonfinite=allow_nonfinite)
 
 
 @router.patch("/v1/models/{model}/weights", response_model=Update, **_PATCH)
 async def patch_weights(
-    request: Request, model: str, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
+    request: Request, head: TheHead, model: str, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
 ) -> Response:
     """Publish some tensors of one model; the others come from the version named by `If-Match`, which must be the
     newest. The result is a full version: GET returns all tensors, and the digest covers all of them.
     """
-    known = _known(head_of(request), model)
+    known = _known(head, model)
     if "if-match" not in request.headers:
         raise ApiError(
             ProblemType.PRECONDITION_REQUIRED,
             "a partial publish needs a base version; send If-Match with the ETag of that version, or * for the newest",
         )
-    return await _publish(request, known, version, is_partial=True, allows_nonfinite=allow_nonfinite)
+    return await _publish(request, head, known, version, is_partial=True, allows_nonfinite=allow_nonfinite)
 
 
 @router.put("/v1/weights", response_model=Update, **_PUBLISH)
 async def publish_all_weights(
-    request: Request, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
+    request: Request, head: TheHead, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
 ) -> Response:
     """Publish several models atomically; name the tensors `model/name`."""
-    return await _publish(request, ALL_MODELS, version, allows_nonfinite=allow_nonfinite)
-
-
-@router.get("/v1/models/{model}/weights", response_class=Response, **_FILE)
-async def get_weights(request: Request, model: str, version: VersionQuery = None) -> Response:
-    """Download published weights."""
-    return _file(request, model, version)
+    return await _publish(request, head, ALL_MODELS, version, allows_nonfinite=allow_nonfinite)
 
 
 @router.head(
     "/v1/models/{model}/weights",
     response_class=Response,
+    name="head_weights",
+    description="Size and ETag of published weights.",
     **guarded(
         Role.READ,
         ProblemType.UNKNOWN_MODEL,
@@ -174,15 +168,24 @@ async def get_weights(request: Request, model: str, version: VersionQuery = None
         },
     ),
 )
-async def head_weights(request: Request, model: str, version: VersionQuery = None) -> Response:
-    """Size and ETag of published weights."""
-    return _file(request, model, version)
+@router.get("/v1/models/{model}/weights", response_class=Response, **_FILE)
+async def get_weights(request: Request, head: TheHead, model: str, version: VersionQuery = None) -> Response:
+    """Download published weights."""
+    stored = head.running.publisher.find(_known(head, model), version)
+    headers = {"ETag": stored.etag, POLICY_VERSION: str(stored.version)}
+    if matches(request.headers.get("if-none-match", ""), stored.etag, is_weak=True):
+        return Response(status_code=304, headers=headers)
+    return memory_response(
+        stored.buffers,
+        media_type=SAFETENSORS,
+        headers=headers,
+        stall_timeout_s=head.settings.stall_timeout_s,
+    )
 
 
 @router.get("/v1/models/{model}/versions", **guarded(Role.READ, ProblemType.UNKNOWN_MODEL))
-async def list_versions(request: Request, model: str) -> Versions:
+async def list_versions(head: TheHead, model: str) -> Versions:
     """Retained versions, newest first."""
-    head = head_of(request)
     history = head.store.history(_known(head, model))
     entries = tuple(
         VersionEntry(
@@ -214,9 +217,8 @@ async def list_versions(request: Request, model: str) -> Versions:
         ProblemType.STORE_FAILED,
     ),
 )
-async def rollback_weights(request: Request, model: str, body: Rollback) -> Response:
+async def rollback_weights(request: Request, head: TheHead, model: str, body: Rollback) -> Response:
     """Publish a retained version again under a new version number."""
-    head = head_of(request)
     head.refuse_while_closing()
     known = _known(head, model)
     publisher = head.running.publisher
@@ -227,10 +229,9 @@ async def rollback_weights(request: Request, model: str, body: Rollback) -> Resp
 
 @router.get("/v1/updates/{update}", **guarded(Role.READ, ProblemType.UNKNOWN_UPDATE))
 async def get_update(
-    request: Request, update: str, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)] = 0.0
+    head: TheHead, update: str, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)] = 0.0
 ) -> Update:
     """Progress of a publish with receipts per worker. `wait`: seconds to wait for its end."""
-    head = head_of(request)
     version = version_of(update)
     found = None if version is None else head.running.publisher.update(version)
     if found is None:
@@ -239,9 +240,8 @@ async def get_update(
 
 
 async def _publish(
-    request: Request, model: str, version: int | None, *, is_partial: bool = False, allows_nonfinite: bool
+    request: Request, head: Head, model: str, version: int | None, *, is_partial: bool = False, allows_nonfinite: bool
 ) -> Response:
-    head = head_of(request)
     running = head.running
     head.refuse_while_closing()
     specs = running.fleet.specs
@@ -287,20 +287,6 @@ def _accepted(update: Update, status: int, *, waited: bool = False) -> Response:
     if waited:
         headers["Preference-Applied"] = "wait"
     return JSONResponse(update.model_dump(mode="json"), status_code=status, headers=headers)
-
-
-def _file(request: Request, model: str, version: int | None) -> Response:
-    head = head_of(request)
-    stored = head.running.publisher.find(_known(head, model), version)
-    headers = {"ETag": stored.etag, POLICY_VERSION: str(stored.version)}
-    if matches(request.headers.get("if-none-match", ""), stored.etag, is_weak=True):
-        return Response(status_code=304, headers=headers)
-    return memory_response(
-        stored.buffers,
-        media_type=SAFETENSORS,
-        headers=headers,
-        stall_timeout_s=head.settings.stall_timeout_s,
-    )
 
 
 def _known(head: Head, model: str) -> str:

@@ -242,7 +242,7 @@ def test_a_factory_that_raises_fails_with_its_words(start: Started, write: Writt
     assert code == 1
     assert (failed["event"], failed["exit_code"]) == ("failed", 1)
     assert "the policy factory mine:make raised RuntimeError: no such net" in failed["message"]
-    assert err.splitlines()[-1] == failed["message"]
+    assert json.loads(err.splitlines()[-1])["error"] == failed["message"]
     assert "Traceback" not in failed["message"]  # the log has it
 
 

@@ -499,6 +499,6 @@ def test_the_end_stays_in_view_and_in_a_report(tmp_path: Path, browser: Browser)
     assert {name: page.inner_text(f"#{name}") for name in shown} == shown
     assert "Completed" in page.inner_text("#events")
     assert "cormorant " in page.inner_text("#versions")
-    assert page.inner_text("#plot-shares output").startswith("In total: ")
+    assert page.inner_text("#fps-mean").endswith(" on average")
     assert page.get_by_role("button", name="Pause").count() == 0
     assert errors == []

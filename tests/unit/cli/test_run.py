@@ -59,7 +59,7 @@ def test_a_machine_reads_the_refusal_on_stdout(tmp_path: Path, capsys: pytest.Ca
     message = f"{missing}: no such file; check the path"
     said = capsys.readouterr()
     assert said.out == f'{{"event": "failed", "message": "{message}", "exit_code": 2}}\n'
-    assert said.err == f"{message}\n"
+    assert json.loads(said.err) == {"error": message, "exit_code": 2}
 
 
 def test_debug_shows_where_a_refusal_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
