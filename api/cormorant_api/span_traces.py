@@ -16,7 +16,7 @@ from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_co
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from cormorant_api.errors import HeadFault
-from cormorant_api.tracing import RoundTrace, Traces
+from cormorant_api.traces import RoundTrace, Traces
 from cormorant_contract.rest.updates import FINAL_STATES, Update
 from cormorant_worker.fleet.batch_queue import Loan
 

@@ -9,47 +9,11 @@ to cross Ray. A publish continues the caller's trace (`traceparent`); a round li
 """
 
 import os
-from collections.abc import Mapping
 
 from cormorant_api.errors import HeadFault
-from cormorant_contract.rest.updates import Update
-from cormorant_worker.fleet.batch_queue import Loan
+from cormorant_api.traces import Traces
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-
-
-class RoundTrace:
-    """The trace of a round; this one records nothing. Methods may be called from any thread and never block."""
-
-    headers: Mapping[str, str] = {}
-    """`traceparent`, for the response that delivers the round; empty when it is not traced."""
-
-    def lent(self, consumer: str) -> None: ...
-
-    def sent(self) -> None:
-        """A response ended."""
-
-    def over(self, how: str) -> None:
-        """The round is never delivered again."""
-
-
-class Traces:
-    """Where the head reports publishes and rounds; this one records nothing. Methods may be called from any thread and
-    never block.
-    """
-
-    def staged(self, version: int, headers: Mapping[str, str], *, began: float) -> None:
-        """A publish is verified and stored. `began`: when its first byte came, in monotonic seconds."""
-
-    def update_ended(self, update: Update) -> None:
-        """Every worker has it, or it failed or is superseded."""
-
-    def begin_round(self, loan: Loan) -> RoundTrace:
-        """A round came out of the fleet's queue."""
-        return RoundTrace()
-
-    def close(self) -> None:
-        """Send what is left, for at most three seconds."""
 
 
 def open_traces(*, job: str, namespace: str) -> Traces:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from cormorant_api.notifier import AsyncNotifier
-from cormorant_api.tracing import RoundTrace, Traces
+from cormorant_api.traces import RoundTrace, Traces
 from cormorant_worker.fleet.batch_queue import Loan
 
 MOST_CONSUMERS = 256
