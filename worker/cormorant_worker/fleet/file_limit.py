@@ -29,8 +29,7 @@ def raise_file_limit(num_workers: int, *, each: int) -> None:
             f"have {hard:,} (ulimit -Hn); raise that limit, or start {max(0, (hard - _OTHERS) // each):,} workers"
         )
     # A program that has more open than that keeps its own share. Some of them may be this fleet's: then it is too much.
-    folder = Path("/proc/self/fd")
-    num_open = sum(1 for _ in folder.iterdir()) if folder.exists() else 0
+    num_open = sum(1 for _ in Path("/proc/self/fd").iterdir())
     wanted = min(most, max(needed, num_workers * each + num_open + _SPARE))
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -169,13 +169,14 @@ class WorkerHandle:
     dropped_frames: int = 0
     """Stepped by this attempt, and dropped when it was reseeded."""
     env_restarts: int = 0
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    """Of its tickets and requests."""
     unanswered: dict[int, Question] = field(default_factory=dict)
     """By the number of the request."""
     signs: int = 0
     """Times that its heartbeat had changed when it was read."""
     longest_silence_s: float = 0.0
     """Between two of them, since it was ready."""
-    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
     _last_heartbeat: tuple[int, Phase, tuple[int, ...]] = (-1, Phase.IMPORTING, ())
     _counted_frames: int = 0
     _counted_ns: tuple[int, ...] = ()
@@ -229,10 +230,6 @@ class WorkerHandle:
         self.connection.send(message)
         self._flush()
 
-    def next_number(self) -> int:
-        """For a ticket or a request of this worker."""
-        return next(self._numbers)
-
     def send_ticket(self, ticket: Ticket, round_: Round, memory: SharedMemory | None) -> None:
         """Have a worker's share of a round collected, unless it is dying."""
         self.tickets[ticket.number] = TicketOut(ticket, round_)
@@ -242,7 +239,7 @@ class WorkerHandle:
     def ask(self, command: Command, payload: Payload | None = None, *, is_awaited: bool = True) -> Question:
         """Have a command carried out, with the bytes that belong to it."""
         size_bytes = payload.size_bytes if payload is not None else 0
-        request = Request(number=self.next_number(), command=command, size_bytes=size_bytes)
+        request = Request(number=next(self.numbers), command=command, size_bytes=size_bytes)
         self.unanswered[request.number] = question = Question(self, command, is_awaited)
         self.connection.request(request, payload)
         self._flush()
@@ -254,7 +251,7 @@ class WorkerHandle:
 
     def reseed(self, stream: WorkerPlace) -> Question:
         """Have its environments built again, with the seeds of a place."""
-        number = self.next_number()
+        number = next(self.numbers)
         self.unanswered[number] = question = Question(self, None, is_awaited=True)
         self.stream = stream
         self.send(Reseed(number=number, place=stream))

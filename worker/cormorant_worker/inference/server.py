@@ -10,6 +10,7 @@ oldest row has waited long enough. Weights begin to act between two batches.
 """
 
 import selectors
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -129,10 +130,8 @@ class InferenceServer:
         for key, events in self._selector.select(min(_TURN_S, max(0.0, self._due_s()))):
             if isinstance(key.data, ConnectedWorker):
                 self._serve(key.data, events)
-            elif key.data is self._listeners.local:
-                self._accept()
-            elif key.data is self._listeners.nodes:
-                self._accept_from_node()
+            elif key.data in self._listeners.sockets:
+                self._accept(key.data)
             else:
                 is_told = True
         if self._waiting and self._due_s() <= 0:
@@ -149,30 +148,21 @@ class InferenceServer:
 
     # -- workers -------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        try:
-            peer, _ = self._listeners.local.accept()
-        except BlockingIOError:
-            return  # the worker has gone again
-        if not is_of_this_user(peer):
-            log.warning("stranger_refused", reason="a process of another user connected; it was not answered")
-            peer.close()
-            return
-        self._admit(ConnectedWorker(peer))
-
-    def _accept_from_node(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         now_s = time.monotonic()
         for known in tuple(self._clients):
             if not known.is_known and now_s > known.since_s + _STRANGER_S:
                 self._drop(known, f"it did not prove within {_STRANGER_S:.0f} s that it knows the key")
-        listeners = self._listeners
-        assert listeners.nodes is not None
+        is_local = listener is self._listeners.local
         with suppress(OSError):  # it has gone again
-            self._admit(ConnectedWorker(listeners.nodes.accept()[0], listeners.address.key))
-
-    def _admit(self, client: ConnectedWorker) -> None:
-        self._clients.add(client)
-        self._selector.register(client.messages.socket, _READ, client)
+            peer, _ = listener.accept()
+            if is_local and not is_of_this_user(peer):
+                log.warning("stranger_refused", reason="a process of another user connected; it was not answered")
+                peer.close()
+                return
+            client = ConnectedWorker(peer, b"" if is_local else self._listeners.address.key)
+            self._clients.add(client)
+            self._selector.register(client.messages.socket, _READ, client)
 
     def _serve(self, client: ConnectedWorker, events: int) -> None:
         try:

@@ -22,7 +22,6 @@ _CHUNK_BYTES = 256 * 1024
 """Read at once."""
 _MOST_DESCRIPTORS = 16
 _DESCRIPTOR_ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 MOST_VIEWS = 512
 """In one call: the kernel takes 1024."""
 _CODE_BYTES = 32
@@ -135,7 +134,9 @@ class MessageSocket:
     def _fill(self, size: int) -> None:
         while (missing := size - len(self._incoming)) > 0:
             try:
-                data, rights, _, _ = self.socket.recvmsg(min(missing, _CHUNK_BYTES), _DESCRIPTOR_ROOM, _CLOSE_ON_EXEC)
+                data, rights, _, _ = self.socket.recvmsg(
+                    min(missing, _CHUNK_BYTES), _DESCRIPTOR_ROOM, socket.MSG_CMSG_CLOEXEC
+                )
             except ConnectionError as error:
                 raise PeerGone(str(error)) from error
             for level, kind, value in rights:

@@ -233,7 +233,7 @@ class SlotLife:
             assert slot.worker is not None, key
             block_index, memory = core.queue.blocks.lend(slot.worker.connection.pid)
             ticket = Ticket(
-                number=slot.worker.next_number(),
+                number=next(slot.worker.numbers),
                 block_index=block_index,
                 block_is_new=memory is not None,
                 num_frames=num_frames,
