@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from cormorant_testing import fleets
-from cormorant_worker.fleet.turn.loop import FleetLoop
+from cormorant_testing.checked_loop import check_every_turn
 
-FleetLoop.validates = True
+check_every_turn()
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cormorant_testing.checked_loop import check_slots
 from cormorant_testing.collecting import make_job
 from cormorant_worker.errors import FleetError, LastWorker
 from cormorant_worker.fleet.slot import TRANSITIONS, Slot, SlotState, WorkerHandle
@@ -53,7 +54,7 @@ def test_a_worker_that_leaves_keeps_what_it_reached() -> None:
     for state in (S.READY, S.WORKING, S.LEAVING, S.FINISHING):
         slots.move(slot, state)
         facts.append((worker.is_ready, worker.has_worked, worker.gets_weights))
-        slots.validate()
+        check_slots(slots)
     assert facts == [(False,) * 3, (True, False, True), (True,) * 3, (True, True, False), (True, True, False)]
     slots.move(slot, SlotState.GONE)
     assert (worker.is_gone, list(slots.workers), slots.is_empty) == (True, [], False)
@@ -70,7 +71,7 @@ def test_given_up_slots_are_retired_once_nothing_is_left_of_their_workers() -> N
     assert slots.resize({"cpu": [0]}) == [second, third]
     assert [slot.state for slot in (first, second, third)] == [S.VACANT, S.STARTING, S.RETIRED]
     slots.vacate(second)
-    slots.validate()
+    check_slots(slots)
     assert second.state is S.RETIRED
     assert slots.resize(2) == []
     assert [slot.state for slot in (first, second, third)] == [S.VACANT, S.VACANT, S.RETIRED]
@@ -83,7 +84,7 @@ def test_validate_finds_a_slot_that_disagrees_with_its_state() -> None:
     (slot,) = slots.wanted
     slot.state = S.WORKING
     with pytest.raises(AssertionError):
-        slots.validate()
+        check_slots(slots)
 
 
 class FakeConnection:

@@ -58,7 +58,7 @@ class WorkerFleet:
     """
 
     loop: ClassVar[type[FleetLoop]] = FleetLoop
-    """What turns; benchmarks measure one of their own."""
+    """What turns; benchmarks measure one of their own, and tests check what always holds between two turns."""
 
     def __init__(self, job: CollectorJob, options: FleetOptions | None = None, *, engine: Engine | None = None) -> None:
         """Start the workers and wait until all of them stand at their first observation; where slots come from

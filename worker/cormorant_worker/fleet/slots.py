@@ -214,19 +214,3 @@ class Slots:
         self.serving = tuple(slot for slot in wanted if slot.is_server)
         self.sizes = Counter(slot.group for slot in wanted)
         return given_up
-
-    def validate(self) -> None:
-        """Check what always holds between two turns. For tests: it looks at every slot."""
-        wanted = set(self.wanted)
-        for slot in self._known.values():
-            state, worker = slot.state, slot.worker
-            where = [known.name for known in SlotState if slot in self._in[known]]
-            assert where == [state.name], (slot.name, state, where)
-            assert (worker is not None) == (state in LIVING or state is SlotState.GONE), (slot.name, state)
-            assert slot.is_wanted == (slot in wanted), (slot.name, state)
-            if state in (SlotState.VACANT, SlotState.RETIRED):
-                assert slot.is_wanted == (state is SlotState.VACANT), (slot.name, state)
-            if worker is not None and worker.tickets:
-                assert state in (SlotState.WORKING, SlotState.LEAVING, SlotState.GONE), (slot.name, state)
-            if worker is not None and state in SERVING:
-                assert (worker.is_ready, slot.is_wanted) == (True, True), (slot.name, state)

@@ -15,14 +15,14 @@ from cormorant_testing.chaos.plan import Plan
 from cormorant_testing.chaos.watch import LIMIT_S, Watch, within
 from cormorant_testing.chaos.witness import LIFE, SEED, STEP
 from cormorant_testing.chaos.world import CONTROL_S, HANG_S, STARTUP_S, World
+from cormorant_testing.checked_loop import check_every_turn
 from cormorant_testing.fleets import open_on
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import ControlTimeout, FleetClosed, StateError, WorkerFailed
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.turn.loop import FleetLoop
 from cormorant_worker.local_fleet import LocalFleet
 
-FleetLoop.validates = True
+check_every_turn()
 
 
 class FleetWorld(World):

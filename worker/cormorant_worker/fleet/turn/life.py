@@ -426,15 +426,6 @@ class SlotLife:
         elif slot.failures > 1:
             slot.not_before = now + min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (slot.failures - 1))
 
-    def validate(self) -> None:
-        """Check what always holds between two turns: for tests."""
-        core = self._core
-        core.slots.validate()
-        held = {slot.key: len(slot.worker.tickets) for slot in core.slots.known if slot.worker is not None}
-        assert sum(held.values()) == self.num_tickets, (held, self.num_tickets)
-        working = {slot.key for slot in core.slots.in_state(SlotState.WORKING) if not slot.is_server}
-        assert core.scheduler.held == {key: held[key] for key in working}, (core.scheduler.held, held, working)
-
 
 def _describe_env(job: CollectorJob) -> str:
     env = job.spec.env

@@ -8,7 +8,6 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from typing import ClassVar
 
 import structlog
 
@@ -49,9 +48,6 @@ _CLOCK_EVERY = 16
 
 
 class FleetLoop:
-    validates: ClassVar[bool] = False
-    """Check after each turn what always holds. For tests: it looks at every slot."""
-
     def __init__(self, core: FleetCore, life: SlotLife, quiesce: Quiesce) -> None:
         self.is_done = False
         """All frames that will be are accepted, and durable with a dataset."""
@@ -121,8 +117,6 @@ class FleetLoop:
         if core.scheduler.is_done and core.queue.is_drained:
             self.is_done = core.dataset is None or core.slots.is_empty
         core.connections.flush()
-        if self.validates:
-            self._life.validate()
         self._changed.notify_all()
         return has_more
 
