@@ -1,8 +1,8 @@
 """What happens in a fleet, for listeners: the head's event stream, its update objects, its metrics."""
 
-import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -58,19 +58,16 @@ class Events:
     """What happened and has not been told yet. `note` wants the fleet's condition held, `tell` is its thread's."""
 
     def __init__(self) -> None:
-        self._listeners: tuple[Listener, ...] = ()
-        self._changing = threading.Lock()
-        """Guards changes of `_listeners`, which is replaced as a whole."""
+        self._listeners: list[Listener] = []
         self._noted: deque[FleetEvent] = deque()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Tell this listener, too, what happens from now on. Returns what ends it; that may be called twice."""
-        with self._changing:
-            self._listeners = (*self._listeners, listener)
+        self._listeners.append(listener)
 
         def unsubscribe() -> None:
-            with self._changing:
-                self._listeners = tuple(known for known in self._listeners if known is not listener)
+            with suppress(ValueError):
+                self._listeners.remove(listener)
 
         return unsubscribe
 
@@ -97,7 +94,7 @@ class Events:
         """Tell all listeners what was noted, in order. One that raises is logged and does no harm."""
         while self._noted:
             event = self._noted.popleft()
-            for listener in self._listeners:
+            for listener in tuple(self._listeners):
                 try:
                     listener(event)
                 except Exception:
