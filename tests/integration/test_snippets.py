@@ -108,6 +108,7 @@ def test_readme_picture_shows_these_commands_and_this_output() -> None:
     assert "data/cheetah: ok, 8,192 frames" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_readme_manifest_fills_its_dataset(tmp_path: Path) -> None:
     (manifest,) = blocks("README.md", "yaml")

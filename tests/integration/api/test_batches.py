@@ -15,73 +15,15 @@ import numpy as np
 import pytest
 
 from cormorant_client.delivery import decode
-from cormorant_testing.check import Checker
-from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.collecting import make_job
 from cormorant_testing.scripts import until
-from cormorant_testing.serving import Api, Reply, Served, serve
+from cormorant_testing.serving import Reply, Served, serve
 
 MEMORY = "application/vnd.cormorant.memory+json"
 
 
 def number_of(reply: Reply) -> int:
     return int(reply.headers["cormorant-batch-id"].rpartition("-")[2])
-
-
-def check_all(checker: Checker, bodies: dict[int, bytes]) -> None:
-    """Feed batches, by number, to a checker that knows every value by heart."""
-    assert sorted(bodies) == list(range(len(bodies))), "numbers are missing"
-    for _, body in sorted(bodies.items()):
-        checker.take(decode(memoryview(body)).tensordict())
-
-
-class Consumer(threading.Thread):
-    """Takes and acknowledges until the stream has ended."""
-
-    def __init__(self, api: Api, name: str) -> None:
-        super().__init__(name=name)
-        self.api = api
-        self.bodies: dict[int, bytes] = {}
-        self.deliveries: dict[int, int] = {}
-        self.problem = ""
-
-    def run(self) -> None:
-        while True:
-            reply = self.api.get(f"/v1/batches/next?consumer={self.name}&wait=5")
-            if reply.status == 410:
-                return
-            if reply.status == 204:
-                continue
-            if reply.status != 200:
-                self.problem = f"{reply.status} {reply.body!r}"
-                return
-            self.bodies[number_of(reply)] = reply.body
-            self.deliveries[number_of(reply)] = int(reply.headers["cormorant-delivery"])
-            ack = self.api.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack")
-            assert ack.status == 204, ack
-
-
-def test_dead_consumers_batch_goes_to_another(folder: Path) -> None:
-    job = make_job(num_envs=3, policy="counter", lengths=(3, 8), collection={"framesPerBatch": 30, "totalFrames": 1000})
-    checker = make_checker(3, lengths=(3, 8))
-    with serve(job, directory=folder, workers=2, ack_within_s=1.0) as served:
-        dead = served.data.get("/v1/batches/next?consumer=dead&wait=60")
-        assert dead.status == 200
-        consumers = [Consumer(served.data, f"c{i}") for i in range(3)]
-        for consumer in consumers:
-            consumer.start()
-        for consumer in consumers:
-            consumer.join(60)
-        assert [consumer.problem for consumer in consumers] == ["", "", ""]
-        status = served.reader.get("/v1/status").json
-        assert served.server.wait(lambda: False) == "done"
-    taken = [number for consumer in consumers for number in consumer.bodies]
-    assert len(taken) == len(set(taken)), "a batch was delivered twice after its acknowledgement"
-    assert number_of(dead) in taken, "the dead consumer's batch is lost"
-    assert max(consumer.deliveries.get(number_of(dead), 0) for consumer in consumers) == 2
-    check_all(checker, {number: body for consumer in consumers for number, body in consumer.bodies.items()})
-    assert checker.frames == 1000
-    assert (status["phase"], status["frames"]["delivered"]) == ("Completed", 1000)
-    assert (status["queue"]["redelivered"], status["queue"]["ended"]) == (1, True)
 
 
 def test_acknowledging_releasing_and_unknown_batches(endless: Served) -> None:
