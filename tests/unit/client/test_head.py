@@ -354,6 +354,14 @@ def test_closing_inside_of_a_request_of_the_same_thread_does_not_hang() -> None:
     assert transport.closed.is_set()
 
 
+def test_a_connection_that_is_read_to_its_end_after_the_close_is_closed() -> None:
+    transport = Transport(timeout_s=5)
+    with ScriptedHead(in_turn(Say())) as head, transport.open(parse_address(head.url), "GET", "/") as response:
+        transport.close(socket.SHUT_WR)
+        assert response.read() == b"{}"
+    assert [connection for kept in transport._idle.values() for connection in kept] == []
+
+
 def test_token_is_not_in_the_repr_of_a_connection() -> None:
     assert "secret" not in repr(
         replace(head_of("http://127.0.0.1:1"), transport=Transport(token="secret", timeout_s=1))

@@ -100,6 +100,14 @@ def test_ended_trajectories_are_forgotten() -> None:
     assert stack._open["ids"].tolist() == [600]
 
 
+def test_padding_ends_no_trajectory_of_its_id() -> None:
+    stack, row = FrameStack(2), stream(0, [6])  # trajectory 0: padding has zeros for ids
+    stack(to_batch([row[:2]]))
+    stack(to_batch([stream(5, [4])[:2], []]))
+    found = stack(to_batch([row[2:4]]))["observation"]
+    assert found[0, 0, :, 0].tolist() == [row[1].observation, row[2].observation]
+
+
 def stream(number: int, lengths: Sequence[int]) -> Row:
     found: Row = []
     for episode, length in enumerate(lengths):

@@ -283,12 +283,15 @@ def test_a_round_that_a_preemption_completes_is_delivered() -> None:
     books.teardown()
 
 
-@pytest.mark.parametrize(("threshold", "enough"), [(0.01, 1), (0.5, 2), (2 / 3, 2), (0.7, 3), (0.75, 3), (0.99, 4)])
-def test_stragglers_are_told_once_enough_have_landed(threshold: float, enough: int) -> None:
+@pytest.mark.parametrize(
+    ("threshold", "workers", "enough"),
+    # 0.28 * 25 is a little more than 7 in floating point.
+    [(0.01, 4, 1), (0.5, 4, 2), (2 / 3, 3, 2), (0.7, 4, 3), (0.75, 4, 3), (0.99, 4, 4), (0.28, 25, 7)],
+)
+def test_stragglers_are_told_once_enough_have_landed(threshold: float, workers: int, enough: int) -> None:
     schedule = Scheduler(
-        mode="sync", frames_per_batch=10, total_frames=60, max_staleness=None, preemptive_threshold=threshold
+        mode="sync", frames_per_batch=10, total_frames=600, max_staleness=None, preemptive_threshold=threshold
     )
-    workers = 3 if threshold == 2 / 3 else 4
     places = [("cpu", i) for i in range(workers)]
     grants = hand_out(schedule, dict.fromkeys(places, 1), num_workers=workers, ahead_of_consumer=0, room=workers)
     found = grants[0][0]
@@ -300,7 +303,7 @@ def test_stragglers_are_told_once_enough_have_landed(threshold: float, enough: i
         schedule.landed(found, place, 3)
     assert found.is_complete
     schedule.accepted(found.number)
-    assert schedule.remaining_frames == 60 - enough * 10 - (workers - enough) * 3
+    assert schedule.remaining_frames == 600 - enough * 10 - (workers - enough) * 3
 
 
 def test_a_preempted_round_waits_for_nobody_who_is_lost() -> None:
@@ -312,6 +315,7 @@ def test_a_preempted_round_waits_for_nobody_who_is_lost() -> None:
     found = grants[0][0]
     schedule.lost(found, places[0])
     assert schedule.forget_member(places[0], only_preempted=True) == []
+    assert found.pending == {places[0]}, "its next worker gets the ticket"
     schedule.landed(found, places[1], 10)
     assert schedule.preempt(found) == []
     schedule.landed(found, places[2], 10)
