@@ -62,7 +62,7 @@ chaos: $(INSTALLED) ## Run random schedules of failures, SCHEDULES=200 of them f
 	@CORMORANT_CHAOS_SCHEDULES=$(or $(SCHEDULES),200) CORMORANT_CHAOS_FIRST=$(or $(FIRST),0) \
 		$(BIN)/python -m pytest tests/chaos $(PYTEST_ARGS)
 
-mutants: $(INSTALLED) ## Change lines one after the other and see that tests notice (tests/mutation, 3 minutes)
+mutants: $(INSTALLED) ## Change lines one after the other and see that tests notice (tests/mutation, 5 minutes)
 	@$(BIN)/python tests/mutation/run.py
 
 check: $(INSTALLED) ## Lint, format, types, imports, generated files

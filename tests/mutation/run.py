@@ -19,39 +19,115 @@ class Mutant(NamedTuple):
     tests: str
 
 
-OPERATOR, UNIT = "operator/cormorant_operator", "tests/unit/operator"
+ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
+    ("operator/cormorant_operator", "tests/unit/operator"): [
+        ("templates.py", "self._code, *secret)", "*secret)", "test_templates.py"),
+        ("templates.py", "group.resources, group.template)", "group.template)", "test_templates.py"),
+        ("templates.py", "spec.image, self._code, spec.head", "spec.image, spec.head", "test_templates.py"),
+        ("kube/watch.py", "not any(task.done() for task in streams)", "True", "test_watch.py"),
+        ("kube/watch.py", 'if event["type"] is None:', "if False:", "tests/integration/operator/test_watch.py"),
+        (
+            "controller.py",
+            "            if state.is_token_refused:\n                # A",
+            "            if True:\n                # A",
+            "test_controller.py",
+        ),
+        ("cache.py", "if version <= self._tombstones.get(uid, -1):", "if False:", "test_cache.py"),
+        ("work_queue.py", "2.0 ** min(count - 1, 20)", "1.0", "test_work_queue.py"),
+        ("kube/leader.py", "if holder == self._identity or is_free", "if True", "test_leader.py"),
+        ("decide/slots.py", "if pod.is_rejected:", "if False:", ""),
+    ],
+    ("api/cormorant_client", "tests/unit/client"): [
+        ("address.py", "parts.username or ", "", "test_head.py"),
+        ("address.py", "parts.password or ", "", "test_head.py"),
+        ("transport.py", "is_reusable and not self.closed.is_set() and ", "is_reusable and ", "test_head.py"),
+    ],
+    ("api/cormorant_api", "tests/unit/api"): [
+        ("batches/ledger.py", "entry.deliveries == delivery and ", "", "test_ledger.py"),
+        ("batches/ledger.py", "number is None or number in self._returned:", "number is None:", "test_ledger.py"),
+        ("batches/ledger.py", "not entry.senders and not entry.is_read()", "not entry.senders", "test_ledger.py"),
+        (
+            "batches/ledger.py",
+            "oldest_version is not None and 0 <= ",
+            "oldest_version is not None and ",
+            "test_ledger.py",
+        ),
+        (
+            "control/leases.py",
+            "lease.owner == owner and lease.deadline > now), None",
+            "lease.owner == owner), None",
+            "test_leases.py",
+        ),
+        ("control/leases.py", "if self._is_paused is False else", "if not self._is_paused else", "test_leases.py"),
+        (
+            "control/journal.py",
+            "self.settled_frames = max(self.settled_frames, frames)",
+            "self.settled_frames = frames",
+            "test_journal.py",
+        ),
+        ("http/tokens.py", "if role < needed:", "if False:", "test_tokens.py"),
+        ("http/tokens.py", "if mode & 0o007:", "if False:", "test_tokens.py"),
+        ("http/tokens.py", "len(set(found.values())) != len(found)", "False", "test_tokens.py"),
+    ],
+    ("api/cormorant_contract", "tests/unit/contract"): [
+        ("tensor_file.py", "if entry.begin != at:", "if entry.begin < at:", "test_tensor_file.py"),
+        ("tensor_file.py", "if key in found:", "if False:", "test_tensor_file.py"),
+        ("tensor_file.py", "if end - begin != wanted:", "if False:", "test_tensor_file.py"),
+    ],
+    ("api/cormorant_postproc", "tests/unit/postproc"): [
+        ("multi_step.py", "clamp_max(self.n_steps - 1)", "clamp_max(self.n_steps)", "test_multi_step.py"),
+        ("multi_step.py", "may if valid is None else may & valid", "may", "test_multi_step.py"),
+        ("frame_stack.py", " & (lengths > 0)", "", "test_transforms.py"),
+    ],
+    ("worker/cormorant_worker", "tests/unit/worker"): [
+        ("fleet/scheduler.py", " - _ROUNDING)", ")", "test_scheduler.py"),
+        ("fleet/scheduler.py", 'self.mode == "sync" and any(', "False and any(", "test_scheduler.py"),
+        ("fleet/scheduler.py", "(round_.is_preempted or not only_preempted)", "True", "test_scheduler.py"),
+        ("fleet/scheduler.py", "share + (i < rest)", "share", "test_scheduler.py"),
+        ("fleet/lineage.py", "self.epoch = saved.epoch + 1", "self.epoch = saved.epoch", "test_lineage.py"),
+        ("fleet/lineage.py", "max(slot.attempt + 1, first_free)", "slot.attempt + 1", "test_lineage.py"),
+        ("fleet/offers.py", "one.version > handle.offered", "one.version >= handle.offered", "test_offers.py"),
+        ("weights/staged.py", "if version <= newest:", "if version < newest:", "test_weights.py"),
+        ("weights/staged.py", "{**(self._offered or {}), **weights}", "weights", "test_weights.py"),
+        ("weights/cached.py", "if settled.frames <= self._newest_settled:", "if False:", "test_cached_weights.py"),
+        ("weights/cached.py", '_digest(found) != header["digest"]', "False", "test_cached_weights.py"),
+        (
+            "normalize/moments.py",
+            "if self.count < 2 else np.sqrt",
+            "if self.count < 1 else np.sqrt",
+            "test_normalize.py",
+        ),
+        ("envs/restarts.py", "not in self._used:", "is not None:", "envs"),
+        ("envs/restarts.py", "1 if crash.steps else self._barren[row] + 1", "1", "envs"),
+        ("sinks/verify.py", "if digest != record.sha256:", "if False:", "sinks/test_verify.py"),
+        ("sinks/verify.py", "(first[1:] <= reached[:-1])", "(first[1:] < reached[:-1])", "sinks/test_verify.py"),
+        (
+            "sinks/shards.py",
+            "self._frames - self.durable_frames",
+            "self._frames",
+            "tests/integration/worker/sinks/test_crashes.py",
+        ),
+        (
+            "collect/trajectories.py",
+            "self.next_id = max(self.next_id, base)",
+            "self.next_id = base",
+            "test_collector.py",
+        ),
+        ("collect/seeding.py", "seed ^ other", "seed", "test_lineage.py"),
+        ("inference/server.py", "if client not in self._clients:", "if False:", "test_inference_server.py"),
+        (
+            "fleet/hang_detector.py",
+            "min(max(0.0, now - self._turned_at), _LONGEST_TURN_S)",
+            "max(0.0, now - self._turned_at)",
+            "test_hang_detector.py",
+        ),
+    ],
+}
+"""By package and folder of its tests: file, text, what it becomes, and the tests that notice; of elsewhere by path."""
 MUTANTS = [
-    Mutant(f"{OPERATOR}/templates.py", "self._code, *secret)", "*secret)", f"{UNIT}/test_templates.py"),
-    Mutant(
-        f"{OPERATOR}/templates.py", "group.resources, group.template)", "group.template)", f"{UNIT}/test_templates.py"
-    ),
-    Mutant(
-        f"{OPERATOR}/templates.py",
-        "spec.image, self._code, spec.head",
-        "spec.image, spec.head",
-        f"{UNIT}/test_templates.py",
-    ),
-    Mutant(f"{OPERATOR}/kube/watch.py", "not any(task.done() for task in streams)", "True", f"{UNIT}/test_watch.py"),
-    Mutant(
-        f"{OPERATOR}/kube/watch.py",
-        'if event["type"] is None:',
-        "if False:",
-        "tests/integration/operator/test_watch.py",
-    ),
-    Mutant(
-        f"{OPERATOR}/controller.py",
-        "            if state.is_token_refused:\n                # A",
-        "            if True:\n                # A",
-        f"{UNIT}/test_controller.py",
-    ),
-    Mutant(
-        f"{OPERATOR}/cache.py", "if version <= self._tombstones.get(uid, -1):", "if False:", f"{UNIT}/test_cache.py"
-    ),
-    Mutant(f"{OPERATOR}/work_queue.py", "2.0 ** min(count - 1, 20)", "1.0", f"{UNIT}/test_work_queue.py"),
-    Mutant(f"{OPERATOR}/kube/leader.py", "if holder == self._identity or is_free", "if True", f"{UNIT}/test_leader.py"),
-    Mutant(f"{OPERATOR}/decide/slots.py", "if pod.is_rejected:", "if False:", UNIT),
-    Mutant("api/cormorant_client/address.py", "parts.username or ", "", "tests/unit/client/test_head.py"),
-    Mutant("api/cormorant_client/address.py", "parts.password or ", "", "tests/unit/client/test_head.py"),
+    Mutant(f"{package}/{file}", before, after, tests if tests.startswith("tests/") else f"{folder}/{tests}")
+    for (package, folder), rows in ROWS.items()
+    for file, before, after, tests in rows
 ]
 
 
