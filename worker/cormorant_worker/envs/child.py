@@ -26,6 +26,7 @@ from cormorant_worker.envs.channel import (
 from cormorant_worker.envs.env_row import Crash, EnvRow
 from cormorant_worker.envs.info import complete_fields
 from cormorant_worker.fork_server import run
+from cormorant_worker.spaces import Array
 from cormorant_worker.wire.messages import MessageSocket, PeerGone
 
 _PR_SET_PDEATHSIG = 1
@@ -44,64 +45,57 @@ def run_child(socket_descriptor: int, wake: int, block: int, report: int) -> int
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     np.random.seed()  # forks begin with one generator; `random` reseeds itself
     connection = MessageSocket(socket.socket(fileno=socket_descriptor))
-    child = _Child(connection, wake=wake, block=block, report=report)
+    number, row = -1, None
     try:
-        child.serve()
+        build: BuildRequest = connection.receive()[0]
+        number = build.row
+        pending = Pending(block, build.num_envs)
+
+        def settle() -> None:
+            if pending.settle(number):
+                os.write(report, b"\0")
+
+        env = build.factory.build(number)
+        info = complete_fields(build.info, env, build.factory.name)
+        spaces = env.observation_space, env.action_space
+        connection.send(BuildReply(observation_space=spaces[0], action_space=spaces[1], info=info))
+        settle()
+        if os.read(wake, 1) == MAP:
+            shared = SharedSteps(block, *spaces, build.num_envs, info)
+            row, seed = EnvRow(env, number, shared.arrays, info), shared.seeds[number : number + 1]
+            while _obey(os.read(wake, 1), row, seed, connection):
+                settle()
+        env.close()
     except PeerGone:
         pass
     except BaseException as error:  # noqa: BLE001 - the process's edge: reports, whatever it was, sys.exit too
         with contextlib.suppress(OSError):
-            steps = child.row.steps if child.row else 0
-            connection.send(Crash.of(error, row=child.number, steps=steps))
+            connection.send(Crash.of(error, row=number, steps=row.steps if row else 0))
         return 1
     return 0
 
 
-class _Child:
-    def __init__(self, connection: MessageSocket, *, wake: int, block: int, report: int) -> None:
-        self._connection = connection
-        self._wake, self._block, self._report = wake, block, report
-        self.number = -1
-        self.row: EnvRow | None = None
+_STEP_SIDES, _RESET_SIDES = ({command: side for side, command in enumerate(of)} for of in (STEP, RESET))
 
-    def serve(self) -> None:
-        build: BuildRequest = self._connection.receive()[0]
-        pending, number = Pending(self._block, build.num_envs), build.row
-        self.number = number
-        env = build.factory.build(number)
-        info = complete_fields(build.info, env, build.factory.name)
-        spaces = env.observation_space, env.action_space
-        self._connection.send(BuildReply(observation_space=spaces[0], action_space=spaces[1], info=info))
-        self._settle(pending, number)
-        if os.read(self._wake, 1) != MAP:
-            env.close()
-            return
-        shared = SharedSteps(self._block, *spaces, build.num_envs, info)
-        row = self.row = EnvRow(env, number, shared.arrays, info)
-        step_sides, reset_sides = ({command: side for side, command in enumerate(of)} for of in (STEP, RESET))
-        while True:
-            command = os.read(self._wake, 1)
-            if (side := step_sides.get(command, -1)) >= 0:
-                row.step(side)
-            elif command in reset_sides:
-                seed = int(shared.seeds[number])
-                if seed != NO_SEED:
-                    # Environments that draw from these are seeded, too: no other code runs in this process.
-                    random.seed(seed)
-                    np.random.seed(seed)
-                row.reset(seed=None if seed == NO_SEED else seed, side=reset_sides[command])
-            elif command == SAVE:
-                self._connection.send(row.save())
-            elif command == LOAD:
-                self._connection.send(row.load(self._connection.receive()[0]))
-            else:  # CLOSE, or end of file
-                env.close()
-                return
-            self._settle(pending, number)
 
-    def _settle(self, pending: Pending, number: int) -> None:
-        if pending.settle(number):
-            os.write(self._report, b"\0")
+def _obey(command: bytes, row: EnvRow, seed: Array, connection: MessageSocket) -> bool:
+    """Do what the parent says. `seed`: [1] of the next reset. False: there is nothing more to do."""
+    if (side := _STEP_SIDES.get(command, -1)) >= 0:
+        row.step(side)
+    elif (side := _RESET_SIDES.get(command, -1)) >= 0:
+        given = None if seed[0] == NO_SEED else int(seed[0])
+        if given is not None:
+            # Environments that draw from these are seeded, too: no other code runs in this process.
+            random.seed(given)
+            np.random.seed(given)
+        row.reset(seed=given, side=side)
+    elif command == SAVE:
+        connection.send(row.save())
+    elif command == LOAD:
+        connection.send(row.load(connection.receive()[0]))
+    else:  # CLOSE, or end of file
+        return False
+    return True
 
 
 if __name__ == "__main__":
