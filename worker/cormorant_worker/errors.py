@@ -49,15 +49,7 @@ class DeviceUnavailable(ManifestError):
 
 
 class EnvError(CormorantError):
-    """An environment cannot be built or stepped."""
-
-
-class UnknownEnv(EnvError, ValueError):
-    """No environment of that name can be built here."""
-
-
-class EnvBuildError(EnvError):
-    """The environment's constructor or its first reset failed. The child's traceback is a note of the error."""
+    """An environment cannot be built or stepped. The traceback of its process is a note of the error."""
 
     def __init__(self, message: str, *, details: str = "") -> None:
         super().__init__(message)
@@ -65,17 +57,23 @@ class EnvBuildError(EnvError):
             self.add_note(details.rstrip())
 
 
+class UnknownEnv(EnvError, ValueError):
+    """No environment of that name can be built here."""
+
+
+class EnvBuildError(EnvError):
+    """The environment's constructor or its first reset failed."""
+
+
 class EnvCrashed(EnvError):
-    """A running environment raised, hung or died. The child's traceback is a note of the error."""
+    """A running environment raised, hung or died."""
 
     def __init__(self, message: str, *, row: int = -1, has_stepped: bool = True, details: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message, details=details)
         self.row = row
         """Number of the environment in its vector; -1: not known."""
         self.has_stepped = has_stepped
         """False: no environment of the vector has completed a step yet, so a restart would fail again."""
-        if details:
-            self.add_note(details.rstrip())
 
 
 class EnvRaised(EnvCrashed):

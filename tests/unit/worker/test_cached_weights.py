@@ -58,15 +58,10 @@ def test_a_version_that_is_kept_stays_as_it_was_published(tmp_path: Path) -> Non
     assert read(kept) == [(5, "policy", "as the learner sent it")]
 
 
-def test_nothing_is_kept_where_there_is_no_folder() -> None:
-    kept = CachedWeights(None)
-    keep(kept, 5, "policy")
-    assert (kept.version, kept.read()) == (0, b"")
-
-
-def test_disk_that_does_not_take_it_harms_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", ["", "file"])
+def test_no_folder_and_a_disk_that_does_not_take_it_harm_nothing(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("no folder")
-    kept = CachedWeights(tmp_path / "file" / "kept")
+    kept = CachedWeights(tmp_path / below / "kept" if below else None)
     keep(kept, 5, "policy")
     assert (kept.version, read(kept)) == (0, [])
 

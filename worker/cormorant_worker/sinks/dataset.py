@@ -77,13 +77,13 @@ class StoredDataset:
         return tuple(self.part(name, has_ended=have_ended) for name in self.part_names())
 
     def part_names(self) -> tuple[str, ...]:
-        with _readable(self.uri):
+        with _explained(self.uri):
             names = self.store.parts()
         return tuple(sorted((name for name in names if _PART.fullmatch(name)), key=split_part_name))
 
     def runs(self) -> tuple[int, ...]:
         """Epochs of the runs that wrote here, in order; those of versions that did not number them are missing."""
-        with _readable(self.uri):
+        with _explained(self.uri):
             names = self.store.root_files()
         return tuple(sorted(int(match["number"]) for match in map(_RUN.fullmatch, names) if match))
 
@@ -97,7 +97,7 @@ class StoredDataset:
         Raises:
             DatasetError: another run has this epoch, or the dataset cannot be written.
         """
-        with _writable(self.uri):
+        with _explained(self.uri, done="written"):
             self.store.write_root_once(f"run-{epoch:06d}.json", holder)
         found = self.holder(epoch)
         if found != holder:
@@ -109,7 +109,7 @@ class StoredDataset:
 
     def holder(self, epoch: int) -> bytes:
         """What a run said of itself in `begin_run`; empty: there was none."""
-        with _readable(self.uri):
+        with _explained(self.uri):
             return self.store.read_root(f"run-{epoch:06d}.json") or b""
 
     @property
@@ -139,7 +139,7 @@ class StoredDataset:
         return self.part(name, has_ended=True).frames
 
     def part(self, name: str, *, has_ended: bool = False) -> DatasetPart:
-        with _readable(f"{self.uri}/{name}"):
+        with _explained(f"{self.uri}/{name}"):
             notes = self.store.end_part(name) if has_ended else self.store.notes(name)
         records = tuple(
             ShardRecord.from_line(line, where=f"{self.uri}/{name}: line {number} of the manifest")
@@ -204,7 +204,7 @@ class StoredDataset:
         """Files of a part that a crash left behind, or that were sealed since `part` was read. Readers ignore them, and
         they may be deleted once the writer is gone.
         """
-        with _readable(f"{self.uri}/{part.name}"):
+        with _explained(f"{self.uri}/{part.name}"):
             files = self.store.files(part.name)
         known = {record.shard for record in part.records}
         return tuple(file for file in files if file not in known)
@@ -232,7 +232,7 @@ def find_dataset(uri: str) -> StoredDataset | None:
         DatasetError: it cannot be read, or something else lies there.
     """
     store = open_store(uri)
-    with _readable(uri):
+    with _explained(uri):
         data = store.read_root(DESCRIPTION)
     if data is None:
         return None
@@ -262,7 +262,7 @@ def open_dataset(uri: str, description: DatasetDescription) -> StoredDataset:
     dataset = find_dataset(uri)
     if dataset is None:
         store = open_store(uri)
-        with _writable(uri):
+        with _explained(uri, done="written"):
             store.write_root_once(DESCRIPTION, description.to_bytes())
         # Another process may have come first: its description counts.
         dataset = existing_dataset(uri)
@@ -282,25 +282,17 @@ def _refuse(uri: str, differences: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def _readable(where: str) -> Iterator[None]:
-    try:
-        yield
-    except NotADirectoryError as error:
-        raise DatasetError(f"{where} is not a folder; give the dataset its own folder") from error
-    except OSError as error:
-        is_refused = isinstance(error, PermissionError) and "://" in where
-        remedy = "; check the credentials, and that they allow to list, read and write it" if is_refused else ""
-        raise DatasetError(f"{where} cannot be read: {error.strerror or error}{remedy}") from error
-
-
-@contextmanager
-def _writable(uri: str) -> Iterator[None]:
+def _explained(where: str, *, done: str = "read") -> Iterator[None]:
+    """Turn what a store says into a sentence. `done`: read or written."""
     try:
         yield
     except (FileExistsError, NotADirectoryError) as error:
-        raise DatasetError(f"{uri} is not a folder; give the dataset its own folder") from error
+        raise DatasetError(f"{where} is not a folder; give the dataset its own folder") from error
     except OSError as error:
-        raise DatasetError(f"{uri} cannot be written: {error.strerror or error}; choose another URI") from error
+        remedy = "; choose another URI" if done == "written" else ""
+        if isinstance(error, PermissionError) and "://" in where:
+            remedy = "; check the credentials, and that they allow to list, read and write it"
+        raise DatasetError(f"{where} cannot be {done}: {error.strerror or error}{remedy}") from error
 
 
 def split_part_name(name: str) -> tuple[str, int, int]:
