@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,18 @@ TIANSHOU = (
     "from tianshou.data import Collector, CollectStats,",
     "from cormorant_compat.tianshou import Collector\nfrom tianshou.data import CollectStats,",
 )
+AGENTS: dict[str, Any] = {
+    "swap": [TORCHRL],
+    "arguments": [
+        "collector.frames_per_batch=600", "collector.n_iters=3", "train.num_epochs=1", "train.minibatch_size=200",
+        "logger.backend=",
+    ],
+    "needs": ["torchrl", "hydra", "vmas", "gym"],
+    "says": "Iteration 2",
+}  # fmt: skip
 EXAMPLES = [
+    Example(file="sota-implementations/multiagent/mappo_ippo.py", **AGENTS),
+    Example(file="sota-implementations/multiagent/iql.py", **AGENTS),
     Example(
         file="examples/discrete/discrete_dqn.py",
         swap=[

@@ -43,18 +43,11 @@ class SequenceStats(_Printed):
         values = np.asarray(sequence, dtype=np.float64).reshape(-1)
         if not values.size:
             raise ValueError("there is nothing to summarise: the sequence is empty")
-        p5, p25, median, p75, p95 = np.percentile(values, [5, 25, 50, 75, 95]).tolist()
-        return cls(
-            mean=float(values.mean()),
-            std=float(values.std()),
-            max=float(values.max()),
-            min=float(values.min()),
-            median=median,
-            p5=p5,
-            p25=p25,
-            p75=p75,
-            p95=p95,
+        percentiles = dict(
+            zip(("p5", "p25", "median", "p75", "p95"), np.percentile(values, [5, 25, 50, 75, 95]).tolist(), strict=True)
         )
+        mean, std, least, most = (float(found) for found in (values.mean(), values.std(), values.min(), values.max()))
+        return cls(mean=mean, std=std, min=least, max=most, **percentiles)
 
 
 @dataclass(kw_only=True)

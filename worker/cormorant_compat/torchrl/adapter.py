@@ -15,7 +15,7 @@ from cormorant_compat.torchrl.batches import FLAGS, REWARDS
 from cormorant_compat.torchrl.specs import space_of
 from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.errors import EnvCrashed, EnvRaised
-from cormorant_worker.spaces import Array, Arrays, Leaf, Space, flatten, leaves
+from cormorant_worker.spaces import Array, Arrays, Leaf, Space, leaves, unflattener
 
 _OBSERVATION = "observation"
 _REWARD = Leaf(key=("reward",), shape=(1,), dtype=np.dtype(np.float32))
@@ -49,17 +49,6 @@ def _spaces(env: Any) -> tuple[Space, Space]:
     return observation, space_of(env.full_action_spec["action"] if has_usual_key else env.full_action_spec, num_dims)
 
 
-def _read(space: Space, tensordict: Any) -> Any:
-    """An observation as nested numpy arrays."""
-    return _read_part(space, tensordict if isinstance(space, gymnasium.spaces.Dict) else tensordict[_OBSERVATION])
-
-
-def _read_part(space: Space, value: Any) -> Any:
-    if isinstance(space, gymnasium.spaces.Dict):
-        return {name: _read_part(part, value[name]) for name, part in space.spaces.items()}
-    return value.detach().cpu().numpy()
-
-
 def _ends(env: Any, following: Any, num_envs: int) -> tuple[Array, Array]:
     """`terminated` and `truncated`, bool [N]. Flags at the root rule; without them any agent's end is the end."""
     keys = [key for key in env.done_keys if isinstance(key, str)] or _groups(env)
@@ -82,6 +71,8 @@ class SingleEnv(gymnasium.Env[Any, Any]):
     def __init__(self, env: Any) -> None:
         self._env = env
         self.observation_space, self.action_space = _spaces(env)
+        self._keys = [leaf.key for leaf in leaves(self.observation_space, (_OBSERVATION,))]
+        self._nest = unflattener(self.observation_space)
         self._now: Any = None
         self._has_begun = False
         """The step that ended an episode has begun the next one, which was not asked for yet."""
@@ -93,7 +84,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         if seed is not None or not self._has_begun:
             self._now = self._env.reset()
         self._has_begun = False
-        return _read(self.observation_space, self._now), {}
+        return self._read(self._now), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         spec = self._env.action_spec
@@ -104,10 +95,13 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         (terminated,), (truncated,) = _ends(self._env, following, 1)
         self._has_begun = bool(terminated | truncated)
         reward = float(following["reward"].item())
-        return _read(self.observation_space, following), reward, bool(terminated), bool(truncated), {}
+        return self._read(following), reward, bool(terminated), bool(truncated), {}
 
     def close(self) -> None:
         self._env.close(raise_if_closed=False)
+
+    def _read(self, tensordict: Any) -> Any:
+        return self._nest([tensordict[key].detach().cpu().numpy() for key in self._keys])
 
 
 class BatchedEnv(VectorEnv):
@@ -123,7 +117,7 @@ class BatchedEnv(VectorEnv):
         self.num_envs = env.batch_size.numel()
         self.num_workers = self.num_envs
         self.observation_space, self.action_space = _spaces(env)
-        self._observation = leaves(self.observation_space, ())
+        self._observation = leaves(self.observation_space, (_OBSERVATION,))
         self._actions = [(leaf.key, env.full_action_spec[leaf.key]) for leaf in leaves(self.action_space, ("action",))]
         num_dims = len(env.batch_size)
         if env.reward_keys != ["reward"] or env.reward_spec.shape[num_dims:] != (1,):
@@ -184,9 +178,8 @@ class BatchedEnv(VectorEnv):
             self._env.close()
 
     def _obs(self, tensordict: Any) -> Arrays:
-        parts = flatten(self.observation_space, _read(self.observation_space, tensordict))
-        return tuple([self._rows(part, leaf) for part, leaf in zip(parts, self._observation, strict=True)])
+        return tuple([self._rows(tensordict[leaf.key], leaf) for leaf in self._observation])
 
     def _rows(self, values: Any, leaf: Leaf) -> Array:
-        rows: Array = np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
+        rows: Array = values.detach().cpu().numpy()
         return rows.astype(leaf.dtype, copy=False).reshape(self.num_envs, *leaf.shape)

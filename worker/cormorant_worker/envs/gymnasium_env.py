@@ -191,7 +191,7 @@ class MadeEnvs(EnvSource):
         if not isinstance(made, gymnasium.Env):
             what = why_unsupported(made) or (
                 f"a {type(made).__module__}.{type(made).__name__}; return a gymnasium.Env, or for TorchRL's collectors "
-                "also a TorchRL environment without a batch size"
+                "also a TorchRL environment with neither a batch size nor nested keys (put several into a SerialEnv)"
             )
             raise EnvBuildError(f"the environment maker {name_of(self._makers[row])} returned {what}")
         leaves(made.observation_space, ("observation",))
