@@ -20,12 +20,15 @@ def bound(host: str, port: int) -> socket.socket:
     """A socket on this port; 0: any free one. A HeadFault says that it is not available."""
     if (early := _early.pop((host, port), None)) is not None:
         return early
+    found = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         found = socket.socket(family, socket.SOCK_STREAM)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
     except OSError as error:
+        if found is not None:
+            found.close()
         raise HeadFault(
             f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
         ) from error
