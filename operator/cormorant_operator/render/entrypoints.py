@@ -39,6 +39,7 @@ _COMMON: Mapping[str, str] = {
     "USER": "cormorant",
     "PYTHONUNBUFFERED": "1",
     "RAY_AUTH_MODE": "token",
+    "CORMORANT_LAST_WORDS": TERMINATION_LOG,
 }
 
 
@@ -62,39 +63,8 @@ def head_command(*, epoch: int, floor_frames: int, drain_s: int, is_tls: bool = 
     ]
 
 
-def head_env(*, job: str, secret: str, epoch: int, version: int) -> list[dict[str, Any]]:
-    """Environment of a head's container. `secret`: name of the token Secret; `version`: newest published weights."""
-    own = {
-        "CORMORANT_JOB": job,
-        "CORMORANT_EPOCH": str(epoch),
-        "CORMORANT_LAST_WORDS": TERMINATION_LOG,
-        "CORMORANT_PUBLISHED_VERSION": str(version),
-    }
-    return _env(own, secret)
-
-
-def worker_env(
-    *, job: str, secret: str, head: str, group: str, index: int, attempt: int, grace_s: int
-) -> list[dict[str, Any]]:
-    """Environment of a worker's container.
-
-    Args:
-        secret: name of the token Secret.
-        head: name of the Service of the head's Ray.
-    """
-    own = {
-        "CORMORANT_HEAD": f"{head}:{GCS_PORT}",
-        "CORMORANT_JOB": job,
-        "CORMORANT_GROUP": group,
-        "CORMORANT_INDEX": str(index),
-        "CORMORANT_ATTEMPT": str(attempt),
-        "CORMORANT_GRACE_SECONDS": str(grace_s),
-        "CORMORANT_LAST_WORDS": TERMINATION_LOG,
-    }
-    return _env(own, secret)
-
-
-def _env(own: Mapping[str, str], secret: str) -> list[dict[str, Any]]:
+def environment(own: Mapping[str, str], *, secret: str) -> list[dict[str, Any]]:
+    """Environment of a container: what is its own, and what all have. `secret`: name of the token Secret."""
     return [
         *({"name": name, "value": value} for name, value in {**_COMMON, **own}.items()),
         {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "ray"}}},

@@ -91,7 +91,15 @@ def head_pod(
     )
     container: dict[str, Any] = {
         "command": command,
-        "env": entrypoints.head_env(job=job.name, secret=secret, epoch=epoch, version=version),
+        "env": entrypoints.environment(
+            {
+                "CORMORANT_JOB": job.name,
+                "CORMORANT_EPOCH": str(epoch),
+                # Newest weights of earlier heads.
+                "CORMORANT_PUBLISHED_VERSION": str(version),
+            },
+            secret=secret,
+        ),
         "ports": [
             {"name": "api", "containerPort": entrypoints.API_PORT},
             {"name": "data", "containerPort": entrypoints.DATA_PORT},
@@ -146,15 +154,14 @@ def worker_pod(
     job: Job, defaults: OperatorDefaults, origin: PodOrigin, *, group: WorkerGroup, index: int, attempt: int
 ) -> Manifest:
     grace_s = _grace_s(group.template, defaults.worker_grace_s)
-    env = entrypoints.worker_env(
-        job=job.name,
-        secret=tokens_secret(job.name),
-        head=names.head_service(job.name),
-        group=group.name,
-        index=index,
-        attempt=attempt,
-        grace_s=grace_s,
-    )
+    own = {
+        "CORMORANT_HEAD": f"{names.head_service(job.name)}:{entrypoints.GCS_PORT}",
+        "CORMORANT_JOB": job.name,
+        "CORMORANT_GROUP": group.name,
+        "CORMORANT_INDEX": str(index),
+        "CORMORANT_ATTEMPT": str(attempt),
+        "CORMORANT_GRACE_SECONDS": str(grace_s),
+    }
     return _pod(
         job,
         defaults,
@@ -168,7 +175,7 @@ def worker_pod(
             grace_s=grace_s,
             container={
                 "command": list(entrypoints.WORKER_COMMAND),
-                "env": env,
+                "env": entrypoints.environment(own, secret=tokens_secret(job.name)),
                 "ports": [{"name": "metrics", "containerPort": entrypoints.WORKER_PORT}],
                 "volumeMounts": [],
                 **_probes(entrypoints.WORKER_PORT, listens_after_s=2),

@@ -38,7 +38,7 @@ def test_worker_waits_for_its_head_and_joins_the_next() -> None:
             assert worker.get("/readyz") == (200, "ok\n")
             assert 'cormorant_worker_joined{collectorjob="",group="cpu"} 1.0' in worker.get("/metrics")[1]
             head.kill()
-            worker.wait_for("ray_ended", seconds=30)
+            worker.wait_for("ray_ended", seconds=10)  # Ray itself would wait for 30
             assert worker.get("/readyz")[0] == 503
             assert worker.get("/livez")[0] == 200
         with head_pod(port) as head:
