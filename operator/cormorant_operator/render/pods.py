@@ -38,7 +38,7 @@ _CODE_OF_IMAGE = "code"
 _USER = 65532
 _NODE_LOST_S = 30
 """Seconds after which pods of a lost node are given up; Kubernetes' default is five minutes."""
-_READY_S = 25
+_READY_S = 55
 """How long a readiness probe waits for a pod that starts."""
 _KUBERNETES_GRACE_S = 30
 """Kubernetes' default, for a template that removes the grace period."""
@@ -110,7 +110,7 @@ def head_pod(
             {"name": "tokens", "mountPath": entrypoints.TOKEN_FILE.rpartition("/")[0], "readOnly": True},
             {"name": "state", "mountPath": entrypoints.STATE_FOLDER},
         ],
-        **_probes(entrypoints.API_PORT, listens_after_s=3, scheme="HTTPS" if head.tls is not None else "HTTP"),
+        **_probes(entrypoints.API_PORT, listens_after_s=5, scheme="HTTPS" if head.tls is not None else "HTTP"),
     }
     volumes = [
         {"name": "job", "configMap": {"name": config}},
@@ -392,7 +392,7 @@ def _probes(port: int, *, listens_after_s: int, scheme: str = "HTTP") -> dict[st
 
     return {
         # Importing torch and Ray takes long on a busy node. A process that hangs later is killed after a minute.
-        "startupProbe": probe("/livez", period_s=2, failures=150, timeout_s=15, initialDelaySeconds=listens_after_s),
+        "startupProbe": probe("/livez", period_s=2, failures=150, timeout_s=30, initialDelaySeconds=listens_after_s),
         "livenessProbe": probe("/livez", period_s=10, failures=6),
         # The answer waits for the pod to become ready: it comes at once then, and a start is no series of warnings.
         "readinessProbe": probe(f"/readyz?wait={_READY_S}", period_s=1, failures=3, timeout_s=_READY_S + 5),

@@ -168,7 +168,7 @@ def test_head_that_is_absent_is_explained_within_the_limit() -> None:
 
 def test_head_is_gone_when_its_connection_ends_and_no_other_is_accepted() -> None:
     def is_gone() -> bool:
-        return watch.is_head_gone(limit_s=600)
+        return watch.is_head_gone()
 
     with socket.create_server(("127.0.0.1", 0)) as head:
         watch = HeadWatch(head.getsockname())
@@ -182,6 +182,22 @@ def test_head_is_gone_when_its_connection_ends_and_no_other_is_accepted() -> Non
         second, _ = head.accept()
     second.close()
     until(is_gone)
+    watch.close()
+
+
+def test_head_that_accepts_nothing_for_a_while_is_not_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as head:
+        watch = HeadWatch(head.getsockname())
+        assert watch.connect(limit_s=600) == ""
+        first, _ = head.accept()
+        # Nobody accepts now: what comes after these two waits without an answer.
+        waiting = [socket.create_connection(head.getsockname(), timeout=10)]
+        first.close()
+        for _ in range(3):
+            assert not watch.is_head_gone(), "silence is no answer"
+        for connection in waiting:
+            connection.close()
+    until(watch.is_head_gone)
     watch.close()
 
 

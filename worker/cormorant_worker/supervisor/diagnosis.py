@@ -1,5 +1,6 @@
 """Whether a head answers, and why `ray start` ended, in a sentence derived from its last output."""
 
+import errno
 import socket
 import threading
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ _STARVED = (
 )
 """Ray's words for its own head when nothing but CPU time was missing: the GCS runs on the same node."""
 _LONGEST = 300
-_CONNECT_S = 2.0
+_CONNECT_S = 1.0
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 """A node that is gone without a word is noticed after 25 s. The kernel answers, so a frozen head stays."""
 
@@ -35,29 +36,52 @@ class HeadWatch:
     """
 
     def __init__(self, address: tuple[str, int]) -> None:
-        self._address = address
+        self._address = self._peer = address
         self._connection: socket.socket | None = None
 
     def connect(self, *, limit_s: float) -> str:
-        """Connect to whichever head the address leads to. Returns the reason for a failure, or "" on success."""
+        """Connect to whichever head the address leads to. Returns the reason for a failure, or "" on success.
+
+        A DNS server that does not answer blocks its caller for minutes and cannot be interrupted, so the attempt runs
+        in a thread that is abandoned at the limit.
+        """
         self.close()
-        found = _connect(self._address, limit_s=limit_s)
-        if isinstance(found, str):
-            return found
-        self._connection = found
+        answer: SimpleQueue[socket.socket | OSError] = SimpleQueue()
+
+        def try_it() -> None:
+            try:
+                answer.put(_connect(self._address))
+            except OSError as error:
+                answer.put(error)
+
+        threading.Thread(target=try_it, name="probe-head", daemon=True).start()
+        try:
+            found = answer.get(timeout=limit_s)
+        except Empty:
+            return f"no answer within {limit_s:.0f} s"
+        if isinstance(found, OSError):
+            return str(found) or type(found).__name__
+        self._connection, self._peer = found, found.getpeername()[:2]
         return ""
 
-    def is_head_gone(self, *, limit_s: float) -> bool:
-        """Whether the connection has ended and nothing accepts another one."""
+    def is_head_gone(self) -> bool:
+        """Whether the connection has ended and its address refuses another one. Silence is no answer."""
         try:
             # Ray's head may say something, and closes connections that do not answer: that is not its end.
             if self._connection is not None and self._connection.recv(1 << 16):
                 return False
         except BlockingIOError:
             return False
-        except OSError:
-            pass
-        return bool(self.connect(limit_s=limit_s))
+        except OSError as error:
+            if isinstance(error, TimeoutError):  # its node has acknowledged nothing for 25 s
+                return True
+        self.close()
+        try:
+            # Without a name that a DNS server would have to know.
+            self._connection = _connect(self._peer)
+        except OSError as error:
+            return error.errno in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
+        return False
 
     def close(self) -> None:
         if self._connection is not None:
@@ -65,30 +89,14 @@ class HeadWatch:
             self._connection = None
 
 
-def _connect(address: tuple[str, int], *, limit_s: float) -> socket.socket | str:
-    """A connection that does not block, or why there is none.
-
-    A DNS server that does not answer blocks its caller for minutes and cannot be interrupted, so the attempt runs in a
-    thread that is abandoned at the limit.
-    """
-    answer: SimpleQueue[socket.socket | str] = SimpleQueue()
-
-    def try_it() -> None:
-        try:
-            connection = socket.create_connection(address, timeout=_CONNECT_S)
-            connection.setblocking(False)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEPALIVE.items():
-                connection.setsockopt(socket.IPPROTO_TCP, option, value)
-            answer.put(connection)
-        except OSError as error:
-            answer.put(str(error) or type(error).__name__)
-
-    threading.Thread(target=try_it, name="probe-head", daemon=True).start()
-    try:
-        return answer.get(timeout=limit_s)
-    except Empty:
-        return f"no answer within {limit_s:.0f} s"
+def _connect(address: tuple[str, int]) -> socket.socket:
+    """A connection that does not block."""
+    connection = socket.create_connection(address, timeout=_CONNECT_S)
+    connection.setblocking(False)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    return connection
 
 
 def has_starved(last_words: str) -> bool:

@@ -31,6 +31,8 @@ _BY_RAY = (1, 134)
 _LAST_WORDS = 500
 """Characters of Ray's last words that are logged."""
 _FAILED, _STARVED = 1, 4
+_NICE = 5
+"""Of the command, among the processes of its container."""
 
 
 class HeadPod:
@@ -54,6 +56,8 @@ class HeadPod:
         except OSError as error:
             log.critical("command_failed", reason=f"the head's command {self._command[0]!r} cannot be run: {error}")
             return _FAILED
+        # On a busy node Ray comes first: workers wait for it, and nothing waits for the command's imports yet.
+        os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
         ray = Child(ray_command.head_command(settings), environment, watch_for=ray_command.STARTED)
         self._known = [process.pid, ray.pid]
         try:

@@ -97,7 +97,7 @@ class WorkerPod:
                 lambda: (
                     ray.poll() is None
                     and not self._settings.ray.blocked_file.exists()
-                    and not self._watch.is_head_gone(limit_s=_PROBE_S)
+                    and not self._watch.is_head_gone()
                 )
             )
         if self._signals:
