@@ -91,11 +91,14 @@ class Chaos:
         lose(head)
 
     def freeze(self, pod: str, *words: str) -> None:
-        for word in words:
-            self.job.signal(pod, word, signal.SIGSTOP)
-        self.nap(3, 18)
-        for word in words:
-            self.job.signal(pod, word, signal.SIGCONT)
+        try:
+            for word in words:
+                self.job.signal(pod, word, signal.SIGSTOP)
+            self.nap(3, 18)
+        finally:
+            for word in words:
+                with suppress(AssertionError):  # one of them has not started yet, or has ended
+                    self.job.signal(pod, word, signal.SIGCONT)
 
     def delete(self, *pods: str) -> None:
         self.job.namespace("delete", "pod", *pods, "--wait=false")

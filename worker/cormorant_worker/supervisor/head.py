@@ -90,7 +90,8 @@ class HeadPod:
 
     def _explain_end(self, ray: Child, *, is_ready: bool) -> int:
         words, code = ray.output_tail(), ray.poll()
-        is_starved = has_starved(words)
+        # While Ray starts, a GCS that was killed is missed in the same words.
+        is_starved = has_starved(words) and (is_ready or processes.is_running("gcs_server"))
         if is_starved:
             reason = (
                 "Ray's head ended itself, because its processes got no CPU time for half a minute; a new head starts. "

@@ -136,6 +136,15 @@ def descendants() -> list[psutil.Process]:
     return found
 
 
+def is_running(name: str) -> bool:
+    """Whether a process of this name runs below this one."""
+    for process in descendants():
+        with suppress(psutil.Error):
+            if process.name() == name and not _is_zombie(process):
+                return True
+    return False
+
+
 def _is_zombie(process: psutil.Process) -> bool:
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
