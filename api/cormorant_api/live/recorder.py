@@ -13,6 +13,9 @@ class Recorder:
     """The history of one fleet. Use as a context manager while it runs."""
 
     def __init__(self, job: CollectorJob, fleet: WorkerFleet) -> None:
+        """Begin to watch; a HeadFault says what the environment asks for and is not installed."""
+        if job.spec.paused:  # a run of one's own begins at once
+            job = job.model_copy(update={"spec": job.spec.model_copy(update={"paused": False})})
         self.head = Head(job, HeadSettings(), HeadTokens(None))
         self.head.has_queue = False  # the run itself is the consumer of its fleet's queue
         self.moments = Moments(self.head)

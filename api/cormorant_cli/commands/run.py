@@ -386,11 +386,15 @@ class _Session:
             yield
             return
         try:
+            from cormorant_api.errors import HeadFault
             from cormorant_api.live.recorder import Recorder
         except ModuleNotFoundError:  # the extra `api` is not installed
             yield
             return
-        recorder = Recorder(self._job, fleet)
+        try:
+            recorder = Recorder(self._job, fleet)
+        except HeadFault as error:
+            raise BadInput(str(error)) from error
         try:
             with recorder:
                 yield
