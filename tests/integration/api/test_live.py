@@ -16,11 +16,14 @@ import pytest
 from PIL import Image
 
 from cormorant_api.live import moments as live_module
+from cormorant_api.live.recorder import Recorder
 from cormorant_testing.browser import chromium, watching
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Served, serve, weights_file
 from cormorant_testing.vectors import COUNTING
+from cormorant_worker.fleet.fleet import WorkerFleet
+from cormorant_worker.fleet.options import FleetOptions
 
 Frame = tuple[str, Any]
 
@@ -131,6 +134,15 @@ def test_too_many_listeners_are_told_so(watched: Served, monkeypatch: pytest.Mon
         refused = watched.reader.get("/v1/live")
         assert (refused.status, refused.kind) == (429, "busy")
         assert refused.headers["retry-after"] == "10"
+
+
+def test_a_recorder_does_not_pause_the_run_of_a_paused_manifest(tmp_path: Path) -> None:
+    job = make_job(num_envs=1, lengths=4, dataset=f"file://{tmp_path}/data")
+    paused = job.model_copy(update={"spec": job.spec.model_copy(update={"paused": True})})
+    with WorkerFleet(paused, FleetOptions(workers=1)) as fleet, Recorder(paused, fleet) as recorder:
+        assert not recorder.head.running.pauses.wants_pause
+        until(lambda: fleet.stats().frames > 0)
+    assert (recorder.head.end_state, fleet.stats().paused) == ("Stopped", False)
 
 
 @pytest.mark.slow

@@ -40,7 +40,6 @@ def test_job_fills_its_dataset_and_a_rerun_finds_it_complete(
     write(
         collection={"framesPerBatch": 64, "totalFrames": 1003, "seed": 3},
         output={"queue": {}, "dataset": {"uri": "data/small"}},
-        paused=True,  # for a cluster: nobody would resume it here
     )
 
     code, out, err = start("run", "job.yaml", "--json").end()

@@ -12,26 +12,14 @@ import typer
 
 from cormorant_cli import __main__ as entry
 from cormorant_cli.app import app
-from cormorant_cli.commands.crd import crd_yaml
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_contract.errors import ManifestError, Problem
 
-ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "tensordict", "envpool", "gymnasium", "numpy", "ray", "kubernetes", "cormorant_worker")
 
 
 def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
-
-
-def test_committed_crd_is_the_one_of_the_models() -> None:
-    committed = ROOT / "charts/cormorant/files/crds/collectorjobs.yaml"
-    assert committed.read_text() == crd_yaml(), f"run `cormorant crd > {committed.relative_to(ROOT)}`"
-
-
-def test_crd_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.run(["crd"]) == 0
-    assert capsys.readouterr().out == crd_yaml()
 
 
 def test_nothing_heavy_is_imported_before_a_command_needs_it() -> None:
@@ -215,20 +203,15 @@ def test_completion_knows_the_commands() -> None:
 # -- init ------------------------------------------------------------------------------------------------------
 
 
-def test_init_writes_a_job_that_validates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_writes_a_job_that_validates_and_overwrites_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert entry.run(["init", str(tmp_path / "new")]) == 0
     assert entry.run(["validate", str(tmp_path / "new" / "job.yaml")]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("cartpole: ok")
-
-
-def test_init_refuses_the_name_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "policy.py").write_text("mine")
     assert entry.run(["init", str(tmp_path / "job.yaml")]) == 2
     assert "job.yaml is a file's name, and init writes two files; name a folder" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "policy.py").write_text("mine")
     assert entry.run(["init", str(tmp_path)]) == 2
     assert f"{tmp_path / 'policy.py'} exist" in capsys.readouterr().err
     assert (tmp_path / "policy.py").read_text() == "mine"
