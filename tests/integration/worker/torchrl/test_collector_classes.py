@@ -22,7 +22,8 @@ from cormorant_compat.torchrl import (
 )
 from cormorant_testing.check import Checker
 from cormorant_testing.envs import CountingEnv
-from cormorant_testing.policies import Counter, Versioned, numbered
+from cormorant_testing.policies import Versioned, numbered
+from cormorant_testing.recurrent import Counter
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import StateError
 
