@@ -183,11 +183,11 @@ def with_connection(command: Callable[..., None]) -> Callable[..., None]:
 @contextmanager
 def client_errors(hint: str = "") -> Iterator[None]:
     """What the client raises inside, as errors of the command line. `hint`: ends the sentence about a bad token."""
-    from cormorant_client import BadAddress, BadTensors, ClientError, HeadUnreachable, NotNow, Unauthenticated
+    from cormorant_client import BadAddress, ClientError, HeadUnreachable, NotNow, Unauthenticated, WeightsError
 
     try:
         yield
-    except (BadAddress, BadTensors) as error:
+    except BadAddress as error:
         raise BadInput(str(error)) from error
     except Unauthenticated as error:
         raise CommandFailed(f"{error}{hint}") from error
@@ -197,6 +197,8 @@ def client_errors(hint: str = "") -> Iterator[None]:
         raise HeadAway(str(error)) from error
     except ClientError as error:
         raise CommandFailed(str(error)) from error
+    except WeightsError as error:
+        raise BadInput(str(error)) from error
 
 
 def _given(value: str, variable: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Generic, Literal, Self, TypedDict, TypeVar
 
 from cormorant_client import memory
 from cormorant_client.delivery import Delivery, decode, decode_memory
-from cormorant_client.errors import BadBatch, BatchTimeout, ClientError, HeadUnreachable, NotFound, StreamEnded
+from cormorant_client.errors import BadBatch, BatchTimeout, ClientClosed, ClientError, NotFound, StreamEnded
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.memory import Held, Mappings, NotHere
 from cormorant_client.pauses import default_owner
@@ -238,7 +238,7 @@ class _Fetcher:
                     self._frames_fetched += fetched.batch.num_frames
                     self._condition.notify_all()
             # By the client's end, unless `stop` has said that this is the end.
-            self._finish(HeadUnreachable("the client is closed; connect again") if self._is_stopped else "done")
+            self._finish(ClientClosed() if self._is_stopped else "done")
         except StreamEnded:
             self._finish("done")
         except ClientError as error:

@@ -19,17 +19,18 @@ from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.delivery import Delivery
 from cormorant_client.errors import (
     BadAddress,
-    BadTensors,
     BatchTimeout,
     ClientError,
-    Conflict,
+    FleetError,
     HeadFailed,
     UpdateFailed,
+    VersionTaken,
+    WeightsError,
 )
 from cormorant_client.events import read_events, read_opening
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.pauses import Pause, default_owner
-from cormorant_client.publishing import MAIN_MODEL, Body, Publishable, Publisher, PulledWeights, make_body
+from cormorant_client.publishing import MAIN_MODEL, Body, Publisher, PulledWeights, make_body
 from cormorant_client.transport import Dial, HttpReply, Transport, dial_tcp
 from cormorant_client.updates import Update
 from cormorant_contract.fleet import Fleet, Shard
@@ -45,6 +46,7 @@ from cormorant_contract.rest.seed import Reseed, Seeded
 from cormorant_contract.rest.status import SpacesReport, Status, Workers
 from cormorant_contract.state_file import State, read_state
 from cormorant_contract.stats import Stats
+from cormorant_contract.weights import Publishable
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
 
 _STATE_WAIT_S = 300.0
 _SEED_WAIT_S = 400.0
+_SEEDS = 2**53
+"""What JSON carries exactly."""
 _CONFLICTS = 20
 _KEPT_STATISTICS = 256
 """Versions whose statistics are kept, the newest: as many as the head keeps."""
@@ -205,11 +209,12 @@ class Client(Fleet):
                 travel in the same safetensors file, and `weights().metadata` has them again.
 
         Raises:
-            BadTensors: `weights` contains something that is not a tensor, or `metadata` something that is not a string.
-            TensorMismatch: names, shapes or dtypes differ from the policy's.
-            Refused: a value is NaN or infinite; see `allow_nonfinite` of `connect`.
-            Conflict: the version is not higher than the current one. Or the connection broke, and newer weights were
-                published before it came back: whether these acted in between is unknown, and they are not sent again.
+            WeightsError: `weights` contains something that is not a tensor, or `metadata` something that is not a
+                string; or the file cannot be read.
+            WeightsMismatch: names, shapes or dtypes differ from the policy's.
+            NonfiniteWeights: a value is NaN or infinite; see `allow_nonfinite` of `connect`.
+            StaleWeights: the version is not higher than the current one. Or the connection broke, and newer weights
+                were published before it came back: whether these acted is unknown, and they are not sent again.
             UpdateFailed: with `wait`, no worker applied them.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
         """
@@ -228,14 +233,14 @@ class Client(Fleet):
             wait: as `publish`.
 
         Raises:
-            BadTensors: `weights` contains something that is not a tensor, or tensors of several models.
-            TensorMismatch: names, shapes or dtypes differ from the policy's.
+            WeightsError: `weights` contains something that is not a tensor, or tensors of several models.
+            WeightsMismatch: names, shapes or dtypes differ from the policy's.
             Conflict: `base` is not the newest, or nothing was published yet.
             UpdateFailed, HeadUnreachable: as `publish`.
         """
         body = make_body(weights, model=model)
         if not body.model:
-            raise BadTensors("patch takes one model; call it once per model, or publish all models together")
+            raise WeightsError("patch takes one model; call it once per model, or publish all models together")
         return self._publish(body, wait=wait, base=base or "*")
 
     def publisher(self, *, model: str = MAIN_MODEL) -> Publisher:
@@ -308,7 +313,7 @@ class Client(Fleet):
         """As `Fleet.next_batch`. Acknowledges the previous one.
 
         Raises:
-            BatchTimeout: none came in time; a TimeoutError.
+            BatchTimeout: none came in time.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
         """
         stream = self._stream = self._stream or RemoteBatches(self._head, {}, partial(self._read, copy=False))
@@ -383,8 +388,7 @@ class Client(Fleet):
         """As `Fleet.restore`. The fleet pauses meanwhile.
 
         Raises:
-            StateError: the file cannot be read.
-            Refused: the state belongs to another job.
+            StateError: the file cannot be read, or the state belongs to another job.
         """
         data = read_state(state)
         kind = {"Content-Type": headers.SAFETENSORS}
@@ -395,9 +399,10 @@ class Client(Fleet):
         """As `Fleet.seed`. Not repeated when the connection breaks.
 
         Raises:
-            ValueError: the seed is negative, or above 2**53 - 1.
-            StreamEnded: all frames are collected.
+            FleetError: a negative seed, or above 2**53 - 1; or all frames are collected.
         """
+        if not 0 <= seed < _SEEDS:
+            raise FleetError(f"seeds begin at 0 and end before 2**53, found {seed}; give another")
         reply = self._head.post("/v1/seed", Reseed(seed=seed), wait_s=_SEED_WAIT_S, is_safe=False)
         return self._head.parse(Seeded, reply).workers
 
@@ -477,19 +482,18 @@ class Client(Fleet):
                 reply = self._head.send(
                     method, path, params=params, headers=kind, body=body.pieces, wait_s=wait, is_bulk=True
                 )
-            except Conflict as error:
+            except VersionTaken as error:
                 current = error.problem.current_version
-                is_taken = error.kind == ProblemType.VERSION_CONFLICT and current is not None
                 self._note(current or 0)
-                if is_taken and version is None and error.is_of_repetition:
+                if version is not None or current is None or attempt == _CONFLICTS - 1:
+                    raise
+                if error.is_of_repetition:
                     # The head may have had them, and newer ones since: under a new number old weights would act again.
                     detail = (
                         f"the connection broke while version {number} was published, and the head is at version "
                         f"{current} by now; whether version {number} acted is unknown: publish the newest weights"
                     )
-                    raise Conflict(error.problem.model_copy(update={"detail": detail})) from error
-                if version is not None or not is_taken or attempt == _CONFLICTS - 1:
-                    raise
+                    raise VersionTaken(error.problem.model_copy(update={"detail": detail})) from error
             except HeadFailed as error:
                 if error.kind == ProblemType.APPLY_TIMEOUT:
                     self._note(number)

@@ -1,64 +1,82 @@
 """What can go wrong for a client. Every message is a sentence with values and what to do.
 
-CormorantError
-  UpdateFailed        published weights did not reach the workers
-  StateError          the file of a saved state cannot be written or read
-ClientError, a CormorantError
+What a local fleet raises too is of the same kind here: `except WeightsMismatch` serves both.
+
+ClientError, a FleetError
   BadAddress          the URL, the token or the certificate cannot be used
   HeadUnreachable     no answer in the time allowed
-  BadTensors          what was given to publish is not a set of tensors
+    ClientClosed      a FleetClosed: this client was closed
   BadBatch            bytes of a batch contradict themselves
   BatchGone           the batch's memory went back to the head
-  BatchTimeout        no batch came in the time that was given
   HeadError           the head answered with a problem; `kind`, `status` and `problem` say which
     Unauthenticated   401: no token, or a wrong one
     Forbidden         403: the token's role may not do this
     NotFound          404, 410: no such model, update, batch, version
     StreamEnded       410: all batches are delivered and acknowledged
-    Conflict          409, 412: a version is taken, or the fleet is not paused
-    TensorMismatch    422: names, shapes or dtypes are not the policy's
+    Conflict          409, 412: the fleet is not paused, has no queue, or the base of a patch is another one
+      VersionTaken    a StaleWeights: the version is not higher than the published one
     Refused           400, 411, 413, 415, 422: the request itself is wrong
+      TensorMismatch  a WeightsMismatch: names, shapes or dtypes are not the policy's
+      NotFinite       a NonfiniteWeights
+      StateMismatch   a StateError: the state is of another job
     NotNow            429, 503: busy, draining, no workers yet
     HeadFailed        500 and above: the fleet or the head is in trouble
 """
 
 from collections.abc import Mapping
 
-from cormorant_contract.errors import CormorantError, StateError, UpdateFailed
+from cormorant_contract.errors import (
+    BatchTimeout,
+    CormorantError,
+    FleetClosed,
+    FleetError,
+    NonfiniteWeights,
+    StaleWeights,
+    StateError,
+    UpdateFailed,
+    WeightsError,
+    WeightsMismatch,
+)
 from cormorant_contract.rest.problems import TYPE_PREFIX, Problem, ProblemType
 
 __all__ = [
     "BadAddress",
     "BadBatch",
-    "BadTensors",
     "BatchGone",
     "BatchTimeout",
+    "ClientClosed",
     "ClientError",
     "Conflict",
     "CormorantError",
+    "FleetClosed",
+    "FleetError",
     "Forbidden",
     "HeadError",
     "HeadFailed",
     "HeadUnreachable",
+    "NonfiniteWeights",
+    "NotFinite",
     "NotFound",
     "NotNow",
     "Refused",
+    "StaleWeights",
     "StateError",
+    "StateMismatch",
     "StreamEnded",
     "TensorMismatch",
     "Unauthenticated",
     "UpdateFailed",
+    "VersionTaken",
+    "WeightsError",
+    "WeightsMismatch",
 ]
 
 _NAMED_TENSORS = 3
+_DIFFERENCES = ("missing", "unexpected", "shape", "dtype")
 
 
-class ClientError(CormorantError):
-    """Base class of the errors of this package."""
-
-
-class BatchTimeout(ClientError, TimeoutError):
-    """No batch came in the time that was given."""
+class ClientError(FleetError):
+    """The head, or the way to it, is in trouble; or the head refused."""
 
 
 class BadAddress(ClientError):
@@ -69,8 +87,11 @@ class HeadUnreachable(ClientError):
     """The head could not be reached, or did not answer in time."""
 
 
-class BadTensors(ClientError):
-    """The weights to publish are not a set of tensors."""
+class ClientClosed(HeadUnreachable, FleetClosed):
+    """The client was closed."""
+
+    def __init__(self) -> None:
+        super().__init__("the client is closed; connect again")
 
 
 class BadBatch(ClientError):
@@ -122,12 +143,29 @@ class Conflict(HeadError):
     """The state of the head does not allow it: `problem.current_version` may say which one holds."""
 
 
-class TensorMismatch(HeadError):
-    """The tensors do not match the policy: `problem.missing`, `.unexpected`, `.shape`, `.dtype` name them."""
+class VersionTaken(Conflict, StaleWeights):
+    """The version is not higher than the published one, which `problem.current_version` is."""
 
 
 class Refused(HeadError):
     """The request itself is invalid."""
+
+
+class TensorMismatch(Refused, WeightsMismatch):
+    """The tensors do not match the policy; `differences` names some of them."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        lists = {what: getattr(problem, what) for what in _DIFFERENCES}
+        self.differences = {what: found.names for what, found in lists.items() if found is not None}
+
+
+class NotFinite(Refused, NonfiniteWeights):
+    """Some values are NaN or infinite, which was not allowed."""
+
+
+class StateMismatch(Refused, StateError):
+    """The state is of another job or layout."""
 
 
 class NotNow(HeadError):
@@ -140,6 +178,9 @@ class HeadFailed(HeadError):
 
 _BY_KIND: Mapping[str, type[HeadError]] = {
     ProblemType.TENSOR_MISMATCH: TensorMismatch,
+    ProblemType.NOT_FINITE: NotFinite,
+    ProblemType.STATE_MISMATCH: StateMismatch,
+    ProblemType.VERSION_CONFLICT: VersionTaken,
     ProblemType.STREAM_ENDED: StreamEnded,
     ProblemType.FLEET_FAILED: HeadFailed,
     ProblemType.STORE_FAILED: HeadFailed,
@@ -181,7 +222,7 @@ def _sentence(problem: Problem) -> str:
     if problem.type.startswith(TYPE_PREFIX) and problem.kind == ProblemType.TENSOR_MISMATCH:
         named = [
             f"{what}: {', '.join(found.names[:_NAMED_TENSORS])}{' ...' if found.count > _NAMED_TENSORS else ''}"
-            for what in ("missing", "unexpected", "shape", "dtype")
+            for what in _DIFFERENCES
             if (found := getattr(problem, what)) is not None and found.count
         ]
         if named and not any(part in text for part in named):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Unpack
 
 from cormorant_client.batches import StreamOptions
 from cormorant_client.client import Client
-from cormorant_client.publishing import MAIN_MODEL, Publishable
+from cormorant_client.publishing import MAIN_MODEL
+from cormorant_contract.weights import Publishable
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

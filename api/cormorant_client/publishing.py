@@ -6,38 +6,24 @@ tensors back before they are sent.
 """
 
 import json
-import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cormorant_client.errors import BadTensors, ClientError, CormorantError
+from cormorant_client.errors import ClientError, CormorantError, WeightsError
 from cormorant_client.tensors import NAME_BY_NUMPY, Array, view
 from cormorant_client.transport import Bytes
 from cormorant_client.updates import Update
-from cormorant_contract.tensor_file import (
-    MAX_METADATA_BYTES,
-    TORCH_NAMES,
-    MalformedTensorFile,
-    TensorFile,
-    looks_like_pickle,
-    make_header,
-    parse_header,
-)
+from cormorant_contract.tensor_file import MAX_METADATA_BYTES, TORCH_NAMES, TensorFile, make_header
+from cormorant_contract.weights import Publishable, file_of, read_header, tensors_by_name
 
 if TYPE_CHECKING:
     import torch
 
 MAIN_MODEL = "policy"
-_EXTRA_STATE = "_extra_state"
-
-Publishable = Any
-"""A torch module, a state dict (tensors or numpy arrays), a mapping of model names to either, or a safetensors file as
-bytes or path."""
 
 _NAME_BY_TORCH = {f"torch.{attribute}": name for name, attribute in TORCH_NAMES.items()}
 
@@ -74,25 +60,16 @@ def make_body(weights: Publishable, *, model: str = MAIN_MODEL, metadata: Mappin
         metadata: strings for the file's `__metadata__`.
 
     Raises:
-        BadTensors: something in it is not a tensor, the file is not a safetensors file, or the metadata is not strings,
-            too long, or given for a file, which has its own.
+        WeightsError: something in it is not a tensor, the file is not a safetensors file, or the metadata is not
+            strings, too long, or given for a file, which has its own.
     """
+    data = file_of(weights)
     if metadata:
-        _check_metadata(metadata, is_file=isinstance(weights, bytes | bytearray | memoryview | str | os.PathLike))
-    if isinstance(weights, bytes | bytearray | memoryview):
-        return Body(model=model, pieces=(_checked_file(memoryview(weights).cast("B"), "the bytes"),))
-    if isinstance(weights, str | os.PathLike):
-        path = Path(weights)
-        try:
-            data = memoryview(path.read_bytes())
-        except OSError as error:
-            raise BadTensors(f"cannot read {path}: {error.strerror or error}") from error
-        return Body(model=model, pieces=(_checked_file(data, str(path)),))
-    flat = _state_of(weights)
-    if flat and all(isinstance(value, Mapping) or hasattr(value, "state_dict") for value in flat.values()):
-        several = {f"{name}/{key}": tensor for name, group in flat.items() for key, tensor in _state_of(group).items()}
-        return Body(model="", pieces=_pieces(several, metadata))
-    return Body(model=model, pieces=_pieces(flat, metadata))
+        _check_metadata(metadata, is_file=data is not None)
+    if data is not None:
+        return Body(model=model, pieces=(data,))
+    flat, has_models = tensors_by_name(weights)
+    return Body(model="" if has_models else model, pieces=_pieces(flat, metadata))
 
 
 class Publisher:
@@ -118,7 +95,7 @@ class Publisher:
 
         Raises:
             ClientError: an earlier publish failed; this one is not sent.
-            BadTensors: `weights` contains something that is not a tensor.
+            WeightsError: `weights` contains something that is not a tensor.
         """
         body = make_body(weights, model=self._model).copied()
         with self._condition:
@@ -219,12 +196,9 @@ class PulledWeights:
         """Parse the received bytes.
 
         Raises:
-            BadTensors: they are no safetensors file.
+            WeightsError: they are no safetensors file.
         """
-        try:
-            return cls(model, version, etag, data, parse_header(data))
-        except MalformedTensorFile as error:
-            raise BadTensors(f"the weights from the head are not a safetensors file: {error}") from error
+        return cls(model, version, etag, data, read_header(data, " from the head"))
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -235,12 +209,12 @@ class PulledWeights:
         """Arrays by name.
 
         Raises:
-            BadTensors: numpy has no such dtype (bfloat16): use `state_dict`.
+            WeightsError: numpy has no such dtype (bfloat16): use `state_dict`.
         """
         try:
             return {self._plain(name): view(self.data, self._file, entry) for name, entry in self._file.tensors.items()}
         except KeyError as error:
-            raise BadTensors(f"numpy has no dtype for {error}; use state_dict(), which needs torch") from error
+            raise WeightsError(f"numpy has no dtype for {error}; use state_dict(), which needs torch") from error
 
     def state_dict(self) -> "dict[str, torch.Tensor]":
         """Torch tensors by name, for `module.load_state_dict`."""
@@ -263,27 +237,13 @@ class PulledWeights:
         return name.removeprefix(f"{self.model}/")
 
 
-def _state_of(weights: Any) -> Mapping[str, Any]:
-    if hasattr(weights, "state_dict"):
-        weights = weights.state_dict()
-    if not isinstance(weights, Mapping):
-        raise BadTensors(
-            f"cannot publish {type(weights).__name__}; pass a torch module, a state dict, a mapping of "
-            "model names to either, or a safetensors file"
-        )
-    if not weights:
-        raise BadTensors("nothing to publish: the state dict is empty")
-    # What a module's get_extra_state gave may be anything; the head does not ask for it.
-    return {str(name): value for name, value in weights.items() if str(name).rpartition(".")[2] != _EXTRA_STATE}
-
-
 def _check_metadata(metadata: Mapping[str, str], *, is_file: bool) -> None:
     if is_file:
-        raise BadTensors("metadata cannot be added to a safetensors file; save the file with its metadata")
+        raise WeightsError("metadata cannot be added to a safetensors file; save the file with its metadata")
     if not all(isinstance(text, str) for item in metadata.items() for text in item):
-        raise BadTensors("metadata must map strings to strings; encode other values, for example with json.dumps")
+        raise WeightsError("metadata must map strings to strings; encode other values, for example with json.dumps")
     if (size := len(json.dumps(dict(metadata)))) > MAX_METADATA_BYTES:
-        raise BadTensors(
+        raise WeightsError(
             f"the metadata has {size:,} bytes as JSON, the limit is {MAX_METADATA_BYTES:,}; store the data "
             "in a file and its location here"
         )
@@ -305,13 +265,13 @@ def _alignment(entry: tuple[str, str, tuple[int, ...], memoryview]) -> int:
 def _bytes_of(name: str, value: Any) -> tuple[str, tuple[int, ...], memoryview]:
     if isinstance(value, np.ndarray):
         if value.dtype not in NAME_BY_NUMPY:
-            raise BadTensors(f'tensor "{name}" has dtype {value.dtype}, which safetensors does not support')
+            raise WeightsError(f'tensor "{name}" has dtype {value.dtype}, which safetensors does not support')
         return NAME_BY_NUMPY[value.dtype], value.shape, _memory(np.ascontiguousarray(value))
     dtype = _NAME_BY_TORCH.get(str(getattr(value, "dtype", "")))
     if dtype is None or not hasattr(value, "detach"):
-        raise BadTensors(
-            f'"{name}" is of type {type(value).__name__}, no tensor that safetensors can hold; '
-            "remove it from the state dict"
+        raise WeightsError(
+            f'"{name}" is of type {type(value).__name__}, not a tensor that safetensors can hold; remove it from the '
+            "state dict"
         )
     import torch
 
@@ -323,15 +283,3 @@ def _memory(array: Array | None) -> memoryview:
     if array is None or not array.size:
         return memoryview(b"")
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # numpy arrays are buffers
-
-
-def _checked_file(data: memoryview, what: str) -> memoryview:
-    try:
-        parse_header(data)
-    except MalformedTensorFile as error:
-        if looks_like_pickle(bytes(data[:8])):
-            raise BadTensors(
-                f"{what} is a pickle, as written by torch.save; save it with safetensors.torch.save_file"
-            ) from error
-        raise BadTensors(f"{what} is not a safetensors file: {error}") from error
-    return data

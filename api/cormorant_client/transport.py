@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cormorant_client.address import Address
-from cormorant_client.errors import BadAddress, HeadUnreachable
+from cormorant_client.errors import BadAddress, ClientClosed
 
 Bytes = bytes | bytearray | memoryview
 Dial = Callable[[Address, float], socket.socket]
@@ -202,7 +202,7 @@ class Transport:
         with self._lock:
             if self.closed.is_set():
                 made.close()
-                raise HeadUnreachable("the client is closed; connect again")
+                raise ClientClosed
             self._in_use.add(made)
         return made
 

@@ -1,13 +1,21 @@
-"""The root of all that is raised on purpose, and what the contract refuses.
+"""The root of all that is raised on purpose, what every fleet raises alike, and what the contract refuses.
 
 CormorantError
-  UpdateFailed       published weights did not reach the workers
-  StateError         a saved state cannot be written, read or restored
+  FleetError           the fleet cannot do what was asked
+    FleetClosed        it was closed here
+  BatchTimeout         no batch came in the time that was given
+  UpdateFailed         published weights did not reach the workers
+  StateError           a saved state cannot be written, read or restored
+  WeightsError         these are no weights
+    MalformedWeights   the bytes are not safetensors
+    WeightsMismatch    missing, extra or misshapen tensors; nothing was applied
+    NonfiniteWeights   NaN or infinite values, which were not allowed
+    StaleWeights       a version that is not newer than the published one
 ContractError
-  ManifestError      a manifest, or one document of it, is not a CollectorJob; carries every problem found
+  ManifestError        a manifest, or one document of it, is not a CollectorJob; carries every problem found
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -19,12 +27,54 @@ class CormorantError(RuntimeError):
     """
 
 
+class FleetError(CormorantError):
+    """The fleet cannot do what was asked."""
+
+
+class FleetClosed(FleetError):
+    """The fleet, or the client of one that runs elsewhere, is closed."""
+
+
+class BatchTimeout(CormorantError, TimeoutError):
+    """No batch came in the time that was given."""
+
+
 class UpdateFailed(CormorantError):
     """Published weights did not reach the workers: all refused them, or not all act with them in time."""
 
 
 class StateError(CormorantError):
     """A state cannot be written or read, or this fleet cannot restore it."""
+
+
+class WeightsError(CormorantError):
+    pass
+
+
+class MalformedWeights(WeightsError):
+    """The bytes are not safetensors."""
+
+    def __init__(self, message: str, *, offset: int = 0) -> None:
+        super().__init__(message)
+        self.offset = offset
+        """Where in the bytes the fault lies."""
+
+
+class WeightsMismatch(WeightsError):
+    """The tensors differ from the policy's in name, shape or dtype. Nothing was applied."""
+
+    def __init__(self, message: str, *, differences: Mapping[str, Sequence[str]] | None = None) -> None:
+        """`differences`: names of tensors by kind: missing, unexpected, shape, dtype."""
+        super().__init__(message)
+        self.differences = differences or {}
+
+
+class NonfiniteWeights(WeightsError):
+    """Some values are NaN or infinite. Nothing was applied."""
+
+
+class StaleWeights(WeightsError):
+    """The version is not newer than what is already published."""
 
 
 class ContractError(Exception):

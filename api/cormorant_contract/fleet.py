@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from cormorant_contract.state_file import State, write_state
 from cormorant_contract.stats import Stats
+from cormorant_contract.weights import Publishable
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -123,7 +124,8 @@ class Fleet(Protocol):
             copy: as in `batches`.
 
         Raises:
-            TimeoutError: none came in time; the next call goes on waiting.
+            BatchTimeout: none came in time, a TimeoutError; the next call goes on waiting.
+            FleetClosed: the fleet, or this client, is closed.
         """
 
     def streaming_split(self, n: int) -> Sequence[Shard]:
@@ -134,13 +136,20 @@ class Fleet(Protocol):
                 learn(batch)
         """
 
-    def publish(self, weights: Any, *, version: int | None = None, wait: float = 0.0) -> Receipt:
+    def publish(self, weights: Publishable, *, version: int | None = None, wait: float = 0.0) -> Receipt:
         """Hand weights to every worker, which takes them at its next batch boundary: all of them or none.
 
         Args:
-            weights: a torch module, its state dict, or a mapping of model names to either.
+            weights: a torch module, its state dict, a mapping of model names to either, or a safetensors file (bytes or
+                path).
             version: higher than any before; None: the next number.
             wait: seconds to wait for every worker to act with them.
+
+        Raises:
+            WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
+            StaleWeights: the version is not higher than the published one.
+            WeightsError: these are no weights, or their file cannot be read.
+            UpdateFailed: with `wait`, no worker acts with them in time.
         """
 
     def pause(self) -> AbstractContextManager[object]:
@@ -173,7 +182,7 @@ class Fleet(Protocol):
         What was collected and not taken is dropped. With a dataset, the count of frames stays that of the dataset.
 
         Raises:
-            StateError: the file cannot be read.
+            StateError: the file cannot be read, or the state is of another job or number of workers.
         """
 
     def seed(self, seed: int) -> tuple[str, ...]:

@@ -10,11 +10,24 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
 import cormorant
-from cormorant.errors import FleetClosed, LastWorker, ManifestError, StateError, WeightsError
+from cormorant.errors import (
+    BatchTimeout,
+    FleetClosed,
+    FleetError,
+    LastWorker,
+    ManifestError,
+    NonfiniteWeights,
+    StaleWeights,
+    StateError,
+    WeightsError,
+    WeightsMismatch,
+)
 from cormorant.policies import mlp
 from cormorant.postproc import frames_of
 from cormorant_testing.collecting import make_job
@@ -197,11 +210,69 @@ def test_a_closed_fleet_says_so_at_once(tmp_path: Path) -> None:
         fleet.save(tmp_path / "state")
 
 
-def test_what_is_no_weights_and_no_number_of_workers_is_refused(tmp_path: Path) -> None:
-    with local(tmp_path) as fleet:
-        for weights in (None, "weights.safetensors"):
-            with pytest.raises(WeightsError, match=r"is not weights; pass a module"):
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("place", [local, over_rest])
+def test_every_fleet_refuses_in_the_same_words(place: Any, tmp_path: Path) -> None:
+    other = make_job(num_envs=2, lengths=(3, 5), collection={"framesPerBatch": 20}, queue={})
+    with cormorant.open_fleet(other, workers=1) as fleet:
+        fleet.save(tmp_path / "other")
+    with place(tmp_path) as fleet:
+        policy = mlp(*fleet.spaces)
+        fleet.publish(policy, version=3)
+        cut, bad = policy.state_dict(), policy.state_dict()
+        del cut[next(iter(cut))]
+        bad = {name: torch.full_like(value, torch.nan) for name, value in bad.items()}
+        (tmp_path / "pickle.pt").write_bytes(b"\x80\x02abcdefgh")
+        with pytest.raises(WeightsMismatch, match="do not fit the policy") as mismatch:
+            fleet.publish(cut)
+        assert len(mismatch.value.differences["missing"]) == 1
+        with pytest.raises(WeightsMismatch, match="do not fit the policy"):
+            fleet.publish({"nobody": policy})
+        with pytest.raises(NonfiniteWeights, match="NaN or infinite values"):
+            fleet.publish(bad)
+        with pytest.raises(StaleWeights, match="version 2 is not newer than 3"):
+            fleet.publish(policy, version=2)
+        for weights, words in (
+            (None, "a NoneType is not weights; pass a torch module"),
+            (7, "a int is not weights"),
+            ({}, "nothing to publish: the state dict is empty"),
+            ({"bias": "text"}, '"bias" is of type str, not a tensor'),
+            ({"bias": np.array([None])}, 'tensor "bias" has dtype object'),
+            ("nothing.safetensors", r"cannot read nothing\.safetensors: No such file"),
+            (tmp_path, "cannot read .*: Is a directory"),
+            ("nul\0", "cannot read nul.*: embedded null byte"),
+            (b"", "the weights are not safetensors"),
+            (tmp_path / "pickle.pt", r"the weights in .*pickle\.pt are a pickle"),
+        ):
+            with pytest.raises(WeightsError, match=words):
                 fleet.publish(weights)
+        with pytest.raises(StateError):
+            fleet.restore(tmp_path / "other")
+        with pytest.raises(FleetError, match="seeds begin at 0"):
+            fleet.seed(-1)
+        assert fleet.version == 3
+        with fleet.pause(), pytest.raises(BatchTimeout, match=r"no batch came .*within 0\.2 s"):
+            sum(batch.numel() for batch in iter(lambda: fleet.next_batch(timeout=0.2), None))
+    for call in (fleet.next_batch, fleet.state, lambda: fleet.publish(policy), lambda: next(fleet.batches())):
+        with pytest.raises(FleetClosed, match=" closed"):
+            call()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("place", [local, over_rest])
+def test_every_fleet_publishes_the_same_things(place: Any, tmp_path: Path) -> None:
+    with place(tmp_path) as fleet:
+        policy = mlp(*fleet.spaces)
+        file = save(policy.state_dict())
+        (tmp_path / "policy.safetensors").write_bytes(file)
+        arrays = {name: value.numpy() for name, value in policy.state_dict().items()}
+        given = [policy, policy.state_dict(), arrays, {"policy": policy}, {"policy": arrays}, file, bytearray(file)]
+        given += [memoryview(file), tmp_path / "policy.safetensors", str(tmp_path / "policy.safetensors")]
+        for version, weights in enumerate(given, start=1):
+            assert fleet.publish(weights, wait=30).version == version
+
+
+def test_what_is_no_number_of_workers_is_refused() -> None:
     for workers in (0, -1, "2"):
         with pytest.raises(LastWorker, match=f"workers is {workers!r}; give a number from 1 on"):
             cormorant.open_fleet(CARTPOLE, workers=workers)  # type: ignore[arg-type]  # as a script may

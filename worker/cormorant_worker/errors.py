@@ -1,10 +1,21 @@
 """Everything that the worker raises on purpose, by cause. A message says what happened, the values, and what to do."""
 
-from collections.abc import Mapping, Sequence
-
-from cormorant_contract.errors import CormorantError, StateError, UpdateFailed
+from cormorant_contract.errors import (
+    BatchTimeout,
+    CormorantError,
+    FleetClosed,
+    FleetError,
+    MalformedWeights,
+    NonfiniteWeights,
+    StaleWeights,
+    StateError,
+    UpdateFailed,
+    WeightsError,
+    WeightsMismatch,
+)
 
 __all__ = [
+    "BatchTimeout",
     "ControlTimeout",
     "CormorantError",
     "DatasetCorrupt",
@@ -96,36 +107,6 @@ class PolicyMismatch(PolicyError, ValueError):
     """What the policy computes does not fit the environment's action space."""
 
 
-class WeightsError(CormorantError):
-    pass
-
-
-class MalformedWeights(WeightsError):
-    """The bytes are not safetensors."""
-
-    def __init__(self, message: str, *, offset: int = 0) -> None:
-        super().__init__(message)
-        self.offset = offset
-        """Where in the bytes the fault lies."""
-
-
-class WeightsMismatch(WeightsError):
-    """The tensors differ from the policy's in name, shape or dtype. Nothing was applied."""
-
-    def __init__(self, message: str, *, differences: Mapping[str, Sequence[str]] | None = None) -> None:
-        """`differences`: names of tensors by kind: missing, unexpected, shape, dtype."""
-        super().__init__(message)
-        self.differences = differences or {}
-
-
-class NonfiniteWeights(WeightsError):
-    """Some values are NaN or infinite. Nothing was applied."""
-
-
-class StaleWeights(WeightsError):
-    """The version is not newer than what is already published."""
-
-
 class EnvNotSaved(StateError):
     """These environments cannot be saved: which, and what they lack."""
 
@@ -148,10 +129,6 @@ class DatasetCorrupt(DatasetError):
 
 class EvaluationError(CormorantError):
     """An evaluation cannot keep its results, or they are not exact."""
-
-
-class FleetError(CormorantError):
-    """The fleet cannot do what was asked."""
 
 
 class WorkerFailed(FleetError):
@@ -177,10 +154,6 @@ class LastWorker(FleetError):
 
 class FleetInterrupted(FleetError):
     """The fleet was told to stop while it waited for its first workers."""
-
-
-class FleetClosed(FleetError):
-    """The fleet was closed during a wait on it."""
 
 
 class SupervisorRefused(CormorantError):

@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from cormorant_contract.fleet import Batches, Fleet, Receipt, Shard
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.state_file import State, read_state
 from cormorant_contract.stats import Stats
-from cormorant_worker.errors import UpdateFailed
+from cormorant_contract.weights import Publishable
+from cormorant_worker.errors import BatchTimeout, ControlTimeout, UpdateFailed
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.stats import WorkerStats
@@ -52,7 +53,11 @@ class LocalBatches(Batches):
     def next(self, timeout: float | None = None) -> "TensorDict | None":
         """Give the last batch's memory back and wait for the next; None at the end."""
         self._lent.swap(None)
-        if (loan := self._fleet.borrow(timeout_s=timeout)) is None:
+        try:
+            loan = self._fleet.borrow(timeout_s=timeout)
+        except ControlTimeout as error:
+            raise BatchTimeout(str(error)) from None
+        if loan is None:
             return None
         try:
             loan.acknowledge()
@@ -162,7 +167,7 @@ class LocalFleet(Fleet):
         """As `Fleet.next_batch`.
 
         Raises:
-            ControlTimeout: no batch came in time; a TimeoutError.
+            BatchTimeout: no batch came in time.
             WorkerFailed, FleetClosed, FleetError: as `batches`.
         """
         return LocalBatches(self._fleet, self._lent, copy=copy).next(timeout)
@@ -176,7 +181,7 @@ class LocalFleet(Fleet):
 
     def publish(
         self,
-        weights: Any,
+        weights: Publishable,
         *,
         version: int | None = None,
         wait: float = 0.0,
@@ -194,13 +199,15 @@ class LocalFleet(Fleet):
         Raises:
             WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
             StaleWeights: the version is not higher than the published one.
-            WeightsError: these are no weights, or the version is past 2**62.
+            WeightsError: these are no weights, their file cannot be read, or the version is past 2**62.
+            UpdateFailed: with `wait`, no worker acts with them in time.
             FleetError: no such worker; nothing was published.
         """
-        receipt = self._fleet.publish(
+        found = self._fleet.publish(
             weights, version=version, wait_s=wait, workers=workers or (), allow_nonfinite=allow_nonfinite
         )
-        return FleetReceipt(self._fleet, receipt.version)
+        receipt = FleetReceipt(self._fleet, found.version)
+        return receipt if found.applied or not wait else receipt.wait(0)
 
     @property
     def version(self) -> int:

@@ -1,6 +1,7 @@
 """`evaluate`: an evaluation on this machine or a Ray cluster. Also called by the command line."""
 
 import hashlib
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,6 +15,7 @@ from cormorant_contract import errors as contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_contract.stats import Stats
+from cormorant_contract.weights import Publishable, file_of
 from cormorant_worker.collect.overrides import NO_OVERRIDES, read_overrides
 from cormorant_worker.errors import EvaluationError, ManifestError
 from cormorant_worker.evaluation.results import ResultTable
@@ -26,9 +28,6 @@ if TYPE_CHECKING:
     from cormorant_worker.fleet.stats import FleetStats
     from cormorant_worker.fleet.transport import Engine
 
-Checkpoint = str | Path | Mapping[str, torch.Tensor]
-"""A safetensors file (a path or any fsspec URI), or a state dict."""
-
 _LOOK_S = 0.2
 _KEPT = frozenset({"seed", "episodes", "episodeMetrics", "normalize"})
 """Fields of `collection` that an evaluation reads."""
@@ -38,7 +37,7 @@ _KEPT_OF_EPISODES = frozenset({"deterministic", "perTask", "checkpoints"})
 
 def evaluate(
     manifest: Manifest | None = None,
-    weights: Checkpoint | None = None,
+    weights: Publishable | None = None,
     *,
     env: EnvChoice | None = None,
     policy: Any = None,
@@ -68,8 +67,8 @@ def evaluate(
     Args:
         manifest: path of a YAML file, a mapping, or a CollectorJob; of its `collection` only `seed`, `episodes`,
             `episodeMetrics` and `normalize` matter.
-        weights: what the policy plays with; None: the manifest's `initialWeights` or checkpoints, or what its factory
-            makes.
+        weights: what the policy plays with, as in `Fleet.publish`, or the fsspec URI of a file; None: the manifest's
+            `initialWeights` or checkpoints, or what its factory makes.
         env: as in `open_fleet`, in place of a manifest; as are the arguments that follow, down to `info`.
         policy: what plays; None: random actions.
         policy_factory: makes it from the spaces.
@@ -248,15 +247,13 @@ def run_evaluation(
 
 
 @contextmanager
-def _weights_file(weights: Checkpoint | None) -> Iterator[str]:
+def _weights_file(weights: Publishable | None) -> Iterator[str]:
     if weights is None:
         yield ""
-    elif isinstance(weights, str | Path):
-        yield str(Path(weights).resolve()) if isinstance(weights, Path) or "://" not in weights else weights
-    elif isinstance(weights, Mapping):
+    elif isinstance(weights, str | os.PathLike):
+        yield weights if isinstance(weights, str) and "://" in weights else str(Path(weights).resolve())
+    else:
         with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
-            file.write(to_bytes(in_models(weights)))
+            file.write(data if (data := file_of(weights)) is not None else to_bytes(in_models(weights)))
             file.flush()
             yield file.name
-    else:
-        raise EvaluationError(f"weights are a {type(weights).__name__}; pass a safetensors file or a state dict")

@@ -18,13 +18,13 @@ import cormorant
 from cormorant_cli import __main__ as entry
 from cormorant_client import (
     AsyncClient,
-    BadTensors,
     BatchGone,
     Client,
     ClientError,
     Conflict,
     LearnerLink,
     Unauthenticated,
+    WeightsError,
     connect,
 )
 from cormorant_testing.collecting import make_checker, make_job
@@ -485,7 +485,7 @@ def test_a_part_of_the_weights_is_published(client: Client) -> None:
     with pytest.raises(Conflict, match="does not match"):
         client.patch({"bias": torch.ones(3)}, base=whole.etag)
     assert client.patch({"bias": torch.ones(3)}).version == part.version + 1
-    with pytest.raises(BadTensors, match="patch takes one model"):
+    with pytest.raises(WeightsError, match="patch takes one model"):
         client.patch({"policy": {"bias": torch.ones(3)}})
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cormorant_client import BadTensors, Client, connect
+from cormorant_client import Client, WeightsError, connect
 from cormorant_client.publishing import make_body
 from cormorant_contract.tensor_file import parse_header
 from cormorant_testing.collecting import make_job
@@ -54,14 +54,14 @@ def test_metadata_of_a_mebibyte_is_published(tmp_path: Path) -> None:
     text = "x" * ((1 << 20) - len('{"learner": ""}'))
     with serve(JOB, directory=tmp_path) as served, client_of(served) as client:
         assert pair(client, client.publish(numbered(1), metadata={"learner": text}).version) == (1, text)
-    with pytest.raises(BadTensors, match="the metadata has 1,048,577 bytes as JSON, the limit is 1,048,576; store"):
+    with pytest.raises(WeightsError, match="the metadata has 1,048,577 bytes as JSON, the limit is 1,048,576; store"):
         make_body(numbered(1), metadata={"learner": text + "x"})
 
 
 def test_metadata_that_is_not_strings_is_refused() -> None:
-    with pytest.raises(BadTensors, match="must map strings to strings"):
+    with pytest.raises(WeightsError, match="must map strings to strings"):
         make_body(numbered(1), metadata={"updates": 3})  # type: ignore[dict-item]  # a learner's mistake
-    with pytest.raises(BadTensors, match="cannot be added to a safetensors file; save the file with its metadata"):
+    with pytest.raises(WeightsError, match="cannot be added to a safetensors file; save the file with its metadata"):
         make_body(weights_file(1), metadata={"updates": "3"})
     (piece, *_) = make_body({"a": numbered(1), "b": numbered(2)}, metadata={"updates": "3"}).pieces
     assert parse_header(piece, file_size=len(piece) + 32).metadata == {"updates": "3"}

@@ -15,7 +15,7 @@ from cormorant_postproc import normalized
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import make_fleet, on_all_placements_slowly
 from cormorant_testing.policies import numbered
-from cormorant_worker.errors import ControlTimeout
+from cormorant_worker.errors import BatchTimeout
 from cormorant_worker.launch import load_job
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.normalize.moments import Statistics
@@ -130,7 +130,7 @@ def test_a_restored_fleet_goes_on_with_its_statistics() -> None:
         while True:  # nothing is left that the state would not hold
             try:
                 expected.take(reader.next_batch(copy=True, timeout=0.5))
-            except ControlTimeout:
+            except BatchTimeout:
                 break
         saved = fleet.state()
         before = dict(fleet.statistics)

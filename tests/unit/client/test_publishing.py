@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from cormorant_client.errors import BadTensors
+from cormorant_client.errors import WeightsError
 from cormorant_client.publishing import PulledWeights, make_body
 
 
@@ -83,23 +83,23 @@ def test_files_are_taken_as_they_are(tmp_path: Path) -> None:
     ("weights", "words"),
     [
         ({}, "nothing to publish"),
-        (3, "cannot publish int"),
+        (3, "a int is not weights"),
         ({"a": "text"}, '"a" is of type str'),
         ({"a": torch.ones(1), "extra": {"b": 1}}, '"extra" is of type dict'),
-        (pickle.dumps({"a": 1}), "is a pickle"),
-        (b"12345678", "not a safetensors file"),
+        (pickle.dumps({"a": 1}), "are a pickle"),
+        (b"12345678", "are not safetensors"),
         ("/nowhere/w.safetensors", "cannot read /nowhere"),
         ({"a": np.array(["x"])}, "dtype <U1"),
     ],
 )
 def test_what_is_no_weights_is_told(weights: Any, words: str) -> None:
-    with pytest.raises(BadTensors, match=words):
+    with pytest.raises(WeightsError, match=words):
         make_body(weights)
 
 
 def test_torch_save_is_told(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1)}, tmp_path / "w.pt")
-    with pytest.raises(BadTensors, match=r"safetensors\.torch\.save_file"):
+    with pytest.raises(WeightsError, match=r"safetensors\.torch\.save_file"):
         make_body(tmp_path / "w.pt")
 
 
@@ -110,14 +110,14 @@ def test_pulled_weights_are_views_and_load_into_a_module() -> None:
     assert pulled.version == 4
     assert_equal(pulled.state_dict(), dict(module.state_dict()))
     nn.Linear(3, 2).load_state_dict(pulled.state_dict())
-    with pytest.raises(BadTensors, match="state_dict"):
+    with pytest.raises(WeightsError, match="state_dict"):
         pulled.numpy()
 
 
 def test_pulled_arrays() -> None:
     data = memoryview(bytearray(b"".join(make_body({"w": torch.arange(3.0)}).pieces)))
     assert PulledWeights.read("policy", 1, "", data).numpy()["w"].tolist() == [0, 1, 2]
-    with pytest.raises(BadTensors):
+    with pytest.raises(WeightsError):
         PulledWeights.read("policy", 1, "", memoryview(b"nothing of the kind"))
 
 

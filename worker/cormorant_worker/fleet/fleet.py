@@ -16,9 +16,9 @@ from typing import ClassVar, Self
 
 import numpy as np
 import structlog
-import torch
 
 from cormorant_contract.job import CollectorJob
+from cormorant_contract.weights import Publishable, file_of
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, WeightsError
 from cormorant_worker.fleet.batch_queue import Loan
@@ -39,7 +39,6 @@ from cormorant_worker.weights.blob import WeightsBlob, in_models
 from cormorant_worker.weights.staged import (
     INITIAL_VERSION,
     PolicyVersion,
-    Weights,
     WeightSpecs,
     specs_of_tensors,
     verify,
@@ -189,7 +188,7 @@ class WorkerFleet:
         with self._changed, core.queue.asking():
             while True:
                 core.raise_error()
-                if (loan := self._take_loan()) is not None:
+                if not self._is_closed and (loan := self._take_loan()) is not None:
                     break
                 if self._loop.is_done and core.scheduler.is_done:
                     return None
@@ -233,7 +232,7 @@ class WorkerFleet:
 
     def publish(
         self,
-        weights: Mapping[str, torch.Tensor] | Weights | WeightsBlob,
+        weights: Publishable | WeightsBlob,
         *,
         version: int | None = None,
         wait_s: float = 0.0,
@@ -243,8 +242,8 @@ class WorkerFleet:
         """Hand new weights to every worker; each applies them at its next batch boundary, all of them or none.
 
         Args:
-            weights: a state dict of the policy, or state dicts by model name; or a blob that was checked, which is
-                handed on as it is: do not write to it any more.
+            weights: as in `Fleet.publish`; or a blob that was checked, which is handed on as it is: do not write to it
+                any more.
             version: higher than any before; by default the next number.
             wait_s: how long to wait for every worker to act with them; 0 returns at once.
             workers: names of those that alone get them, and their replacements; empty: all. `state()` holds what all
@@ -257,13 +256,15 @@ class WorkerFleet:
         Raises:
             WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
             StaleWeights: the version is not higher than the published one.
-            WeightsError: these are no weights, or the version is past 2**62.
+            WeightsError: these are no weights, their file cannot be read, or the version is past 2**62.
             FleetError: no such worker; nothing was published.
         """
         if self.episodes is not None:
             raise WeightsError(
                 "an evaluation plays the weights that it began with; start another one with these as initialWeights"
             )
+        if not isinstance(weights, WeightsBlob) and (data := file_of(weights)) is not None:
+            weights = WeightsBlob.from_bytes(data)
         if isinstance(weights, WeightsBlob):
             verify((blob := weights).specs, self._known.specs)
         else:
@@ -275,6 +276,8 @@ class WorkerFleet:
         with self._shared(blob) as payload, self._changed:
             core = self._core
             core.raise_error()
+            if core.is_closing:
+                raise FleetClosed("the fleet was closed")
             number = core.offers.publish(blob, version, payload, core.servers.named(workers))
             core.waker.wake()
             return self.receipt(number, wait_s=wait_s)

@@ -15,22 +15,16 @@ from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import fsspec
+import numpy as np
 import torch
 
-from cormorant_contract.tensor_file import (
-    TORCH_NAMES,
-    MalformedTensorFile,
-    TensorEntry,
-    TensorFile,
-    looks_like_pickle,
-    make_header,
-    parse_header,
-)
+from cormorant_contract.tensor_file import TORCH_NAMES, TensorEntry, TensorFile, make_header
+from cormorant_contract.weights import Publishable, read_header, tensors_by_name
 from cormorant_worker.errors import MalformedWeights, StateError, WeightsError
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.policy.loading import MAIN_MODEL
 from cormorant_worker.shared_memory import SharedMemory
-from cormorant_worker.weights.staged import TensorSpec, Weights, check_finite, is_extra_state
+from cormorant_worker.weights.staged import TensorSpec, Weights, check_finite
 
 _TORCH: dict[str, torch.dtype] = {name: getattr(torch, attribute) for name, attribute in TORCH_NAMES.items()}
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}
@@ -114,7 +108,7 @@ class WeightsBlob:
         Raises:
             MalformedWeights: the bytes are not safetensors.
         """
-        file = header or _parse(self.buffer)
+        file = header or read_header(self.buffer)
         self.tensors, self._data_start = by_model(file.tensors, default_model), file.data_start
         self.default_model = default_model
         return self
@@ -159,7 +153,7 @@ def read_weights(
     Raises:
         MalformedWeights: the bytes are not safetensors.
     """
-    file = _parse(data)
+    file = read_header(data)
     tensors = by_model(file.tensors, default_model)
     wanted = tuple(models) or tuple(tensors)
     return _views(data, file.data_start, {model: tensors[model] for model in wanted})
@@ -169,26 +163,25 @@ def to_bytes(weights: Weights) -> bytes:
     return bytes(WeightsBlob.of(weights).buffer)
 
 
-def in_models(weights: Any) -> Weights:
-    """A module or its state dict, or a mapping of model names to either, by model name; without what modules'
-    `get_extra_state` added.
+def in_models(weights: Publishable) -> dict[str, dict[str, torch.Tensor]]:
+    """Tensors by model and name, of modules or state dicts.
+
+    Raises:
+        WeightsError: something in them is not a tensor.
     """
+    flat, _ = tensors_by_name(weights)
+    return by_model({name: _tensor(name, value) for name, value in flat.items()})
 
-    def published(found: Any) -> Any:
-        state = found.state_dict() if hasattr(found, "state_dict") else found
-        return {k: v for k, v in state.items() if not is_extra_state(k)} if isinstance(state, Mapping) else state
 
-    given = published(weights)
-    if not isinstance(given, Mapping):
-        raise WeightsError(
-            f"a {type(weights).__name__} is not weights; pass a module, its state dict, or a mapping of names to either"
-        )
-    if all(isinstance(value, torch.Tensor) for value in given.values()):
-        return by_model(given)
-    models = {model: published(found) for model, found in given.items()}
-    if not all(isinstance(tensors, Mapping) for tensors in models.values()):
-        raise WeightsError("weights must be a state dict (tensors by name) or state dicts by model name")
-    return models
+def _tensor(name: str, value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        try:
+            return torch.from_numpy(value)
+        except (TypeError, ValueError) as error:
+            raise WeightsError(f'tensor "{name}" has dtype {value.dtype}: {error}') from error
+    raise WeightsError(f'"{name}" is of type {type(value).__name__}, not a tensor; remove it from the state dict')
 
 
 def read_statistics(uri: str) -> Statistics | None:
@@ -219,18 +212,6 @@ def read_file(uri: str, *, allow_nonfinite: bool) -> dict[str, dict[str, torch.T
     if not allow_nonfinite:
         check_finite(weights, f"{uri} was not loaded. Check the run that wrote it, or set policy.allowNonfinite")
     return weights
-
-
-def _parse(data: memoryview) -> TensorFile:
-    try:
-        return parse_header(data)
-    except MalformedTensorFile as error:
-        # Only now: the length of a safetensors header may begin with the same bytes as a pickle.
-        if looks_like_pickle(bytes(data[:8])):
-            raise MalformedWeights(
-                "the weights are a pickle (torch.save); save them with safetensors.torch.save_file"
-            ) from error
-        raise MalformedWeights(f"the weights are not safetensors: {error}", offset=error.offset) from error
 
 
 def by_model(flat: Mapping[str, T], default_model: str = MAIN_MODEL) -> dict[str, dict[str, T]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NewType
 
 import torch
 
+from cormorant_contract.weights import is_extra_state
 from cormorant_worker.errors import NonfiniteWeights, StaleWeights, WeightsMismatch
 
 if TYPE_CHECKING:
@@ -47,11 +48,6 @@ def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A module's weights: its state dict without what `get_extra_state` adds, which may be anything."""
     state = module.state_dict(keep_vars=True)
     return {name: tensor for name, tensor in state.items() if not is_extra_state(name)}
-
-
-def is_extra_state(name: str) -> bool:
-    """Whether an entry of a state dict is what a module's `get_extra_state` gave."""
-    return name.rpartition(".")[2] == "_extra_state"
 
 
 def specs_of_tensors(weights: Weights) -> dict[str, dict[str, TensorSpec]]:
