@@ -26,6 +26,7 @@ RUN_BY = {
     "docs/how-to/read-a-dataset.md": "tests/integration/test_snippets.py",
     "docs/how-to/resume.md": "tests/integration/test_snippets.py",
     "docs/how-to/ray.md": "tests/integration/test_snippets.py",
+    "docs/reference/python.md": "tests/integration/test_snippets.py",
     "docs/how-to/own-policy.md": "tests/unit/worker/test_policies.py",
     "docs/how-to/migrating-from-torchrl.md": "tests/integration/worker/torchrl/test_guide.py",
     "docs/how-to/migrating-from-tianshou.md": "tests/peers/test_migration_guide.py",

@@ -192,6 +192,13 @@ def test_a_script_moves_from_laptop_to_cluster_by_one_line(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_the_reference_runs(tmp_path: Path) -> None:
+    out = run(sys.executable, "-c", "\n".join(blocks("docs/reference/python.md", "python")), cwd=tmp_path)
+    assert "weights version 1 is not newer than 2" in out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_home_page_runs(tmp_path: Path) -> None:
     (script,) = blocks("docs/index.md", "python")
     assert run(sys.executable, "-c", script, cwd=tmp_path).count("tensor(") == 3

@@ -30,7 +30,7 @@ from cormorant_manifest.reader import STDIN, load_jobs
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.fork_server import WORKERS, fork_server
-from cormorant_worker.scripted import EnvChoice, Mode, Scripted, Vectorization
+from cormorant_worker.scripted import EnvChoice, Mode, PolicyChoice, Scripted, Vectorization
 
 if TYPE_CHECKING:
     from cormorant_worker.collect.collector import Collector
@@ -49,7 +49,7 @@ def open_fleet(
     manifest: Manifest | None = None,
     *,
     env: EnvChoice | None = None,
-    policy: Any = None,
+    policy: PolicyChoice | None = None,
     policy_factory: Callable[..., Any] | None = None,
     num_envs: int | None = None,
     vectorization_mode: Vectorization | None = None,
@@ -176,7 +176,7 @@ def make_collector(
     manifest: Manifest | None = None,
     *,
     env: EnvChoice | None = None,
-    policy: Any = None,
+    policy: PolicyChoice | None = None,
     policy_factory: Callable[..., Any] | None = None,
     num_envs: int | None = None,
     vectorization_mode: Vectorization | None = None,

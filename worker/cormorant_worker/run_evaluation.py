@@ -20,7 +20,7 @@ from cormorant_worker.collect.overrides import NO_OVERRIDES, read_overrides
 from cormorant_worker.errors import EvaluationError, ManifestError
 from cormorant_worker.evaluation.results import ResultTable
 from cormorant_worker.launch import Manifest, describe_job, refuse_unknown_names
-from cormorant_worker.scripted import SCRIPT_ENV, EnvChoice, Vectorization
+from cormorant_worker.scripted import SCRIPT_ENV, EnvChoice, PolicyChoice, Vectorization
 from cormorant_worker.weights.blob import in_models, to_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def evaluate(
     weights: Publishable | None = None,
     *,
     env: EnvChoice | None = None,
-    policy: Any = None,
+    policy: PolicyChoice | None = None,
     policy_factory: Callable[..., Any] | None = None,
     num_envs: int | None = None,
     vectorization_mode: Vectorization | None = None,

@@ -20,6 +20,9 @@ EnvChoice = str | Callable[..., Any] | Mapping[str, Any]
 """A gymnasium id, or "envpool:" and an EnvPool task; a class or function that makes one gymnasium.Env; a function of
 `num_envs` that makes a gymnasium VectorEnv; or `spec.env` of a manifest."""
 
+PolicyChoice = Callable[..., Any] | str
+"""A TensorDictModule or torch module, a callable on observations, or "package.module:factory"."""
+
 Mode = Literal["async", "sync"]
 Vectorization = Literal["subprocess", "inline"]
 
@@ -48,7 +51,7 @@ class Scripted:
     """
 
     env: EnvChoice
-    policy: Any = None
+    policy: PolicyChoice | None = None
     policy_factory: Callable[..., Any] | None = None
     num_envs: int | None = None
     workers: int = 1

@@ -1,0 +1,73 @@
+"""The reference of the Python API has every public name, with types and an example, and a type checker accepts them."""
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cormorant
+from cormorant_testing.snippets import ROOT, blocks
+
+PAGE = "docs/reference/python.md"
+GUIDES = {"torchrl": "docs/how-to/migrating-from-torchrl.md", "tianshou": "docs/how-to/migrating-from-tianshou.md"}
+MODULES = ["cormorant", *(f"cormorant.{name}" for name in sorted({*dir(cormorant)} - {*cormorant.__all__}))]
+NAMES = [(module, name) for module in MODULES for name in import_module(module).__all__]
+SHOWN = re.findall(r"^::: ([\w.]+)$", (ROOT / PAGE).read_text(), re.MULTILINE)
+EXAMPLES = "\n".join(blocks(PAGE, "python"))
+ELSEWHERE = {"Batch"}
+"""Another project's class, which a sentence of the page names."""
+
+
+def shown(path: str) -> Any:
+    """What a line `::: path` of the page documents: an object, or all that a module has."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name, None) or import_module(path)
+
+
+def is_shown(thing: Any) -> bool:
+    return any(thing is (found := shown(path)) or thing.__module__ == getattr(found, "__name__", "") for path in SHOWN)
+
+
+def has_example(module: str, name: str, thing: Any) -> bool:
+    texts = [EXAMPLES, *re.findall(r"^ {4,}.*$", thing.__doc__ or "", re.MULTILINE)]
+    if guide := GUIDES.get(module.rpartition(".")[2]):
+        texts.append((ROOT / guide).read_text())
+    return any(re.search(rf"\b{name}\b", text) for text in texts)
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(both) for both in NAMES])
+def test_the_page_has_every_public_name_and_an_example(module: str, name: str) -> None:
+    thing = getattr(import_module(module), name)
+    assert name in ELSEWHERE or is_shown(thing)
+    assert module == "cormorant.errors" or has_example(module, name, thing)
+
+
+def test_every_method_of_a_fleet_is_used_in_an_example() -> None:
+    members = [name for name in vars(cormorant.Fleet) if not name.startswith("_")]
+    assert len(members) > 12
+    assert [name for name in members if f"fleet.{name}" not in EXAMPLES] == []
+
+
+@pytest.mark.timeout(300)
+def test_a_type_checker_accepts_the_examples(tmp_path: Path) -> None:
+    script = tmp_path / "reference.py"
+    script.write_text(EXAMPLES)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(script)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_type_checker_refuses_what_is_no_weights(tmp_path: Path) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text("import cormorant\n\n\ndef f(fleet: cormorant.Fleet) -> None:\n    fleet.publish(7)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(script)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert 'Argument 1 to "publish" of "Fleet" has incompatible type "int"' in done.stdout
