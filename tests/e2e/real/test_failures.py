@@ -270,6 +270,8 @@ def test_absent_operator_destroys_nothing(scene: Scene, installed: Installation)
 def test_head_deleted_without_an_operator_costs_no_acknowledged_frame(scene: Scene, installed: Installation) -> None:
     job, head = scene.steady, scene.steady.head()
     workers = set(job.pods("worker").items())
+    # The next head has to start, which takes a busy machine longer than the tests before allow.
+    job.edit(runPolicy={"startupDeadlineSeconds": 600})
     installed.operators("scale", f"deployment/{RELEASE}", "--replicas=0")
     try:
         installed.operators.until(lambda: not installed.operators.items("pods"), what="it is gone")
