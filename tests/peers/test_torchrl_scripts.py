@@ -82,9 +82,9 @@ NESTED = [
 
 
 def act_surely(td: TensorDict, *, spec: Composite) -> TensorDict:
-    """Ones, and the first of the one-hot vectors."""
+    """Ones, and the first of the one-hot vectors: whole numbers, as TorchRL's own modules write them."""
     for key, leaf in spec.items(True, True):
-        one = torch.eye(2, dtype=leaf.dtype)[0] if isinstance(leaf, OneHot) else torch.ones_like(leaf.zero())
+        one = torch.eye(2, dtype=torch.int64)[0] if isinstance(leaf, OneHot) else torch.ones_like(leaf.zero())
         td.set(key, one.expand(*td.batch_size, *leaf.shape).clone())
     return td
 

@@ -63,9 +63,7 @@ def space_of(spec: TensorSpec, num_dims: int, *, parts: type[gymnasium.spaces.Di
             inner = {str(name): part for name, part in spec.items() if not isinstance(part, Composite) or part.keys()}
             return parts({name: space_of(part, num_dims, parts=gymnasium.spaces.Dict) for name, part in inner.items()})
         case OneHotSpec() if len(spec.shape) == num_dims + 1:
-            one_hot = OneHot(int(spec.space.n))
-            one_hot.dtype = np.dtype(_numpy_type(spec.dtype))
-            return one_hot
+            return OneHot(int(spec.space.n))
         case OneHotSpec():
             raise EnvBuildError(
                 f"one-hot vectors of shape {list(spec.shape[num_dims:])} cannot be collected; make the actions of "
