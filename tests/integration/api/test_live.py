@@ -17,6 +17,8 @@ from PIL import Image
 
 from cormorant_api.live import moments as live_module
 from cormorant_api.live.recorder import Recorder
+from cormorant_cli import __main__ as command_line
+from cormorant_client import connect
 from cormorant_testing.browser import chromium, watching
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripts import until
@@ -329,3 +331,22 @@ def test_environments_that_keep_failing_are_not_green(tmp_path: Path) -> None:
             page.wait_for_text("#phase", "Environments fail")
             page.wait_for_text("#waiting", words)
             page.assert_clean()
+
+
+def test_a_report_of_a_running_job_holds_what_the_page_shows(
+    endless: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with connect(endless.server.url, token=endless.reader.token) as client:
+        opening = client.opening()
+    name = opening.moment.status.job
+    command = ["report", "--url", endless.server.url, "--token", endless.reader.token]
+    assert command_line.run(command) == 0
+    assert capsys.readouterr().out == f"report: {name}-report.html\n"
+    html = Path(f"{name}-report.html").read_text()
+    (told,) = re.findall(r'<script type="application/json" id="report">(.*)</script>', html)
+    report = json.loads(told)
+    assert (report["state"], report["opening"]["moment"]["status"]["job"]) == ("", name)
+    assert report["opening"]["moment"]["status"]["frames"]["collected"] >= opening.moment.status.frames.collected
+    assert command_line.run([*command, "--out", "-"]) == 0
+    assert capsys.readouterr().out.startswith("<!doctype html>")
