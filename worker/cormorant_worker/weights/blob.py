@@ -206,6 +206,8 @@ def read_file(uri: str, *, allow_nonfinite: bool) -> dict[str, dict[str, torch.T
     try:
         with fsspec.open(uri, "rb") as file:
             data = file.read()
+    except FileNotFoundError as error:
+        raise WeightsError(f"cannot read weights from {uri}: there is no such file; correct its path") from error
     except (OSError, ValueError, ImportError) as error:
         raise WeightsError(f"cannot read weights from {uri}: {error}") from error
     weights = read_weights(memoryview(data))
