@@ -1,10 +1,12 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
+from cormorant_worker.collect.trajectories import EpisodeMetrics, Trajectories
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.lineage import Lineage
@@ -52,6 +54,19 @@ def test_no_two_processes_of_a_job_share_seeds_or_ids() -> None:
     assert all(later >= earlier + 40 for earlier, later in pairwise(firsts))
     assert firsts[-1] - firsts[0] < (1 << 33) + 1_000_000, "no ids are left for more"
     assert [place.attempt for place in places[1_100:1_103]] == [0, 1, 2]
+
+
+def test_an_attempt_passes_over_parts_of_the_dataset() -> None:
+    lineage, (zero,) = make_lineage(), make_slots(1)
+    assert lineage.begin(zero, WorkerPlace(group="cpu"), first_free=7).attempt == 7
+    assert lineage.begin(zero, WorkerPlace(group="cpu"), first_free=7).attempt == 8
+
+
+def test_a_state_with_lower_ids_brings_none_of_them_back() -> None:
+    found = Trajectories(2, 100, EpisodeMetrics((), (), 2), tasks=())
+    found.skip_to(50)
+    found.open(np.array([0]))
+    assert found.ids.tolist() == [102, 101]
 
 
 def test_an_attempt_begins_above_what_its_predecessors_delivered() -> None:

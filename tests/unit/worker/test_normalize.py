@@ -322,3 +322,8 @@ def test_a_glance_has_frames_and_the_ranges_of_each_key() -> None:
         f'bound="lowest",key="observation"}} {low}',
         f'bound="highest",key="observation"}} {high}',
     ]
+
+
+def test_one_value_has_no_spread_yet() -> None:
+    moments = RunningMoments.of(np.full((1, 2), 5.0))
+    assert (moments.center.tolist(), moments.std.tolist()) == ([0, 0], [1, 1])

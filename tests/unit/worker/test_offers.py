@@ -33,6 +33,8 @@ def test_a_worker_that_leaves_gets_the_version_that_its_ticket_waits_for() -> No
     slots.move(slot, SlotState.LEAVING)
     offers.note_reply(worker, Reply(number=1))
     assert connection.versions == [1, 2]
+    offers.note_reply(worker, Reply(number=2))
+    assert connection.versions == [1, 2]  # it has all
     worker.tickets.clear()
     offers.publish(WeightsBlob.of({"policy": {"w": torch.zeros(1)}}), 3, payload)
     offers.note_reply(worker, Reply(number=2))

@@ -47,6 +47,12 @@ def test_restarts_are_limited_within_ten_minutes() -> None:
     assert restarts.count == 3
 
 
+def test_a_restart_has_a_seed_that_no_environment_had() -> None:
+    crash = Crash(row=0, what="raised ValueError: no", steps=5)
+    seed = Restarts([1], RestartLimits()).record(crash, has_stepped=True)
+    assert Restarts([1, seed], RestartLimits()).record(crash, has_stepped=True) not in (1, seed)
+
+
 class Shown(gymnasium.Env[Any, Any]):
     """Shows what it is given, at every reset and step."""
 
