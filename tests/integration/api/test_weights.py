@@ -471,7 +471,7 @@ def test_publish_to_a_paused_job_says_so_at_once(
     file = tmp_path / "policy.safetensors"
     file.write_bytes(weights_file(version))
     (tmp_path / "token").write_text(endless.writer.token)
-    endless.writer.post("/v1/pauses", {"owner": "tests", "wait_seconds": 60})
+    assert endless.writer.post("/v1/pauses", {"owner": "tests", "wait_seconds": 60}).json["state"] == "paused"
     options = ["--url", endless.server.url, "--token-file", str(tmp_path / "token"), "--wait", "600"]
     try:
         for command, begins in (
