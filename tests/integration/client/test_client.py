@@ -27,6 +27,7 @@ from cormorant_client import (
     WeightsError,
     connect,
 )
+from cormorant_contract.errors import FleetError
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.info import INFO, METRICS, assert_info
 from cormorant_testing.policies import numbered
@@ -493,5 +494,5 @@ def test_a_seed_is_given_to_every_worker(client: Client) -> None:
     # The last one: what `checker` knows of the streams is over.
     with client.pause():
         assert client.seed(9) == ("cpu-0",)
-    with pytest.raises(ValueError, match="greater than or equal to 0"):
+    with pytest.raises(FleetError, match="seeds begin at 0"):
         client.seed(-1)

@@ -19,12 +19,13 @@ import structlog
 import torch
 from tensordict import TensorDict
 
+from cormorant_contract.errors import BatchTimeout
 from cormorant_testing.check import attempt_of
 from cormorant_testing.collecting import make_job, scene
 from cormorant_testing.fleets import collecting, make_fleet, on_all_placements_slowly, on_both_engines_slowly
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
-from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StateError, WorkerFailed
+from cormorant_worker.errors import FleetClosed, FleetError, StateError, WorkerFailed
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.local_fleet import LocalFleet
@@ -102,7 +103,7 @@ def waiting_batches(fleet: WorkerFleet) -> list[TensorDict]:
         while True:
             found.append(reader.next_batch(1.0, copy=True))
 
-    with pytest.raises(ControlTimeout, match=r"no batch came within 1.0 s; cpu-0 is"):
+    with pytest.raises(BatchTimeout, match=r"no batch came within 1.0 s; cpu-0 is"):
         take_all()
     return found
 

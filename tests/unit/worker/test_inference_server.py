@@ -325,7 +325,7 @@ def test_worker_of_another_node_must_know_the_key() -> None:
     with running() as (server, listener):
         stranger = replace(listener.address, machine="another one", key=b"guessed")
         connection = ServerConnection(stranger, greeting())
-        with pytest.raises(OSError, match="closed the connection"):
+        with pytest.raises(OSError, match=r"closed the connection|Connection reset"):
             connection.read_welcome()
         connection.close()
         assert server.server.policy is None

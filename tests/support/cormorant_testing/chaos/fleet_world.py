@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cormorant_contract.errors import BatchTimeout
 from cormorant_testing.chaos.disk import SmallDisk
 from cormorant_testing.chaos.judge import Finding, compare, extract
 from cormorant_testing.chaos.plan import Plan
@@ -72,7 +73,7 @@ class FleetWorld(World):
             while not self._is_over.is_set():
                 try:
                     batch = self.reader.next_batch(0.5)
-                except ControlTimeout:
+                except BatchTimeout:
                     continue
                 if batch is None:
                     return
