@@ -275,9 +275,10 @@ def test_reading_page_runs(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_ray_page_runs(tmp_path: Path) -> None:
     """docs/how-to/ray.md on a cluster of its own: an empty address starts one."""
-    (block,) = blocks("docs/how-to/ray.md", "python")
-    block = block.replace('RayOptions(address="auto")', "RayOptions()").replace("learn(batch)", "break")
     (tmp_path / "job.yaml").write_text(
         blocks("README.md", "yaml")[0].replace("dataset: {uri: data/cheetah}", "queue: {}")
     )
-    run(sys.executable, "-c", block, cwd=tmp_path)
+    script, driver = blocks("docs/how-to/ray.md", "python")
+    for block, learning in ((script, "learn(batch)"), (driver, "update(policy, batch)")):
+        own = block.replace('RayOptions(address="auto")', "RayOptions()").replace("/code/job.yaml", "job.yaml")
+        run(sys.executable, "-c", own.replace(learning, "break"), cwd=tmp_path)
