@@ -389,7 +389,7 @@ def test_a_hung_environment_is_killed_with_its_worker(tmp_path: Path) -> None:
         ({"env": {"gymnasium": {"entrypoint": SEGFAULT, "vectorization": "inline", "numEnvs": 2}}},
          "was killed by SIGSEGV while building", ""),
         pytest.param(
-            {"failures": [{"at": "reset"}]}, "environment 0 .* failed in its first reset: ValueError: told to fail", "",
+            {"failures": [{"at": "reset"}]}, "environment 0 .* raised ValueError: .* before its first step", "",
             marks=pytest.mark.slow,
         ),
     ],
