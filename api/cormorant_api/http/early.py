@@ -3,7 +3,6 @@ instead of being refused. Light.
 """
 
 import socket
-from contextlib import ExitStack
 
 from cormorant_api.errors import HeadFault
 
@@ -25,11 +24,8 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         found = socket.socket(family, socket.SOCK_STREAM)
-        with ExitStack() as unless_bound:
-            unless_bound.callback(found.close)
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind((host, port))
-            unless_bound.pop_all()
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
     except OSError as error:
         if found is not None:
             found.close()
