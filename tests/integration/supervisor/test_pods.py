@@ -201,7 +201,7 @@ def test_head_without_cpu_time_for_15_s_goes_on_with_its_workers(tmp_path: Path)
         time.sleep(15)
         for process in frozen:
             process.resume()
-        time.sleep(5)  # whoever takes the other for dead does so now
+        time.sleep(5)  # long enough for either side to give the other up
         for _ in range(5):
             assert job.take(api)
         assert head.process.poll() is None, head.text

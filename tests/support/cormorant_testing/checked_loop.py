@@ -35,5 +35,5 @@ def check_slots(slots: Slots) -> None:
 
 
 def check_every_turn() -> None:
-    """Of all fleets of this process from now on."""
+    """Check all fleets that this process opens from now on."""
     WorkerFleet.loop = CheckedLoop

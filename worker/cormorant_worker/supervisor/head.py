@@ -32,7 +32,7 @@ _LAST_WORDS = 500
 """Characters of Ray's last words that are logged."""
 _FAILED, _STARVED = 1, 4
 _NICE = 5
-"""Of the command, among the processes of its container."""
+"""Niceness of the head's command: Ray beside it gets CPU time first."""
 
 
 class HeadPod:
