@@ -379,8 +379,9 @@ class FleetCollector:
         return tuple(known[one] for one in dict.fromkeys(found))
 
     def __getattr__(self, name: str) -> Any:
-        why = f": {_LEFT_OUT[name]}" if name in _LEFT_OUT else ""
-        raise AttributeError(f"{type(self).__name__} has no {name}{why}", name=name, obj=self)
+        if name in _LEFT_OUT:
+            raise AttributeError(f"{type(self).__name__} has no {name}: {_LEFT_OUT[name]}", name=name, obj=self)
+        return self.__getattribute__(name)  # raises as it did, with the words of a property that raised
 
     # -- seeds, state, the end ---------------------------------------------------------------------------------
 
