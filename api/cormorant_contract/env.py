@@ -1,9 +1,14 @@
-"""`spec.env`: which environment a job steps, and with what vectorisation."""
+"""`spec.env`: which environment a job steps, and with what vectorisation.
+
+A kind of environment is a block of `Env`: its class is an `EnvBlock` and one of `Block`. The worker has a module for it
+(`cormorant_worker.envs.kinds`).
+"""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, WithJsonSchema
+from pydantic.alias_generators import to_camel
 
 from cormorant_contract.base import INT32_MAX, Contract, Count32, Entrypoint, JsonObject, Whole
 from cormorant_contract.info import InfoKeys
@@ -21,8 +26,48 @@ _SET_ELSEWHERE = ("num_envs", "batch_size", "num_threads", "max_episode_steps", 
 _REFUSED = {"type": "integer", "minimum": -INT32_MAX, "maximum": INT32_MAX, "description": "Not allowed here."}
 
 
-class EnvPoolEnv(Contract):
+class EnvBlock(Contract):
+    """What the blocks of all kinds of environments have in common."""
+
+    kind: ClassVar[str]
+    """Name of the block in `spec.env`."""
+    title: ClassVar[str]
+    """For messages, before the environment's name."""
+    registered: ClassVar[str] = "id"
+    """Field with the name of an environment that the kind's library knows; a variant's `taskId` replaces it."""
+    registry: ClassVar[str] = ""
+    """"gymnasium": where that name is registered."""
+    column: ClassVar[tuple[str, str] | None] = None
+    """Title and description of the name's column in `kubectl get -o wide`."""
+    tuning: ClassVar[tuple[str, ...]] = ("num_envs",)
+    """Fields that change neither a frame nor an episode's numbers, but how fast they come."""
+    num_envs_argument: ClassVar[bool] = False
+    """The entrypoint is called with `num_envs` beside kwargs."""
+
+    @property
+    def name(self) -> str:
+        """Task, id or entrypoint."""
+        return getattr(self, self.registered, None) or getattr(self, "entrypoint", None) or ""
+
+    @property
+    def longest_step_s(self) -> float:
+        """Seconds that a step with a reset may take by the block's own limits; 0: it has none."""
+        return 0.0
+
+    def identity(self) -> dict[str, Any]:
+        """The block as a manifest has it, without `tuning`: what tells the frames of two datasets apart."""
+        tuning = {to_camel(name) for name in self.tuning}
+        return {key: value for key, value in self.to_document().items() if key not in tuning}
+
+
+class EnvPoolEnv(EnvBlock):
     """Environments that EnvPool ships, stepped by its thread pool in one process."""
+
+    kind = "envpool"
+    title = "EnvPool"
+    registered = "task_id"
+    column = ("EnvPool", "EnvPool's name of the environment")
+    tuning = ("num_envs", "batch_size", "num_threads")
 
     task_id: EnvId
     """EnvPool's name of the environment, for example Pong-v5."""
@@ -94,8 +139,14 @@ _ID_OR_ENTRYPOINT: Rule[Any] = exactly_one(
 )
 
 
-class GymnasiumEnv(Contract):
+class GymnasiumEnv(EnvBlock):
     """Environments with gymnasium's interface, each in its own process or all in the worker's process."""
+
+    kind = "gymnasium"
+    title = "gymnasium"
+    registry = "gymnasium"
+    column = ("Gymnasium", "gymnasium's name of the environment")
+    tuning = ("num_envs", "vectorization", "max_restarts", "step_timeout_seconds", "reset_timeout_seconds")
 
     id: EnvId | None = None
     """Registered name of the environment, for example CartPole-v1 or ALE/Pong-v5. Exactly one of id and entrypoint."""
@@ -127,13 +178,23 @@ class GymnasiumEnv(Contract):
     """How many crashed or hung environments a worker restarts within ten minutes before it fails. Its replacement
     inherits the count."""
 
+    @property
+    def longest_step_s(self) -> float:
+        return float(self.step_timeout_seconds + self.reset_timeout_seconds)
+
     @classmethod
     def rules(cls) -> "tuple[Rule[GymnasiumEnv], ...]":
         return (_ID_OR_ENTRYPOINT,)
 
 
-class GymnasiumVectorEnv(Contract):
+class GymnasiumVectorEnv(EnvBlock):
     """Environments that are vectorized already: a gymnasium VectorEnv, stepped in the worker's process."""
+
+    kind = "vector"
+    title = "gymnasium vector"
+    registry = "gymnasium"
+    column = ("Vector", "gymnasium's name of the vector environment")
+    num_envs_argument = True
 
     id: EnvId | None = None
     """Registered name, for example CartPole-v1 or ale_py:ALE/Pong-v5, for gymnasium.make_vec. Exactly one of id and
@@ -166,8 +227,10 @@ class GymnasiumVectorEnv(Contract):
         )
 
 
-KINDS = ("envpool", "gymnasium", "vector")
-"""The blocks of `spec.env`, one for each kind of environment."""
+Block = EnvPoolEnv | GymnasiumEnv | GymnasiumVectorEnv
+KINDS: Mapping[str, type[EnvBlock]] = {block.kind: block for block in get_args(Block)}
+"""The blocks of `spec.env` by their names, one for each kind of environment."""
+_NAMES = f"{', '.join([*KINDS][:-1])} and {[*KINDS][-1]}"
 _COUNT = f"[{', '.join(f'has(self.{kind})' for kind in KINDS)}].filter(x, x).size()"
 
 
@@ -198,33 +261,26 @@ class Env(Contract):
         return self.block.num_envs
 
     @property
-    def block(self) -> EnvPoolEnv | GymnasiumEnv | GymnasiumVectorEnv:
+    def block(self) -> Block:
         """The one that is set."""
-        return next(block for block in (self.envpool, self.gymnasium, self.vector) if block is not None)
+        blocks: list[Block | None] = [getattr(self, kind) for kind in KINDS]
+        return next(block for block in blocks if block is not None)
 
     @property
     def name(self) -> str:
         """Task, id or entrypoint."""
-        block = self.block
-        return block.task_id if isinstance(block, EnvPoolEnv) else block.id or block.entrypoint or ""
-
-    @property
-    def kind(self) -> str:
-        """For messages, before the name."""
-        return "EnvPool" if self.envpool else "gymnasium" if self.gymnasium else "gymnasium vector"
+        return self.block.name
 
     def of_variant(self, variant: Variant) -> "Env":
         """This environment as one of its variants has it, without variants."""
-        name = "task_id" if self.envpool else "id"
-        named = {name: variant.task_id} if variant.task_id else {}
+        named = {self.block.registered: variant.task_id} if variant.task_id else {}
         env = self.with_block({"kwargs": {**self.block.kwargs, **variant.kwargs}, **named})
         return env.model_copy(update={"variants": None})
 
     def with_block(self, changes: Mapping[str, object]) -> "Env":
         """This environment with other values in its block, of those that blocks of its kind have."""
-        kind = next(kind for kind in KINDS if getattr(self, kind) is not None)
         known = {name: value for name, value in changes.items() if name in type(self.block).model_fields}
-        return self.model_copy(update={kind: self.block.model_copy(update=known)})
+        return self.model_copy(update={self.block.kind: self.block.model_copy(update=known)})
 
     @property
     def info_keys(self) -> tuple[str, ...]:
@@ -236,7 +292,7 @@ class Env(Contract):
             Rule(
                 cel=f"{_COUNT} == 1",
                 holds=lambda env: _count(env) == 1,
-                sentence="exactly one of envpool, gymnasium and vector is required, found {found}; write one block",
+                sentence=f"exactly one of {_NAMES} is required, found {{found}}; write one block",
                 values={
                     "found": Value(
                         cel=f"{_COUNT} > 1 ? 'several' : 'none'",

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from cormorant_contract.base import CONTROLLER_PATTERN, OPTIONAL_LABEL_PATTERN, Contract, Flag, Text, keyed_by
 from cormorant_contract.collection import Collection
-from cormorant_contract.env import Env
+from cormorant_contract.env import KINDS, Env
 from cormorant_contract.output import Output, QueueOutput
 from cormorant_contract.policy import Code, Policy
 from cormorant_contract.rule import Rule, Value
@@ -98,10 +98,7 @@ class CollectorJobSpec(Contract):
         return _RULES
 
 
-_NUM_ENVS = (
-    "(has(self.env.envpool) ? self.env.envpool.numEnvs : has(self.env.gymnasium) ? self.env.gymnasium.numEnvs : "
-    "has(self.env.vector) ? self.env.vector.numEnvs : 1)"
-)
+_NUM_ENVS = f"({''.join(f'has(self.env.{kind}) ? self.env.{kind}.numEnvs : ' for kind in KINDS)}1)"
 _UNDECLARED = "!has(self.env.info) || !self.env.info.exists(i, i.key == m.key)"
 
 

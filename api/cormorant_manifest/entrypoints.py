@@ -51,10 +51,11 @@ def missing_entrypoints(job: CollectorJob, *, folder: Path | None = None) -> lis
 
 def _ids(job: CollectorJob) -> Iterator[tuple[Location, str]]:
     """Gymnasium's ids of a manifest, without those that a package named before the id registers."""
-    env = job.spec.env
-    if block := env.gymnasium or env.vector:
-        kind = "gymnasium" if env.gymnasium else "vector"
-        named: list[tuple[Location, str]] = [(("spec", "env", kind, "id"), block.id or "")]
+    env, block = job.spec.env, job.spec.env.block
+    if block.registry == "gymnasium":
+        named: list[tuple[Location, str]] = [
+            (("spec", "env", block.kind, "id"), getattr(block, block.registered) or "")
+        ]
         named += [(("spec", "env", "variants"), variant.task_id or "") for variant in env.variants or ()]
         yield from ((location, name) for location, name in named if name and ":" not in name)
 
@@ -75,22 +76,18 @@ def _unregistered(name: str) -> str:
 
 
 def _entrypoints(job: CollectorJob) -> Iterator[Entrypoint]:
-    policy, block = job.spec.policy, job.spec.env.gymnasium
+    policy, block = job.spec.policy, job.spec.env.block
     if policy.entrypoint is not None:
         yield Entrypoint(
             path=policy.entrypoint, kwargs=policy.kwargs, num_positional=2, what="policy",
             location=("spec", "policy", "entrypoint"),
         )  # fmt: skip
-    if (vector := job.spec.env.vector) is not None and vector.entrypoint:
-        yield Entrypoint(
-            path=vector.entrypoint, kwargs={"num_envs": vector.num_envs, **vector.kwargs}, num_positional=0,
-            what="environment", location=("spec", "env", "vector", "entrypoint"),
-        )  # fmt: skip
-    if block is not None and block.entrypoint:
+    if entrypoint := getattr(block, "entrypoint", None):
+        own = {"num_envs": block.num_envs} if block.num_envs_argument else {}
         for variant in job.spec.env.variants or (Variant(name="all"),):
             yield Entrypoint(
-                path=block.entrypoint, kwargs={**block.kwargs, **variant.kwargs}, num_positional=0, what="environment",
-                location=("spec", "env", "gymnasium", "entrypoint"),
+                path=entrypoint, kwargs={**own, **block.kwargs, **variant.kwargs}, num_positional=0,
+                what="environment", location=("spec", "env", block.kind, "entrypoint"),
             )  # fmt: skip
 
 

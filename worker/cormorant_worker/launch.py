@@ -214,21 +214,14 @@ def make_collector(
     """
     from cormorant_worker.collect.build import build_collector
     from cormorant_worker.collect.place import WorkerPlace
+    from cormorant_worker.envs.kinds import kind_of
 
     job, overrides = describe_job(
         manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
         vectorization_mode=vectorization_mode, usual_vectorization="inline", seed=seed, collection=collection,
         info=info,
     )  # fmt: skip
-    if job.spec.env.envpool is not None:
-        from cormorant_worker.collect.env_sources import check_tasks, envpool_tasks
-        from cormorant_worker.envs.probe import probe
-
-        tasks = {name: task for name, task in envpool_tasks(job.spec.env).items() if task.kwargs}
-        check_tasks(tasks)
-        # Some arguments abort the process that uses them, and this process is the caller's.
-        for task in tasks.values():
-            probe(task)
+    kind_of(job.spec.env).check(job.spec.env, is_own_process=True)
     collector = build_collector(
         job, WorkerPlace(device=device or "cpu", seed=job.spec.collection.seed), overrides
     ).collector
@@ -313,9 +306,8 @@ def refuse_unknown_names(job: CollectorJob, *, is_this_machine: bool = True) -> 
         EnvBuildError: its runtime is missing, or it has no such argument.
         ManifestError: an entrypoint's module, attribute or argument does not exist, with near matches.
     """
-    if job.spec.env.envpool is not None:
-        from cormorant_worker.collect.env_sources import check_tasks, envpool_tasks
+    from cormorant_worker.envs.kinds import kind_of
 
-        check_tasks(envpool_tasks(job.spec.env))
+    kind_of(job.spec.env).check(job.spec.env)
     if is_this_machine and (problems := missing_entrypoints(job)):
         raise ManifestError("\n".join(map(str, problems)))

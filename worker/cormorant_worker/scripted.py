@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from cormorant_contract import errors as contract
+from cormorant_contract.env import KINDS
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.overrides import WorkerOverrides
@@ -40,7 +41,6 @@ _OF_COLLECTION = {
 """Arguments, and the fields of `spec.collection` that say the same."""
 _OF_ENV = {"num_envs": "numEnvs", "vectorization_mode": "vectorization"}
 _ENVPOOL = "envpool:"
-_STEP_THEMSELVES = ("envpool", "vector")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Scripted:
     def _kind(self) -> str:
         """The block of `spec.env`."""
         if isinstance(self.env, Mapping):
-            return next((kind for kind in _STEP_THEMSELVES if kind in self.env), "gymnasium")
+            return next((kind for kind in KINDS if kind in self.env), "gymnasium")
         if isinstance(self.env, str):
             return "envpool" if self.env.startswith(_ENVPOOL) else "gymnasium"
         return "vector" if makes_vector(self.env) else "gymnasium"
@@ -130,7 +130,7 @@ class Scripted:
     def _check_mappings(self) -> None:
         """Refuse arguments that `env` or `collection`, as mappings, say themselves."""
         mode = self.vectorization_mode
-        if mode is not None and self._kind in _STEP_THEMSELVES:
+        if mode is not None and "vectorization" not in KINDS[self._kind].model_fields:
             raise ManifestError(f"vectorization_mode={mode!r}: {self._kind} environments step themselves; leave it out")
         said = [(name, "collection", key) for name, key in _OF_COLLECTION.items() if key in (self.collection or {})]
         if isinstance(self.env, Mapping):

@@ -301,7 +301,7 @@ class _Session:
             raise BadInput(str(error)) from error
         plan = RunPlan(
             job=self._job.metadata.name,
-            env=f"{env.kind} {env.name}, {env.num_envs} per worker",
+            env=f"{env.block.title} {env.name}, {env.num_envs} per worker",
             workers=workers,
             replicas=replicas,
             total_frames=self._job.spec.collection.total_frames,

@@ -12,8 +12,8 @@ from cormorant_contract.spec import unplayed
 from cormorant_contract.variants import seating
 from cormorant_testing.collecting import make_job
 from cormorant_testing.vectors import COUNTING
-from cormorant_worker.collect.env_sources import assign
 from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.envs.assignment import assign
 from cormorant_worker.errors import EnvBuildError, ManifestError
 from cormorant_worker.launch import make_collector
 
@@ -21,7 +21,8 @@ EASY, HARD = {"name": "easy", "kwargs": {"lengths": [3]}}, {"name": "hard", "kwa
 
 
 def ids_of(job: Any, **place: int) -> list[int]:
-    assignment = assign(job.spec.env, WorkerPlace(**place))  # type: ignore[arg-type]  # numbers only
+    seat = WorkerPlace(**place)  # type: ignore[arg-type]  # numbers only
+    assignment = assign(job.spec.env, group_number=seat.group_number, index=seat.index)
     assert assignment is not None
     return list(assignment.task_ids)
 
@@ -81,7 +82,7 @@ def test_variants_without_an_environment_are_named(workers: int, weights: list[i
 
 def test_without_variants_there_is_no_task() -> None:
     job = make_job()
-    assert assign(job.spec.env, WorkerPlace()) is None
+    assert assign(job.spec.env, group_number=0, index=0) is None
     with make_collector(job) as collector:
         assert collector.layout(4).task_names == ()
         assert ("collector", "task_id") not in collector.collect(num_steps=4).keys(True)

@@ -18,13 +18,13 @@ from cormorant_contract.info import EpisodeMetric
 from cormorant_worker.collect.async_env_group import AsyncEnvGroup
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.env_group import EnvGroup, LockstepEnvGroup
-from cormorant_worker.collect.env_sources import Assignment
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.pause_gate import PauseGate
 from cormorant_worker.collect.seeding import SeedPath, TorchStream
 from cormorant_worker.collect.state import Saveable
 from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
 from cormorant_worker.collect.trajectories import EpisodeMetrics, Episodes, Trajectories, trajectory_base
+from cormorant_worker.envs.assignment import Assignment
 from cormorant_worker.envs.cpus import OneCpu
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvError

@@ -9,19 +9,22 @@ A vector environment steps all of its rows. Where rows can be reset by a mask it
 sent are `interrupted`. Otherwise every row is always stepped, and the frames beyond a batch begin the next one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from cormorant_contract.env import Env
 from cormorant_worker.envs.autoreset import find_mode, resets_some
 from cormorant_worker.envs.flat_vector import FlatVector, Stepped, VectorSource
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
+from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
-from cormorant_worker.errors import EnvCrashed
+from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
+from cormorant_worker.errors import EnvCrashed, EnvError, ManifestError
 from cormorant_worker.spaces import Array, Arrays, put, unflattener
 
 _CHANCES = 3
@@ -251,3 +254,45 @@ class RowEnvs(EnvSource):
 
     def build(self, row: int) -> RowEnv:  # the same for every row
         return RowEnv(self._source)
+
+
+IMPORTS: tuple[str, ...] = ()
+
+
+def check(env: Env, *, is_own_process: bool = False) -> None:
+    """Nothing is known before a worker builds it; entrypoints are looked for elsewhere."""
+
+
+def open_envs(request: EnvRequest) -> OpenedEnvs:
+    """All rows in one group."""
+    vector = GymVectorEnv(_source(request), seeds=request.seeds, info=request.info)
+    if request.begins and not vector.lockstep:
+        vector.close()
+        raise ManifestError(
+            f"spec.collection.{request.begins} needs rows of {request.env.name} to be reset alone, and "
+            f'reset(options={{"reset_mask": ...}}) does not do that there; remove {request.begins}, or implement '
+            "reset_mask"
+        )
+    return OpenedEnvs((vector,))
+
+
+def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -> VectorEnv:
+    """A vector environment of one row for each episode."""
+    if request.is_filmed:
+        raise EnvError(
+            f"the vector environment {request.env.name} cannot be recorded; use its single gymnasium environment"
+        )
+    return InlineVectorEnv(
+        wrap(RowEnvs(_source(request))), seeds=request.seeds, limits=request.limits, info=request.info
+    )
+
+
+def _source(request: EnvRequest) -> VectorSource:
+    block = request.env.vector
+    assert block is not None
+    return VectorSource(
+        id=block.id or "",
+        entrypoint=block.entrypoint or "",
+        make=request.makers[0] if request.makers else None,
+        kwargs=dict(block.kwargs),
+    )

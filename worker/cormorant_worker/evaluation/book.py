@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import fsspec
+from pydantic.alias_generators import to_camel
 
+from cormorant_contract.env import KINDS
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import EvaluationError
 from cormorant_worker.evaluation.results import ResultFolder, ResultTable, name_of, planned_episodes
@@ -81,10 +83,7 @@ class EpisodeBook:
 
 _CHANGES_NO_NUMBER = (
     # How fast environments step, and when one counts as hung.
-    *(f"env.envpool.{name}" for name in ("numEnvs", "batchSize", "numThreads")),
-    "env.vector.numEnvs",
-    *(f"env.gymnasium.{name}" for name in ("numEnvs", "vectorization", "maxRestarts")),
-    *(f"env.gymnasium.{name}" for name in ("stepTimeoutSeconds", "resetTimeoutSeconds")),
+    *(f"env.{kind}.{to_camel(name)}" for kind, block in KINDS.items() for name in block.tuning),
     # Weights count by their digests. An evaluation calls the policy as it is written, whatever compile says.
     *(f"policy.{name}" for name in ("initialWeights", "allowNonfinite", "compile")),
     # An episode is stored under its checkpoint, task, seed and options.

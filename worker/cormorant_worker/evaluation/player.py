@@ -15,7 +15,7 @@ import math
 import random
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,20 @@ import numpy as np
 import torch
 from numpy.random import mtrand
 
-from cormorant_contract.env import Env, GymnasiumEnv
+from cormorant_contract.env import Env
 from cormorant_contract.episodes import PlannedEpisode
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.build import statistics_for
 from cormorant_worker.collect.collector import Collector
-from cormorant_worker.collect.env_sources import env_factory, envpool_task, info_fields, vector_source, vectorize
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.seeding import TorchStream
 from cormorant_worker.collect.trajectories import EpisodeMetrics
 from cormorant_worker.envs.gymnasium_env import Env as OneEnv
-from cormorant_worker.envs.gymnasium_env import EnvSource, MadeEnvs
+from cormorant_worker.envs.gymnasium_env import EnvSource
+from cormorant_worker.envs.kinds import kind_of
 from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.envs.request import EnvRequest
 from cormorant_worker.envs.restarts import RestartLimits
-from cormorant_worker.envs.vector import RowEnvs
 from cormorant_worker.errors import EnvCrashed, EnvError, EnvRaised
 from cormorant_worker.evaluation.results import PlayedEpisode, ResultFolder, name_of, planned_episodes
 from cormorant_worker.policy.action_check import ActionCheck
@@ -285,37 +285,22 @@ def build_envs(
 ) -> VectorEnv:
     """New environments, one an episode, in lockstep; with `film`, in this process and recorded."""
     seeds = [episode.seed for episode in planned]
-    info = info_fields(env)
-    if (pool := env.envpool) is not None:
-        task = envpool_task(env)
-        task.check()
-        if film is not None:
-            raise EnvError(f"EnvPool's {pool.task_id} cannot be recorded; use the gymnasium environment of that name")
-        threads = min(len(seeds), pool.num_threads or max_threads)
-        return task.open(num_threads=max(1, threads), seeds=seeds, info=info)
-    block, source = env.gymnasium, _source(env, overrides, len(seeds), film)
-    if block is None:  # a vector environment of one row for each episode
-        block = GymnasiumEnv(entrypoint="cormorant:vector", vectorization="inline")
-    if any(episode.options for episode in planned):
-        source = _Wrapped(source, partial(_ResetOptions, options=tuple(dict(episode.options) for episode in planned)))
-    if film is not None:
-        source = _Wrapped(source, partial(_Filming, film=film))
-        block = block.model_copy(update={"vectorization": "inline"})
-    return vectorize(source, block, seeds=seeds, limits=RestartLimits(total=0, raises=True), info=info)
 
+    def wrap(source: EnvSource) -> EnvSource:
+        if any(episode.options for episode in planned):
+            options = tuple(dict(episode.options) for episode in planned)
+            source = _Wrapped(source, partial(_ResetOptions, options=options))
+        return source if film is None else _Wrapped(source, partial(_Filming, film=film))
 
-def _source(env: Env, overrides: WorkerOverrides, num_envs: int, film: Path | None) -> EnvSource:
-    rendering = {} if film is None else {"render_mode": "rgb_array"}
-    if env.vector is not None:
-        if film is not None:
-            raise EnvError(
-                f"the vector environment {env.name} cannot be recorded; use its single gymnasium environment"
-            )
-        return RowEnvs(vector_source(env, overrides))
-    if overrides.envs:
-        return MadeEnvs(overrides.envs[:1] * num_envs)
-    source = env_factory(env)
-    return replace(source, kwargs={**source.kwargs, **rendering})
+    request = EnvRequest(
+        env=env.with_block({"num_envs": len(seeds)}),
+        seeds_of=lambda num_envs: seeds,
+        makers=overrides.envs,
+        limits=RestartLimits(total=0, raises=True),
+        max_threads=max_threads,
+        is_filmed=film is not None,
+    )
+    return kind_of(env).open_episodes(request, wrap)
 
 
 @dataclass(frozen=True)

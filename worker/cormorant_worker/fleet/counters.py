@@ -148,8 +148,7 @@ class EnvFailures:
 
     def __init__(self, job: CollectorJob, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        block = job.spec.env.gymnasium
-        self._many = max(1, (block.max_restarts if block is not None else 0) // _SHARE)
+        self._many = max(1, getattr(job.spec.env.block, "max_restarts", 0) // _SHARE)
         self._recent: defaultdict[SlotKey, deque[float]] = defaultdict(deque)
         self._first = ""
 

@@ -31,8 +31,7 @@ class HangDetector:
         self.lived_s = 0.0
         """The fleet's time: that in which its thread turned. What happened while it did not is no worker's fault."""
         self._options, self._counters = options, counters
-        gym = job.spec.env.gymnasium
-        limit_s = gym.step_timeout_seconds + gym.reset_timeout_seconds + _HANG_MARGIN_S if gym else 0.0
+        limit_s = job.spec.env.block.longest_step_s + _HANG_MARGIN_S
         self._hang_limit_s = options.hang_timeout_s or max(_HANG_FLOOR_S, limit_s)
         self._store_limit_s = max(self._hang_limit_s, options.store_timeout_s)
         self._round: deque[WorkerHandle] = deque()

@@ -170,13 +170,4 @@ def _describe_env(job: CollectorJob) -> dict[str, Any]:
             {"id": task_id, "name": variant.name, "taskId": variant.task_id, "kwargs": dict(variant.kwargs)}
             for task_id, variant in enumerate(env.variants)
         ]
-    if env.envpool is not None:
-        return {"envpool": {"taskId": env.envpool.task_id, "kwargs": dict(env.envpool.kwargs)}, **limit}
-    block = env.gymnasium or env.vector
-    assert block is not None
-    named = {"id": block.id} if block.id else {"entrypoint": block.entrypoint}
-    described: dict[str, Any] = {**named, "kwargs": dict(block.kwargs)}
-    if env.gymnasium is None:
-        return {"vector": described, **limit}
-    wrappers = [wrapper.to_document() for wrapper in env.gymnasium.wrappers]
-    return {"gymnasium": {**described, "wrappers": wrappers}, **limit}
+    return {env.block.kind: env.block.identity(), **limit}

@@ -13,6 +13,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.place import WorkerPlace, find_device, spread
 from cormorant_worker.envs.cpus import available_cpus
+from cormorant_worker.envs.kinds import kind_of
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.transport import Payload
@@ -259,7 +260,7 @@ class LocalEngine:
     def start(self, start: Start) -> WorkerProcess:
         spec = start.job.spec
         imports = Imports(
-            now=("envpool",) if spec.env.envpool is not None else (),
+            now=kind_of(spec.env).IMPORTS,
             # Two seconds, and only policies that are TensorDictModules need it.
             when_idle=("tensordict.nn",) if spec.policy.entrypoint or start.overrides else (),
         )

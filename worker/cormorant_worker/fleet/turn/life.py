@@ -429,4 +429,4 @@ class SlotLife:
 
 def _describe_env(job: CollectorJob) -> str:
     env = job.spec.env
-    return f"{env.kind} {env.name} with kwargs {dict(env.block.kwargs)}"
+    return f"{env.block.title} {env.name} with kwargs {dict(env.block.kwargs)}"

@@ -1,0 +1,113 @@
+"""`env.gymnasium`: single environments, each in a process of its own or all in this one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+
+from cormorant_contract.env import Env, GymnasiumEnv
+from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource, MadeEnvs, VariantEnvs
+from cormorant_worker.envs.info import InfoField
+from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
+from cormorant_worker.envs.restarts import RestartLimits
+from cormorant_worker.envs.subprocess import SubprocessVectorEnv
+from cormorant_worker.errors import ManifestError
+
+IMPORTS: tuple[str, ...] = ()
+
+
+def check(env: Env, *, is_own_process: bool = False) -> None:
+    """Nothing is known before a worker builds one; entrypoints are looked for elsewhere."""
+
+
+def open_envs(request: EnvRequest) -> OpenedEnvs:
+    """Two groups where inference servers act, else one."""
+    env, seeds, assignment = request.env, request.seeds, request.assignment
+    if request.makers:
+        return OpenedEnvs((_open_made(request),))
+    groups: list[VectorEnv] = []
+    for columns in np.array_split(np.arange(len(seeds)), request.served_groups):
+        source: EnvSource
+        if assignment is None:
+            source = env_factory(env)
+        else:
+            factories = tuple(env_factory(env.of_variant(variant)) for variant in assignment.variants)
+            source = VariantEnvs(factories, assignment.names, assignment.task_ids[columns].tolist())
+        own = [seeds[column] for column in columns]
+        groups.append(vectorize(source, _block(env), seeds=own, limits=request.limits, info=request.info))
+    return OpenedEnvs(groups)
+
+
+def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -> VectorEnv:
+    """Processes, as the manifest says, or all in this one."""
+    block, seeds = _block(request.env), request.seeds
+    source: EnvSource
+    if request.makers:
+        source = MadeEnvs([request.makers[0]] * len(seeds))
+    else:
+        source = env_factory(request.env)
+        if request.is_filmed:
+            source = replace(source, kwargs={**source.kwargs, "render_mode": "rgb_array"})
+    if request.is_filmed:
+        block = block.model_copy(update={"vectorization": "inline"})
+    return vectorize(wrap(source), block, seeds=seeds, limits=request.limits, info=request.info)
+
+
+def env_factory(env: Env) -> EnvFactory:
+    block = _block(env)
+    return EnvFactory(
+        id=block.id or "",
+        entrypoint=block.entrypoint or "",
+        kwargs=dict(block.kwargs),
+        wrappers=tuple((w.entrypoint, dict(w.kwargs)) for w in block.wrappers),
+        max_episode_steps=env.max_episode_steps,
+    )
+
+
+def vectorize(
+    source: EnvSource,
+    block: GymnasiumEnv,
+    *,
+    seeds: Sequence[int],
+    limits: RestartLimits,
+    info: Sequence[InfoField],
+) -> VectorEnv:
+    """One environment for each seed: in this process with `vectorization: inline`, else in subprocesses."""
+    if block.vectorization == "inline":
+        return InlineVectorEnv(source, seeds=seeds, limits=limits, info=info)
+    return SubprocessVectorEnv(
+        source,
+        seeds=seeds,
+        step_timeout_s=block.step_timeout_seconds,
+        reset_timeout_s=block.reset_timeout_seconds,
+        limits=limits,
+        info=info,
+    )
+
+
+def _open_made(request: EnvRequest) -> VectorEnv:
+    block, makers, info = _block(request.env), request.makers, request.info
+    made = MadeEnvs(makers)
+    if len(makers) == 1:
+        # A worker is a process already: its only environment needs no other.
+        only = made.make(0)
+        if hasattr(type(only), "vector_env"):
+            if info:
+                raise ManifestError(
+                    f"spec.env.info declares {info[0].key}, and environments that are stepped together have no info; "
+                    "remove env.info"
+                )
+            vector: VectorEnv = only.vector_env(request.seeds_of(only.num_workers))
+            return vector
+        if isinstance(only, gymnasium.Env):
+            made.keep(0, only)
+        block = block.model_copy(update={"vectorization": "inline"})
+    return vectorize(made, block, seeds=request.seeds_of(len(makers)), limits=request.limits, info=info)
+
+
+def _block(env: Env) -> GymnasiumEnv:
+    assert env.gymnasium is not None
+    return env.gymnasium

@@ -1,0 +1,105 @@
+"""What a worker or an evaluation asks a kind of environment for, and what every kind answers. Each kind is a module, in
+the table of `kinds.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from cormorant_contract.env import Env
+from cormorant_worker.envs.assignment import Assignment
+from cormorant_worker.envs.cpus import available_cpus
+from cormorant_worker.envs.gymnasium_env import EnvSource
+from cormorant_worker.envs.info import InfoField
+from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.envs.restarts import RestartLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvRequest:
+    """Which environments to open, and with what of the machine."""
+
+    env: Env
+    """`spec.env`, whose `num_envs` says how many."""
+    seeds_of: Callable[[int], Sequence[int]]
+    """Seeds of so many environments."""
+    makers: Sequence[Callable[..., Any]] = ()
+    """A script's own, in place of an id or an entrypoint: see `WorkerOverrides.envs`."""
+    assignment: Assignment | None = None
+    """Which environment plays which variant."""
+    limits: RestartLimits = RestartLimits()  # noqa: RUF009 - frozen
+    is_served: bool = False
+    """Inference servers act for them."""
+    max_threads: int = 0
+    """0: this process's CPU limit."""
+    num_threads: int = 0
+    """EnvPool threads that a predecessor's calibration found; 0: calibrate."""
+    one_cpu: bool = False
+    """A single thread that steps may keep to the CPU of the thread that acts."""
+    max_frames: int = 0
+    """Frames after which trajectories are cut; 0: they are not."""
+    begins: str = ""
+    """Field of `spec.collection` that begins episodes on request; empty: none does."""
+    is_filmed: bool = False
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        return self.seeds_of(self.env.num_envs)
+
+    @property
+    def threads(self) -> int:
+        """At most."""
+        return self.max_threads or available_cpus()
+
+    @property
+    def served_groups(self) -> int:
+        """Two where inference servers act: the rows of one are at the server while the other steps."""
+        return 2 if self.is_served and self.env.num_envs > 1 else 1
+
+    @property
+    def info(self) -> tuple[InfoField, ...]:
+        return info_fields(self.env)
+
+
+class OpenedEnvs(NamedTuple):
+    groups: Sequence[VectorEnv]
+    """One for each EnvGroup."""
+    num_threads: int = 0
+    """EnvPool threads of each EnvGroup; 0 without EnvPool."""
+    pool_threads: frozenset[int] = frozenset()
+    """Native ids of the threads that step, where one of them steps all environments."""
+
+
+class EnvKind(Protocol):
+    """A module of one kind of environment."""
+
+    IMPORTS: tuple[str, ...]
+    """Modules that its workers need before they are forked."""
+
+    def check(self, env: Env, *, is_own_process: bool = False) -> None:
+        """Refuse what cannot be built, before a process is started. `is_own_process`: this one will build it.
+
+        Raises:
+            UnknownEnv, EnvBuildError: with what to write instead.
+        """
+
+    def open_envs(self, request: EnvRequest) -> OpenedEnvs:
+        """Open the environments of a worker.
+
+        Raises:
+            ManifestError, EnvError: they cannot be built, or not so.
+        """
+
+    def open_episodes(self, request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -> VectorEnv:
+        """Open one environment an episode of an evaluation, in lockstep; filmed ones in this process. `wrap` is for
+        kinds that build single environments.
+
+        Raises:
+            EnvError: they cannot be built, or not filmed.
+        """
+
+
+def info_fields(env: Env) -> tuple[InfoField, ...]:
+    return tuple(
+        InfoField(key=item.key, dtype=item.dtype or "", shape=item.shape, fill=item.fill) for item in env.info or ()
+    )
