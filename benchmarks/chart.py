@@ -1,6 +1,6 @@
 """`python -m benchmarks.chart [--check]`: draws docs/images/speed.svg from the table of docs/explanation/speed.md.
 
-Bars are ratios to the bare loop. The image follows the reader's colour scheme and loads nothing.
+Bars are ratios to the bare loop. The image follows the reader's color scheme and loads nothing.
 """
 
 import argparse

@@ -97,7 +97,7 @@ class Running:
 
     @property
     def statistics(self) -> Statistics | None:
-        """Those of the settled frames; None where the manifest normalises nothing."""
+        """Those of the settled frames; None where the manifest normalizes nothing."""
         return None if self.fleet.statistics is None else self.fleet.statistics.current
 
 

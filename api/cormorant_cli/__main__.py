@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 
 INTERRUPTED = 130
-_WITH_OUTPUT = ("submit", "doctor")
-"""Commands with several formats: -o json|yaml|name."""
 
 try:
     try:
@@ -17,6 +15,7 @@ try:
 
     from cormorant_cli.app import app
     from cormorant_cli.errors import CliError
+    from cormorant_cli.printing import speak_json, speaks_json
     from cormorant_contract.errors import ManifestError
     from cormorant_contract.leaving import leave
 except KeyboardInterrupt:  # Ctrl-C while Python still imports
@@ -36,13 +35,14 @@ def kubectl_main() -> None:
 
 def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant") -> int:
     """Run one command and return its exit code; what went wrong stands on stderr in one sentence."""
-    words, is_json = in_one_spelling(sys.argv[1:] if arguments is None else arguments)
+    words = in_one_spelling(sys.argv[1:] if arguments is None else arguments)
+    speak_json("--json" in words)
     try:
         code = app(words, prog_name=prog_name, standalone_mode=False)
     except ManifestError as error:
-        return _end(str(error), 2, is_json=is_json)
+        return _end(str(error), 2)
     except CliError as error:
-        return _end(str(error), error.exit_code, is_json=is_json)
+        return _end(str(error), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):  # typer lets Ctrl-C through while it builds its commands
         return _end("interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -55,8 +55,8 @@ def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant")
         if show is None:
             raise
         code = int(getattr(error, "exit_code", 2))
-        if is_json:
-            return _end(in_our_words(error.format_message()), code, is_json=True)  # type: ignore[attr-defined]  # as above
+        if speaks_json():
+            return _end(in_our_words(error.format_message()), code)  # type: ignore[attr-defined]  # as above
         error.message = in_our_words(error.message)  # type: ignore[attr-defined]  # what `show` prints
         show()
         return code
@@ -65,25 +65,20 @@ def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant")
     return code if isinstance(code, int) else 0
 
 
-def in_one_spelling(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """`--json` and `-o json` are one option, which each command knows by one of the names. Returns the words of the
-    command with that name, and True where it is asked for: errors are JSON then, too.
-    """
+def in_one_spelling(arguments: Sequence[str]) -> list[str]:
+    """The words of a command, then `--json`, which every command knows, where `--json` or `-o json` is among them."""
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    options = ("-o", "--output") if command != "evaluate" else ("-o",)  # --output is a folder there
     given, words, is_json = list(arguments), list[str](), False
-    command = next((word for word in given if not word.startswith("-")), "")
-    long = "--output" if command != "evaluate" else "-o"  # a folder there
     while given:
         word = given.pop(0)
-        is_pair = word in ("-o", long) and given[:1] == ["json"]
-        if is_pair:
-            given.pop(0)
-        if is_pair or word in ("--json", "-ojson", f"{long}=json"):
+        if word in options and given[:1] == ["json"]:
+            word += f"={given.pop(0)}"
+        if word in ("--json", "-ojson", *(f"{option}=json" for option in options)):
             is_json = True
         else:
             words.append(word)
-    if is_json:
-        words += ["-o", "json"] if command in _WITH_OUTPUT else ["--json"]
-    return words, is_json
+    return [*words, "--json"] if is_json else words
 
 
 def in_our_words(message: str) -> str:
@@ -92,8 +87,8 @@ def in_our_words(message: str) -> str:
     return message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
 
 
-def _end(sentence: str, code: int, *, is_json: bool = False) -> int:
-    typer.echo(json.dumps({"error": sentence, "exit_code": code}) if is_json else sentence, err=True)
+def _end(sentence: str, code: int) -> int:
+    typer.echo(json.dumps({"error": sentence, "exit_code": code}) if speaks_json() else sentence, err=True)
     return code
 
 

@@ -26,6 +26,7 @@ from cormorant_cli.commands import (
     version,
     weights,
 )
+from cormorant_cli.printing import with_json
 
 
 def _examples(*commands: str) -> str:
@@ -78,6 +79,10 @@ app.add_typer(state.app, rich_help_panel=_HEAD)
 app.command(rich_help_panel=_REFERENCE)(crd.crd)
 app.command(rich_help_panel=_REFERENCE)(openapi.openapi)
 app.command(rich_help_panel=_REFERENCE)(version.version)
+for _group in (app, dataset.app, state.app, weights.app):
+    for _command in _group.registered_commands:
+        if _command.callback is not None:
+            _command.callback = with_json(_command.callback)
 
 
 def _print_version(is_asked: bool) -> None:

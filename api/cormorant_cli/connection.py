@@ -6,8 +6,6 @@
 What goes wrong on the way becomes a sentence.
 """
 
-import functools
-import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cormorant_cli.errors import BadInput, CommandFailed, HeadAway, NotReady
+from cormorant_cli.printing import with_options
 from cormorant_contract.children import tokens_secret
 
 if TYPE_CHECKING:
@@ -68,7 +67,6 @@ CaFile = Annotated[
         help="Certificates to trust with https (default: the system's; with JOB, ca.crt of the job's Secret).",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 _OPTIONS = {
@@ -164,20 +162,11 @@ class Connection:
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that say which head it speaks to; it gets them as `connection`."""
-    given = inspect.signature(command)
-    options = [
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default="", annotation=annotation)
-        for name, annotation in _OPTIONS.items()
-    ]
-    expanded = [*(known for name, known in given.parameters.items() if name != "connection"), *options]
 
-    @functools.wraps(command)
-    def run(**values: Any) -> None:
-        command(connection=Connection(**{name: values.pop(name) for name in _OPTIONS}), **values)
+    def take(values: dict[str, Any]) -> None:
+        values["connection"] = Connection(**{name: values.pop(name) for name in _OPTIONS})
 
-    run.__signature__ = given.replace(parameters=expanded)  # type: ignore[attr-defined]  # what typer reads
-    run.__annotations__ = {one.name: one.annotation for one in expanded}
-    return run
+    return with_options(command, _OPTIONS, take, makes="connection")
 
 
 @contextmanager

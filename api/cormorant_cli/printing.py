@@ -1,15 +1,19 @@
-"""What several commands print: objects of a cluster (`-o json|yaml|name`), columns, counts and sizes."""
+"""What several commands print: results (`--json`), objects of a cluster (`-o yaml|name`), columns, counts and sizes."""
 
+import functools
+import inspect
 import json
 import logging
 import sys
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Literal
+from contextvars import ContextVar
+from typing import Annotated, Any, Literal
 
 import typer
 import yaml
+from pydantic_core import to_jsonable_python
 
 from cormorant_cli.cluster import Raw
 
@@ -18,6 +22,61 @@ RECENT_EPISODES = 100
 _SLOW_S = 3.0
 Output = Literal["table", "json", "yaml", "name"]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
+_SPEAKS_JSON = ContextVar("speaks_json", default=False)
+
+
+def with_options(
+    command: Callable[..., None],
+    options: Mapping[str, Any],
+    take: Callable[[dict[str, Any]], object],
+    *,
+    makes: str = "",
+) -> Callable[..., None]:
+    """A command with further options.
+
+    Args:
+        options: annotation by name; the annotated type makes the default.
+        take: takes the options out of the values before the command gets them.
+        makes: the parameter of the command that `take` puts there instead.
+    """
+    given = inspect.signature(command)
+    parameters = [known for name, known in given.parameters.items() if name != makes]
+    for name, annotation in options.items():
+        default, kind = annotation.__origin__(), inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=annotation))
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        take(values)
+        command(**values)
+
+    run.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def with_json(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with `--json`; inside it, `tell` prints JSON where that is given."""
+    option = Annotated[bool, typer.Option("--json", help="Print JSON, errors included (also: -o json).")]
+    return with_options(command, {"as_json": option}, lambda values: speak_json(values.pop("as_json")))
+
+
+def speak_json(is_asked: bool) -> None:
+    """Set what results and errors are printed in from now on."""
+    _SPEAKS_JSON.set(is_asked)
+
+
+def speaks_json() -> bool:
+    return _SPEAKS_JSON.get()
+
+
+def tell(document: object, *lines: str, indent: int | None = 2) -> None:
+    """Print a result: the document with `--json`, else the lines. `indent` None: one line, for JSON Lines."""
+    if speaks_json():
+        plain = to_jsonable_python(document, by_alias=False)
+        lines = (json.dumps(plain, indent=indent, ensure_ascii=False),)
+    for line in lines:
+        typer.echo(line)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from cormorant_cli.printing import RECENT_EPISODES, counted, size_of
+from cormorant_cli.printing import RECENT_EPISODES, counted, size_of, speaks_json
 
 if TYPE_CHECKING:
     from cormorant_contract.stats import Stats
@@ -273,9 +273,9 @@ class LiveDisplay(PlainDisplay):
 Display = JsonDisplay | PlainDisplay
 
 
-def choose_display(*, as_json: bool, is_verbose: bool = False) -> Display:
-    """JSON when asked for, a live bar on a terminal, else plain lines."""
-    if as_json:
+def choose_display(*, is_verbose: bool = False) -> Display:
+    """JSON where the command was given --json, a live bar on a terminal, else plain lines."""
+    if speaks_json():
         return JsonDisplay()
     if not sys.stdout.isatty():
         return PlainDisplay(is_verbose=is_verbose)

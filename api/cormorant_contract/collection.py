@@ -43,7 +43,7 @@ class NormalizeObservation(Contract):
     """Statistics of the observations that were acted on."""
 
     clip: Clip = 10.0
-    """Bound of normalised values on both sides; 0 does not clip."""
+    """Bound of normalized values on both sides; 0 does not clip."""
 
     keys: Annotated[tuple[ObservationKey, ...], Field(max_length=64)] = ()
     """Leaves of a Dict or Tuple observation, for example [pos, arm.joints]. Empty means every floating-point leaf."""
@@ -67,17 +67,17 @@ class NormalizeReward(Contract):
     """Discount per step of the return."""
 
     clip: Clip = 10.0
-    """Bound of normalised rewards on both sides; 0 does not clip."""
+    """Bound of normalized rewards on both sides; 0 does not clip."""
 
 
 class Normalize(Contract):
     """Running statistics that the whole fleet agrees on. Frames hold raw values."""
 
     observation: NormalizeObservation | None = None
-    """Policies see normalised observations. Unset leaves observations as they are."""
+    """Policies see normalized observations. Unset leaves observations as they are."""
 
     reward: NormalizeReward | None = None
-    """Collects the statistics that learners need to normalise rewards. Unset collects none."""
+    """Collects the statistics that learners need to normalize rewards. Unset collects none."""
 
     @classmethod
     def rules(cls) -> "tuple[Rule[Normalize], ...]":
@@ -135,7 +135,7 @@ class Collection(Contract):
     """Numbers reported for every episode beside its return and length. Unset means none."""
 
     normalize: Normalize | None = None
-    """Normalise observations and rewards with running statistics that all workers share. Frames hold raw values."""
+    """Normalize observations and rewards with running statistics that all workers share. Frames hold raw values."""
 
     seed: Count64 = 0
     """Seed of the job. Every environment of the fleet gets its own, derived from it."""

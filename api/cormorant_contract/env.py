@@ -1,4 +1,4 @@
-"""`spec.env`: which environment a job steps, and with what vectorisation.
+"""`spec.env`: which environment a job steps, and with what vectorization.
 
 A kind of environment is a block of `Env`: its class is an `EnvBlock` and one of `Block`. The worker has a module for it
 (`cormorant_worker.envs.kinds`).

@@ -1,4 +1,4 @@
-"""Structured logs: JSON Lines with the same fields as in heads and workers, or coloured text on a terminal.
+"""Structured logs: JSON Lines with the same fields as in heads and workers, or colored text on a terminal.
 
 Inside `about`, every line has the job's name, epoch and weights version.
 """

@@ -1,6 +1,7 @@
 """One word, one idea: help texts say what a value is, and a public class name exists once unless a reason is listed."""
 
 import re
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,3 +41,26 @@ def test_public_class_names_are_unique_or_have_a_reason() -> None:
     homes = homes_of_names()
     assert {name: paths for name, paths in homes.items() if name not in reasons} == {}
     assert sorted(set(reasons) - set(homes)) == [], f"unique by now; delete their lines from {REASONS.name}"
+
+
+BRITISH = (
+    "ormalis|ectoris|ummaris|ecognis|nitialis|erialis|ptimis|inimis|aximis|ynchronis|arallelis|tilis[ai]|rganis[ai]|"
+    "olour|ehaviour|eighbour|avour|learnt|grey|[^-]labelled|rioritis|andomis|nalyse|centre\\b|artefact|whilst"
+)
+"""Parts of words that the field's APIs spell otherwise: normalize, vectorize, color, behavior, labeled, center."""
+
+
+def test_spelling_is_american() -> None:
+    command = [
+        "git",
+        "grep",
+        "--perl-regexp",
+        "-nIi",
+        BRITISH,
+        "--",
+        ".",
+        ":!LICENSE",
+        f":!{Path(__file__).relative_to(ROOT)}",
+    ]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (1, "")  # 1: nothing was found

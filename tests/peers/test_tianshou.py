@@ -273,7 +273,7 @@ def test_wrappers_of_vector_environments_are_collected(wrapped: Any) -> None:
     np.testing.assert_allclose(ours.obs[:, 2], theirs.obs[:, 2], rtol=1e-5)
 
 
-def test_tianshou_favours_short_episodes_and_we_do_not() -> None:
+def test_tianshou_favors_short_episodes_and_we_do_not() -> None:
     def share_of_short(kind: Any) -> float:
         torch.manual_seed(3)
         policy = DiscreteActorPolicy(

@@ -442,7 +442,7 @@ INVALID: dict[str, Case] = {
         "spec.runPolicy.maxUnavailable", '"5": write a whole number from 1, or a percentage from 1% to 100%', value="5"
     ),
     "unknown-field": strict("spec.env.envpool.num_envs", "unknown field; did you mean numEnvs?", value=8),
-    "unknown-field-without-neighbour": strict(
+    "unknown-field-without-neighbor": strict(
         "spec.output.queue.zzz", "unknown field; valid fields: capacityBatches, onFull", value=1
     ),
     "random-has-no-options": strict(

@@ -29,7 +29,7 @@ _ANSWER_WITHIN_S = 10.0
 class Journal:
     """A few small files, or memory only. Methods may be called from any thread.
 
-    In the head's directory: `frames`, `exported` and `epoch`; where the manifest normalises, `statistics.json`: the
+    In the head's directory: `frames`, `exported` and `epoch`; where the manifest normalizes, `statistics.json`: the
     statistics and the frames that were settled with them in one file, so that neither counts without the other.
     Optionally elsewhere: the termination message (`{"frames": 1000}`), kept current because a killed head cannot write
     it.

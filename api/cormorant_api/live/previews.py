@@ -24,8 +24,8 @@ _SMALLEST = 4
 _LARGEST = 480
 """Longest side in pixels; larger images are subsampled."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_GREY, _COLOUR = 0, 2
-_NUM_COLOURS = 3
+_GRAY, _COLOR = 0, 2
+_NUM_COLORS = 3
 
 
 class Previews:
@@ -110,7 +110,7 @@ def size_of(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def newest_frame(pixels: Array) -> Array:
     """The newest frame of an observation. `pixels`: uint8 [H, W], [C, H, W], [H, W, C], or a stack [S, ...] of those. C
-    is the shorter end; 3 and its multiples are RGB frames, oldest first; any other number is a stack of grey frames.
+    is the shorter end; 3 and its multiples are RGB frames, oldest first; any other number is a stack of gray frames.
 
     Returns:
         uint8 [H, W] or [H, W, 3].
@@ -120,7 +120,7 @@ def newest_frame(pixels: Array) -> Array:
     if pixels.ndim == 3:
         pixels = np.moveaxis(pixels, 0, -1) if _is_channels_first(pixels.shape) else pixels
         channels = pixels.shape[-1]
-        pixels = pixels[..., -1] if channels % _NUM_COLOURS else pixels[..., -_NUM_COLOURS:]
+        pixels = pixels[..., -1] if channels % _NUM_COLORS else pixels[..., -_NUM_COLORS:]
     thin = _thinning(*pixels.shape[:2])
     return pixels[::thin, ::thin]
 
@@ -130,7 +130,7 @@ def png_of(frame: Array) -> bytes:
     height, width = frame.shape[:2]
     rows = np.zeros((height, 1 + frame[0].size), np.uint8)  # each row begins with its filter type: 0, none
     rows[:, 1:] = frame.reshape(height, -1)
-    header = struct.pack(">IIBBBBB", width, height, 8, _GREY if frame.ndim == 2 else _COLOUR, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, _GRAY if frame.ndim == 2 else _COLOR, 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b""))
     return _SIGNATURE + b"".join(_chunk(kind, data) for kind, data in parts)
 

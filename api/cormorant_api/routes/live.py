@@ -31,7 +31,7 @@ _STREAM: Answers = {
         "content": EVENT_STREAM,
     }
 }
-_PICTURE: Answers = {200: {"description": "A PNG file, grey or RGB.", "content": {PNG: BINARY}}}
+_PICTURE: Answers = {200: {"description": "A PNG file, gray or RGB.", "content": {PNG: BINARY}}}
 
 
 @router.get(

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from cormorant_cli.errors import BadInput, CommandFailed, installed
-from cormorant_cli.printing import columns_of, counted, size_of
+from cormorant_cli.printing import columns_of, counted, size_of, speaks_json, tell
 
 app = typer.Typer(
     name="dataset",
@@ -20,11 +20,10 @@ app = typer.Typer(
 )
 
 Uri = Annotated[str, typer.Argument(metavar="URI", help="Dataset: a folder, or any URI supported by fsspec.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 @app.command()
-def ls(uri: Uri, as_json: AsJson = False) -> None:
+def ls(uri: Uri) -> None:
     """List the part written by each worker attempt."""
     with _sentences():
         from cormorant_worker.sinks.dataset import existing_dataset
@@ -47,10 +46,6 @@ def ls(uri: Uri, as_json: AsJson = False) -> None:
     ]
     frames = sum(part.frames for part in parts)
     description = dataset.description
-    if as_json:
-        whole = {"uri": uri, "job": description.job, "env": dict(description.env), "frames": frames, "parts": rows}
-        typer.echo(json.dumps(whole, indent=2))
-        return
     lines = [["PART", "FRAMES", "SHARDS", "SIZE", "TRAJECTORIES", "POLICY VERSIONS"]]
     for row in rows:
         low, high = row["minPolicyVersion"], row["maxPolicyVersion"]
@@ -58,28 +53,27 @@ def ls(uri: Uri, as_json: AsJson = False) -> None:
         counts = (f"{row[name]:,}" for name in ("frames", "shards"))
         size, ended = size_of(int(str(row["sizeBytes"]))), f"{row['trajectoriesEnded']:,}"
         lines.append([str(row["part"]), *counts, size, ended, versions])
-    typer.echo(f"{uri}: {json.dumps(dict(description.env))}")
-    typer.echo(columns_of(lines, numbers=range(1, 6)))
-    typer.echo(f"{counted(frames, 'frame')} in {counted(len(rows), 'part')}")
+    tell(
+        {"uri": uri, "job": description.job, "env": dict(description.env), "frames": frames, "parts": rows},
+        f"{uri}: {json.dumps(dict(description.env))}",
+        columns_of(lines, numbers=range(1, 6)),
+        f"{counted(frames, 'frame')} in {counted(len(rows), 'part')}",
+    )
 
 
 @app.command()
-def verify(uri: Uri, as_json: AsJson = False) -> None:
+def verify(uri: Uri) -> None:
     """Check the digest of every shard and the continuity of every trajectory. Exits with 1 if something is wrong."""
     with _sentences():
         from cormorant_worker.sinks.verify import verify as check
 
         report = check(uri)
-    if as_json:
-        typer.echo(json.dumps({"valid": report.is_good, **asdict(report)}, indent=2))
-    else:
-        for problem in report.problems:
-            typer.echo(problem, err=True)
-        for note in report.notes:
-            typer.echo(f"note: {note}", err=True)
-        if report.is_good:
-            where = f"{counted(report.shards, 'shard')} of {counted(report.parts, 'part')}"
-            typer.echo(f"{uri}: ok, {counted(report.frames, 'frame')} in {where}, {size_of(report.size_bytes)}")
+    if not speaks_json():
+        for line in (*report.problems, *(f"note: {note}" for note in report.notes)):
+            typer.echo(line, err=True)
+    where = f"{counted(report.shards, 'shard')} of {counted(report.parts, 'part')}"
+    verdict = f"{uri}: ok, {counted(report.frames, 'frame')} in {where}, {size_of(report.size_bytes)}"
+    tell({"valid": report.is_good, **asdict(report)}, *([verdict] if report.is_good else []))
     if not report.is_good:
         raise typer.Exit(1)
 
@@ -97,7 +91,6 @@ def export(
     push: Annotated[
         str, typer.Option("--push", help="Then upload the folder as this dataset of the Hugging Face Hub, USER/NAME.")
     ] = "",
-    as_json: AsJson = False,
 ) -> None:
     """Write the dataset as Minari's HDF5, Parquet, LeRobot v3.0, or a folder for the Hugging Face Hub."""
     if not out and "://" in uri and not uri.startswith("file://"):
@@ -109,15 +102,12 @@ def export(
 
         done = write(uri, target, to=to, fps=fps)
         pushed = push_to_hub(target, push) if push else ""
-    if as_json:
-        typer.echo(json.dumps({**asdict(done), "path": str(done.path), "format": to, "pushed": pushed}, indent=2))
-        return
     cut = f", {done.cut} of them incomplete" if to in ("minari", "lerobot") else f", plus {done.cut} incomplete"
-    typer.echo(
-        f"{done.path}: {counted(done.frames, 'frame')}, {counted(done.episodes, 'episode')}{cut if done.cut else ''}"
+    tell(
+        {**asdict(done), "format": to, "pushed": pushed},
+        f"{done.path}: {counted(done.frames, 'frame')}, {counted(done.episodes, 'episode')}{cut if done.cut else ''}",
+        *([f"pushed: {pushed}"] if pushed else []),
     )
-    if pushed:
-        typer.echo(f"pushed: {pushed}")
 
 
 @contextmanager

@@ -4,9 +4,8 @@ The operator's conditions are the diagnosis of a job. Added here is what no oper
 has not seen the newest spec, what this user may not do, and what to do about a reason.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -16,6 +15,7 @@ from cormorant_cli.cluster import Cluster, Raw, connected
 from cormorant_cli.connection import Connection, Context, Namespace
 from cormorant_cli.errors import CliError, NoHead, NotAllowed, ObjectMissing
 from cormorant_cli.jobs import age, condition, holds, identity, is_current, why
+from cormorant_cli.printing import tell
 from cormorant_contract.children import JOB
 from cormorant_contract.job import GROUP
 from cormorant_contract.schema import PLURAL
@@ -79,19 +79,13 @@ def doctor(
     ] = "",
     namespace: Namespace = "",
     context: Context = "",
-    output: Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="Output format.")] = "table",
 ) -> None:
     """Diagnose a cluster and a job. Exits with 1 if there is a problem."""
     with connected(context) as cluster:
         findings = list(_examine(cluster, job, namespace or cluster.namespace))
     problems = [finding for finding in findings if finding.level == "problem"]
-    if output == "json":
-        typer.echo(
-            json.dumps({"healthy": not problems, "findings": [asdict(finding) for finding in findings]}, indent=2)
-        )
-    else:
-        for finding in findings:
-            typer.echo(f"{_MARKS[finding.level]}  {finding.sentence}")
+    lines = (f"{_MARKS[finding.level]}  {finding.sentence}" for finding in findings)
+    tell({"healthy": not problems, "findings": findings}, *lines)
     if problems:
         raise typer.Exit(1)
 

@@ -1,14 +1,14 @@
 """`cormorant envs [PATTERN]`: what this install can build. Imports the worker in its body, as `run` does."""
 
 import fnmatch
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import typer
 
 from cormorant_cli.errors import BadInput, installed
+from cormorant_cli.printing import tell
 from cormorant_contract.sentences import near
 
 Engine = Literal["envpool", "gymnasium"]
@@ -30,9 +30,8 @@ def envs(
     spaces: Annotated[
         bool, typer.Option("--spaces", help="Also show spaces, and why an environment cannot be built here.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON Lines: one object per environment.")] = False,
 ) -> None:
-    """List the environments that this install can build."""
+    """List the environments that this install can build. With --json: JSON Lines, one object per environment."""
     known = _known()
     found = matching(known, pattern)
     if not found:
@@ -42,7 +41,7 @@ def envs(
         hint = f"did you mean {' or '.join(close)}?" if close else "`cormorant envs` without a pattern lists all"
         raise BadInput(f'no environment matches "{pattern}"; {hint}')
     for entry in _with_spaces(found) if spaces else found:
-        typer.echo(json.dumps(asdict(entry)) if as_json else _line(entry))
+        tell(entry, _line(entry), indent=None)
 
 
 def matching(entries: Iterable[EnvEntry], pattern: str) -> list[EnvEntry]:

@@ -2,7 +2,6 @@
 cluster. `cormorant evaluate JOB`: the table of an evaluation that runs on a cluster.
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from cormorant_cli.commands.run import (
 )
 from cormorant_cli.connection import CaFile, Connection, Context, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import INTERRUPTED, BadInput, CommandFailed, HeadGone, NotReady
-from cormorant_cli.printing import columns_of, quiet_logs, told_when_slow
+from cormorant_cli.printing import columns_of, quiet_logs, speaks_json, tell, told_when_slow
 from cormorant_manifest.reader import STDIN
 
 if TYPE_CHECKING:
@@ -85,14 +84,14 @@ def evaluate(
     token: Token = "",
     token_file: TokenFile = "",
     ca_file: CaFile = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON Lines: one object per checkpoint.")] = False,
 ) -> None:
     """Evaluate checkpoints: play each episode exactly once and print a table, one line per checkpoint. With JOB, show
     the table of an evaluation in the cluster.
 
     The table is bit for bit the same for any number of workers. With --output, evaluation.json and episodes.parquet
-    are written, and an interrupted run continues where it was. Exits with 0 when all episodes are played, 1 when an
-    environment or the policy failed, 2 when the input is invalid, 130 when interrupted.
+    are written, and an interrupted run continues where it was. --json prints JSON Lines: one object per checkpoint.
+    Exits with 0 when all episodes are played, 1 when an environment or the policy failed, 2 when the input is invalid,
+    130 when interrupted.
     """
     # Anything else is the name of a job.
     is_file = manifest == STDIN or Path(manifest).suffix in (".yaml", ".yml", ".json") or Path(manifest).exists()
@@ -106,7 +105,7 @@ def evaluate(
             job=manifest, namespace=namespace, context=context, url=url, token=token, token_file=token_file,
             ca_file=ca_file,
         )  # fmt: skip
-        show_running(connection, wait_s=wait, as_json=as_json)
+        show_running(connection, wait_s=wait)
         return
     if video and output is None:
         raise BadInput("--video needs a folder for its files; give --output")
@@ -133,19 +132,18 @@ def evaluate(
                     videos=video,
                 )
                 for name, each in (table.checkpoints or {uri: table}).items():
-                    if as_json:
-                        typer.echo(json.dumps({"weights": name, **each.document()}, sort_keys=True))
+                    tell({"weights": name, **each.document()}, indent=None)
                     rows.append((name or _OWN, each.summary))
     except KeyboardInterrupt:
         hint = f"; run it again with --output {output} to continue" if output is not None else ""
         typer.echo(f"interrupted{hint}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     finally:
-        if rows and not as_json:
+        if rows and not speaks_json():
             typer.echo(show_table(rows))
 
 
-def show_running(connection: Connection, *, wait_s: float, as_json: bool) -> None:
+def show_running(connection: Connection, *, wait_s: float) -> None:
     """The table of a job that runs, as far as it is."""
     deadline, said = time.monotonic() + wait_s, ""
     with told_when_slow(f"until all episodes are played, at most {wait_s:g} s"):
@@ -163,13 +161,11 @@ def show_running(connection: Connection, *, wait_s: float, as_json: bool) -> Non
                 time.sleep(min(_AGAIN_S, max(0.0, deadline - time.monotonic())))
     document = found.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     tables = _apart(document)
-    if as_json:
-        for table in tables:
-            typer.echo(json.dumps(table, sort_keys=True))
-        return
+    for table in tables:
+        tell(table, indent=None)
     if len(found.episodes) < found.planned:
         typer.echo(f"{len(found.episodes)} of {found.planned} episodes are played", err=True)
-    if found.episodes:
+    if found.episodes and not speaks_json():
         name = connection.job or connection.url
         typer.echo(show_table([(table.get("weights", name), table["summary"]) for table in tables]))
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cormorant_cli.errors import BadInput
+from cormorant_cli.printing import tell
 
 _MANIFEST = """\
 # Collect with:    cormorant run job.yaml
@@ -80,4 +81,4 @@ def init(
     except OSError as error:
         raise BadInput(f"cannot write to {directory}: {error}") from error
     manifest, policy = files
-    typer.echo(f"wrote {manifest} and {policy}\nnext: cormorant run {manifest}")
+    tell({"files": list(files)}, f"wrote {manifest} and {policy}", f"next: cormorant run {manifest}")

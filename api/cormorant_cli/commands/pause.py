@@ -11,7 +11,7 @@ import typer
 
 from cormorant_cli.connection import TIMEOUT_S, Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed, NoHead
-from cormorant_cli.printing import told_when_slow
+from cormorant_cli.printing import tell, told_when_slow
 
 if TYPE_CHECKING:
     from cormorant_cli.cluster import Cluster, Raw
@@ -55,7 +55,8 @@ def pause(
         raise CommandFailed(
             f"requested a pause for {name} until {until}, but the fleet is still {lease.state} after {wait:g} s"
         )
-    typer.echo(f"{lease.state} until {until} for {name}; `{connection.command('resume')} --owner {name}` ends it")
+    ends = f"`{connection.command('resume')} --owner {name}` ends it"
+    tell({"lease": lease}, f"{lease.state} until {until} for {name}; {ends}")
 
 
 @with_connection
@@ -73,7 +74,7 @@ def resume(
         return
     with connection.client("write") as client:
         left = client.resume(owner or _OWNER)
-    typer.echo(_holders(left, connection) or "resumed")
+    tell(left, _holders(left, connection) or "resumed")
 
 
 def _set_paused(connection: Connection, *, is_paused: bool, wait_s: float) -> None:
@@ -84,15 +85,16 @@ def _set_paused(connection: Connection, *, is_paused: bool, wait_s: float) -> No
         namespace = connection.namespace or cluster.namespace
         job = cluster.patch("CollectorJob", connection.job, {"spec": {"paused": is_paused}}, namespace=namespace)
         word = "paused" if is_paused else "resumed"
+        document = {"job": identity(job), "spec_paused": is_paused}
         if not wait_s:
-            typer.echo(f"{identity(job)}: {word}")
+            tell(document, f"{identity(job)}: {word}")
             return
         goal = f"the workers of {identity(job)} {'are paused' if is_paused else 'run again'}"
         try:
             with told_when_slow(f"until {goal}, at most {wait_s:g} s"):
                 left = _wait(connection, cluster, job, is_paused=is_paused, wait_s=wait_s)
         except NoHead as error:
-            typer.echo(f"{identity(job)}: {word}; {error}")
+            tell(document, f"{identity(job)}: {word}; {error}")
             return
         except CommandFailed as error:
             raise CommandFailed(
@@ -101,7 +103,7 @@ def _set_paused(connection: Connection, *, is_paused: bool, wait_s: float) -> No
             ) from error
     if is_reached(left, is_paused=is_paused):
         held = _holders(left, connection) if left.leases else ""
-        typer.echo(f"{identity(job)}: {held or word}")
+        tell(document | left.model_dump(mode="json"), f"{identity(job)}: {held or word}")
         return
     if left.spec_paused != is_paused:
         raise CommandFailed(

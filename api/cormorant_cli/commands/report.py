@@ -7,7 +7,7 @@ import typer
 
 from cormorant_cli.commands.weights import write_whole
 from cormorant_cli.connection import Connection, with_connection
-from cormorant_cli.printing import told_when_slow
+from cormorant_cli.printing import tell, told_when_slow
 
 
 @with_connection
@@ -28,4 +28,4 @@ def report(
         return
     path = Path(out or f"{opening.moment.status.job}-report.html")
     write_whole(path, memoryview(html.encode()))
-    typer.echo(f"report: {path}")
+    tell({"report": str(path)}, f"report: {path}")

@@ -125,7 +125,6 @@ def run(
             help="HTML file for the report at the end (default: URI-report.html beside a dataset on this machine).",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="Print JSON Lines.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", rich_help_panel="Output", help="Log every event as it is.")
     ] = False,
@@ -136,9 +135,10 @@ def run(
     """Run a manifest on this machine, without Kubernetes.
 
     Ctrl-C finishes the current batches and exits within five seconds; a second one stops at once. Exits with 0 when
-    all frames are collected, 1 when collection failed, 2 when the manifest is invalid, 130 when interrupted.
+    all frames are collected, 1 when collection failed, 2 when the manifest is invalid, 130 when interrupted. --json
+    prints JSON Lines.
     """
-    display = choose_display(as_json=as_json, is_verbose=verbose or debug)
+    display = choose_display(is_verbose=verbose or debug)
     serving = ServeOptions(port=port, directory=directory) if serve else None
     site = Site(fleet=fleet, ray_address=ray_address)
     interrupts = Interrupts(display)

@@ -7,7 +7,7 @@ import typer
 
 from cormorant_cli.commands.weights import read_whole, write_whole
 from cormorant_cli.connection import Connection, with_connection
-from cormorant_cli.printing import size_of, told_when_slow
+from cormorant_cli.printing import size_of, tell, told_when_slow
 
 app = typer.Typer(
     name="state",
@@ -27,7 +27,7 @@ def save(
     with connection.client("write") as client, told_when_slow("until every worker is at the end of a batch"):
         data = client.state()
     write_whole(Path(out), data)
-    typer.echo(f"{out}: {size_of(len(data))}")
+    tell({"file": out, "bytes": len(data)}, f"{out}: {size_of(len(data))}")
 
 
 @app.command()
@@ -40,4 +40,4 @@ def load(
     data = read_whole(file)
     with connection.client("write") as client, told_when_slow("until the fleet has loaded the state"):
         client.restore(data)
-    typer.echo(f"loaded {file}")
+    tell({"file": file, "bytes": len(data)}, f"loaded {file}")

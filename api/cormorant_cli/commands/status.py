@@ -1,6 +1,5 @@
 """`cormorant status [--watch]`: a running job at a glance."""
 
-import json
 import sys
 import time
 import unicodedata
@@ -9,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cormorant_cli.connection import AsJson, Connection, with_connection
+from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import CliError
-from cormorant_cli.printing import RECENT_EPISODES
+from cormorant_cli.printing import RECENT_EPISODES, speaks_json, tell
 
 if TYPE_CHECKING:
     from cormorant_contract.rest.status import Status, Worker
@@ -31,21 +30,16 @@ def status(
     ] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two refreshes.")] = 2.0,
     workers: Annotated[bool, typer.Option("--workers", help="Also show every worker.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Show phase, frames, versions, queue and consumers of a running job."""
-    if watch and sys.stdout.isatty() and not as_json:
+    if watch and sys.stdout.isatty() and not speaks_json():
         _show_live(connection, interval, has_workers=workers)
         return
     with connection.client("read") as client:
         while True:
             found, each = client.status(), client.workers().workers if workers else ()
-            if as_json:
-                document = found.model_dump(mode="json")
-                document |= {"workers": [worker.model_dump(mode="json") for worker in each]} if workers else {}
-                typer.echo(json.dumps(document, indent=None if watch else 2, ensure_ascii=False))
-            else:
-                typer.echo(_text(found, each) + ("\n" if watch else ""))
+            document = found.model_dump(mode="json") | ({"workers": each} if workers else {})
+            tell(document, _text(found, each) + ("\n" if watch else ""), indent=None if watch else 2)
             if not watch:
                 return
             time.sleep(interval)

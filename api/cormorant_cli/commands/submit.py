@@ -18,7 +18,7 @@ from cormorant_cli.code_map import CodeMap, read_code
 from cormorant_cli.connection import Context, Namespace
 from cormorant_cli.errors import BadInput, CliError, CommandFailed, ObjectMissing
 from cormorant_cli.jobs import condition, holds, identity, is_current, why
-from cormorant_cli.printing import Output, OutputOption, show_objects
+from cormorant_cli.printing import Output, OutputOption, show_objects, speaks_json
 from cormorant_contract.base import Contract
 from cormorant_contract.job import API_VERSION, KIND, CollectorJob
 from cormorant_manifest.reader import load_jobs
@@ -151,12 +151,12 @@ def _submit(
 
 
 def _show(found: list[Raw], output: Output, *, words: list[str]) -> None:
-    if output == "table":
+    if output == "table" and not speaks_json():
         for raw, word in zip(found, words, strict=True):
             name = identity(raw) if "namespace" in raw["metadata"] else raw["metadata"]["name"]
             typer.echo(f"{name}: {word}")
         return
-    typer.echo(show_objects(found, output))
+    typer.echo(show_objects(found, "json" if speaks_json() else output))
 
 
 def _wait_until_ready(cluster: Cluster, job: Raw, *, deadline: float, timeout_s: float) -> None:

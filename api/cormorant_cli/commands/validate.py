@@ -1,6 +1,5 @@
 """`cormorant validate FILE...`: the API server's verdict on manifests, without an API server."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cormorant_cli.printing import speaks_json, tell
 from cormorant_contract.errors import ManifestError, Problem
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.spec import unplayed
@@ -27,19 +27,20 @@ def validate(
             help="Also check entrypoints and their arguments against the source files, without running them.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
     """Check CollectorJob manifests and print one line per error. Exits with 0 if all are valid, 2 otherwise."""
     verdicts = {file: judge(file, imports=imports) for file in dict.fromkeys(files)}
-    if as_json:
-        typer.echo(json.dumps(_report(verdicts), indent=2))
-    else:
-        for file, (jobs, problems) in verdicts.items():
-            for problem in problems:
-                typer.echo(str(problem), err=True)
-            for job in jobs:
-                typer.echo(f"{'standard input' if file == STDIN else file}: {job.metadata.name}: ok")
-    if any(problems for _, problems in verdicts.values()):
+    found = [problem for _, problems in verdicts.values() for problem in problems]
+    if not speaks_json():
+        for problem in found:
+            typer.echo(str(problem), err=True)
+    passed = [
+        ("standard input" if file == STDIN else file, job.metadata.name)
+        for file, (jobs, _) in verdicts.items()
+        for job in jobs
+    ]
+    tell(_report(verdicts), *(f"{source}: {name}: ok" for source, name in passed))
+    if found:
         raise typer.Exit(2)
 
 

@@ -2,14 +2,14 @@
 
 from importlib import metadata
 
-import typer
-
 from cormorant_cli.errors import CommandFailed
+from cormorant_cli.printing import tell
 
 
 def version() -> None:
     """Print the version of Cormorant."""
     try:
-        typer.echo(f"cormorant {metadata.version('cormorant')}")
+        found = metadata.version("cormorant")
     except metadata.PackageNotFoundError:
         raise CommandFailed("cormorant is not installed; install it with: pip install -e .") from None
+    tell({"version": found}, f"cormorant {found}")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cormorant_cli.commands.run import JobName
-from cormorant_cli.connection import AsJson, Connection, with_connection
+from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed, installed
-from cormorant_cli.printing import counted, quiet_logs, size_of, told_when_slow
+from cormorant_cli.printing import counted, quiet_logs, size_of, tell, told_when_slow
 from cormorant_contract.disk import write_durably
 from cormorant_contract.tensor_file import MAX_HEADER_BYTES, MalformedTensorFile, looks_like_pickle, parse_header
 
@@ -59,7 +59,10 @@ def init(
     data = to_bytes(current)
     write_whole(Path(out), memoryview(data))
     tensors = sum(map(len, current.values()))
-    typer.echo(f"{out}: {counted(tensors, 'tensor')} of {', '.join(current)}, {size_of(len(data))}")
+    tell(
+        {"file": out, "models": list(current), "tensors": tensors, "bytes": len(data)},
+        f"{out}: {counted(tensors, 'tensor')} of {', '.join(current)}, {size_of(len(data))}",
+    )
 
 
 @app.command()
@@ -70,21 +73,15 @@ def push(
     model: ModelName = "policy",
     version: Annotated[int, typer.Option(min=0, help="Version number to publish (0: the next one).")] = 0,
     wait: Wait = 30.0,
-    as_json: AsJson = False,
 ) -> None:
     """Publish a safetensors file. Exits with 1 if no worker applied it."""
     path = Path(file)
     check_tensors(path)
     with connection.client("write") as client:
         update, is_held = _publish(client, wait, lambda: client.publish(path, model=model, version=version or None))
-    if as_json:
-        typer.echo(update.answer.model_dump_json(indent=2))
-        return
     workers = update.answer.workers
-    if is_held:
-        typer.echo(f"version {update.version}: {update.state}; {_HELD}")
-        return
-    typer.echo(f"version {update.version}: {update.state}, {workers.acked} of {workers.total} workers, {update.digest}")
+    how = f"; {_HELD}" if is_held else f", {workers.acked} of {workers.total} workers, {update.digest}"
+    tell(update.answer, f"version {update.version}: {update.state}{how}")
 
 
 @app.command()
@@ -99,7 +96,8 @@ def pull(
     with connection.client("read") as client:
         found = client.weights(model, version=version or None)
     write_whole(Path(out), found.data)
-    typer.echo(f"{out}: version {found.version} of {model}, {size_of(len(found.data))}")
+    document = {"file": out, "model": model, "version": found.version, "bytes": len(found.data)}
+    tell(document, f"{out}: version {found.version} of {model}, {size_of(len(found.data))}")
 
 
 @app.command(name="list")
@@ -107,25 +105,21 @@ def pull(
 def list_versions(
     connection: Connection,
     model: Annotated[str, typer.Option("--model", help="Show the retained versions of this model.")] = "",
-    as_json: AsJson = False,
 ) -> None:
     """List the models and their newest versions, or the versions of one model."""
     with connection.client("read") as client:
         if not model:
             models = client.models()
-            if as_json:
-                typer.echo(models.model_dump_json(indent=2))
-                return
-            for entry in models.models:
-                typer.echo(f"{entry.name}  version {entry.version}  {size_of(entry.bytes)}  {entry.digest or '-'}")
+            lines = (f"{m.name}  version {m.version}  {size_of(m.bytes)}  {m.digest or '-'}" for m in models.models)
+            tell(models, *lines)
             return
         versions = client.versions(model)
-    if as_json:
-        typer.echo(versions.model_dump_json(indent=2))
-        return
-    for kept in versions.versions:
-        when = kept.published_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        typer.echo(f"{kept.version:>8}  {when}  {size_of(kept.bytes):>10}  {kept.digest}  {kept.author}")
+    lines = (
+        f"{kept.version:>8}  {kept.published_at.astimezone():%Y-%m-%d %H:%M:%S}  {size_of(kept.bytes):>10}  "
+        f"{kept.digest}  {kept.author}"
+        for kept in versions.versions
+    )
+    tell(versions, *lines)
     if not versions.versions:
         typer.echo(f"no weights of {model} have been published yet", err=True)
 
@@ -142,7 +136,7 @@ def rollback(
     with connection.client("write") as client:
         update, is_held = _publish(client, wait, lambda: client.rollback(version, model=model))
     held = f"; {_HELD}" if is_held else ""
-    typer.echo(f"version {update.version} has the weights of version {version}: {update.state}{held}")
+    tell(update.answer, f"version {update.version} has the weights of version {version}: {update.state}{held}")
 
 
 def _publish(client: "Client", wait_s: float, send: Callable[[], "Update"]) -> tuple["Update", bool]:

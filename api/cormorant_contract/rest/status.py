@@ -208,7 +208,7 @@ class Status(Answer):
     desired: DesiredReport | None = None
     """Same as `GET /v1/desired`, so that the operator needs one request. None from an older head."""
     statistics: dict[str, StatisticsReport] = Field(default_factory=dict)
-    """By key, where the manifest normalises; next/reward has those of the discounted return."""
+    """By key, where the manifest normalizes; next/reward has those of the discounted return."""
     inference: dict[str, InferenceReport] = Field(default_factory=dict)
     """By group, where inference servers act."""
     counts: Literal["frames", "episodes"] = "frames"

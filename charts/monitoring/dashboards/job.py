@@ -237,7 +237,7 @@ _EPISODES = Section(
     ),
 )
 _NORMALIZATION = Section(
-    title="Normalisation",
+    title="Normalization",
     panels=(
         Panel(
             title="Frames in the statistics",

@@ -416,6 +416,11 @@ def command(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return run
 
 
+def document_in(said: str) -> Any:
+    """The JSON that a command printed, after what the head in this process logged."""
+    return json.loads(said[said.index("{") :])
+
+
 def test_weights_by_command(command: Any, tmp_path: Path, client: Client) -> None:
     client.publish(numbered(2))  # not what is pushed as version 1 below, also where no test came before
     client.publish(numbered(3))
@@ -433,16 +438,42 @@ def test_weights_by_command(command: Any, tmp_path: Path, client: Client) -> Non
     assert code == 1
     assert "1" in err
     assert len(err.splitlines()) == 1
+    pulled = document_in(command("weights", "pull", path, "--json")[1])
+    assert pulled == {"file": str(path), "model": "policy", "version": version + 1, "bytes": path.stat().st_size}
+    assert document_in(command("weights", "rollback", version, "-o", "json")[1])["version"] == version + 2
+    assert "is not newer" in document_in(command("weights", "push", path, "--version", "1", "--json")[2])["error"]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "cannot read w.pt: No such file or directory; check the path"),
+        (b"\x80\x02}q\x00.", "w.pt looks like a pickle (torch.save); write it with safetensors.torch.save_file("),
+        (b"weights", "w.pt is not safetensors: "),
+    ],
+)
+def test_push_looks_at_the_file_before_it_asks_a_head(
+    content: bytes | None, sentence: str, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("w.pt").write_bytes(content)
+    code, _, err = command("weights", "push", "w.pt", "--url", "http://127.0.0.1:9")  # where no head is
+    assert (code, err.startswith(sentence)) == (2, True), err
 
 
 def test_pause_state_and_status_by_command(command: Any, tmp_path: Path) -> None:
-    assert command("pause", "--owner", "ops", "--reason", "lunch")[0] == 0
+    lease = document_in(command("pause", "--owner", "ops", "--reason", "lunch", "--json")[1])["lease"]
+    assert (lease["owner"], lease["state"]) == ("ops", "paused")
     code, out, _ = command("status")
     assert (code, "by ops" in out, "lunch" in out) == (0, True, True)
     assert command("state", "save", tmp_path / "s")[0] == 0
     assert command("state", "load", tmp_path / "s")[0] == 0
     assert command("resume", "--owner", "ops")[1].splitlines()[-1] == "resumed"
-    assert command("state", "load", tmp_path / "s")[0] == 0
+    assert document_in(command("resume", "--owner", "ops", "--json")[1])["state"] == "running"
+    saved = document_in(command("state", "save", tmp_path / "s", "--json")[1])
+    assert saved == {"file": str(tmp_path / "s"), "bytes": (tmp_path / "s").stat().st_size}
+    assert document_in(command("state", "load", tmp_path / "s", "--json")[1]) == saved
     assert command("state", "load", tmp_path / "nothing")[0] == 2
     assert '"phase":"Running"' in command("status", "--json")[1].replace(" ", "")
 

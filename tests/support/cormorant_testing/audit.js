@@ -11,8 +11,8 @@
   };
   const ground = (element) => {
     for (let e = element; e; e = e.parentElement) {
-      const colour = parse(getComputedStyle(e).backgroundColor);
-      if (colour.length === 3 || colour[3] > 0) return colour.slice(0, 3);
+      const color = parse(getComputedStyle(e).backgroundColor);
+      if (color.length === 3 || color[3] > 0) return color.slice(0, 3);
     }
     return [255, 255, 255];
   };
@@ -25,8 +25,8 @@
     if (!isSeen(e)) continue;
     if (hasText || ["INPUT", "SELECT"].includes(e.tagName)) {
       checked += 1;
-      const colour = parse(e instanceof SVGElement ? style.fill : style.color).slice(0, 3);
-      if (ratio(colour, ground(e)) < 4.5) faint.push(`${e.tagName}#${e.id} ${e.textContent.slice(0, 30)} ${ratio(colour, ground(e))}`);
+      const color = parse(e instanceof SVGElement ? style.fill : style.color).slice(0, 3);
+      if (ratio(color, ground(e)) < 4.5) faint.push(`${e.tagName}#${e.id} ${e.textContent.slice(0, 30)} ${ratio(color, ground(e))}`);
     }
     if (["INPUT", "SELECT", "BUTTON"].includes(e.tagName) && parseFloat(style.borderTopWidth)) {
       const edge = Math.max(ratio(parse(style.borderTopColor).slice(0, 3), ground(e.parentElement)), ratio(ground(e), ground(e.parentElement)));

@@ -1,4 +1,4 @@
-"""Episodes of one step or of many, by the toss of a coin: what favours short episodes shows at once.
+"""Episodes of one step or of many, by the toss of a coin: what favors short episodes shows at once.
 
 Ten environments, `tossers()`, end early with a probability of 0.1 or of 0.9, half of them each: over environments that
 count alike, half of all episodes are short. Who gives the next episode to whoever has ended one first finds far more.

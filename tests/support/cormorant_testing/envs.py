@@ -427,7 +427,7 @@ class Clock(gymnasium.Env[Any, Any]):
 
 
 class PicturedEnv(CountingEnv):
-    """A CountingEnv that renders: its step as a grey tone."""
+    """A CountingEnv that renders: its step as a gray tone."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  # as gymnasium declares it
 

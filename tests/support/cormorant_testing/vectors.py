@@ -63,7 +63,7 @@ class Referee:
         return stack(self.observation_space, [oracle.obs(0, 0) for oracle in self.oracles])
 
     def drive(self, env: VectorEnv, actions: Sequence[Any], rows: Sequence[int] | None = None) -> Step:
-        """Send one action for each row, receive, and check all that is not fresh. Fresh rows' idents are learnt."""
+        """Send one action for each row, receive, and check all that is not fresh. Fresh rows' idents are learned."""
         numbers = range(env.num_envs) if rows is None else rows
         env.send(stack(self.action_space, actions), EVERY_ROW if rows is None else np.array(rows, np.int64))
         step = env.recv()

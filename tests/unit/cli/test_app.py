@@ -1,5 +1,6 @@
 """How the command line starts and ends."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -63,13 +64,21 @@ def test_exit_codes(
     [
         ("status pong -o json", "status pong --json"),
         ("dataset ls data --output=json", "dataset ls data --json"),
-        ("doctor --json pong", "doctor pong -o json"),
+        ("doctor --json pong", "doctor pong --json"),
         ("evaluate job.yaml --output json", "evaluate job.yaml --output json"),
         ("submit job.yaml -o yaml", "submit job.yaml -o yaml"),
+        ("-o json version", "version --json"),
     ],
 )
 def test_json_has_two_spellings(arguments: str, words: str) -> None:
-    assert " ".join(entry.in_one_spelling(arguments.split())[0]) == words
+    assert " ".join(entry.in_one_spelling(arguments.split())) == words
+
+
+def test_every_command_has_json() -> None:
+    groups = [app, *(group.typer_instance for group in app.registered_groups)]
+    commands = [command.callback for group in groups if group for command in group.registered_commands]
+    assert len(commands) > 20
+    assert all("as_json" in inspect.signature(command).parameters for command in commands if command)
 
 
 @pytest.mark.parametrize(
@@ -168,12 +177,12 @@ def test_paragraphs_of_help_are_filled_to_the_width(capsys: pytest.CaptureFixtur
     assert all(len(line.rstrip()) >= width - 2 - longest_word for line in lines[1:-1])
 
 
-@pytest.mark.parametrize(("color", "has_colours"), [({"FORCE_COLOR": "1"}, True), ({}, False)])
-def test_colours_are_for_terminals(color: dict[str, str], has_colours: bool) -> None:
+@pytest.mark.parametrize(("color", "has_colors"), [({"FORCE_COLOR": "1"}, True), ({}, False)])
+def test_colors_are_for_terminals(color: dict[str, str], has_colors: bool) -> None:
     plain = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "GITHUB_ACTIONS")}
     command = [sys.executable, "-m", "cormorant_cli", "run", "-h"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**plain, **color})
-    assert ("\x1b[" in done.stdout) == has_colours
+    assert ("\x1b[" in done.stdout) == has_colors
 
 
 def test_examples_in_help_parse() -> None:

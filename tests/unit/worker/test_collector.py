@@ -313,7 +313,7 @@ def test_long_episodes_are_whole_even_when_batches_reset() -> None:
     assert batch["next", "terminated"].sum() == 3
 
 
-def test_short_episodes_are_not_favoured() -> None:
+def test_short_episodes_are_not_favored() -> None:
     # One environment's episodes are 50 times as long as the others': it still gives its share.
     seeds = SEEDS.env_seeds(4)
     options = {"longest": 97}

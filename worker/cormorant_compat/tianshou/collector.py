@@ -53,7 +53,7 @@ _NEVER = 1 << 62
 class Collector(Generic[Stats]):
     """Steps environments with a policy and stores what happens, as Tianshou's Collector does.
 
-    Counts are exact, short episodes are not favoured, hidden states are reset at ends of episodes. The environments
+    Counts are exact, short episodes are not favored, hidden states are reset at ends of episodes. The environments
     stand at their first observation once the collector is made: `reset` is there, and need not be called first.
     """
 

@@ -39,10 +39,10 @@ class SequenceStats(_Printed):
 
     @classmethod
     def from_sequence(cls, sequence: Sequence[float] | npt.NDArray[np.generic]) -> "SequenceStats":
-        """Summarise at least one number. Raises ValueError of none."""
+        """Summarize at least one number. Raises ValueError of none."""
         values = np.asarray(sequence, dtype=np.float64).reshape(-1)
         if not values.size:
-            raise ValueError("there is nothing to summarise: the sequence is empty")
+            raise ValueError("there is nothing to summarize: the sequence is empty")
         percentiles = dict(
             zip(("p5", "p25", "median", "p75", "p95"), np.percentile(values, [5, 25, 50, 75, 95]).tolist(), strict=True)
         )
@@ -96,7 +96,7 @@ class CollectStats(_Printed):
         return stats
 
     def refresh_sequence_stats(self) -> None:
-        """Summarise `returns` and `lens` again, after one of them was changed."""
+        """Summarize `returns` and `lens` again, after one of them was changed."""
         self.returns_stat = SequenceStats.from_sequence(self.returns) if self.returns.size else None
         self.lens_stat = SequenceStats.from_sequence(self.lens) if self.lens.size else None
 

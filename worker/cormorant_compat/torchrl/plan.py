@@ -48,7 +48,7 @@ class CollectionPlan:
         if limit(settings.total_frames):
             collection["totalFrames"] = limit(settings.total_frames)
         if self.mode == "sync":
-            # Nothing is stepped between two batches: the next one is collected with what was learnt from this one.
+            # Nothing is stepped between two batches: the next one is collected with what was learned from this one.
             collection["weights"] = {"maxStaleness": 0}
             if settings.preemptive_threshold is not None:
                 collection["preemptiveThreshold"] = max(float(settings.preemptive_threshold), 1 / self.num_collectors)

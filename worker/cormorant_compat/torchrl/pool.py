@@ -29,7 +29,7 @@ from cormorant_worker.spaces import Array, leaf_spaces, leaves, put_nested
 Build: TypeAlias = Callable[[Sequence[int] | None], VectorEnv]
 """Gives a pool with these seeds, or with those that it has."""
 
-_FLAVOURS = ("gym", "gymnasium", "dm")
+_FLAVORS = ("gym", "gymnasium", "dm")
 _IGNORED = ("gym_reset_return_info",)
 
 
@@ -209,9 +209,9 @@ def builder_of_task(env_name: str, num_workers: int, create_env_kwargs: Mapping[
     if num_workers < 1:
         raise EnvBuildError(f"num_workers {num_workers}; give 1 or more environments")
     given = {name: value for name, value in (create_env_kwargs or {}).items() if name not in _IGNORED}
-    flavour = given.pop("env_type", "gymnasium")
-    if flavour not in _FLAVOURS:
-        raise EnvBuildError(f'create_env_kwargs.env_type "{flavour}" is not known; use {", ".join(_FLAVOURS)}')
+    flavor = given.pop("env_type", "gymnasium")
+    if flavor not in _FLAVORS:
+        raise EnvBuildError(f'create_env_kwargs.env_type "{flavor}" is not known; use {", ".join(_FLAVORS)}')
     if (batch_size := given.pop("batch_size", num_workers)) != num_workers:
         raise EnvBuildError(
             f"create_env_kwargs.batch_size {batch_size} of num_workers {num_workers}: a TorchRL environment steps all "

@@ -190,7 +190,7 @@ function showTiles(status) {
   setText($("metrics"), metrics.map(([name, value]) => `${name} ${number(value)}`).join(", "));
 }
 
-/** What observations and returns are normalised with: how much it is made of, and whether the scales are sane. */
+/** What observations and returns are normalized with: how much it is made of, and whether the scales are sane. */
 function showStatistics(found) {
   $("statistics-tile").hidden = !found.length;
   if (!found.length) return;

@@ -80,7 +80,7 @@ class ByNumber(nn.Module):
         return self.versioned.number.long().reshape(1).expand(len(observation))
 
 
-def test_an_optimisers_step_acts_at_once() -> None:
+def test_an_optimizers_step_acts_at_once() -> None:
     policy = Versioned()
     collector = Collector(CountingEnv(), ByNumber(policy), frames_per_batch=3)
     batches = iter(collector)

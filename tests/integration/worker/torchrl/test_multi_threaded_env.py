@@ -163,7 +163,7 @@ def test_seeds_reproduce_and_no_two_environments_share_one() -> None:
 
 
 @pytest.mark.parametrize("env_type", ["gymnasium", "gym", "dm"])
-def test_pools_of_every_flavour_can_be_wrapped_and_seeded(env_type: str) -> None:
+def test_pools_of_every_flavor_can_be_wrapped_and_seeded(env_type: str) -> None:
     pool = envpool.make("CartPole-v1", env_type=env_type, num_envs=2, seed=[4, 8], max_episode_steps=5)
     env = MultiThreadedEnvWrapper(pool, categorical_action_encoding=True)
     played = env.rollout(12, break_when_any_done=False)
