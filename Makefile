@@ -11,7 +11,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-peers test-lerobot chaos mutants check bench gpu bench-operator bench-head docs wire constraints clean
+.PHONY: help install run test test-all test-peers test-lerobot chaos mutants check bench bench-train gpu bench-operator bench-head docs wire constraints clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ check: $(INSTALLED) ## Lint, format, types, imports, generated files
 
 bench: $(INSTALLED) ## Compare with the bare loop, TorchRL and Tianshou (about 25 minutes; BENCH_ARGS=--quick: 4)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-train: $(INSTALLED) ## Train PPO on CartPole with every library until the return is there (about 20 minutes)
+	@$(BIN)/python -m benchmarks.train $(BENCH_ARGS)
 
 gpu: $(INSTALLED) ## Run and measure what needs a CUDA device (under ten minutes; says so where there is none)
 	@$(BIN)/python -m benchmarks.gpu $(BENCH_ARGS)

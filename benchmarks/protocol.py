@@ -42,14 +42,14 @@ def measure(take: Take, seconds: float, *, settle_takes: int = 1) -> dict[str, f
         take()
         takes += 1
     frames = takes = 0
-    cpu_before, start = _cpu_seconds(), time.perf_counter()
+    cpu_before, start = cpu_seconds(), time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds or takes < MIN_TAKES:
         frames += take()
         takes += 1
-    return {"frames": frames, "seconds": elapsed, "cpu_seconds": _cpu_seconds() - cpu_before}
+    return {"frames": frames, "seconds": elapsed, "cpu_seconds": cpu_seconds() - cpu_before}
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """User and system time of this process (to the microsecond) and of its descendants (to 10 ms)."""
     return time.process_time() + sum(_ticks(pid) for pid in _descendants(os.getpid())) / os.sysconf("SC_CLK_TCK")
 
