@@ -443,7 +443,7 @@ class _Session:
         if now >= self._due:
             self._due = now + self._display.interval_s
             waits_for = server.waits_for(stats) if server is not None else ""
-            fps = self._rate.observe(now, stats.stepped_frames)
+            fps = self._rate.observe(now, stats.stepped_frames) * (not stats.paused)
             self._display.progress(Snapshot(fleet=stats, fps=fps, waits_for=waits_for))
 
 

@@ -123,7 +123,8 @@ def lines_of(found: "Status") -> Iterator[str]:
     yield f"  weights   version {weights.version}{state}, oldest version in use {weights.min_applied_version}"
     behind = f", {queue.waiting - queue.filled} waiting for room" if queue.waiting > queue.filled else ""
     returned = f", {queue.ready} returned" if queue.ready else ""
-    yield f"  queue     {queue.filled} of {queue.capacity}{behind}{returned}, {queue.lent} with learners"
+    if queue.capacity:
+        yield f"  queue     {queue.filled} of {queue.capacity}{behind}{returned}, {queue.lent} with learners"
     for consumer in found.consumers:
         yield f"  consumer  {consumer.name}: {consumer.taken:,} taken, {consumer.acked:,} acknowledged"
     for key, statistics in found.statistics.items():

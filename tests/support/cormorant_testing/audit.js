@@ -41,11 +41,14 @@
     (["BUTTON", "A", "SUMMARY"].includes(e.tagName) ? e.textContent.trim() : "");
   const all = (selector) => [...document.querySelectorAll(selector)];
   const ids = all("[id]").map((e) => e.id);
+  const repeated = (names) => names.filter((name, i) => names.indexOf(name) !== i);
   return {
     checked,
     faint,
     nameless: all("button, select, input, a, summary, [role=slider], [role=region], [role=img], section").filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 80)),
-    twice: ids.filter((id, i) => ids.indexOf(id) !== i),
+    twice: repeated(ids),
+    // Landmarks of one role have different names.
+    twins: repeated(all("header, main, footer, nav, aside, section, [role=region], [role=navigation]").filter(isSeen).map((e) => `${e.tagName} ${named(e)}`)),
     dangling: all("[aria-controls], [aria-describedby], [aria-labelledby]").flatMap((e) =>
       ["aria-controls", "aria-describedby", "aria-labelledby"].flatMap((name) => (e.getAttribute(name) ?? "").split(" ").filter(Boolean))
     ).filter((id) => !document.getElementById(id)),

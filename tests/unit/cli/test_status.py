@@ -68,6 +68,8 @@ def test_status_says_what_is_waited_for_and_what_fills_the_queue() -> None:
         queue=QueueReport(capacity=4, waiting=6, ready=1, lent=2, acked=0, redelivered=0, ended=False),
     )
     lines = list(lines_of(found))
+    without = status(queue=QueueReport(capacity=0, waiting=0, ready=0, lent=0, acked=0, redelivered=0, ended=False))
+    assert not any("queue" in line for line in lines_of(without)), "a dataset job has none"
     assert "  queue     4 of 4, 2 waiting for room, 1 returned, 2 with learners" in lines
     assert "  episodes  3, mean return -20.50 over the last 3" in lines
     assert lines[-2:] == ["  Ready: 2 of 2 workers are ready", f"  Progressing: {sentence}"]

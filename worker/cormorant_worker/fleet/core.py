@@ -107,7 +107,7 @@ class FleetCore:
             wake=self.waker.wake,
         )
         self.slots = Slots(job, {} if dataset is None else dataset.written)
-        self.counters, self.env_failures = FleetCounters(), EnvFailures(job)
+        self.counters, self.env_failures = FleetCounters(), EnvFailures()
         self.misplaced = ""
         """Why the last worker whose pod cannot run one could not; empty: there was none."""
         self.servers = InferenceServers(self.slots)
@@ -205,7 +205,7 @@ class FleetCore:
             version=self.offers.version,
             dropped=dict(self.queue.dropped),
             restarts=sum(books.restarts.total() for books in counters.groups.values()),
-            env_failures=self.env_failures.sentence,
+            env_failures=self.env_failures.sentence(dropped=sum(self.queue.dropped.values())),
             queued_batches=self.queue.num_waiting,
             paused=self.is_paused,
             workers=(),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.envs.restarts import RESTART_WINDOW_S
 from cormorant_worker.fleet.scheduler import SlotKey
@@ -16,8 +15,8 @@ from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import Sealed
 
 _RECENT = 100
-_SHARE = 10
-"""An environment keeps failing where one worker has restarted environments this fraction of its limit."""
+_MANY = 10
+"""Environments keep failing where one worker restarts this many, or more, within RESTART_WINDOW_S: one a minute."""
 _MOST_CHARACTERS = 4000
 
 
@@ -146,9 +145,8 @@ class _Group:
 class EnvFailures:
     """By slot. Guarded by the fleet's condition."""
 
-    def __init__(self, job: CollectorJob, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._many = max(1, getattr(job.spec.env.block, "max_restarts", 0) // _SHARE)
         self._recent: defaultdict[SlotKey, deque[float]] = defaultdict(deque)
         self._first = ""
 
@@ -168,11 +166,15 @@ class EnvFailures:
             recent.popleft()
         return len(recent)
 
-    @property
-    def sentence(self) -> str:
-        """That environments keep failing, with the first failure and its traceback; empty: they do not. The same
-        sentence for as long as it lasts.
+    def sentence(self, *, dropped: int) -> str:
+        """That environments keep failing, how often, and the first failure with its traceback; empty: they do not.
+
+        Args:
+            dropped: frames that the fleet has dropped, for whatever reason.
         """
-        if all(self.recent(slot) < self._many for slot in self._recent):
+        recent = [self.recent(slot) for slot in self._recent]
+        if max(recent, default=0) < _MANY:
             return ""
-        return f"environments keep failing and are restarted; the first: {self._first}"
+        began = min(times[0] for times in self._recent.values() if times)
+        rate = f"{sum(recent):,} restarts in {self._clock() - began:,.0f} s, {dropped:,} frames dropped"
+        return f"environments keep failing: {rate}; the first: {self._first}"

@@ -5,8 +5,9 @@ import { clock, count, words } from "./format.js";
 const MOST = 100;
 
 export class Events {
-  constructor(list) {
+  constructor(list, note) {
     this.list = list;
+    this.note = note;
     this.seen = new Set();
   }
 
@@ -27,6 +28,7 @@ export class Events {
     time.textContent = clock(when);
     item.append(` ${text}`);
     this.list.prepend(item);
+    this.note.hidden = true;
     while (this.list.children.length > MOST) this.list.lastChild.remove();
   }
 }

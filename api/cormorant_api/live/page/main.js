@@ -23,7 +23,7 @@ const plots = {
   fps: new Plot($("plot-fps"), { name: "Frames per second", format: (value) => `${count(value)} frames per second` }),
   return: new Plot($("plot-return"), { name: "Mean episode return", format: (value) => `return ${number(value)}` }),
   length: new Plot($("plot-length"), { name: "Mean episode length", format: (value) => `${number(value)} frames` }),
-  staleness: new Plot($("plot-staleness"), { name: "Version lag", format: (value) => `${number(value)} versions behind` }),
+  staleness: new Plot($("plot-staleness"), { name: "Version lag", format: (value) => `${Number(value.toFixed(2))} versions behind` }),
 };
 const shares = new Shares($("plot-shares"), [
   { key: "env", name: "environment" },
@@ -46,7 +46,7 @@ const workers = new Rows($("workers"), (worker) => worker.id, [
   { text: (worker) => `${worker.env_restarts}`, isNumber: true, warns: (worker) => worker.env_restarts > 0 },
 ]);
 const weights = new Weights($("updates"), $("no-updates"));
-const events = new Events($("events"));
+const events = new Events($("events"), $("no-events"));
 const log = new Log($("log"), $("log-loud"), $("no-log"));
 const learners = new Learners($("learners"), $("no-learners"), $("learners-note"));
 const preview = new Preview({
@@ -163,8 +163,8 @@ function showTiles(status) {
   const calls = groups.filter((group) => group.policy_call).map((group) => `; ${group.name}: ${group.policy_call}`);
   const [ready, desired] = groups.reduce((sum, group) => [sum[0] + group.ready, sum[1] + group.desired], [0, 0]);
   const texts = {
-    fps: count(isStill(status) ? 0 : frames.per_second),
-    "fps-mean": endState ? `${count(frames.stepped / Math.max(1, (Date.parse(moment.time) - Date.parse(status.started_at)) / 1000))} on average` : "",
+    fps: count(endState ? meanOf(status) : isStill(status) ? 0 : frames.per_second),
+    "fps-mean": endState ? "on average" : "",
     frames: count(frames.collected),
     target: frames.target === null ? "" : `of ${count(frames.target)} (${((100 * frames.collected) / (frames.target || 1)).toFixed(1)} %)${isStill(status) ? "" : leftOf(frames)}`,
     dropped: Object.entries(frames.dropped).filter(([, lost]) => lost).map(([why, lost]) => `${count(lost)} dropped (${words(why)})`).join(", "),
@@ -180,6 +180,8 @@ function showTiles(status) {
   for (const [id, text] of Object.entries(texts)) setText($(id), text);
   setText($("frames-title"), status.counts === "episodes" ? "Episodes played" : "Frames collected");
   $("queue-tile").hidden = $("learners-card").hidden = !queue.capacity;
+  $("workers-tile").hidden = $("workers-card").hidden = Boolean(endState) && !moment.workers.length;
+  setText($("now-title"), endState ? "At the end" : "Now");
   showStatistics(Object.entries(status.statistics ?? {}));
   showServers(Object.entries(status.inference ?? {}));
   const metrics = Object.entries(episodes.metrics ?? {});
@@ -217,6 +219,9 @@ function aroundQueue({ waiting, capacity, ready, lent }) {
   return `${behind}${ready ? `${ready} returned, ` : ""}${lent} with learners`;
 }
 
+/** Frames per second since the first worker was ready. */
+const meanOf = (status) => status.frames.stepped / Math.max(1, Date.parse(moment.time) / 1000 - (points[0]?.at ?? 0));
+
 function leftOf(frames) {
   const left = frames.target - frames.collected;
   return left > 0 && frames.per_second > 0 ? `, about ${duration(left / frames.per_second)} left` : "";
@@ -230,7 +235,7 @@ function showPlots() {
   plots.fps.show(points.map((p) => [p.at, p.per_second]), span);
   plots.return.show(points.map((p) => [p.at, p.mean_return, p.return_low, p.return_high]), span);
   plots.length.show(points.map((p) => [p.at, p.mean_length]), span);
-  $("plot-staleness").hidden = !moment?.status.queue.capacity && !moment?.status.weights.version && !points.some((p) => p.staleness);
+  $("plot-staleness").hidden = !moment?.status.weights.version && !points.some((p) => p.staleness);
   plots.staleness.show(points.map((p) => [p.at, p.staleness]), span);
   shares.show(points.map((p) => [p.at, p.time_shares]), { ...span, isTotal: Boolean(endState) });
 }
@@ -246,7 +251,7 @@ function showPause(status, isSpecPaused) {
   const states = { running: "", draining: "Pausing: some workers are still stepping.", paused: "All workers are paused." };
   const why = isSpecPaused ? " spec.paused is true: set it to false to resume." : "";
   const may = mayWrite ? "" : " This is the read token; pausing needs the write token.";
-  setText($("pause-help"), endState ? "The job does not run any more." : `${states[status.pause_state]}${why}${may}`.trim());
+  setText($("pause-help"), endState ? "The job no longer runs." : `${states[status.pause_state]}${why}${may}`.trim());
   const known = status.pauses.map((lease) => `${lease.id} ${lease.expires_at} ${mayWrite}`).join();
   if ($("leases").dataset.known === known) return;
   $("leases").dataset.known = known;

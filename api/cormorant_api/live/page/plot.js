@@ -157,9 +157,9 @@ function outlineOf(band, x, y) {
 
 /** Three to six round numbers around the values. */
 function ticksOf(values) {
-  const highest = values.length ? Math.max(...values, 0) : 1;
-  const lowest = values.length ? Math.min(...values, 0) : 0;
-  const span = highest - lowest || 1;
+  const lowest = Math.min(...values, 0);
+  const highest = Math.max(...values, 0) || (lowest ? 0 : 1);
+  const span = highest - lowest;
   const rough = 10 ** Math.floor(Math.log10(span / 3));
   const step = [1, 2, 5, 10].map((factor) => factor * rough).find((size) => span / size <= 5);
   const ticks = [];
