@@ -77,19 +77,20 @@ def learn(fleet: cormorant.Fleet, folder: Path) -> list[Any]:
     """Read every batch but what a saved state brings back; publish after each. Returns what the batches were."""
     torch.manual_seed(0)
     policy = mlp(*fleet.spaces)
-    receipt = fleet.publish(policy, wait=30)
-    assert (receipt.version, receipt.applied, receipt.waiting, receipt.refused) == (1, ("cpu-0",), (), {})
     seen: list[Any] = []
 
     def learned(batch: Any) -> None:
-        assert batch["collector", "policy_version"].unique().tolist() == [len(seen) + 1], "the newest, each time"
+        assert batch["collector", "policy_version"].unique().tolist() == [len(seen)], "the newest, each time"
         frames = frames_of(batch)
         seen.append([batch.shape, frames["observation"].clone(), batch["action"].clone()])
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter.mul_(-1.1)
-        fleet.publish({"policy": policy.state_dict()}).wait(30)
+        receipt = fleet.publish({"policy": policy.state_dict()}).wait(30)
+        if len(seen) == 1:  # a worker ends with the last batch
+            assert (receipt.version, receipt.applied, receipt.waiting, receipt.refused) == (1, ("cpu-0",), (), {})
 
+    # The first batch is from the initial weights: whether a publish before it overtakes one would depend on the moment.
     with fleet.batches() as batches:
         for batch in islice(batches, 3):
             learned(batch)
@@ -103,7 +104,7 @@ def learn(fleet: cormorant.Fleet, folder: Path) -> list[Any]:
         learned(own)
     stats = fleet.stats()
     assert (stats.frames, stats.total_frames, stats.version) == (280, 280, fleet.version)
-    assert fleet.version == 8
+    assert fleet.version == 7
     assert stats.episodes > 0
     assert stats.mean_return is not None
     return seen
