@@ -172,7 +172,7 @@ def with_connection(command: Callable[..., None]) -> Callable[..., None]:
 @contextmanager
 def client_errors(hint: str = "") -> Iterator[None]:
     """What the client raises inside, as errors of the command line. `hint`: ends the sentence about a bad token."""
-    from cormorant_client import BadAddress, ClientError, HeadUnreachable, NotNow, Unauthenticated, WeightsError
+    from cormorant_client import BadAddress, FleetError, HeadUnreachable, NotNow, Unauthenticated, WeightsError
 
     try:
         yield
@@ -184,7 +184,7 @@ def client_errors(hint: str = "") -> Iterator[None]:
         raise NotReady(str(error)) from error
     except HeadUnreachable as error:
         raise HeadAway(str(error)) from error
-    except ClientError as error:
+    except FleetError as error:
         raise CommandFailed(str(error)) from error
     except WeightsError as error:
         raise BadInput(str(error)) from error

@@ -21,6 +21,7 @@ from cormorant_client.errors import (
     BadAddress,
     BatchTimeout,
     ClientError,
+    ControlTimeout,
     FleetError,
     HeadFailed,
     UpdateFailed,
@@ -357,7 +358,7 @@ class Client(Fleet):
     # -- life --------------------------------------------------------------------------------------------------
 
     def pause(self, *, owner: str | None = None, reason: str = "", ttl: float = 60.0, wait: float = 30.0) -> Pause:
-        """Pause the fleet. Returns when it is paused, or after `wait` seconds.
+        """Pause the fleet. Returns when it is paused.
 
             with client.pause(reason="evaluating"):
                 evaluate()
@@ -366,10 +367,19 @@ class Client(Fleet):
             owner: owner of the lease, one lease per owner (default: this process).
             reason: shown to others.
             ttl: seconds after which the lease expires. Inside `with` it is renewed.
-            wait: seconds to wait; see `Pause.lease.state` for the result.
+            wait: seconds to wait for every worker to stop. 0: none; `Pause.lease.state` says how far it is.
+
+        Raises:
+            ControlTimeout: a worker did not stop in time; the lease holds, and the others stay paused.
         """
         wanted = PauseRequest(owner=owner or default_owner(), reason=reason, ttl_seconds=ttl, wait_seconds=wait)
-        return Pause(self._head, wanted)
+        pause = Pause(self._head, wanted)
+        if wait and pause.lease.state != "paused":
+            raise ControlTimeout(
+                f"the fleet is still {pause.lease.state} after {wait:g} s; {pause.owner} holds its pause for {ttl:g} s: "
+                "wait longer, or look at /v1/workers for the one that does not stop"
+            )
+        return pause
 
     def resume(self, owner: str | None = None) -> Pauses:
         """End the pause lease of an owner (default: this process). Leases of other owners stay."""

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 
 from cormorant_contract.errors import (
     BatchTimeout,
+    ControlTimeout,
     CormorantError,
     FleetClosed,
     FleetError,
@@ -47,6 +48,7 @@ __all__ = [
     "ClientClosed",
     "ClientError",
     "Conflict",
+    "ControlTimeout",
     "CormorantError",
     "FleetClosed",
     "FleetError",

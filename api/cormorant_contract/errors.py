@@ -3,6 +3,7 @@
 CormorantError
   FleetError           the fleet cannot do what was asked
     FleetClosed        it was closed here
+    ControlTimeout     workers did not do it in time
   BatchTimeout         no batch came in the time that was given
   UpdateFailed         published weights did not reach the workers
   StateError           a saved state cannot be written, read or restored
@@ -33,6 +34,10 @@ class FleetError(CormorantError):
 
 class FleetClosed(FleetError):
     """The fleet, or the client of one that runs elsewhere, is closed."""
+
+
+class ControlTimeout(FleetError, TimeoutError):
+    """Workers did not do in time what was asked: the message names them, or says how far they are, and the limit."""
 
 
 class BatchTimeout(CormorantError, TimeoutError):

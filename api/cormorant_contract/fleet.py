@@ -158,6 +158,9 @@ class Fleet(Protocol):
 
             with fleet.pause():
                 evaluate()
+
+        Raises:
+            ControlTimeout: a worker did not stop in time; the others stay paused.
         """
 
     def resume(self) -> object:

@@ -18,6 +18,7 @@ from safetensors.torch import save
 import cormorant
 from cormorant.errors import (
     BatchTimeout,
+    ControlTimeout,
     FleetClosed,
     FleetError,
     LastWorker,
@@ -31,6 +32,7 @@ from cormorant.errors import (
 from cormorant.policies import mlp
 from cormorant.postproc import frames_of
 from cormorant_testing.collecting import make_job
+from cormorant_testing.scripts import until
 from cormorant_testing.serving import serve
 
 CARTPOLE = {
@@ -42,7 +44,7 @@ CARTPOLE = {
         "policy": {"entrypoint": "cormorant.policies:mlp", "explorationType": "mode"},
         "collection": {
             "framesPerBatch": 40, "totalFrames": 280, "seed": 5,
-            "weights": {"maxStaleness": 0},
+            "weights": {"maxStaleness": 0}, "normalize": {"observation": {}},
         },
         "output": {"queue": {"capacityBatches": 1}},
     },
@@ -82,7 +84,10 @@ def learn(fleet: cormorant.Fleet, folder: Path) -> list[Any]:
     def learned(batch: Any) -> None:
         assert batch["collector", "policy_version"].unique().tolist() == [len(seen)], "the newest, each time"
         frames = frames_of(batch)
-        seen.append([batch.shape, frames["observation"].clone(), batch["action"].clone()])
+        assert fleet.statistics is not None
+        acted_with = fleet.statistics[len(seen)]
+        assert acted_with["observation"]["count"] == 40 * max(0, len(seen) - 1), "acknowledged when it was published"
+        seen.append([batch.shape, frames["observation"].clone(), batch["action"].clone(), acted_with])
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter.mul_(-1.1)
@@ -124,8 +129,10 @@ def test_the_same_script_reads_the_same_batches(place: Any, alone: list[Any], tm
         assert isinstance(fleet, cormorant.Fleet)
         found = learn(fleet, tmp_path)
     assert len(found) == 7
-    for (shape, seen, action), (other_shape, other_seen, other_action) in zip(found, alone, strict=True):
+    for (shape, seen, action, acted_with), (*other, other_with) in zip(found, alone, strict=True):
+        other_shape, other_seen, other_action = other
         assert shape == other_shape == (4, 10)
+        assert acted_with == other_with
         assert torch.equal(seen, other_seen)
         assert torch.equal(action, other_action)
 
@@ -257,6 +264,19 @@ def test_every_fleet_refuses_in_the_same_words(place: Any, tmp_path: Path) -> No
     for call in (fleet.next_batch, fleet.state, lambda: fleet.publish(policy), lambda: next(fleet.batches())):
         with pytest.raises(FleetClosed, match=" closed"):
             call()
+
+
+@pytest.mark.timeout(120)
+def test_every_fleet_says_that_a_worker_does_not_pause(tmp_path: Path) -> None:
+    job = make_job(num_envs=1, lengths=(3, 5), step_s=5.0, collection={"framesPerBatch": 20}, queue={})
+    with cormorant.open_fleet(job, workers=1, options=cormorant.FleetOptions(control_timeout_s=0.1)) as fleet:
+        until(lambda: [worker.phase for worker in fleet.workers()] == ["stepping"])
+        with pytest.raises(ControlTimeout, match=r"cpu-0 did not pause within 0 s"):
+            fleet.pause()
+    with serve(job, directory=tmp_path) as served, cormorant.connect(served.server.url, token=served.writer.token) as it:
+        until(lambda: [worker.phase for worker in it.workers().workers] == ["stepping"])
+        with pytest.raises(ControlTimeout, match=r"still draining after 0\.1 s; .* holds its pause for 60 s"):
+            it.pause(wait=0.1)
 
 
 @pytest.mark.timeout(120)

@@ -2,6 +2,7 @@
 
 from cormorant_contract.errors import (
     BatchTimeout,
+    ControlTimeout,
     CormorantError,
     FleetClosed,
     FleetError,
@@ -138,10 +139,6 @@ class WorkerFailed(FleetError):
         super().__init__(message)
         self.kind = kind
         """The class of the worker's own error, e.g. "EnvBuildError"; empty when the process died without a word."""
-
-
-class ControlTimeout(FleetError, TimeoutError):
-    """A control call was not answered in time; its message names the worker and the limit."""
 
 
 class NoSuchWorker(FleetError):

@@ -30,12 +30,13 @@ class CurrentLoan:
         """Guards the loan: `close` may be called while another thread waits for a batch."""
 
     def swap(self, loan: Loan | None, *, only: Loan | None = None) -> None:
-        """Give the last one back. `only`: if it is this one."""
+        """Acknowledge the last one and give it back. `only`: if it is this one."""
         with self._lock:
             if only is not None and only is not self._loan:
                 return
             last, self._loan = self._loan, loan
         if last is not None:
+            last.acknowledge()
             last.release()
 
     def __del__(self) -> None:
@@ -60,7 +61,6 @@ class LocalBatches(Batches):
         if loan is None:
             return None
         try:
-            loan.acknowledge()
             batch = loan.tensordict(copy=self._copy)
             if self._copy:
                 loan.copied()  # until the next one is asked for, the learner is taken to work on it
@@ -220,11 +220,6 @@ class LocalFleet(Fleet):
     # -- control -----------------------------------------------------------------------------------------------
 
     def pause(self) -> AbstractContextManager[object]:
-        """As `Fleet.pause`.
-
-        Raises:
-            ControlTimeout: a worker did not stop in time; the others stay paused.
-        """
         self._fleet.pause()
         held = ExitStack()
         held.callback(self._fleet.resume)

@@ -300,6 +300,11 @@ class BatchQueue:
         self._queue.clear()
         self._backlog.clear()
 
+    def forget_moments(self) -> None:
+        """The job's statistics are others now: what consumers hold does not count in them."""
+        for loan in self._at_work:
+            loan.moments = None
+
     @contextmanager
     def asking(self) -> Iterator[None]:
         self.num_asking += 1

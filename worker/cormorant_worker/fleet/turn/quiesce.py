@@ -171,6 +171,7 @@ class Quiesce:
         self._life.seed = saved.seed
         if core.statistics is not None and CURRENT in saved.statistics:
             core.statistics.reset(saved.statistics[CURRENT], saved.statistics)
+            core.queue.forget_moments()
         if weights is not None and saved.version > core.offers.version:
             core.offers.publish(weights[0], saved.version, weights[1])
         handles = {handle.slot: handle for handle in core.slots.workers if not handle.slot.is_server}
