@@ -376,8 +376,8 @@ class Client(Fleet):
         pause = Pause(self._head, wanted)
         if wait and pause.lease.state != "paused":
             raise ControlTimeout(
-                f"the fleet is still {pause.lease.state} after {wait:g} s; {pause.owner} holds its pause for {ttl:g} s: "
-                "wait longer, or look at /v1/workers for the one that does not stop"
+                f"the fleet is still {pause.lease.state} after {wait:g} s; {pause.owner} holds its pause for {ttl:g} "
+                "s: wait longer, or look at /v1/workers for the one that does not stop"
             )
         return pause
 

@@ -2,6 +2,9 @@
 REST, and gets the same batches.
 """
 
+import gc
+import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.torch import save
@@ -211,6 +215,26 @@ def test_a_state_file_that_cannot_be_used_is_said_in_a_sentence(place: Any, tmp_
         fleet.restore(tmp_path / "state")
 
 
+@pytest.mark.timeout(120)
+def test_workers_end_with_the_last_reference_to_their_fleet() -> None:
+    """Also when the garbage collector finds it in a thread that holds the fleet's condition and that of all threads."""
+    fleet = cormorant.open_fleet(CARTPOLE, workers=1)
+    (worker,) = (psutil.Process(worker.pid) for worker in fleet.workers())
+    inner, batches = fleet.of_workers, fleet.batches()
+    del fleet
+    if (child := os.fork()) == 0:
+        del batches
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert next(batches).shape == (4, 10), "an iteration refers to its fleet"
+    cycle: list[Any] = [batches]
+    cycle.append(cycle)
+    with inner._changed, threading._active_limbo_lock:  # type: ignore[attr-defined]  # where a thread starts
+        del batches, cycle
+        gc.collect()
+    worker.wait(60)
+
+
 def test_a_closed_fleet_says_so_at_once(tmp_path: Path) -> None:
     with local(tmp_path) as fleet:
         pass
@@ -273,10 +297,13 @@ def test_every_fleet_says_that_a_worker_does_not_pause(tmp_path: Path) -> None:
         until(lambda: [worker.phase for worker in fleet.workers()] == ["stepping"])
         with pytest.raises(ControlTimeout, match=r"cpu-0 did not pause within 0 s"):
             fleet.pause()
-    with serve(job, directory=tmp_path) as served, cormorant.connect(served.server.url, token=served.writer.token) as it:
-        until(lambda: [worker.phase for worker in it.workers().workers] == ["stepping"])
+    with (
+        serve(job, directory=tmp_path) as served,
+        cormorant.connect(served.server.url, token=served.writer.token) as far,
+    ):
+        until(lambda: [worker.phase for worker in far.workers().workers] == ["stepping"])
         with pytest.raises(ControlTimeout, match=r"still draining after 0\.1 s; .* holds its pause for 60 s"):
-            it.pause(wait=0.1)
+            far.pause(wait=0.1)
 
 
 @pytest.mark.timeout(120)

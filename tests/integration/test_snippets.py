@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from jupyter_client.manager import start_new_kernel
 
@@ -253,6 +254,9 @@ def test_notebook_is_interrupted_and_goes_on(tmp_path: Path) -> None:
         loop = "for n, batch in enumerate(fleet.batches()):\n    if n == 0: print('first batch', flush=True)"
         assert cell(loop, interrupted=True).endswith("KeyboardInterrupt")
         assert cell("print(fleet.next_batch(timeout=60) is not None, fleet.stats().restarts)").strip() == "True 0"
+        first = int(cell("print(fleet.workers()[0].pid)"))
+        assert "Error" not in cell(opened)
+        psutil.Process(first).wait(60)
         assert cell(closed) == ""
     finally:
         client.stop_channels()

@@ -1,5 +1,7 @@
 """What `open_fleet` gives: a fleet whose workers belong to this process, in the words of `cormorant.Fleet`."""
 
+import _thread
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -44,7 +46,7 @@ class CurrentLoan:
 
 
 class LocalBatches(Batches):
-    def __init__(self, fleet: WorkerFleet, lent: CurrentLoan, *, copy: bool = False) -> None:
+    def __init__(self, fleet: "LocalFleet", lent: CurrentLoan, *, copy: bool = False) -> None:
         self._fleet = fleet
         self._lent = lent
         self._copy = copy
@@ -55,7 +57,7 @@ class LocalBatches(Batches):
         """Give the last batch's memory back and wait for the next; None at the end."""
         self._lent.swap(None)
         try:
-            loan = self._fleet.borrow(timeout_s=timeout)
+            loan = self._fleet.of_workers.borrow(timeout_s=timeout)
         except ControlTimeout as error:
             raise BatchTimeout(str(error)) from None
         if loan is None:
@@ -86,7 +88,7 @@ class LocalBatches(Batches):
 class LocalShard(Shard):
     """One thread's part of the batches."""
 
-    def __init__(self, fleet: WorkerFleet) -> None:
+    def __init__(self, fleet: "LocalFleet") -> None:
         self._fleet = fleet
 
     def iter_batches(self, *, copy: bool = False) -> LocalBatches:
@@ -97,7 +99,7 @@ class LocalShard(Shard):
 class FleetReceipt(Receipt):
     """Each look is at the moment."""
 
-    def __init__(self, fleet: WorkerFleet, version: int) -> None:
+    def __init__(self, fleet: "LocalFleet", version: int) -> None:
         self._fleet = fleet
         self._version = version
 
@@ -107,18 +109,18 @@ class FleetReceipt(Receipt):
 
     @property
     def applied(self) -> tuple[str, ...]:
-        return self._fleet.receipt(self.version).applied
+        return self._fleet.of_workers.receipt(self.version).applied
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        return self._fleet.receipt(self.version).waiting
+        return self._fleet.of_workers.receipt(self.version).waiting
 
     @property
     def refused(self) -> Mapping[str, str]:
-        return self._fleet.receipt(self.version).refused
+        return self._fleet.of_workers.receipt(self.version).refused
 
     def wait(self, timeout: float = 30.0) -> Self:
-        found = self._fleet.receipt(self.version, wait_s=timeout)
+        found = self._fleet.of_workers.receipt(self.version, wait_s=timeout)
         if found.refused:
             said = "; ".join(f"{worker}: {why}" for worker, why in sorted(found.refused.items())[:4])
             raise UpdateFailed(f"version {self.version} was refused: {said}")
@@ -130,25 +132,34 @@ class FleetReceipt(Receipt):
         return self
 
     def __repr__(self) -> str:
-        found = self._fleet.receipt(self.version)
+        found = self._fleet.of_workers.receipt(self.version)
         return f"Receipt(version={self.version}, applied={found.applied}, waiting={found.waiting})"
 
 
+def close_forgotten(fleet: WorkerFleet, pid: int) -> None:
+    """Called by the garbage collector, in any thread, whose locks it must not wait for: starting this kind of thread
+    takes none. A fork's copy has no workers.
+    """
+    if os.getpid() == pid:
+        _thread.start_new_thread(fleet.close, ())
+
+
 class LocalFleet(Fleet):
-    """Workers of this process, here or on a Ray cluster."""
+    """Workers of this process, here or on a Ray cluster. They end with the last reference to it, too."""
 
     def __init__(self, fleet: WorkerFleet) -> None:
-        self._fleet = fleet
+        self.of_workers = fleet
+        """The same, as a head uses it."""
         self._lent = CurrentLoan()
 
     @property
     def job(self) -> CollectorJob:
         """The manifest, also of a script."""
-        return self._fleet.job
+        return self.of_workers.job
 
     @property
     def spaces(self) -> tuple[Space, Space]:
-        return self._fleet.spaces
+        return self.of_workers.spaces
 
     # -- batches -----------------------------------------------------------------------------------------------
 
@@ -161,7 +172,7 @@ class LocalFleet(Fleet):
             FleetClosed: the fleet was closed meanwhile.
             FleetError: the manifest has no output.queue.
         """
-        return LocalBatches(self._fleet, self._lent, copy=copy)
+        return LocalBatches(self, self._lent, copy=copy)
 
     def next_batch(self, timeout: float | None = None, *, copy: bool = False) -> "TensorDict | None":
         """As `Fleet.next_batch`.
@@ -170,12 +181,12 @@ class LocalFleet(Fleet):
             BatchTimeout: no batch came in time.
             WorkerFailed, FleetClosed, FleetError: as `batches`.
         """
-        return LocalBatches(self._fleet, self._lent, copy=copy).next(timeout)
+        return LocalBatches(self, self._lent, copy=copy).next(timeout)
 
     def streaming_split(self, n: int) -> tuple[LocalShard, ...]:
         """As `Fleet.streaming_split`, for threads of this process."""
         self._lent.swap(None)
-        return tuple(LocalShard(self._fleet) for _ in range(n))
+        return tuple(LocalShard(self) for _ in range(n))
 
     # -- weights -----------------------------------------------------------------------------------------------
 
@@ -203,30 +214,30 @@ class LocalFleet(Fleet):
             UpdateFailed: with `wait`, no worker acts with them in time.
             FleetError: no such worker; nothing was published.
         """
-        found = self._fleet.publish(
+        found = self.of_workers.publish(
             weights, version=version, wait_s=wait, workers=workers or (), allow_nonfinite=allow_nonfinite
         )
-        receipt = FleetReceipt(self._fleet, found.version)
+        receipt = FleetReceipt(self, found.version)
         return receipt if found.applied or not wait else receipt.wait(0)
 
     @property
     def version(self) -> int:
-        return self._fleet.version
+        return self.of_workers.version
 
     @property
     def statistics(self) -> StatisticsBook | None:
-        return self._fleet.statistics
+        return self.of_workers.statistics
 
     # -- control -----------------------------------------------------------------------------------------------
 
     def pause(self) -> AbstractContextManager[object]:
-        self._fleet.pause()
+        self.of_workers.pause()
         held = ExitStack()
-        held.callback(self._fleet.resume)
+        held.callback(self.of_workers.resume)
         return held
 
     def resume(self) -> None:
-        self._fleet.resume()
+        self.of_workers.resume()
 
     def state(self) -> bytes:
         """As `Fleet.state`.
@@ -234,7 +245,7 @@ class LocalFleet(Fleet):
         Raises:
             ControlTimeout: batches under way did not end in time.
         """
-        return self._fleet.state()
+        return self.of_workers.state()
 
     def restore(self, state: State) -> None:
         """As `Fleet.restore`.
@@ -244,7 +255,7 @@ class LocalFleet(Fleet):
                 message names.
             WeightsMismatch: its weights do not fit the policy; nothing is changed.
         """
-        self._fleet.restore(read_state(state))
+        self.of_workers.restore(read_state(state))
 
     def seed(self, seed: int) -> tuple[str, ...]:
         """As `Fleet.seed`.
@@ -254,7 +265,7 @@ class LocalFleet(Fleet):
             WorkerFailed: environments cannot be built again.
             ControlTimeout: batches under way did not end in time.
         """
-        return self._fleet.seed(seed)
+        return self.of_workers.seed(seed)
 
     def resize(self, workers: int | Mapping[str, int], *, wait: bool = True) -> None:
         """Start workers, or retire those with the highest index: they finish what they hold first.
@@ -267,20 +278,20 @@ class LocalFleet(Fleet):
             FleetError: fewer than one worker, or no such group.
             WorkerFailed, ControlTimeout: new workers did not start.
         """
-        self._fleet.resize(workers, wait=wait)
+        self.of_workers.resize(workers, wait=wait)
 
     # -- looking -----------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        return self._fleet.stats(workers=False).summary()
+        return self.of_workers.stats(workers=False).summary()
 
     def workers(self) -> tuple[WorkerStats, ...]:
         """Each worker."""
-        return self._fleet.stats().workers
+        return self.of_workers.stats().workers
 
     def wait_until_done(self, timeout: float) -> bool:
         """For jobs with a dataset and no queue: wait until all frames are durable. False after `timeout` seconds."""
-        return self._fleet.wait_until_done(timeout)
+        return self.of_workers.wait_until_done(timeout)
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -289,4 +300,4 @@ class LocalFleet(Fleet):
         taken is given up. May be called twice.
         """
         self._lent.swap(None)
-        self._fleet.close()
+        self.of_workers.close()
