@@ -14,10 +14,9 @@ from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.client import Client, ConnectOptions, RemoteShard, connect
 from cormorant_client.delivery import Delivery
 from cormorant_client.errors import BatchTimeout, ClientError
-from cormorant_client.events import read_events
+from cormorant_client.head import read_events
 from cormorant_client.pauses import Pause
-from cormorant_client.publishing import MAIN_MODEL, make_body
-from cormorant_client.updates import Update
+from cormorant_client.publishing import MAIN_MODEL, Update, make_body
 from cormorant_contract.rest.events import Event
 from cormorant_contract.weights import Publishable
 

@@ -28,12 +28,10 @@ from cormorant_client.errors import (
     VersionTaken,
     WeightsError,
 )
-from cormorant_client.events import read_events, read_opening
-from cormorant_client.head import HeadConnection, quoted
+from cormorant_client.head import HeadConnection, quoted, read_events, read_opening
 from cormorant_client.pauses import Pause, default_owner
-from cormorant_client.publishing import MAIN_MODEL, Body, Publisher, PulledWeights, make_body
+from cormorant_client.publishing import MAIN_MODEL, Body, Publisher, PulledWeights, Update, make_body
 from cormorant_client.transport import Dial, HttpReply, Transport, dial_tcp
-from cormorant_client.updates import Update
 from cormorant_contract.fleet import Fleet, Shard
 from cormorant_contract.rest import headers
 from cormorant_contract.rest import updates as rest

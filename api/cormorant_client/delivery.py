@@ -11,13 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cormorant_client.errors import BadBatch, BatchGone
-from cormorant_client.tensors import Array, array_at, view
-from cormorant_contract.tensor_file import MalformedTensorFile, parse_header
+from cormorant_contract.tensor_file import NUMPY_NAMES, MalformedTensorFile, TensorEntry, TensorFile, parse_header
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
+Array = npt.NDArray[Any]
+
+NUMPY_BY_NAME: Mapping[str, np.dtype[Any]] = {name: np.dtype(attribute) for name, attribute in NUMPY_NAMES.items()}
+NAME_BY_NUMPY: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_BY_NAME.items()}
 
 METADATA_KEY = "cormorant_batch"
 FORMAT = 1
@@ -218,6 +223,23 @@ def decode_memory(
     except (KeyError, ValueError) as error:
         raise BadBatch(f"the head's memory no longer contains that batch: {error}") from error
     return _make_batch(metadata, arrays, is_shared=True, on_ack=on_ack, on_forget=on_forget)
+
+
+def view(data: memoryview, file: TensorFile, entry: TensorEntry) -> Array:
+    """One tensor of a file as an array over the file's bytes."""
+    return array_at(data, entry.dtype, entry.shape, file.data_start + entry.begin)
+
+
+def array_at(data: memoryview, dtype: str, shape: tuple[int, ...], offset: int) -> Array:
+    """An array over bytes that begin somewhere in a buffer; a copy where they begin at an odd address.
+
+    Raises:
+        KeyError: numpy has no such dtype.
+        ValueError: the buffer ends before the array does.
+    """
+    count = int(np.prod(shape, dtype=np.int64))
+    found = np.frombuffer(data, NUMPY_BY_NAME[dtype], count=count, offset=offset).reshape(shape)
+    return found if found.flags.aligned else found.copy()
 
 
 def _make_batch(metadata: Mapping[str, str], arrays: Arrays, **options: Any) -> Delivery:

@@ -23,10 +23,7 @@ def main(updates: int = UPDATES) -> float:
         for batch in islice(fleet.batches(), updates):  # TensorDict [16, 128]: a batch of each worker
             reward, done = batch["next", "reward"].squeeze(-1), batch["next", "done"].squeeze(-1)
             with torch.no_grad():
-                now, following = (
-                    value(batch["observation"]).squeeze(-1),
-                    value(batch["next", "observation"]).squeeze(-1),
-                )
+                now, following = (value(batch[key]).squeeze(-1) for key in ("observation", ("next", "observation")))
                 delta = reward + 0.99 * following * ~batch["next", "terminated"].squeeze(-1) - now
                 advantage, running = torch.zeros_like(delta), torch.zeros(delta.shape[0])
                 for t in reversed(range(delta.shape[1])):  # generalized advantages

@@ -17,11 +17,14 @@ def main(job: str, updates: int = 100) -> float:
     with cormorant.connect(job) as fleet:
         policy = mlp(*fleet.spaces)
         optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
-        fleet.publish(policy, wait=30)
+        receipt = fleet.publish(policy, wait=30)
         for _ in range(updates):
             if (batch := fleet.next_batch(timeout=120)) is None:
                 break  # everything is collected
-            to_go = batch["next", "reward"].squeeze(-1).flip(1).cumsum(1).flip(1)
+            reward, done = batch["next", "reward"].squeeze(-1), batch["next", "done"].squeeze(-1)
+            to_go, running = torch.zeros(batch.shape), torch.zeros(len(batch))
+            for t in reversed(range(batch.shape[1])):  # returns of each episode
+                to_go[:, t] = running = reward[:, t] + 0.99 * running * ~done[:, t]
             log_prob, _ = policy.evaluate(batch["observation"].flatten(0, 1), batch["action"].flatten(0, 1))
             optimizer.zero_grad()
             (-log_prob * (to_go - to_go.mean()).flatten()).mean().backward()

@@ -10,7 +10,7 @@ from cormorant_testing.snippets import ROOT
 from cormorant_worker.launch import load_job
 
 SHORT = ROOT / "examples" / "short"
-SCREEN = 60
+SCREEN = 50
 
 
 def main_of(name: str) -> object:

@@ -44,6 +44,9 @@ class OneHot(gymnasium.spaces.MultiBinary):
         """True for those n vectors."""
         return super().contains(np.asarray(x)) and int(np.sum(x)) == 1
 
+    def __repr__(self) -> str:
+        return f"OneHot({self.size})"
+
 
 class Rooted(gymnasium.spaces.Dict):
     """A Dict whose parts lie at the root of a batch, not under "observation": TorchRL's environments name their own."""

@@ -5,8 +5,11 @@ An operator of its own, beside the cluster, looks after the test's namespace.
 
 import json
 import os
+import pickle
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+import cormorant
+from cormorant.errors import BadAddress
 from cormorant.policies import mlp
 from cormorant_testing.kubectl import Namespace
 from cormorant_testing.operator_scene import Cli
@@ -99,6 +104,27 @@ def test_weights_go_out_and_come_back(job: Job) -> None:
     got = load_file(back)
     assert all((got[name] == tensor).all() for name, tensor in sent.items())
     assert "version 1" in job.good("weights", "list", "cart")
+
+
+def test_a_script_reads_and_trains_the_job_by_its_name(job: Job) -> None:
+    """`cormorant.connect("cart")`: what two processes read, and weights, go through the API server."""
+    with cormorant.connect("cart", namespace=job.namespace.name) as fleet:
+        policy = mlp(*fleet.spaces, hidden=HIDDEN)
+        receipt = fleet.publish(policy, wait=60)
+        assert receipt.applied == ("cpu-0",)
+        assert fleet.version == receipt.version == fleet.stats().version
+        with fleet.batches(frames=192) as batches:
+            assert [batch.shape for batch in batches] == [(2, 32)] * 3
+        (shard,) = pickle.loads(pickle.dumps(fleet.streaming_split(1)))
+        script = "import pickle, sys; print(next(pickle.load(sys.stdin.buffer).iter_batches()).numel())"
+        said = subprocess.run(
+            [sys.executable, "-c", script], input=pickle.dumps(shard), capture_output=True, check=True
+        )
+        assert int(said.stdout) == 64
+        with fleet.pause(wait=60):
+            assert fleet.stats().is_paused
+    with pytest.raises(BadAddress, match="nobody"):
+        cormorant.connect("nobody", namespace=job.namespace.name)
 
 
 def test_pause_holds_until_resume(job: Job) -> None:

@@ -32,11 +32,9 @@ from cormorant_client import (
 from cormorant_client.address import parse_address
 from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.errors import error_for
-from cormorant_client.events import parse_events
-from cormorant_client.head import HeadConnection
-from cormorant_client.publishing import Body, Publisher
+from cormorant_client.head import HeadConnection, parse_events
+from cormorant_client.publishing import Body, Publisher, Update
 from cormorant_client.transport import Transport
-from cormorant_client.updates import Update
 from cormorant_contract.rest import updates as rest
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, problem
 from cormorant_testing.scripts import unused_port
