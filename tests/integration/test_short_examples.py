@@ -28,8 +28,9 @@ def test_ppo_learns() -> None:
     assert main_of("ppo.py")() > 100  # type: ignore[operator]  # 22 at first
 
 
-def test_an_evaluation_has_a_mean() -> None:
+def test_an_evaluation_has_a_mean(capfd: pytest.CaptureFixture[str]) -> None:
     assert 8 < main_of("evaluation.py")(12) < 500  # type: ignore[operator]
+    assert "warning" not in capfd.readouterr().out, "its workers have no state to save"
 
 
 def test_a_dataset_is_read_and_learned_from(tmp_path: Path) -> None:

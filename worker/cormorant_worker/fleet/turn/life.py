@@ -281,7 +281,8 @@ class SlotLife:
         for handle in idle:
             core.slots.move(handle.slot, SlotState.FINISHING)
             core.scheduler.may_not_collect(handle.slot.key)  # frames found stale from now on are another worker's
-            handle.send(Finish(saves=is_done and not core.is_closing, settled=core.settled))
+            saves = is_done and not core.is_closing and core.episodes is None
+            handle.send(Finish(saves=saves, settled=core.settled))
         return len(idle) == _MOST_FINISHES
 
     # -- GONE --------------------------------------------------------------------------------------------------
