@@ -141,7 +141,7 @@ class AsyncClient:
         pause = partial(self._client.pause, owner=owner, reason=reason, ttl=ttl, wait=wait)
         return AsyncPause(pause, self._pool)
 
-    async def events(self, *, last_id: str = "") -> AsyncIterator[Event]:
+    async def events(self, *, last_id: str | None = None) -> AsyncIterator[Event]:
         """Iterate over events, without end."""
         head = self._client._head.twin()
         events = read_events(head, last_id=last_id)

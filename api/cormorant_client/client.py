@@ -449,11 +449,11 @@ class Client(Fleet):
         """Every worker."""
         return self._head.get(Workers, "/v1/workers")
 
-    def events(self, *, last_id: str = "") -> Iterator[Event]:
+    def events(self, *, last_id: str | None = None) -> Iterator[Event]:
         """Iterate over events as they happen, without end. Reconnects after broken connections.
 
         Args:
-            last_id: continue after this event.
+            last_id: continue after this event; None: with what happens from now on.
         """
         return read_events(self._head, last_id=last_id)
 

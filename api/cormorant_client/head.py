@@ -221,7 +221,7 @@ def quoted(name: str) -> str:
     return quote(name, safe="")
 
 
-def read_events(head: HeadConnection, *, last_id: str = "") -> Iterator[Event]:
+def read_events(head: HeadConnection, *, last_id: str | None = None) -> Iterator[Event]:
     """Yield events until the head is closed here. A broken connection is opened again after the last event seen.
 
     Raises:

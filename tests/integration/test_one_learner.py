@@ -220,7 +220,7 @@ def test_workers_end_with_the_last_reference_to_their_fleet() -> None:
     """Also when the garbage collector finds it in a thread that holds the fleet's condition and that of all threads."""
     fleet = cormorant.open_fleet(CARTPOLE, workers=1)
     (worker,) = (psutil.Process(worker.pid) for worker in fleet.workers())
-    inner, batches = fleet.of_workers, fleet.batches()
+    inner, batches = fleet._fleet, fleet.batches()
     del fleet
     if (child := os.fork()) == 0:
         del batches
@@ -320,7 +320,7 @@ def test_every_fleet_publishes_the_same_things(place: Any, tmp_path: Path) -> No
             assert fleet.publish(weights, wait=30).version == version
 
 
-def test_what_is_no_number_of_workers_is_refused() -> None:
+def test_what_is_no_number__fleet_is_refused() -> None:
     for workers in (0, -1, "2"):
         with pytest.raises(LastWorker, match=f"workers is {workers!r}; give a number from 1 on"):
             cormorant.open_fleet(CARTPOLE, workers=workers)  # type: ignore[arg-type]  # as a script may

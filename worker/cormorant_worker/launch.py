@@ -163,7 +163,7 @@ def open_fleet(
         from cormorant_worker.fleet.ray.engine import RayEngine
 
         fleet = LocalFleet(WorkerFleet(job, options, engine=RayEngine(engine)))
-    weakref.finalize(fleet, close_forgotten, fleet.of_workers, os.getpid()).atexit = False
+    weakref.finalize(fleet, close_forgotten, fleet._fleet, os.getpid()).atexit = False
     importing.join()
     if resume is not None:
         try:

@@ -47,7 +47,7 @@ class CurrentLoan:
 
 class LocalBatches(Batches):
     def __init__(self, fleet: "LocalFleet", lent: CurrentLoan, *, copy: bool = False) -> None:
-        self._fleet = fleet
+        self._owner = fleet
         self._lent = lent
         self._copy = copy
         self._loan: Loan | None = None
@@ -57,7 +57,7 @@ class LocalBatches(Batches):
         """Give the last batch's memory back and wait for the next; None at the end."""
         self._lent.swap(None)
         try:
-            loan = self._fleet.of_workers.borrow(timeout_s=timeout)
+            loan = self._owner._fleet.borrow(timeout_s=timeout)
         except ControlTimeout as error:
             raise BatchTimeout(str(error)) from None
         if loan is None:
@@ -89,18 +89,18 @@ class LocalShard(Shard):
     """One thread's part of the batches."""
 
     def __init__(self, fleet: "LocalFleet") -> None:
-        self._fleet = fleet
+        self._owner = fleet
 
     def iter_batches(self, *, copy: bool = False) -> LocalBatches:
         """Iterate; batches lie in memory of their own, with and without `copy`."""
-        return LocalBatches(self._fleet, CurrentLoan(), copy=True)
+        return LocalBatches(self._owner, CurrentLoan(), copy=True)
 
 
 class FleetReceipt(Receipt):
     """Each look is at the moment."""
 
     def __init__(self, fleet: "LocalFleet", version: int) -> None:
-        self._fleet = fleet
+        self._owner = fleet
         self._version = version
 
     @property
@@ -109,18 +109,18 @@ class FleetReceipt(Receipt):
 
     @property
     def applied(self) -> tuple[str, ...]:
-        return self._fleet.of_workers.receipt(self.version).applied
+        return self._owner._fleet.receipt(self.version).applied
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        return self._fleet.of_workers.receipt(self.version).waiting
+        return self._owner._fleet.receipt(self.version).waiting
 
     @property
     def refused(self) -> Mapping[str, str]:
-        return self._fleet.of_workers.receipt(self.version).refused
+        return self._owner._fleet.receipt(self.version).refused
 
     def wait(self, timeout: float = 30.0) -> Self:
-        found = self._fleet.of_workers.receipt(self.version, wait_s=timeout)
+        found = self._owner._fleet.receipt(self.version, wait_s=timeout)
         if found.refused:
             said = "; ".join(f"{worker}: {why}" for worker, why in sorted(found.refused.items())[:4])
             raise UpdateFailed(f"version {self.version} was refused: {said}")
@@ -132,7 +132,7 @@ class FleetReceipt(Receipt):
         return self
 
     def __repr__(self) -> str:
-        found = self._fleet.of_workers.receipt(self.version)
+        found = self._owner._fleet.receipt(self.version)
         return f"Receipt(version={self.version}, applied={found.applied}, waiting={found.waiting})"
 
 
@@ -148,18 +148,17 @@ class LocalFleet(Fleet):
     """Workers of this process, here or on a Ray cluster. They end with the last reference to it, too."""
 
     def __init__(self, fleet: WorkerFleet) -> None:
-        self.of_workers = fleet
-        """The same, as a head uses it."""
+        self._fleet = fleet
         self._lent = CurrentLoan()
 
     @property
     def job(self) -> CollectorJob:
         """The manifest, also of a script."""
-        return self.of_workers.job
+        return self._fleet.job
 
     @property
     def spaces(self) -> tuple[Space, Space]:
-        return self.of_workers.spaces
+        return self._fleet.spaces
 
     # -- batches -----------------------------------------------------------------------------------------------
 
@@ -214,7 +213,7 @@ class LocalFleet(Fleet):
             UpdateFailed: with `wait`, no worker acts with them in time.
             FleetError: no such worker; nothing was published.
         """
-        found = self.of_workers.publish(
+        found = self._fleet.publish(
             weights, version=version, wait_s=wait, workers=workers or (), allow_nonfinite=allow_nonfinite
         )
         receipt = FleetReceipt(self, found.version)
@@ -222,22 +221,22 @@ class LocalFleet(Fleet):
 
     @property
     def version(self) -> int:
-        return self.of_workers.version
+        return self._fleet.version
 
     @property
     def statistics(self) -> StatisticsBook | None:
-        return self.of_workers.statistics
+        return self._fleet.statistics
 
     # -- control -----------------------------------------------------------------------------------------------
 
     def pause(self) -> AbstractContextManager[object]:
-        self.of_workers.pause()
+        self._fleet.pause()
         held = ExitStack()
-        held.callback(self.of_workers.resume)
+        held.callback(self._fleet.resume)
         return held
 
     def resume(self) -> None:
-        self.of_workers.resume()
+        self._fleet.resume()
 
     def state(self) -> bytes:
         """As `Fleet.state`.
@@ -245,7 +244,7 @@ class LocalFleet(Fleet):
         Raises:
             ControlTimeout: batches under way did not end in time.
         """
-        return self.of_workers.state()
+        return self._fleet.state()
 
     def restore(self, state: State) -> None:
         """As `Fleet.restore`.
@@ -255,7 +254,7 @@ class LocalFleet(Fleet):
                 message names.
             WeightsMismatch: its weights do not fit the policy; nothing is changed.
         """
-        self.of_workers.restore(read_state(state))
+        self._fleet.restore(read_state(state))
 
     def seed(self, seed: int) -> tuple[str, ...]:
         """As `Fleet.seed`.
@@ -265,7 +264,7 @@ class LocalFleet(Fleet):
             WorkerFailed: environments cannot be built again.
             ControlTimeout: batches under way did not end in time.
         """
-        return self.of_workers.seed(seed)
+        return self._fleet.seed(seed)
 
     def resize(self, workers: int | Mapping[str, int], *, wait: bool = True) -> None:
         """Start workers, or retire those with the highest index: they finish what they hold first.
@@ -278,20 +277,20 @@ class LocalFleet(Fleet):
             FleetError: fewer than one worker, or no such group.
             WorkerFailed, ControlTimeout: new workers did not start.
         """
-        self.of_workers.resize(workers, wait=wait)
+        self._fleet.resize(workers, wait=wait)
 
     # -- looking -----------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        return self.of_workers.stats(workers=False).summary()
+        return self._fleet.stats(workers=False).summary()
 
     def workers(self) -> tuple[WorkerStats, ...]:
         """Each worker."""
-        return self.of_workers.stats().workers
+        return self._fleet.stats().workers
 
     def wait_until_done(self, timeout: float) -> bool:
         """For jobs with a dataset and no queue: wait until all frames are durable. False after `timeout` seconds."""
-        return self.of_workers.wait_until_done(timeout)
+        return self._fleet.wait_until_done(timeout)
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -300,4 +299,4 @@ class LocalFleet(Fleet):
         taken is given up. May be called twice.
         """
         self._lent.swap(None)
-        self.of_workers.close()
+        self._fleet.close()

@@ -148,7 +148,7 @@ class Dataset:
         return (frames.to_tensordict(keys) for frames in trajectories)
 
     @cached_property
-    def episodes(self) -> Any:
+    def episodes(self) -> "pa.Table":
         """One row per trajectory, as a pyarrow.Table: `dataset.episodes.to_pandas()`, `polars.from_arrow(...)`.
 
         `part` (the worker attempt), `env` (its column there), `traj_id`, `first_step` (more than 0: the trajectory
@@ -176,7 +176,7 @@ class Dataset:
         named = zip(fields, columns, strict=True)
         return pa.table({name: pa.array(values, type=kind) for (name, kind), values in named})
 
-    def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
+    def to_arrow(self, columns: Sequence[str] | None = None) -> "pa.Table":
         """All frames as a pyarrow.Table, for pandas, polars, DuckDB: `dataset.to_arrow(["reward"]).to_pandas()`.
 
         One row per frame: leaves by their dotted names (`observation.cam`, `action`), `reward`, `terminated`,
