@@ -143,7 +143,7 @@ class Delivery:
             }
 
         nested = self.numpy()
-        shape = nested["next"]["reward"].shape[:2]
+        shape = nested["next"]["done"].shape[:2]
         found = TensorDict(wrapped(nested), batch_size=list(shape), names=[None, "time"])
         if self.post_processing:
             from cormorant_postproc.pipeline import of_collection
@@ -307,10 +307,10 @@ def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
     for name in ("traj_ids", "policy_version", *(["task_id"] if "collector/task_id" in model.arrays else [])):
         root["collector"][name] = joined(f"collector/{name}")
     flags = {name: joined(f"next/{name}")[..., None] for name in ("terminated", "truncated")}
-    root["next"]["reward"] = joined("next/reward")[..., None]
+    if "next/reward" in model.arrays:
+        root["next"]["reward"] = joined("next/reward")[..., None]
     root["next"]["done"] = flags["terminated"] | flags["truncated"]
     root["next"].update(flags)
-    is_recurrent = False
     for name, array in model.arrays.items():
         if name in _OWN_KEYS or name.startswith(_FINAL):
             continue
@@ -318,8 +318,7 @@ def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
         _put(root, key, joined(name))
         if array.shape[0] == model.num_steps + 1:
             _put(root["next"], key, _what_followed(parts, name, model, longest))
-            is_recurrent |= key[0] != "observation"
-    if is_recurrent:
+    if "is_init" in model.arrays:
         root["is_init"] = joined("is_init")[..., None]
     return root
 

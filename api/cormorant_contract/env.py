@@ -227,7 +227,35 @@ class GymnasiumVectorEnv(EnvBlock):
         )
 
 
-Block = EnvPoolEnv | GymnasiumEnv | GymnasiumVectorEnv
+class PettingZooEnv(GymnasiumEnv):
+    """Environments of several agents with PettingZoo's parallel interface."""
+
+    kind = "pettingzoo"
+    title = "PettingZoo"
+    registry = ""
+    column = ("PettingZoo", "Module of the environment")
+
+    id: EnvId | None = None
+    """Module with a parallel_env, for example mpe2/simple_spread_v3. Exactly one of id and entrypoint."""
+
+    entrypoint: Entrypoint | None = None
+    """Factory of a ParallelEnv, for example my_pkg.envs:make, called with kwargs. Exactly one of id and entrypoint."""
+
+    groups: Literal["byName", "all", "perAgent"] = "byName"
+    """How agents are grouped: byName puts agents together whose names differ in a last number (red_0, red_1), all makes
+    one group named agents, perAgent a group of each agent."""
+
+    group_map: Annotated[dict[str, list[str]], Field(min_length=1, max_length=256)] | None = None
+    """Names of the agents of each group, in place of groups."""
+
+    episode_ends: Literal["all", "any"] = "all"
+    """all: an episode ends when no agent is left. any: with the first agent's end."""
+
+    team_reward: Literal["mean", "sum"] | None = None
+    """What of the agents' rewards is stored as a reward beside those of the groups. Unset means that there is none."""
+
+
+Block = EnvPoolEnv | GymnasiumEnv | GymnasiumVectorEnv | PettingZooEnv
 KINDS: Mapping[str, type[EnvBlock]] = {block.kind: block for block in get_args(Block)}
 """The blocks of `spec.env` by their names, one for each kind of environment."""
 _NAMES = f"{', '.join([*KINDS][:-1])} and {[*KINDS][-1]}"
@@ -235,7 +263,7 @@ _COUNT = f"[{', '.join(f'has(self.{kind})' for kind in KINDS)}].filter(x, x).siz
 
 
 class Env(Contract):
-    """The environment of a job: exactly one of envpool, gymnasium and vector. Immutable."""
+    """The environment of a job: exactly one of envpool, gymnasium, vector and pettingzoo. Immutable."""
 
     envpool: EnvPoolEnv | None = None
     """An environment that EnvPool ships."""
@@ -245,6 +273,9 @@ class Env(Contract):
 
     vector: GymnasiumVectorEnv | None = None
     """A vector environment with gymnasium's interface."""
+
+    pettingzoo: PettingZooEnv | None = None
+    """An environment of several agents with PettingZoo's parallel interface."""
 
     max_episode_steps: Count32 = 0
     """Steps after which an episode is truncated. 0 means the environment's own limit."""

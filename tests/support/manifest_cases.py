@@ -183,7 +183,7 @@ INVALID: dict[str, Case] = {
     "env-neither": rule("spec.env", "found none", value={}),
     "env-both": rule(
         "spec.env",
-        "exactly one of envpool, gymnasium and vector is required, found several",
+        "exactly one of envpool, gymnasium, vector and pettingzoo is required, found several",
         manifest(env__gymnasium={"id": "CartPole-v1", "numEnvs": 8}),
     ),
     "policy-neither": rule("spec.policy", "found neither", value={}),

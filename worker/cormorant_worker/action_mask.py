@@ -1,6 +1,6 @@
 """Action masks: which discrete actions are legal. The leaf `action_mask` of a Dict observation has them, as in
 PettingZoo and TorchRL, or `info["action_mask"]`, as in gymnasium's Taxi: one number for each action, not 0 where it
-is legal; MultiDiscrete's side by side.
+is legal; MultiDiscrete's side by side. The actions of a group of agents are a MultiDiscrete, with a mask a row.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from cormorant_worker.spaces import Array, OneHot, Space, leaf_spaces, leaves, unflattener
+from cormorant_worker.spaces import Array, Leaf, OneHot, Space, leaf_spaces, leaves, unflattener
 
 ACTION_MASK = "action_mask"
 _LONGEST_IN_INFO = 1 << 14
@@ -28,19 +28,25 @@ def mask_length(action: Space) -> int:
     return 0
 
 
-def find_mask(observation: Space, action: Space) -> int:
-    """Which leaf of the observation is the action's mask; -1: none."""
-    wanted = (mask_length(action),)
-    for i, leaf in enumerate(leaves(observation, ("observation",))):
-        if leaf.key[-1] == ACTION_MASK and leaf.shape == wanted:
-            return i
-    return -1
+def find_masks(observation: Space, action: Space) -> list[int]:
+    """Which leaf of the observation is the mask of each leaf of the action; -1: none."""
+    seen = [leaf if leaf.key[-1] == ACTION_MASK else None for leaf in leaves(observation, ("observation",))]
+
+    def find(leaf: Leaf, part: Space) -> int:
+        for i, mask in enumerate(seen):
+            # Of several actions, each has its own beside it.
+            is_its = mask is not None and (part is action or mask.key[:-1] == leaf.key[:-1])
+            if is_its and mask is not None and np.prod(mask.shape) == mask_length(part) > 0:
+                return i
+        return -1
+
+    return [find(*both) for both in zip(leaves(action, ("action",)), leaf_spaces(action), strict=True)]
 
 
 def info_mask_length(observation: Space, action: Space) -> int:
     """Numbers in a mask that the info may have; 0: it is not read, for example because the observation has it."""
     length = mask_length(action)
-    return 0 if length > _LONGEST_IN_INFO or find_mask(observation, action) >= 0 else length
+    return 0 if length > _LONGEST_IN_INFO or find_masks(observation, action)[0] >= 0 else length
 
 
 def info_mask(info: Any, length: int) -> Array | None:
@@ -58,8 +64,8 @@ def info_mask(info: Any, length: int) -> Array | None:
 
 
 def masked_sampler(action: Space, generator: np.random.Generator) -> Callable[[Array], Array]:
-    """Draws a legal action for each row of a mask [n, length], all with the same probability; the first one where none
-    is legal, as gymnasium does.
+    """Draws a legal action for each row of a mask [n, ...] of `mask_length` numbers, all with the same probability; the
+    first one where none is legal, as gymnasium does.
     """
     (part,) = leaf_spaces(action)
 
@@ -75,7 +81,8 @@ def masked_sampler(action: Space, generator: np.random.Generator) -> Callable[[A
             start, shape = np.asarray(part.start), part.shape
 
             def draw(mask: Array) -> Array:
-                chosen = np.stack([choose(one) for one in np.split(mask, cuts, axis=-1)], axis=-1)
+                parts = np.split(mask.reshape(len(mask), -1), cuts, axis=-1)
+                chosen = np.stack([choose(one) for one in parts], axis=-1)
                 return np.asarray((start + chosen.reshape(len(mask), *shape)).astype(part.dtype))
 
             return draw

@@ -14,12 +14,12 @@ from cormorant_contract.env import KINDS
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.overrides import WorkerOverrides
-from cormorant_worker.envs.gymnasium_env import makes_vector, needed_arguments, why_unsupported
+from cormorant_worker.envs.gymnasium_env import has_agents, makes_vector, needed_arguments, why_unsupported
 from cormorant_worker.errors import ManifestError
 
 EnvChoice = str | Callable[..., Any] | Mapping[str, Any]
-"""A gymnasium id, or "envpool:" and an EnvPool task; a class or function that makes one gymnasium.Env; a function of
-`num_envs` that makes a gymnasium VectorEnv; or `spec.env` of a manifest."""
+"""A gymnasium id, or "envpool:" and an EnvPool task; a class or function that makes one gymnasium.Env or PettingZoo
+ParallelEnv; a function of `num_envs` that makes a gymnasium VectorEnv; or `spec.env` of a manifest."""
 
 PolicyChoice = Callable[..., Any] | str
 """A TensorDictModule or torch module, a callable on observations, or "package.module:factory"."""
@@ -166,7 +166,7 @@ class Scripted:
             )
         if self._kind == "vector":
             return
-        if why := why_unsupported(self.env):
+        if (why := why_unsupported(self.env)) and not (callable(self.env) and has_agents(self.env)):
             raise ManifestError(f"env {'makes' if callable(self.env) else 'is'} {why}")
         if not (callable(self.env) or isinstance(self.env, str | Mapping)):
             raise ManifestError(

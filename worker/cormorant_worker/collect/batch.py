@@ -27,7 +27,9 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
     Returns:
         TensorDict `[B, T]` with `observation`, `action`, the policy's other outputs, recurrent states and `is_init`
         (recurrent policies only), `("next", ...)` with observation, states, `reward` float32 `[B, T, 1]`, `done`,
-        `terminated`, `truncated` bool `[B, T, 1]`, `("info", key)` `[B, T, ...]`; `("collector", "traj_ids")` and
+        `terminated`, `truncated` bool `[B, T, 1]`, `("info", key)` `[B, T, ...]`; with groups of agents each group's
+        `reward` and flags `[B, T, n, 1]`, and no `reward` beside them without `teamReward`;
+        `("collector", "traj_ids")` and
         `("collector", "policy_version")` int64 `[B, T]`, with variants `("collector", "task_id")` int64 `[B, T]`; and,
         when columns have different lengths,
         `("collector", "mask")` bool `[B, T]`. Where the mask is False every value is zero, except that the
@@ -61,6 +63,8 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
         "terminated": terminated.unsqueeze(-1),
         "truncated": truncated.unsqueeze(-1),
     }
+    if layout.hides_reward:
+        del following["reward"]
     _put(following, layout.observation, _what_followed(block, observation, block.final))
     _put(following, layout.states, _what_followed(block, states, block.final_states))
     _put(following, layout.info, (_env_first(own(a[rows])) for a in block.info))

@@ -45,9 +45,23 @@ class Layout:
     states: tuple[Leaf, ...] = ()
     """Recurrent states, stored as they were when the step began."""
     info: tuple[Leaf, ...] = ()
-    """Declared keys of the environments' info: `("info", key)`, within `next`."""
+    """Within `next`: declared keys of the environments' info, `("info", key)`, and the rewards and flags of groups of
+    agents, `(group, "reward")`.
+    """
     task_names: tuple[str, ...] = ()
     """Names of the manifest's variants, in the order of their ids; empty: it has none."""
+    has_team_reward: bool = False
+    """Batches have a reward beside those of groups of agents."""
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Groups of agents, which have rewards and flags of their own."""
+        return tuple(leaf.key[0] for leaf in self.info if leaf.key[1:] == ("done",) and leaf.key[0] != "info")
+
+    @property
+    def hides_reward(self) -> bool:
+        """The block's reward is for statistics alone."""
+        return bool(self.groups) and not self.has_team_reward
 
     @property
     def tasks(self) -> tuple[Leaf, ...]:
@@ -176,6 +190,18 @@ class Block:
     def is_full(self) -> bool:
         """True when every column has all rows: then the batch needs no mask."""
         return bool((self.lengths == self.num_rows).all())
+
+    def end_agents(self) -> None:
+        """The end of a trajectory is the end of all agents in it. Idempotent."""
+        rows = slice(self.num_rows)
+        found = {leaf.key: array[rows] for leaf, array in zip(self.layout.info, self.info, strict=True)}
+        for group in self.layout.groups:
+            done = found[group, "done"]
+            truncated, terminated = (flag[rows, :, None, None] for flag in (self.truncated, self.terminated))
+            goes_on = ~done & (truncated | terminated)
+            found[group, "truncated"] |= goes_on & truncated
+            found[group, "terminated"] |= goes_on & ~truncated
+            done |= goes_on
 
     def blank_padding(self) -> None:
         """Zero what earlier batches left in the rows past a column's end. Does nothing to a full batch."""

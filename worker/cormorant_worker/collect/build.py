@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import structlog
 import torch
 
-from cormorant_contract.collection import Normalize
+from cormorant_contract.collection import Collection, Normalize
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.collect.collector import Collector, CollectorConfig
@@ -92,6 +92,7 @@ def build_collector(
         config = CollectorConfig(
             seeds=place,
             variants=assignment,
+            has_team_reward=bool(getattr(spec.env.block, "team_reward", None)),
             max_frames_per_trajectory=0 if not envs[0].lockstep else spec.collection.max_frames_per_trajectory,
             reset_at_each_batch=spec.collection.reset_at_each_batch,
             init_random_frames=warmup_frames if actor is not warmup else 0,
@@ -101,6 +102,8 @@ def build_collector(
         )
         config = replace(config, **overrides.settings)
         collector = Collector(envs, actor, config=config, warmup=warmup, weights=weights)
+        if collector.layout(1).hides_reward:
+            _refuse_reward(spec.collection)
         if normalizer is not None:
             collector.moments = BatchMoments(normalizer, collector.num_envs)
         if _fits_one_cpu(place, overrides):  # asked again: the policy may have given torch more threads
@@ -120,6 +123,15 @@ def _refuse_unwritten(keys: Sequence[str], actor: Actor) -> None:
             raise ManifestError(
                 f'spec.collection.bfloat16: the policy writes no "{key}"' + did_you_mean(key, written, otherwise=what)
             )
+
+
+def _refuse_reward(collection: Collection) -> None:
+    normalizes = collection.normalize is not None and collection.normalize.reward is not None
+    if collection.multi_step is not None or normalizes:
+        raise ManifestError(
+            f"spec.collection.{'normalize.reward' if normalizes else 'multiStep'} is about one reward, and every agent "
+            "has its own; set env.pettingzoo.teamReward, or remove it"
+        )
 
 
 def make_normalizer(job: CollectorJob, observation: Space) -> Normalizer | None:

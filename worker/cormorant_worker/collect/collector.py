@@ -56,6 +56,8 @@ class CollectorConfig:
     """Begin every batch with new episodes."""
     variants: Assignment | None = None
     """Which environment plays which variant; None: the manifest has none."""
+    has_team_reward: bool = False
+    """See `Layout`."""
     init_random_frames: int = 0
     """Number of first frames with random actions."""
     exploration_type: ExplorationType = ExplorationType.RANDOM
@@ -211,6 +213,7 @@ class Collector(Saveable):
             states=self.actor.states,
             info=self._envs[0].info_leaves,
             task_names=self._config.variants.names if self._config.variants is not None else (),
+            has_team_reward=self._config.has_team_reward,
         )
 
     def collect(
@@ -279,6 +282,7 @@ class Collector(Saveable):
         filled = self.fill_columns(block, quota)
         last = block.runs.last_rows, block.runs.filled
         block.truncated[last] |= ~block.terminated[last]
+        block.end_agents()
         return filled
 
     def fill_columns(self, block: Block, quota: Array) -> Filled:
@@ -300,6 +304,7 @@ class Collector(Saveable):
         # A sealed batch has fewer rows than it was to have, and not as many in every column.
         block.lengths[:] = np.concatenate([env_group.quota for env_group in self.env_groups])
         block.num_rows = int(block.lengths.max())
+        block.end_agents()
         if left > 0 and all(env.lockstep for env in self._envs):
             # Actions of environments that crashed in their step made no frames.
             self.warmup_left = left - int((block.versions == RANDOM_VERSION).sum())

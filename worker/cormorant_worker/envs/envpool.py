@@ -22,6 +22,7 @@ import gymnasium
 import numpy as np
 
 from cormorant_contract.sentences import did_you_mean
+from cormorant_worker.envs.envpool_players import PlayersPool, spaces_of_players
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, UnknownEnv
@@ -34,7 +35,7 @@ _OURS = {
     "max_episode_steps": "spec.env.maxEpisodeSteps",
     "seed": "spec.collection.seed",
     "env_seed": "spec.collection.seed",
-    "max_num_players": "nothing: multi-agent tasks are not supported",
+    "max_num_players": "the task",
     "gym_reset_return_info": "nothing: it is always on",
 }
 """EnvPool's arguments that the manifest sets elsewhere."""
@@ -72,17 +73,19 @@ class EnvPoolTask:
             if name not in known and name not in _RENDER_OPTIONS:
                 hint = did_you_mean(name, known, most=1, otherwise=f"; known: {', '.join(sorted({*known} - {*_OURS}))}")
                 raise EnvBuildError(f"spec.env.envpool.kwargs.{name}: {self.task_id} has no such argument{hint}")
-        spec = self._make_spec(dict(self.kwargs))
-        config = dict(zip(spec._config_keys, spec._config_values, strict=True))
-        if config.get("max_num_players", 1) != 1:
-            raise EnvBuildError(
-                f"{self.task_id} has {config['max_num_players']} players; multi-agent tasks are not supported: "
-                "use a single-agent task"
-            )
+        self._make_spec(dict(self.kwargs))
 
     def spaces(self) -> tuple[Space, Space]:
         """Observation and action space of one environment, without building it."""
-        return _spaces_of(self._make_spec(dict(self.kwargs)), f"{self.task_id} with {dict(self.kwargs)}")
+        spec = self._make_spec(dict(self.kwargs))
+        found = _spaces_of(spec, f"{self.task_id} with {dict(self.kwargs)}")
+        num_players = self.num_players
+        return spaces_of_players(found, num_players, spec._state_keys) if num_players > 1 else found
+
+    @property
+    def num_players(self) -> int:
+        spec = self._make_spec(dict(self.kwargs))
+        return _num_players(dict(zip(spec._config_keys, spec._config_values, strict=True)))
 
     @property
     def loses_lives(self) -> bool:
@@ -96,6 +99,9 @@ class EnvPoolTask:
         seconds for Atari.
         """
         limit = {"max_episode_steps": self.max_episode_steps} if self.max_episode_steps else {}
+        num_players = self.num_players
+        if num_players > 1 and batch_size:
+            raise EnvBuildError(f"{self.task_id} has {num_players} players and steps in lockstep; set batchSize: 0")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds at every build
             try:
@@ -103,7 +109,7 @@ class EnvPoolTask:
                     self.task_id,
                     env_type="gymnasium",
                     num_envs=len(seeds),
-                    batch_size=batch_size or len(seeds),
+                    batch_size=1 if num_players > 1 else batch_size or len(seeds),
                     num_threads=num_threads,
                     seed=list(seeds),
                     **limit,
@@ -111,6 +117,9 @@ class EnvPoolTask:
                 )
             except (AssertionError, TypeError, ValueError, RuntimeError, ImportError) as error:
                 raise EnvBuildError(f"EnvPool cannot build {self.task_id} with {dict(self.kwargs)}: {error}") from error
+        if num_players > 1:
+            pool = PlayersPool(pool, self.spaces(), num_players)
+            info = (*pool.own_info, *info)
         return wrap_pool(pool, info, name=self.task_id)
 
     def _make_spec(self, kwargs: dict[str, Any]) -> Any:
@@ -163,8 +172,8 @@ def wrap_pool(
         EnvBuildError: it is not of single-agent environments, or its batches do not divide them.
     """
     config: Mapping[str, Any] = pool.config
-    if config.get("max_num_players", 1) != 1:
-        raise EnvBuildError(f"the pool has {config['max_num_players']} players; multi-agent tasks are not supported")
+    if _num_players(config) > 1 and not isinstance(pool, PlayersPool):
+        raise EnvBuildError(f"the pool has {_num_players(config)} players; name its task instead: env.envpool.taskId")
     num_envs, batch_size = int(config["num_envs"]), int(config["batch_size"]) or int(config["num_envs"])
     if num_envs % batch_size:
         raise EnvBuildError(
@@ -182,7 +191,8 @@ class _OverPool(VectorEnv):
     why_not_saved = "EnvPool can neither save nor read an environment's state or generator"
 
     def __init__(self, pool: Any, name: str, info: Sequence[InfoField]) -> None:
-        self.observation_space, self.action_space = _spaces_of(pool.spec, name)
+        spaces = pool.spaces if isinstance(pool, PlayersPool) else _spaces_of(pool.spec, name)
+        self.observation_space, self.action_space = spaces
         num_envs = self.num_envs = int(pool.config["num_envs"])
         self._name, self._pool = name, pool
         self._pool_send, self._pool_recv = pool._send, pool._recv
@@ -394,6 +404,10 @@ class AsyncEnvPoolVectorEnv(_OverPool):
 _INFO_AT_ROOT = ("elapsed_step",)
 """What EnvPool's info has beside the state keys that begin with "info:"."""
 _ID_KEYS = ("env_id", "players.env_id")
+
+
+def _num_players(config: Mapping[str, Any]) -> int:
+    return int(config.get("max_num_players", 1))
 
 
 def _spaces_of(spec: Any, described: str) -> tuple[Space, Space]:

@@ -1,15 +1,16 @@
-"""`env.gymnasium`: single environments, each in a process of its own or all in this one."""
+"""`env.gymnasium` and `env.pettingzoo`: single environments, each in a process of its own or all in this one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import gymnasium
 import numpy as np
 
-from cormorant_contract.env import Env, GymnasiumEnv
+from cormorant_contract.env import Env, GymnasiumEnv, PettingZooEnv
 from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource, MadeEnvs, VariantEnvs
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.pettingzoo_env import AgentsFactory, MaybeAgents
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
 from cormorant_worker.envs.restarts import RestartLimits
@@ -32,10 +33,10 @@ def open_envs(request: EnvRequest) -> OpenedEnvs:
     for columns in np.array_split(np.arange(len(seeds)), request.served_groups):
         source: EnvSource
         if assignment is None:
-            source = env_factory(env)
+            source = source_of(env)
         else:
-            factories = tuple(env_factory(env.of_variant(variant)) for variant in assignment.variants)
-            source = VariantEnvs(factories, assignment.names, assignment.task_ids[columns].tolist())
+            sources = tuple(source_of(env.of_variant(variant)) for variant in assignment.variants)
+            source = VariantEnvs(sources, assignment.names, assignment.task_ids[columns].tolist())
         own = [seeds[column] for column in columns]
         groups.append(vectorize(source, _block(env), seeds=own, limits=request.limits, info=request.info))
     return OpenedEnvs(groups)
@@ -46,24 +47,32 @@ def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -
     block, seeds = _block(request.env), request.seeds
     source: EnvSource
     if request.makers:
-        source = MadeEnvs([request.makers[0]] * len(seeds))
+        source = MadeEnvs([MaybeAgents(request.makers[0])] * len(seeds))
     else:
-        source = env_factory(request.env)
-        if request.is_filmed:
-            source = replace(source, kwargs={**source.kwargs, "render_mode": "rgb_array"})
+        single = source_of(request.env)
+        rendering = {"render_mode": "rgb_array"} if request.is_filmed else {}
+        source = replace(single, kwargs={**single.kwargs, **rendering})
     if request.is_filmed:
         block = block.model_copy(update={"vectorization": "inline"})
     return vectorize(wrap(source), block, seeds=seeds, limits=request.limits, info=request.info)
 
 
-def env_factory(env: Env) -> EnvFactory:
+def source_of(env: Env) -> EnvFactory:
     block = _block(env)
-    return EnvFactory(
+    single = EnvFactory(
         id=block.id or "",
         entrypoint=block.entrypoint or "",
         kwargs=dict(block.kwargs),
         wrappers=tuple((w.entrypoint, dict(w.kwargs)) for w in block.wrappers),
         max_episode_steps=env.max_episode_steps,
+    )
+    if not isinstance(block, PettingZooEnv):
+        return single
+    return AgentsFactory(
+        **{field.name: getattr(single, field.name) for field in fields(single)},
+        groups=block.group_map or block.groups,
+        ends_on_any=block.episode_ends == "any",
+        is_mean=block.team_reward == "mean",
     )
 
 
@@ -90,7 +99,7 @@ def vectorize(
 
 def _open_made(request: EnvRequest) -> VectorEnv:
     block, makers, info = _block(request.env), request.makers, request.info
-    made = MadeEnvs(makers)
+    made = MadeEnvs([MaybeAgents(maker) for maker in makers])
     if len(makers) == 1:
         # A worker is a process already: its only environment needs no other.
         only = made.make(0)
@@ -109,5 +118,5 @@ def _open_made(request: EnvRequest) -> VectorEnv:
 
 
 def _block(env: Env) -> GymnasiumEnv:
-    assert env.gymnasium is not None
-    return env.gymnasium
+    assert isinstance(env.block, GymnasiumEnv)
+    return env.block

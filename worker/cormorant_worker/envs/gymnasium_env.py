@@ -102,6 +102,8 @@ def _limit_episodes(env: Env, max_episode_steps: int) -> Env:
 def construct(make: Callable[[], Any], what: str) -> Any:
     try:
         return make()
+    except EnvBuildError:
+        raise
     except gymnasium.error.UnregisteredEnv as error:
         raise UnknownEnv(
             f"{what} could not be built: {error} If a package registers it on import, install and write that "
@@ -125,8 +127,8 @@ _VECTOR = (
     "that makes one of its environments"
 )
 _AGENTS = (
-    "a PettingZoo environment of several agents, which is not supported; wrap it as one gymnasium.Env whose "
-    "observation and action hold those of all agents"
+    "a PettingZoo environment of several agents; name it in env.pettingzoo, or pass open_fleet and make_collector a "
+    "function or a class that makes one"
 )
 
 
@@ -143,11 +145,17 @@ def why_unsupported(env: Any) -> str:
         return ""
     if issubclass(kind, gymnasium.vector.VectorEnv):
         return f"a {kind.__name__}, {_VECTOR}"
+    return f"a {getattr(env, '__name__', kind.__name__)}, {_AGENTS}" if has_agents(env) else ""
+
+
+def has_agents(env: Any) -> bool:
+    """True of a PettingZoo environment, its class, or a function of PettingZoo that makes one."""
+    while isinstance(env, partial):
+        env = env.func
+    kind = env if isinstance(env, type) else type(env)
     modules = [getattr(env, "__module__", None) or "", *(base.__module__ for base in kind.__mro__)]
     is_theirs = any(module.partition(".")[0] == "pettingzoo" for module in modules)
-    if is_theirs or (hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None))):
-        return f"a {getattr(env, '__name__', kind.__name__)}, {_AGENTS}"
-    return ""
+    return is_theirs or (hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None)))
 
 
 def makes_vector(env: Any) -> bool:
@@ -237,23 +245,22 @@ def words_of(observation: Space, action: Space) -> str:
     return f"observations {describe(observation)}, actions {describe(action)}"
 
 
-def check_same(whose: str, words: Iterable[tuple[str, str]]) -> None:
+def check_same(
+    whose: str, words: Iterable[tuple[str, str]], *, remedy: str = "use kwargs or tasks whose spaces agree"
+) -> None:
     """Refuse environments of different spaces. `words`: what messages call each, and `words_of` its spaces."""
     (first, wanted), *others = words
     for name, has in others:
         if has != wanted:
-            raise EnvBuildError(
-                f"{whose} have different spaces: {name} has {has}; {first} has {wanted}; use kwargs or tasks whose "
-                "spaces agree"
-            )
+            raise EnvBuildError(f"{whose} have different spaces: {name} has {has}; {first} has {wanted}; {remedy}")
 
 
 class VariantEnvs:
     """Builds gymnasium environments, each of its variant. Pickled for every process that builds one."""
 
-    def __init__(self, factories: tuple[EnvFactory, ...], names: tuple[str, ...], task_ids: Sequence[int]) -> None:
+    def __init__(self, factories: Sequence[EnvSource], names: tuple[str, ...], task_ids: Sequence[int]) -> None:
         """Keep what to build. `task_ids`: for each row, the position of its variant."""
-        self._factories, self._names, self._task_ids = factories, names, tuple(task_ids)
+        self._factories, self._names, self._task_ids = tuple(factories), names, tuple(task_ids)
 
     @property
     def name(self) -> str:
@@ -265,4 +272,4 @@ class VariantEnvs:
     def build(self, row: int) -> Env:
         task_id = self._task_ids[row]
         with naming(self._names[task_id]):
-            return self._factories[task_id].build()
+            return self._factories[task_id].build(row)

@@ -12,7 +12,7 @@ import numpy as np
 from cormorant_worker.action_mask import legal_action
 from cormorant_worker.envs.gymnasium_env import Env
 from cormorant_worker.errors import EnvBuildError
-from cormorant_worker.spaces import Array, Leaf, cast_exactly
+from cormorant_worker.spaces import Array, Key, Leaf, cast_exactly
 
 _MISSING = object()
 _NUMBERS = "biuf"
@@ -31,6 +31,8 @@ class InfoField:
     """None: the environment's own."""
     fill: float | None = None
     """Where a step lacks the key; None: NaN for floats, else 0."""
+    path: Key = ()
+    """Its place below `next`; empty: `("info", key)`."""
 
     @property
     def is_complete(self) -> bool:
@@ -40,7 +42,7 @@ class InfoField:
     def leaf(self) -> Leaf:
         """Leaf of a batch that holds the values, below `next`. The field must be complete."""
         assert self.shape is not None
-        return Leaf(key=("info", self.key), shape=self.shape, dtype=np.dtype(self.dtype))
+        return Leaf(key=self.path or ("info", self.key), shape=self.shape, dtype=np.dtype(self.dtype))
 
     @property
     def filling(self) -> Array:
@@ -73,12 +75,14 @@ class InfoField:
 
 def complete_fields(fields: Sequence[InfoField], env: Env, name: str) -> tuple[InfoField, ...]:
     """Find out what is not declared: from the infos of a reset and a step. The environment is to be reset afterwards.
+    An environment may have fields of its own, as `own_info`.
 
     Raises:
         EnvBuildError: a key occurs in neither, or its value cannot be stored.
     """
+    fields = (*getattr(env, "own_info", ()), *(field for field in fields if not field.path))
     if all(field.is_complete for field in fields):
-        return tuple(fields)
+        return fields
     actions = deepcopy(env.action_space)
     try:
         obs, first = env.reset()

@@ -6,7 +6,7 @@ from cormorant_contract.env import Env
 from cormorant_worker.envs import gymnasium, pools, vector
 from cormorant_worker.envs.request import EnvKind
 
-_MODULES: Mapping[str, EnvKind] = {"envpool": pools, "gymnasium": gymnasium, "vector": vector}
+_MODULES: Mapping[str, EnvKind] = {"envpool": pools, "gymnasium": gymnasium, "vector": vector, "pettingzoo": gymnasium}
 
 
 def kind_of(env: Env) -> EnvKind:

@@ -11,6 +11,7 @@ Tensors of part p (a worker's share, in slot order) are named `p/<key>`:
     collector/task_id [T, B] i64, where the manifest has variants, which the metadata names as "tasks"
     ends/time, ends/env [K] i64    final/<observation or state> [K, ...]: what those steps really led to
 
+Groups of agents have next/<group>/reward f32 and flags [T, B, n, 1], and without teamReward there is no next/reward.
 Nested keys are joined by "/". Tensors without elements are left out. Rows past a column's length are zero, but for the
 first one of the carried arrays.
 """
@@ -103,7 +104,8 @@ def arrays_of(block: Block) -> Iterator[tuple[str, Array]]:
     yield from _named("next/", layout.info, block.info, rows)
     if layout.states:
         yield "is_init", block.is_init[:rows]
-    yield "next/reward", block.reward[:rows]
+    if not layout.hides_reward:
+        yield "next/reward", block.reward[:rows]
     yield "next/terminated", block.terminated[:rows]
     yield "next/truncated", block.truncated[:rows]
     yield "collector/traj_ids", block.traj_ids[:rows]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from gymnasium.vector.utils import batch_space
 
-from cormorant_worker.action_mask import find_mask, mask_length, masked_sampler
+from cormorant_worker.action_mask import find_masks, mask_length, masked_sampler
 from cormorant_worker.policy.actor import Acted
 from cormorant_worker.spaces import Array, Arrays, Leaf, OneHot, Space, leaf_spaces
 
@@ -31,20 +31,21 @@ class RandomActor:
         self._used = 0
         self.illegal: Array | None = None
         """[n, length] bool, for the next `act`: what `VectorEnv.illegal` says of its rows."""
-        self._mask_at = -1 if observation is None else find_mask(observation, space)
-        if mask_length(space):
-            self._draw_legal = masked_sampler(space, self.generator)
+        found = [] if observation is None else find_masks(observation, space)
+        self._masks_at = {i: at for i, at in enumerate(found) if at >= 0}
+        self._draw_legal = [masked_sampler(p, self.generator) if mask_length(p) else None for p in leaf_spaces(space)]
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        n = len(is_init)
-        if self._mask_at >= 0:
-            return Acted((self._draw_legal(obs[self._mask_at]),))
-        if self.illegal is not None and self.illegal.any():
-            return Acted((self._draw_legal(~self.illegal),))
+        n, masks = len(is_init), {i: obs[at] for i, at in self._masks_at.items()}
+        if not masks and self.illegal is not None and self.illegal.any():
+            masks = {0: ~self.illegal}
+        legal = {i: draw(mask) for i, mask in masks.items() if (draw := self._draw_legal[i]) is not None}
+        if len(legal) == len(self._samplers):
+            return Acted(tuple(legal.values()))
         if not self._chunk or self._used + n > len(self._chunk[0]):
             self._chunk, self._used = tuple(draw(max(n * _STEPS_AHEAD, 1)) for draw in self._samplers), 0
         start, self._used = self._used, self._used + n
-        return Acted(tuple(leaf[start : self._used] for leaf in self._chunk))
+        return Acted(tuple(legal.get(i, leaf[start : self._used]) for i, leaf in enumerate(self._chunk)))
 
     def reseed(self, seed: int) -> None:
         """Go on as a new one with this seed would begin."""

@@ -1,0 +1,255 @@
+"""Environments of several agents, frame by frame against a plain loop over the same environment."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import envpool
+import numpy as np
+import pytest
+import torch
+from pettingzoo.test import parallel_api_test
+from tensordict.nn import TensorDictModule, TensorDictSequential
+
+from cormorant_client import connect
+from cormorant_testing.agents import GROUPS, FrameCheck, Skirmish
+from cormorant_testing.serving import serve
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, ManifestError
+from cormorant_worker.launch import load_job, make_collector, open_fleet
+from cormorant_worker.sinks.reader import read_dataset
+from manifest_making import Document, manifest
+
+SKIRMISH = "cormorant_testing.agents:Skirmish"
+
+
+def job(*, num_envs: int = 3, collection: Document | None = None, **env: Any) -> Document:
+    block = {"entrypoint": SKIRMISH, "numEnvs": num_envs, "vectorization": "inline", **env}
+    document = manifest("skirmish", env={"pettingzoo": block})
+    document["spec"]["collection"] = {"framesPerBatch": 60, "seed": 3, **(collection or {})}
+    return document
+
+
+def test_the_environment_of_these_tests_is_pettingzoos() -> None:
+    parallel_api_test(Skirmish(returns=0.0, present=1.0), num_cycles=200)  # it knows of none that come later
+
+
+class TestFrames:
+    @pytest.mark.parametrize("ends", ["all", "any"])
+    @pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
+    def test_a_collector_gives_those_of_a_plain_loop(self, vectorization: str, ends: str) -> None:
+        check = FrameCheck(ends_on_any=ends == "any")
+        with make_collector(job(vectorization=vectorization, episodeEnds=ends)) as collector:
+            for num_steps in (100, 3, 100):
+                check.take(collector.collect(num_steps=num_steps))
+        assert (check.num_frames, check.num_envs) == (203, 3)
+        assert check.num_ends > 10
+        assert check.num_frames < check.agent_steps < 4 * check.num_frames
+
+    def test_a_fleet_of_two_workers_gives_those_of_a_plain_loop(self) -> None:
+        check = FrameCheck()
+        settings = {"mode": "sync", "totalFrames": 480}
+        with open_fleet(job(num_envs=2, vectorization="subprocess", collection=settings), workers=2) as fleet:
+            for batch in fleet.batches():
+                check.take(batch)
+        assert (check.num_frames, check.num_envs) == (480, 4)
+        assert check.num_ends > 20
+
+    def test_a_head_hands_out_those_of_a_plain_loop(self, tmp_path: Path) -> None:
+        check, spec = FrameCheck(), job(collection={"totalFrames": 240})
+        with (
+            serve(load_job(spec), directory=tmp_path) as served,
+            connect(served.server.url, token=served.reader.token) as client,
+        ):
+            for delivery in client.deliveries(prefetch=0):
+                check.take(delivery.tensordict())
+        assert (check.num_frames, check.num_envs) == (240, 3)
+
+    @pytest.mark.parametrize(
+        ("env", "collection", "ends"),
+        [
+            ({}, {"maxFramesPerTrajectory": 4}, 10),
+            ({}, {"resetAtEachBatch": True}, 2),
+            ({"maxEpisodeSteps": 4}, {}, 10),
+        ],
+    )
+    def test_a_cut_of_the_trajectory_is_the_end_of_every_agent(
+        self, env: Document, collection: Document, ends: int
+    ) -> None:
+        document = job(kwargs={"deaths": 0.0, "returns": 0.0, "length": 1000}, collection=collection)
+        document["spec"]["env"] |= env
+        with make_collector(document) as collector:
+            batch = torch.cat([collector.collect(num_steps=60) for _ in range(2)], dim=1)
+        assert batch["next", "truncated"].sum() == 3 * ends
+        is_end = batch["next", "done"].unsqueeze(-1)
+        for group in GROUPS:
+            acts = batch[group, "mask"].unsqueeze(-1)
+            flags = batch["next", group]
+            assert torch.equal(flags["done"] & acts, is_end & acts)
+            assert torch.equal(flags["truncated"], is_end & acts)
+            assert (flags["done"] | acts).all()
+
+    def test_a_dataset_has_those_of_a_plain_loop(self, tmp_path: Path) -> None:
+        document = job(num_envs=2, collection={"totalFrames": 240})
+        document["spec"]["output"] = {"dataset": {"uri": str(tmp_path / "data")}}
+        with open_fleet(document) as fleet:
+            assert fleet.wait_until_done(120)
+        check = FrameCheck(hidden=[("next", "reward")])
+        (frames,) = read_dataset(str(tmp_path / "data")).frames(batch_size=240)
+        order = frames["state"][:, 0].argsort(stable=True)
+        check.take(frames[order].reshape(2, 120))
+        assert check.num_frames == 240
+
+
+class TestTeamReward:
+    @pytest.mark.parametrize("kind", ["sum", "mean"])
+    def test_it_is_of_the_agents_that_act(self, kind: str) -> None:
+        with make_collector(job(teamReward=kind)) as collector:
+            batch = collector.collect(num_steps=90)
+        total = sum(batch["next", group, "reward"].sum(-2) for group in GROUPS)
+        acting = sum(batch[group, "mask"].sum(-1, keepdim=True) for group in GROUPS)
+        torch.testing.assert_close(batch["next", "reward"], total / acting if kind == "mean" else total)
+
+    @pytest.mark.parametrize(
+        ("field", "settings"), [("multiStep", {"steps": 2, "gamma": 0.9}), ("normalize", {"reward": {"gamma": 0.9}})]
+    )
+    def test_what_needs_one_reward_needs_the_teams(self, field: str, settings: Document) -> None:
+        with pytest.raises(ManifestError, match=rf"{field}.* is about one reward.*set env.pettingzoo.teamReward"):
+            make_collector(job(collection={field: settings}))
+        with make_collector(job(collection={field: settings}, teamReward="sum")) as collector:
+            assert collector.collect(num_steps=90)["next", "reward"].any()
+
+
+class TestPolicies:
+    def test_a_module_reads_and_writes_the_keys_of_groups(self) -> None:
+        red = TensorDictModule(
+            lambda seen, legal: (seen.sum(-1), legal.long().argmax(-1)),
+            in_keys=[("red", "observation"), ("red", "action_mask")],
+            out_keys=[("red", "value"), ("red", "action")],
+        )
+        blue = TensorDictModule(
+            lambda seen: seen[..., :2].float().clamp(-1, 1),
+            in_keys=[("blue", "observation")],
+            out_keys=[("blue", "action")],
+        )
+        check = FrameCheck(hidden=[("red", "value")])
+        with make_collector(env=job()["spec"]["env"], policy=TensorDictSequential(red, blue)) as collector:
+            batch = collector.collect(num_steps=90)
+        check.take(batch)
+        assert torch.equal(batch["red", "value"], batch["red", "observation"].sum(-1))
+
+    def test_a_callable_gets_nested_tensors(self) -> None:
+        def act(seen: Any) -> Any:
+            red = {"action": seen["red"]["action_mask"].long().argmax(-1)}
+            return {"red": red, "blue": {"action": torch.ones_like(seen["blue"]["observation"][..., :2]).float()}}
+
+        check = FrameCheck()
+        with open_fleet(env=Skirmish, num_envs=2, policy=act, total_frames=256) as fleet:
+            for batch in fleet.batches():
+                check.take(batch)
+        assert (check.num_frames, check.num_envs) == (256, 2)
+
+
+class Strange(Skirmish):
+    """Its agents are not those that it names."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        found = super().reset(seed=seed)
+        if self._what == "unknown":
+            self.agents.append("green_0")
+        if self._what == "unseen":
+            found[0].pop(self.agents[0])
+        return found
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("env", "sentence"),
+        [
+            ({"groupMap": {"red": ["red_3"]}}, r"groups name red_3, which the environment does not have; did you mean"),
+            ({"groupMap": {"red": ["red_0", "red_1", "red_2"]}}, r"the agent blue_0 is in none of the groups; write"),
+            ({"groupMap": {"a": ["red_0", "red_0"]}}, r"the agent red_0 is twice in the groups"),
+            ({"groups": "all"}, r"the agents of the group agents have different spaces: blue_0 has .*; set groups to"),
+            ({"groupMap": {"red": ["red_0", "red_1", "red_2"], "state": ["blue_0", "blue_1"]}},
+             r"a group is called state, as another key of batches; name it otherwise"),
+            ({"entrypoint": "cormorant_testing.envs:make_counting"},
+             r"is a cormorant_testing.envs.CountingEnv, which has no possible_agents; return a pettingzoo.ParallelEnv"),
+            ({"entrypoint": "", "id": "cormorant_testing/agents"}, r"cormorant_testing.agents has no parallel_env"),
+        ],
+    )  # fmt: skip
+    def test_a_sentence_says_what_to_do(self, env: Document, sentence: str) -> None:
+        block = {key: value for key, value in job(**env)["spec"]["env"]["pettingzoo"].items() if value != ""}
+        with pytest.raises(EnvBuildError, match=sentence):
+            make_collector(env={"pettingzoo": block})
+
+    @pytest.mark.parametrize(
+        ("what", "sentence"),
+        [
+            ("unknown", r"has the agent green_0, which possible_agents does not have"),
+            (
+                "unseen",
+                r"returned no observation of \w+_\d, which is in its agents; return one, or take it out",
+            ),
+        ],
+    )
+    def test_agents_that_do_not_appear_are_named(self, what: str, sentence: str) -> None:
+        with pytest.raises(EnvCrashed, match=sentence), make_collector(env=partial(Strange, what)) as collector:
+            collector.collect(num_steps=10)
+
+    def test_single_environments_point_to_the_block(self) -> None:
+        with pytest.raises(EnvBuildError, match=r"Skirmish, a PettingZoo environment.*name it in env.pettingzoo"):
+            make_collector(env={"gymnasium": {"entrypoint": SKIRMISH}})
+
+
+class TestEnvPool:
+    """Against the pool of one environment, to which the same actions are sent."""
+
+    @pytest.mark.parametrize(("task", "players"), [("TicTacToe-v1", 2), ("KuhnPoker-v1", 2), ("SparrowMahjong-v1", 3)])
+    def test_games_give_the_frames_of_a_plain_loop(self, task: str, players: int) -> None:
+        document = manifest(env={"envpool": {"taskId": task, "numEnvs": 4, "numThreads": 2}})
+        with make_collector(document) as collector:
+            batch = torch.cat([collector.collect(num_steps=4 * steps) for steps in (40, 1, 60)], dim=1)
+            seeds = WorkerPlace(seed=document["spec"]["collection"].get("seed", 0)).env_seeds(4)
+        assert ("next", "reward") not in batch.keys(True)
+        for row, seed in zip(batch, seeds, strict=True):
+            pool = envpool.make(task, env_type="gymnasium", num_envs=1, seed=[seed])
+            seen, said = pool.reset()
+            for frame in row:
+                player, agents, following = int(said["current_player"][0]), frame["agents"], frame["next", "agents"]
+                assert np.array_equal(agents["observation"], seen)
+                assert agents["mask"].tolist() == [number == player for number in range(players)]
+                assert np.array_equal(agents["action_mask"][player], said["legal_action_mask"][0])
+                assert agents["action_mask"].all(-1).sum() >= players - 1
+                assert said["legal_action_mask"][0, agents["action"][player]]
+                seen, reward, terminated, truncated, said = pool.step(
+                    agents["action"][player : player + 1].int().numpy()
+                )
+                assert np.array_equal(following["observation"], seen)
+                assert np.array_equal(following["reward"][:, 0], reward)
+                assert following["terminated"].tolist() == [[bool(terminated[0])]] * players
+                assert following["truncated"].tolist() == [[bool(truncated[0])]] * players
+                is_over = bool(terminated[0] or truncated[0])
+                assert frame["next", "done"].tolist() == [is_over]
+                if is_over:
+                    assert not following["mask"].any()
+                    seen, *_, said = pool.step(np.zeros(1, np.int32))  # its step that is only a reset
+        assert batch["next", "done"].sum() > 10
+
+    def test_all_cars_of_intersection_act_at_once(self) -> None:
+        document = manifest(env={"envpool": {"taskId": "IntersectionMultiAgent-v1", "numEnvs": 4}})
+        with make_collector(document) as collector:
+            batch = collector.collect(num_steps=120)
+        assert batch["agents", "mask"].all()
+        assert "action_mask" not in batch["agents"].keys()  # noqa: SIM118  # a TensorDict
+        assert batch["agents", "action"].shape == (4, 30, 2)
+        assert (batch["next", "agents", "done"] == batch["next", "done"].unsqueeze(-1)).all()
+        assert batch["next", "done"].any()
+
+    def test_a_part_of_the_environments_cannot_be_waited_for(self) -> None:
+        block = {"taskId": "TicTacToe-v1", "numEnvs": 4, "batchSize": 2}
+        with pytest.raises(EnvBuildError, match="TicTacToe-v1 has 2 players and steps in lockstep; set batchSize: 0"):
+            make_collector(env={"envpool": block})

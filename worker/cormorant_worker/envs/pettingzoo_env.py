@@ -1,0 +1,296 @@
+"""PettingZoo's environments, each as one `gymnasium.Env` that holds the agents of a group side by side. Imported in the
+processes of environments; PettingZoo itself is not imported.
+
+    observation   Rooted: g -> observation [n, ...], mask bool [n], action_mask bool [n, A] if there is one; state [...]
+    action        Rooted: g -> action [n, ...]
+    info          g.reward float32 [n, 1]; g.done, g.terminated, g.truncated bool [n, 1]: ("next", g, ...) of a batch
+
+An agent acts where `mask` is True. One that dies leaves its last observation and a False mask; then it has zeros, and
+an `action_mask` of True, since no distribution is left of nothing else. An agent that a step does not mention has the
+reward 0, and is terminated.
+
+# n agents of a group
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, iterate
+
+from cormorant_worker.action_mask import ACTION_MASK, mask_length
+from cormorant_worker.entrypoints import did_you_mean, load_object
+from cormorant_worker.envs.env_row import BadObservation
+from cormorant_worker.envs.gymnasium_env import EnvFactory, check_same, construct, has_agents, name_of, words_of
+from cormorant_worker.envs.info import InfoField
+from cormorant_worker.errors import EnvBuildError
+from cormorant_worker.spaces import Rooted, Space, leaves, unflattener
+
+Groups = str | Mapping[str, Sequence[str]]
+"""byName, all or perAgent; or the names of the agents of each group."""
+
+_TAKEN = {"action", "collector", "done", "info", "is_init", "next", "observation", "reward", "state", "terminated"}
+_NEEDED = ("possible_agents", "observation_space", "action_space", "reset", "step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentsFactory(EnvFactory):
+    """Which environment to build: `id` is a module with a `parallel_env`, and `entrypoint` returns a ParallelEnv."""
+
+    groups: Groups = "byName"
+    ends_on_any: bool = False
+    """An episode ends with the first agent's end, not with the last one's."""
+    is_mean: bool = False
+    """The reward of the team is the mean of the acting agents' and not their sum."""
+
+    def build(self, row: int = 0) -> "AgentsEnv":  # the same for every row
+        """Construct it and its wrappers.
+
+        Raises:
+            EnvBuildError: it cannot be built, is no parallel environment, or its agents do not fit the groups.
+        """
+        entrypoint = self.entrypoint or f"{self.id.replace('/', '.')}:parallel_env"
+        env = construct(
+            partial(load_object(entrypoint, what="environment"), **self.kwargs), f"the environment {self.name}"
+        )
+        for wrapper, kwargs in self.wrappers:
+            env = construct(partial(load_object(wrapper, what="wrapper"), env, **kwargs), f"the wrapper {wrapper}")
+        return AgentsEnv(env, self)
+
+
+@dataclass(frozen=True, slots=True)
+class MaybeAgents:
+    """Calls a script's maker of an environment, which may be one of several agents."""
+
+    maker: Callable[[], Any]
+
+    def __call__(self) -> Any:
+        made = self.maker()
+        return AgentsEnv(made, AgentsFactory(entrypoint=name_of(self.maker))) if has_agents(made) else made
+
+
+def group_agents(agents: Sequence[str], groups: Groups) -> dict[str, tuple[str, ...]]:
+    """The agents of each group.
+
+    Raises:
+        EnvBuildError: a map of groups names agents that do not exist, or not each one once; or the name of a group is
+            that of another key.
+    """
+    if isinstance(groups, str):
+        names: dict[str, Callable[[str], str]] = {
+            "byName": lambda agent: re.sub(r"_\d+$", "", agent),
+            "all": lambda agent: "agents",
+            "perAgent": lambda agent: agent,
+        }
+        found: dict[str, tuple[str, ...]] = {}
+        for agent in agents:
+            name = names[groups](agent)
+            found[name] = (*found.get(name, ()), agent)
+    else:
+        found = {name: tuple(members) for name, members in groups.items()}
+        named = [agent for members in found.values() for agent in members]
+        if unknown := [agent for agent in named if agent not in agents]:
+            hint = did_you_mean(unknown[0], agents) or f"; it has {', '.join(agents)}"
+            raise EnvBuildError(f"groups name {unknown[0]}, which the environment does not have{hint}")
+        if wrong := [agent for agent in agents if named.count(agent) != 1]:
+            times = "in none of" if wrong[0] not in named else "twice in"
+            raise EnvBuildError(f"the agent {wrong[0]} is {times} the groups; write each agent into one group")
+    if taken := sorted(_TAKEN & found.keys()):
+        raise EnvBuildError(f"a group is called {taken[0]}, as another key of batches; name it otherwise in groups")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    agents: tuple[str, ...]
+    keys: tuple[Any, ...]
+    """What the environment calls them."""
+    observed: Space
+    """What one agent observes, without its action mask."""
+    acts: Space
+    """What one agent does."""
+    action: Space
+    """What all of them do."""
+    mask_length: int
+    """A: numbers in the action mask of one agent; 0: it has none."""
+    nothing: Any
+    """Zeros in place of an observation."""
+
+    @property
+    def observation(self) -> Space:
+        n = len(self.agents)
+        parts: dict[str, Space] = {"observation": several(self.observed, n), "mask": spaces.Box(0, 1, (n,), np.bool_)}
+        if self.mask_length:
+            parts[ACTION_MASK] = spaces.Box(0, 1, (n, self.mask_length), np.bool_)
+        return spaces.Dict(parts)
+
+
+class AgentsEnv(gymnasium.Env[Any, Any]):
+    """The agents of one parallel environment.
+
+    Raises:
+        EnvBuildError: it is no parallel environment, or its agents do not fit the groups.
+    """
+
+    def __init__(self, env: Any, source: AgentsFactory) -> None:
+        if missing := [name for name in _NEEDED if not hasattr(env, name)]:
+            raise EnvBuildError(
+                f"the environment {source.name} is a {type(env).__module__}.{type(env).__name__}, which has no "
+                f"{', '.join(missing)}; return a pettingzoo.ParallelEnv, or use env.gymnasium for a single agent"
+            )
+        self._env, self._source = env, source
+        self._known = {agent: str(agent) for agent in env.possible_agents}
+        self._acting: set[Any] = set()
+        self._steps = 0
+        _, infos = env.reset(seed=0)  # masks may be in infos, which have no space
+        keys = {name: agent for agent, name in self._known.items()}
+        self._groups = {
+            name: _describe(env, name, agents, tuple(keys[agent] for agent in agents), infos)
+            for name, agents in group_agents(list(keys), source.groups).items()
+        }
+        observation = {name: group.observation for name, group in self._groups.items()}
+        self._has_state = isinstance(getattr(env, "state_space", None), gymnasium.Space)
+        self.observation_space = Rooted(observation | ({"state": env.state_space} if self._has_state else {}))
+        self.action_space = Rooted({name: spaces.Dict({"action": g.action}) for name, g in self._groups.items()})
+        for space in (self.observation_space, self.action_space):
+            leaves(space, ())
+        self.own_info = tuple(
+            field for name, group in self._groups.items() for field in fields_of_group(name, len(group.agents))
+        )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, infos = self._env.reset(seed=seed, options=options)
+        self._acting, self._steps = self._living(), 0
+        return self._observe(obs, infos), self._by_name(infos)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step the acting agents. The reward is the team's."""
+        acting, given = self._acting, dict[Any, Any]()
+        for name, group in self._groups.items():
+            values = action[name]["action"]
+            parts = values.tolist() if isinstance(group.acts, spaces.Discrete) else iterate(group.action, values)
+            given.update((key, part) for key, part in zip(group.keys, parts, strict=True) if key in acting)
+        obs, rewards, terminations, truncations, infos = self._env.step(given)
+        self._steps += 1
+        living = self._acting = self._living()
+        info = self._by_name(infos)
+        for name, group in self._groups.items():
+            terminated = np.array([[bool(terminations.get(key, key not in living))] for key in group.keys])
+            truncated = np.array([[bool(truncations.get(key, False))] for key in group.keys])
+            info[f"{name}.reward"] = np.array([[rewards.get(key, 0.0)] for key in group.keys], np.float32)
+            info |= {
+                f"{name}.done": terminated | truncated,
+                f"{name}.terminated": terminated,
+                f"{name}.truncated": truncated,
+            }
+        has_truncated = any(truncations.get(key, False) for key in acting)
+        if self._source.ends_on_any:
+            has_terminated = any(terminations.get(key, False) for key in acting)
+        else:
+            has_truncated &= not living
+            has_terminated = not (living or has_truncated)
+        reward = sum(float(part) for part in rewards.values())
+        if self._source.is_mean:
+            reward /= max(len(acting), 1)
+        is_late = 0 < self._source.max_episode_steps <= self._steps
+        return self._observe(obs, infos), reward, has_terminated, has_truncated or is_late, info
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _by_name(self, infos: Mapping[Any, Any]) -> dict[str, Any]:
+        return {self._known[key]: info for key, info in infos.items() if key in self._known}
+
+    def _living(self) -> set[Any]:
+        living = set(self._env.agents)
+        if unknown := living - self._known.keys():
+            raise BadObservation(
+                f"{self._source.name} has the agent {unknown.pop()}, which possible_agents does not have; name all "
+                "agents there that may come"
+            )
+        return living
+
+    def _observe(self, obs: Mapping[Any, Any], infos: Mapping[Any, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, group in self._groups.items():
+            seen, masks = [], []
+            for key in group.keys:
+                if key not in obs and key in self._acting:
+                    raise BadObservation(
+                        f"{self._source.name} returned no observation of {key}, which is in its agents; return one, or "
+                        "take it out of agents"
+                    )
+                own, mask = _split(obs[key]) if key in obs else (group.nothing, None)
+                seen.append(own)
+                if group.mask_length:
+                    mask = infos.get(key, {}).get(ACTION_MASK) if mask is None else mask
+                    is_free = mask is None or key not in self._acting
+                    masks.append(np.ones(group.mask_length, np.bool_) if is_free else np.asarray(mask) != 0)
+            is_acting = np.array([key in self._acting for key in group.keys])
+            found[name] = {"observation": _stacked(group.observed, seen), "mask": is_acting, ACTION_MASK: masks}
+        if self._has_state:
+            found["state"] = self._env.state()
+        return found
+
+
+def _describe(env: Any, name: str, agents: tuple[str, ...], keys: tuple[Any, ...], infos: Mapping[Any, Any]) -> _Group:
+    observed, acts = [[space(key) for key in keys] for space in (env.observation_space, env.action_space)]
+    words = [words_of(*both) for both in zip(observed, acts, strict=True)]
+    check_same(
+        f"the agents of the group {name}",
+        zip(agents, words, strict=True),
+        remedy="set groups to byName, perAgent, or a map that puts agents with equal spaces together",
+    )
+    space, length = observed[0], mask_length(acts[0])
+    has_mask = any(ACTION_MASK in infos.get(key, {}) for key in keys)
+    if isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces:
+        has_mask, space = True, _split(space.spaces, build=spaces.Dict)[0]
+    zeros = unflattener(space)([np.zeros(leaf.shape, leaf.dtype) for leaf in leaves(space, ("observation",))])
+    return _Group(
+        agents=agents,
+        keys=keys,
+        observed=space,
+        acts=acts[0],
+        action=several(acts[0], len(agents)),
+        mask_length=length if has_mask else 0,
+        nothing=zeros,
+    )
+
+
+def _split(observed: Any, build: Callable[[Any], Any] = dict) -> tuple[Any, Any]:
+    """An observation without its action mask, and the mask; None: it has none. What is alone in a dict is taken out."""
+    if not isinstance(observed, Mapping) or ACTION_MASK not in observed:
+        return observed, None
+    rest = {key: part for key, part in observed.items() if key != ACTION_MASK}
+    return rest["observation"] if list(rest) == ["observation"] else build(rest), observed[ACTION_MASK]
+
+
+def fields_of_group(name: str, n: int) -> tuple[InfoField, ...]:
+    """What n agents have of a step, in infos as `name.reward`."""
+    dtypes = {"reward": "float32"} | dict.fromkeys(("done", "terminated", "truncated"), "bool")
+    return tuple(
+        InfoField(key=f"{name}.{what}", path=(name, what), dtype=dtype, shape=(n, 1)) for what, dtype in dtypes.items()
+    )
+
+
+def several(space: Space, n: int) -> Space:
+    """The space of n values of a space, side by side."""
+    if isinstance(space, spaces.MultiDiscrete):  # gymnasium makes it a Box
+        nvec, start = (np.repeat(np.asarray(part)[None], n, 0) for part in (space.nvec, space.start))
+        return spaces.MultiDiscrete(nvec, dtype=space.dtype, start=start)
+    return batch_space(space, n)
+
+
+def _stacked(space: Space, items: list[Any]) -> Any:
+    """One nested value of `several(space, n)` from n values of the space."""
+    match space:
+        case spaces.Dict():
+            return {key: _stacked(part, [item[key] for item in items]) for key, part in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(_stacked(part, [item[i] for item in items]) for i, part in enumerate(space.spaces))
+    return items  # read as one array
