@@ -213,7 +213,7 @@ class Client(Fleet):
             WeightsMismatch: names, shapes or dtypes differ from the policy's.
             NonfiniteWeights: a value is NaN or infinite; see `allow_nonfinite` of `connect`.
             StaleWeights: the version is not higher than the current one. Or the connection broke, and newer weights
-                were published before it came back: whether these acted is unknown, and they are not sent again.
+                were published before it came back: whether a worker used these is unknown, and they are not sent again.
             UpdateFailed: with `wait`, no worker applied them.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
         """
@@ -226,9 +226,9 @@ class Client(Fleet):
 
         Args:
             weights: a state dict with a part of the model's tensors, or a safetensors file with them.
-            base: the ETag that the others must have (`Update.etag`, `PulledWeights.etag`); None: whatever is
+            base: the ETag that the newest version must have (`Update.etag`, `PulledWeights.etag`); None: whatever is
                 newest when the head gets this.
-            model: whose tensors they are.
+            model: name of the model.
             wait: as `publish`.
 
         Raises:
@@ -250,7 +250,7 @@ class Client(Fleet):
         """Fetch weights.
 
         Args:
-            model: whose.
+            model: name of the model.
             version: None: the newest.
 
         Raises:
@@ -287,7 +287,7 @@ class Client(Fleet):
 
     @property
     def statistics(self) -> Mapping[int, Document]:
-        """What each version acted with in the batches so far; see `Fleet.statistics`."""
+        """Normalization statistics of each policy version in the batches so far; see `Fleet.statistics`."""
         with self._lock:
             return dict(self._statistics)
 
@@ -385,7 +385,7 @@ class Client(Fleet):
         return self._head.parse(Pauses, reply)
 
     def pauses(self) -> Pauses:
-        """Who pauses."""
+        """The pause leases that are active, and the state of the fleet."""
         return self._head.get(Pauses, "/v1/pauses")
 
     def state(self) -> memoryview:
@@ -441,7 +441,7 @@ class Client(Fleet):
         """Results of a job with `collection.episodes`, as far as they are recorded.
 
         Raises:
-            NotFound: the job is no evaluation.
+            NotFound: the job is not an evaluation.
         """
         return self._head.get(EvaluationTable, "/v1/evaluation")
 
@@ -462,7 +462,7 @@ class Client(Fleet):
         return read_opening(self._head)
 
     def close(self) -> None:
-        """Give back what `next_batch` gave and was not acknowledged, and close idle connections. Idempotent."""
+        """Return the batch of `next_batch` that was not acknowledged, and close idle connections. Idempotent."""
         self._end_stream(ClientError)
         self._head.close()
         self.on_close()

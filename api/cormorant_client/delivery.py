@@ -159,7 +159,7 @@ class Delivery:
         self.forget()
 
     def forget(self) -> None:
-        """The head has the batch back: its memory is not ours any more."""
+        """Mark the batch as returned to the head: its memory must not be read any more."""
         self._on_forget()
         self._is_gone = True
 

@@ -71,7 +71,7 @@ class LearnerLink:
 
     @property
     def version(self) -> int:
-        """The newest version that the head has from us."""
+        """The newest version that this link has published."""
         return max(self._version, self._publisher.version if self._publisher else 0)
 
     def batches(self) -> "Iterator[TensorDict]":
@@ -113,7 +113,7 @@ class LearnerLink:
         )
 
     def close(self) -> None:
-        """Send what waits. May be called twice."""
+        """Send weights that still wait, and stop the thread. May be called twice."""
         if self._publisher is not None:
             self._publisher.close()
 

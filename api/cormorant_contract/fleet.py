@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class Batches(Protocol):
-    """An iterator of batches, and a context manager: what it lent goes back at the end of a `with` block. One thread
-    reads; several have `streaming_split`.
+    """An iterator of batches, and a context manager: at the end of a `with` block the last batch goes back. For
+    one thread; several share batches with `streaming_split`.
     """
 
     num_frames: int
@@ -53,7 +53,7 @@ class Shard(Protocol):
 
 
 class Receipt(Protocol):
-    """What became of published weights."""
+    """Which workers act with published weights, and which refused them."""
 
     @property
     def version(self) -> int:
@@ -81,8 +81,8 @@ class Receipt(Protocol):
 
 @runtime_checkable
 class Fleet(Protocol):
-    """Workers that collect. `open_fleet` and `connect` return one each; both have more than this. Methods may be called
-    from any thread. Close it, or use it as a context manager.
+    """Workers that collect. `open_fleet` and `connect` return one, each with further methods of its own. Methods may be
+    called from any thread. Close it, or use it as a context manager.
     """
 
     @property
@@ -95,7 +95,9 @@ class Fleet(Protocol):
 
     @property
     def statistics(self) -> "Mapping[int, Mapping[str, Any]] | None":
-        """What each version acted with, for `cormorant.postproc.normalized`; empty or None without `normalize`."""
+        """Normalization statistics by policy version, for `cormorant.postproc.normalized`; empty or None without
+        `normalize`.
+        """
 
     def batches(self, *, copy: bool = False) -> Batches:
         """Batches until `total_frames` are delivered; without such a number, without end.
@@ -180,7 +182,7 @@ class Fleet(Protocol):
         write_state(path, self.state())
 
     def restore(self, state: State) -> None:
-        """Go on from what `state` returned or `save` wrote, of the same job and as many workers.
+        """Continue from a state of `state` or a file of `save`, of the same job and with as many workers.
 
         What was collected and not taken is dropped. With a dataset, the count of frames stays that of the dataset.
 

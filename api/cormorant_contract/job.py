@@ -64,7 +64,7 @@ class Metadata(Contract):
 
 
 class CollectorJob(Contract):
-    """Experience to collect: an environment, a policy, an amount, and the workers that do it."""
+    """A job: the environment, the policy, how many frames to collect, and the workers that collect them."""
 
     api_version: Literal["cormorant.dev/v1alpha1"] = "cormorant.dev/v1alpha1"
     """Version of this schema."""
@@ -80,7 +80,7 @@ class CollectorJob(Contract):
     """Observed state of the job, written by the operator."""
 
     def to_document(self) -> dict[str, Any]:
-        """The job as a manifest holds it; a status that says nothing is left out."""
+        """The job as a manifest's document, without an empty status."""
         document = super().to_document()
         if self.status == CollectorJobStatus():
             del document["status"]

@@ -103,7 +103,7 @@ def open_fleet(
             collect while the learner learns, so that batches are one or more versions old.
         mode: async (the default without `on_policy`): one worker's batch at a time; sync: one batch of every worker,
             stacked.
-        seed: of the fleet; None: 0.
+        seed: base seed, from which each environment derives its own; None: 0.
         collection: further fields of `spec.collection` as a manifest spells them: `{"weights": {"maxStaleness": 2}}`.
             A field that is also an argument is refused.
         info: keys of the environments' info that are stored with every frame, or items as `spec.env.info` spells them.
@@ -114,7 +114,7 @@ def open_fleet(
         engine: where workers run; None: processes on this machine. RayOptions: actors on a Ray cluster, which may also
             run on this machine.
         resume: a file that `Fleet.save` wrote, of the same job and as many workers: go on from there.
-        options: time limits and what else has no argument here; see FleetOptions.
+        options: time limits and other settings; see FleetOptions.
 
     Returns:
         The running fleet; close it, or use it as a context manager.

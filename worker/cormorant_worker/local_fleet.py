@@ -153,7 +153,7 @@ class LocalFleet(Fleet):
 
     @property
     def job(self) -> CollectorJob:
-        """The manifest, also of a script."""
+        """The manifest; that of a script is made from its arguments."""
         return self._fleet.job
 
     @property
@@ -202,8 +202,8 @@ class LocalFleet(Fleet):
 
         Args:
             weights: as there, as are `version` and `wait`.
-            workers: names of those that alone get them, and their replacements; None: all. `state()` holds what all
-                have, and staleness is measured by it.
+            workers: names of the workers that get them, as do their replacements; None: all. `state()` and staleness
+                consider only weights that were published to all.
             allow_nonfinite: accept NaN and infinite values, as `policy.allowNonfinite` does for every publish.
 
         Raises:
@@ -295,8 +295,8 @@ class LocalFleet(Fleet):
     # -- life --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let batches under way land, close the datasets, end the workers, within seconds. What was queued and not
-        taken is given up. May be called twice.
+        """Finish the batches under way, close the datasets and end the workers, within seconds. Batches that wait in
+        the queue are lost. May be called twice.
         """
         self._lent.swap(None)
         self._fleet.close()

@@ -58,7 +58,7 @@ def evaluate(
     videos: int = 0,
 ) -> ResultTable:
     """Play episodes, each exactly once, and return their table. It is bit for bit the same for any number of workers,
-    and whatever is killed and started again meanwhile.
+    also when processes are killed and the call is repeated.
 
         table = evaluate("job.yaml", "policy.safetensors", episodes=100)
         table.summary["return"]["mean"]
@@ -67,10 +67,10 @@ def evaluate(
     Args:
         manifest: path of a YAML file, a mapping, or a CollectorJob; of its `collection` only `seed`, `episodes`,
             `episodeMetrics` and `normalize` matter.
-        weights: what the policy plays with, as in `Fleet.publish`, or the fsspec URI of a file; None: the manifest's
+        weights: the policy's weights, as in `Fleet.publish`, or the fsspec URI of a file; None: the manifest's
             `initialWeights` or checkpoints, or what its factory makes.
         env: as in `open_fleet`, in place of a manifest; as are the arguments that follow, down to `info`.
-        policy: what plays; None: random actions.
+        policy: as in `open_fleet`; None: random actions.
         policy_factory: makes it from the spaces.
         num_envs: episodes that one worker plays side by side; None: 8.
         vectorization_mode: subprocess, the default: one process per environment; inline: all in the worker process.
@@ -87,7 +87,7 @@ def evaluate(
         name: metadata.name of the job, for files with several.
         device: torch device of the policy; None: as in the worker groups.
         engine: as in `open_fleet`. Workers on other machines need a `directory` that all can write.
-        look: called about five times a second; the frames of what it gets are episodes.
+        look: called about five times a second with statistics, whose frames count episodes.
         videos: record so many of the first episodes as MP4 in `directory`, with imageio-ffmpeg.
 
     Raises:

@@ -129,7 +129,7 @@ _TIME = Section(
             title="Workers' time by phase",
             description="env: waiting for environments. inference: the policy. transfer: writing rows. idle: the queue "
             "is full or there is no work. In worker-seconds per second; adds up to the worker count.",
-            unit="none",
+            unit="suffix: workers",
             queries={"{{phase}}": _rate("cormorant_phase_seconds_total", "phase", _GROUP)},
             width=12,
             is_stacked=True,
@@ -162,6 +162,7 @@ _TIME = Section(
 )
 _SERVERS = Section(
     title="Inference servers",
+    applies_to="a worker group of role inference",
     panels=(
         Panel(
             title="Environments acted for per second",
@@ -238,6 +239,7 @@ _EPISODES = Section(
 )
 _NORMALIZATION = Section(
     title="Normalization",
+    applies_to="collection.normalize",
     panels=(
         Panel(
             title="Frames in the statistics",

@@ -21,7 +21,13 @@ from grafana_foundation_sdk.models.common import (
     StackingMode,
     TooltipDisplayMode,
 )
-from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef, VariableRefresh, VariableSort
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DashboardLinkType,
+    DataSourceRef,
+    VariableRefresh,
+    VariableSort,
+)
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH = 24
@@ -33,6 +39,7 @@ Unit = Literal[
     "suffix: batches/s",
     "suffix: updates/s",
     "suffix: reconciles/s",
+    "suffix: workers",
     "suffix: errors/s",
     "short",
     "s",
@@ -75,6 +82,8 @@ class Section:
 
     title: str
     panels: tuple[Panel, ...]
+    applies_to: str = ""
+    """Jobs that it is about, where it is not about all: the row is closed, and its empty panels say so."""
 
 
 def sheet(
@@ -91,6 +100,7 @@ def sheet(
         .time("now-1h", "now")
         .timezone("browser")
         .tooltip(DashboardCursorSync.CROSSHAIR)
+        .link(DashboardLink("Cormorant").type(DashboardLinkType.DASHBOARDS).tags(["cormorant"]).keep_time(True))
         .with_variable(
             DatasourceVariable("datasource").label("Data source").type("prometheus").description("A Prometheus.")
         )
@@ -100,10 +110,18 @@ def sheet(
     number = 0
     for section in sections:
         number += 1
-        made = made.with_row(Row(section.title).id(number))
+        row = Row(section.title).id(number).collapsed(bool(section.applies_to))
+        if not section.applies_to:
+            made = made.with_row(row)
         for panel in section.panels:
             number += 1
-            made = made.with_panel(_built(panel).id(number))
+            built = _built(panel).id(number)
+            if section.applies_to:
+                row = row.with_panel(built.no_value(f"only for jobs with {section.applies_to}"))
+            else:
+                made = made.with_panel(built)
+        if section.applies_to:
+            made = made.with_row(row)
     return made
 
 

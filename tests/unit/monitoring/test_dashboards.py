@@ -17,7 +17,9 @@ KNOWN = {name: metric.label_names for name, metric in by_name(ALL_METRICS).items
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
-    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    """All of them: those of a closed row stand in it."""
+    rows = dashboard["panels"]
+    return [panel for row in rows for panel in ([row] if row["type"] != "row" else row["panels"])]
 
 
 QUERIES = [
@@ -69,9 +71,21 @@ def test_panels_have_a_place_of_their_own(name: str) -> None:
                 assert taken.setdefault((x, y), panel["title"]) == panel["title"]
 
 
+def test_rows_that_not_every_job_has_are_closed_and_say_so() -> None:
+    rows = [row for row in MADE["cormorant-job"]["panels"] if row["type"] == "row" and row["collapsed"]]
+    assert {row["title"] for row in rows} == {"Inference servers", "Normalization"}
+    for panel in [panel for row in rows for panel in row["panels"]]:
+        assert panel["fieldConfig"]["defaults"]["noValue"].startswith("only for jobs with ")
+
+
+def test_each_dashboard_links_to_the_others() -> None:
+    assert [[link["tags"] for link in dashboard["links"]] for dashboard in MADE.values()] == [[["cormorant"]]] * 3
+
+
 def test_ids_are_unique() -> None:
     for dashboard in MADE.values():
-        ids = [panel["id"] for panel in dashboard["panels"]]
+        rows = [row["id"] for row in dashboard["panels"] if row["type"] == "row"]
+        ids = rows + [panel["id"] for panel in panels(dashboard)]
         assert len(ids) == len(set(ids))
     assert len({dashboard["uid"] for dashboard in MADE.values()}) == len(MADE)
 

@@ -190,7 +190,7 @@ class Collector(Saveable):
 
     @property
     def warmup_left(self) -> int:
-        """Frames that are still to have random actions."""
+        """Frames with random actions (`initRandomFrames`) that are still to be collected."""
         return self._first.left
 
     @warmup_left.setter
@@ -222,17 +222,18 @@ class Collector(Saveable):
         """Collect exactly `num_steps` frames, or exactly `num_episodes` whole episodes, into memory of its own.
 
         Episodes are played from fresh starts, and each environment's share of them is fixed beforehand: short
-        episodes are not favored. When `num_steps` is not a multiple of the number of environments, the last row is
-        not for everyone: the columns have different lengths and the batch has a `("collector", "mask")`.
+        episodes are not favored. When `num_steps` is not a multiple of the number of environments, some
+        environments step once more than others: the columns have different lengths and the batch has a
+        `("collector", "mask")`.
 
         Args:
             num_steps: frames; exactly one of this and the next.
             num_episodes: episodes.
-            max_frames_per_env: frames in which an environment must have ended its share of the episodes.
+            max_frames_per_env: most frames that one environment may take for its share of the episodes.
 
         Returns:
             TensorDict `[B, T]` with T = ceil(num_steps / B), or `[num_episodes, longest]`, padded and masked; see
-            `batch.to_tensordict`. With `multiStep` and `splitTrajectories` in the manifest, what they make of it.
+            `batch.to_tensordict`. `multiStep` and `splitTrajectories` of the manifest are applied to it.
 
         Raises:
             ValueError: neither or both of num_steps and num_episodes.
@@ -286,7 +287,7 @@ class Collector(Saveable):
         return filled
 
     def fill_columns(self, block: Block, quota: Array) -> Filled:
-        """Collect `quota` [B] frames of each environment into a block, whatever the settings say of resets; fewer when
+        """Collect `quota` [B] frames of each environment into a block, ignoring `resetAtEachBatch`; fewer when
         the gate is sealed meanwhile.
 
         Raises as `fill`.
@@ -317,7 +318,7 @@ class Collector(Saveable):
         return Filled(num_frames=num_frames, version=version, episodes=episodes, moments=moments)
 
     def play_episodes(self, num_episodes: int, *, max_frames: int, is_open: Array | None = None) -> Iterator[Block]:
-        """Play exactly so many whole episodes, without favoring short ones: fill the same block again and again.
+        """Play exactly so many whole episodes, without favoring short ones. Every block is filled in the same memory.
 
         Stopping when n episodes have ended anywhere counts the quick ones first. Instead every environment has a share
         (n // B, the first n % B environments one more) and stops right after the last episode of it. An episode in
@@ -377,7 +378,7 @@ class Collector(Saveable):
             yield block
 
     def restart(self) -> None:
-        """Begin new episodes everywhere; open trajectories end where their last batch did.
+        """Begin new episodes everywhere; open trajectories end with the last batch.
 
         Raises:
             EnvError: an asynchronous EnvPool (`batchSize < numEnvs`) has environments under way.
@@ -441,7 +442,7 @@ class Collector(Saveable):
             env_group.act(self.actor, version)
 
     def look(self, column: int, leaf: int) -> Array:
-        """A copy of one leaf of what an environment shows. May be called from any thread; see `EnvGroup.look`.
+        """A copy of one leaf of an environment's observation. May be called from any thread; see `EnvGroup.look`.
 
         Args:
             column: the environment, of B.
@@ -456,8 +457,8 @@ class Collector(Saveable):
         raise IndexError(f"environment {column} of {self.num_envs}")
 
     def keep_statistics(self) -> None:
-        """Be one's own fleet, where the manifest normalizes: what is collected counts at once, and weights that are
-        offered act with the statistics of that moment.
+        """For a collector without a fleet: with `normalize`, count frames as they are collected, and give offered
+        weights the statistics of that moment.
         """
         if self.moments is not None:
             self.statistics = StatisticsBook()

@@ -160,7 +160,7 @@ class ResultFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultTable:
-    """Episodes in the order of the plan, and what they sum up to. The same episodes give the same bytes."""
+    """Episodes in the order of the plan, with summaries. The same episodes give the same bytes."""
 
     planned: int
     """Episodes that the evaluation has; those without a row are not played yet."""
@@ -193,7 +193,7 @@ class ResultTable:
 
     @property
     def checkpoints(self) -> dict[str, "ResultTable"]:
-        """The table of each weights file, as an evaluation of this file alone makes it; empty where there is one."""
+        """The table of each weights file, equal to that of an evaluation of it alone; empty where there is one file."""
         found: dict[str, list[PlayedEpisode]] = {}
         for row in self.episodes:
             found.setdefault(row.checkpoint, []).append(replace(row, checkpoint=""))
@@ -221,7 +221,7 @@ class ResultTable:
         return json.dumps(self.document(), sort_keys=True, indent=1) + "\n"
 
     def write_parquet(self, file: str | Path | IO[bytes]) -> None:
-        """One row an episode; options as JSON text, a column a metric."""
+        """Write one row per episode: options as JSON text, one column per metric."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

@@ -11,7 +11,7 @@ from cormorant_worker.normalize.moments import Statistics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions:
-    """Every wait of a fleet has its limit here."""
+    """Time limits and devices of a fleet."""
 
     workers: int | None = None
     """Worker processes that step environments; None: as many as the manifest's groups say, at most one a processor."""

@@ -32,7 +32,7 @@ _MIXED_SHARDS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetInfo:
-    """What a dataset is of, and how much of it there is."""
+    """Where a dataset comes from, and how many frames it has."""
 
     uri: str
     job: str
@@ -79,7 +79,7 @@ class Dataset:
 
     @property
     def info(self) -> DatasetInfo:
-        """What the dataset is of; reads no frames."""
+        """Job, environment and counts of the dataset; reads no frames."""
         description = self._stored.description
         records = [record for part in self._parts for record in part.records]
         versions = [version for r in records for version in (r.min_policy_version, r.max_policy_version)]
@@ -116,14 +116,14 @@ class Dataset:
             for frames in dataset.frames(columns=["observation", "action"], batch_size=256, shuffle=True):
                 loss = (policy(frames["observation"]) - frames["action"]).square().mean()
 
-        A TensorDict of a local dataset looks into its files, which are mapped into memory: nothing is copied but what
-        followed a frame (`("next", "observation")`) and what was compressed (images). Writing into its tensors changes
-        this process's copy and never the dataset.
+        A TensorDict of a local dataset looks into its files, which are mapped into memory: only
+        `("next", "observation")` and compressed columns (images) are copied. Writing into its tensors changes this
+        process's copy and never the dataset.
 
         Args:
             columns: keys to read, a nested key as a tuple; one key chooses all below it. None: all.
             batch_size: N, less for the last batch. None: as stored, or as mixed.
-            shuffle: draw from 8 shards at a time, in random order, and mix 256 MiB of frames; takes twice that.
+            shuffle: draw from 8 shards at a time, in random order, and mix 256 MiB of frames; needs 512 MiB of memory.
             seed: of the shuffle; another number gives another order.
 
         Raises:
@@ -255,7 +255,7 @@ class Dataset:
         )
 
     def choose(self, columns: Sequence[str | Key] | None) -> tuple[Key, ...]:
-        """The keys that these columns name: a key chooses all below it."""
+        """The keys that `columns` select: a key selects all keys below it."""
         _refuse_text(columns)
         if columns is None:
             return self.keys

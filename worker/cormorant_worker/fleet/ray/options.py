@@ -13,7 +13,7 @@ _GPU = "nvidia.com/gpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
-    """What a Ray fleet needs to know beside `FleetOptions`."""
+    """Options of a fleet on a Ray cluster, beside `FleetOptions`."""
 
     address: str | None = None
     """None: start a cluster on this machine, and end it with the fleet. "auto" or "host:port": connect to one that
