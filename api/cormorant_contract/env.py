@@ -228,7 +228,7 @@ class GymnasiumVectorEnv(EnvBlock):
 
 
 class PettingZooEnv(GymnasiumEnv):
-    """Environments of several agents with PettingZoo's parallel interface."""
+    """Environments of several agents with PettingZoo's parallel or AEC interface."""
 
     kind = "pettingzoo"
     title = "PettingZoo"
@@ -236,10 +236,11 @@ class PettingZooEnv(GymnasiumEnv):
     column = ("PettingZoo", "Module of the environment")
 
     id: EnvId | None = None
-    """Module with a parallel_env, for example mpe2/simple_spread_v3. Exactly one of id and entrypoint."""
+    """Module with a parallel_env or an env, for example mpe2/simple_spread_v3. Exactly one of id and entrypoint."""
 
     entrypoint: Entrypoint | None = None
-    """Factory of a ParallelEnv, for example my_pkg.envs:make, called with kwargs. Exactly one of id and entrypoint."""
+    """Factory of one ParallelEnv or AECEnv, for example my_pkg.envs:make, called with kwargs. Exactly one of id and
+    entrypoint."""
 
     groups: Literal["byName", "all", "perAgent"] = "byName"
     """How agents are grouped: byName puts agents together whose names differ in a last number (red_0, red_1), all makes
@@ -275,7 +276,7 @@ class Env(Contract):
     """A vector environment with gymnasium's interface."""
 
     pettingzoo: PettingZooEnv | None = None
-    """An environment of several agents with PettingZoo's parallel interface."""
+    """An environment of several agents with PettingZoo's interface."""
 
     max_episode_steps: Count32 = 0
     """Steps after which an episode is truncated. 0 means the environment's own limit."""

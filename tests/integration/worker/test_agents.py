@@ -8,11 +8,11 @@ import envpool
 import numpy as np
 import pytest
 import torch
-from pettingzoo.test import parallel_api_test
+from pettingzoo.test import api_test, parallel_api_test
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
 from cormorant_client import connect
-from cormorant_testing.agents import GROUPS, FrameCheck, Skirmish
+from cormorant_testing.agents import GROUPS, FrameCheck, Rounds, Skirmish
 from cormorant_testing.serving import serve
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, ManifestError
@@ -203,6 +203,63 @@ class TestBadInput:
     def test_single_environments_point_to_the_block(self) -> None:
         with pytest.raises(EnvBuildError, match=r"Skirmish, a PettingZoo environment.*name it in env.pettingzoo"):
             make_collector(env={"gymnasium": {"entrypoint": SKIRMISH}})
+
+
+class TestTurns:
+    """Against PettingZoo's own loop over an AEC environment, to which the same actions are given."""
+
+    @pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
+    def test_frames_are_the_turns_of_a_plain_loop(self, vectorization: str) -> None:
+        document = job(entrypoint="cormorant_testing.agents:Rounds", vectorization=vectorization, teamReward="sum")
+        with make_collector(document) as collector:
+            batch = torch.cat([collector.collect(num_steps=steps) for steps in (90, 3, 90)], dim=1)
+            assert collector.env_restarts == 0
+        assert batch["next", "done"].sum() > 5
+        assert batch["next", "truncated"].any()
+        assert (batch["player", "mask"].sum(-1) == 1).all()
+        for row in batch:
+            env = Rounds()
+            env.reset(seed=int(row["player", "observation"][0, 0, 0]))
+            earned, acted, frames = dict.fromkeys(env.possible_agents, 0.0), set[str](), iter(row)
+            for frame in frames:
+                if not env.agents:
+                    env.reset()
+                    earned = dict.fromkeys(env.possible_agents, 0.0)
+                for agent in env.agent_iter():
+                    number = env.possible_agents.index(agent)
+                    seen, reward, terminated, truncated, _ = env.last()
+                    assert reward == earned[agent]
+                    if not (terminated or truncated):
+                        break
+                    earned[agent] = 0.0
+                    env.step(None)
+                acted.add(agent)
+                assert frame["player", "mask"].nonzero().tolist() == [[number]]
+                assert np.array_equal(frame["player", "observation"][number], seen["observation"])
+                assert np.array_equal(frame["player", "action_mask"][number], seen["action_mask"])
+                assert frame["player", "action_mask"].all(-1).sum() >= 3
+                was_there = set(env.agents)
+                earned[agent] = 0.0
+                env.step(int(frame["player", "action"][number]))
+                following = frame["next", "player"]
+                for other, name in enumerate(env.possible_agents):
+                    earned[name] += float(following["reward"][other, 0])
+                    is_gone = name not in was_there or env.terminations[name]
+                    assert following["terminated"][other].item() == is_gone, (name, was_there)
+                    assert following["truncated"][other].item() == (name in was_there and env.truncations[name])
+                    if name in was_there:
+                        assert np.array_equal(following["observation"][other], env.observe(name)["observation"])
+                is_over = all(env.terminations[name] or env.truncations[name] for name in env.agents)
+                assert frame["next", "done"].item() == is_over
+                assert frame["next", "reward"].item() == pytest.approx(sum(env.rewards.values()))
+                if is_over:
+                    while env.agents:
+                        env.step(None)
+            assert len(acted) == 4
+
+    @pytest.mark.filterwarnings("ignore::UserWarning")  # it has no render, and Dict observations
+    def test_the_environment_of_these_tests_is_pettingzoos(self) -> None:
+        api_test(Rounds(), num_cycles=200)
 
 
 class TestEnvPool:

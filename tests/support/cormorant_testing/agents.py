@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
+from pettingzoo import AECEnv, ParallelEnv
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -88,6 +88,66 @@ class Skirmish(ParallelEnv[str, Any, Any]):
             mask = np.array(self.legal(agent), np.int8)
             obs[agent] = {"observation": seen, "action_mask": mask} if agent in RED else seen
         return obs, {agent: {} for agent in agents}
+
+
+class Rounds(AECEnv[str, Any, Any]):
+    """Four players take turns with one of 3 actions, of which one is illegal. A player that acts may drop out or throw
+    another one out; each turn costs the others. An agent sees `[seed, turn, what it did last, what was done last]`.
+    """
+
+    metadata: dict[str, Any] = {"name": "rounds", "is_parallelizable": False}  # noqa: RUF012
+
+    def __init__(self, length: int = 20) -> None:
+        super().__init__()
+        self.possible_agents = [f"player_{number}" for number in range(4)]
+        seen, masks = spaces.Box(-np.inf, np.inf, (4,), np.float64), spaces.Box(0, 1, (3,), np.int8)
+        self.observation_spaces = {
+            agent: spaces.Dict({"observation": seen, "action_mask": masks}) for agent in self.possible_agents
+        }
+        self.action_spaces = {agent: spaces.Discrete(3) for agent in self.possible_agents}
+        self._length, self._seed, self._rng = length, 0, np.random.default_rng(0)
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self.action_spaces[agent]
+
+    def observe(self, agent: str) -> Any:
+        seen = np.array([self._seed, self._turn, self._did[agent], self._last], np.float64)
+        return {"observation": seen, "action_mask": np.array([(a + self._turn) % 3 != 0 for a in range(3)], np.int8)}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        if seed is not None:
+            self._seed, self._rng = seed, np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        self._did, self._turn, self._last = dict.fromkeys(self.agents, -1), 0, -1
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict(self.rewards)
+        self.terminations, self.truncations = (dict.fromkeys(self.agents, False) for _ in range(2))
+        self.infos = {agent: {} for agent in self.agents}
+        self.agent_selection = self.agents[0]
+
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        assert (action + self._turn) % 3 != 0, (agent, action)
+        self._cumulative_rewards[agent] = 0
+        self._turn, self._last = self._turn + 1, action
+        self._did[agent] = action
+        self.rewards = {other: float(action) if other == agent else -0.25 for other in self.agents}
+        for hit in (agent, self.agents[self._rng.integers(len(self.agents))]):
+            self.terminations[hit] |= self._rng.random() < 0.1
+        if self._turn >= self._length:
+            self.truncations = {other: not self.terminations[other] for other in self.agents}
+        self._accumulate_rewards()
+        at = self.agents.index(agent) + 1
+        order = self.agents[at:] + self.agents[:at]
+        left = [other for other in order if not (self.terminations[other] or self.truncations[other])]
+        self.agent_selection = (left or order)[0]
+        self._deads_step_first()
 
 
 Key = tuple[str, ...]

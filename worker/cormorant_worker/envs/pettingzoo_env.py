@@ -5,9 +5,9 @@ processes of environments; PettingZoo itself is not imported.
     action        Rooted: g -> action [n, ...]
     info          g.reward float32 [n, 1]; g.done, g.terminated, g.truncated bool [n, 1]: ("next", g, ...) of a batch
 
-An agent acts where `mask` is True. One that dies leaves its last observation and a False mask; then it has zeros, and
-an `action_mask` of True, since no distribution is left of nothing else. An agent that a step does not mention has the
-reward 0, and is terminated.
+An agent acts where `mask` is True; in an AEC environment one alone, whose turn it is. One that dies leaves its last
+observation and a False mask; then it has zeros, and an `action_mask` of True, since no distribution is left of nothing
+else. An agent that a step does not mention has the reward 0, and is terminated.
 
 # n agents of a group
 """
@@ -34,13 +34,27 @@ from cormorant_worker.spaces import Rooted, Space, leaves, unflattener
 Groups = str | Mapping[str, Sequence[str]]
 """byName, all or perAgent; or the names of the agents of each group."""
 
-_TAKEN = {"action", "collector", "done", "info", "is_init", "next", "observation", "reward", "state", "terminated"}
+_TAKEN = {
+    "action",
+    "collector",
+    "done",
+    "info",
+    "is_init",
+    "next",
+    "observation",
+    "reward",
+    "state",
+    "terminated",
+    "truncated",
+}
 _NEEDED = ("possible_agents", "observation_space", "action_space", "reset", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentsFactory(EnvFactory):
-    """Which environment to build: `id` is a module with a `parallel_env`, and `entrypoint` returns a ParallelEnv."""
+    """Which environment to build: `id` is a module with a `parallel_env` or an `env`, and `entrypoint` returns a
+    ParallelEnv or an AECEnv.
+    """
 
     groups: Groups = "byName"
     ends_on_any: bool = False
@@ -52,12 +66,19 @@ class AgentsFactory(EnvFactory):
         """Construct it and its wrappers.
 
         Raises:
-            EnvBuildError: it cannot be built, is no parallel environment, or its agents do not fit the groups.
+            EnvBuildError: it cannot be built, is not PettingZoo's, or its agents do not fit the groups.
         """
-        entrypoint = self.entrypoint or f"{self.id.replace('/', '.')}:parallel_env"
-        env = construct(
-            partial(load_object(entrypoint, what="environment"), **self.kwargs), f"the environment {self.name}"
-        )
+        module = self.id.replace("/", ".")
+        try:
+            make = load_object(self.entrypoint or f"{module}:parallel_env", what="environment")
+        except EnvBuildError as error:
+            if not self.id:
+                raise
+            try:
+                make = load_object(f"{module}:env", what="environment")
+            except EnvBuildError:
+                raise error from None
+        env = construct(partial(make, **self.kwargs), f"the environment {self.name}")
         for wrapper, kwargs in self.wrappers:
             env = construct(partial(load_object(wrapper, what="wrapper"), env, **kwargs), f"the wrapper {wrapper}")
         return AgentsEnv(env, self)
@@ -130,11 +151,42 @@ class _Group:
         return spaces.Dict(parts)
 
 
+class _Turns:
+    """An AEC environment in the parallel API: one agent acts in a step, and all that are left see what it led to."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    @property
+    def agents(self) -> list[Any]:
+        return [self._env.agent_selection] if self._env.agents else []
+
+    def reset(self, **options: Any) -> tuple[Any, Any]:
+        self._env.reset(**options)
+        return self._what_is()[::4]
+
+    def step(self, actions: Mapping[Any, Any]) -> tuple[Any, ...]:
+        (action,) = actions.values()
+        self._env.step(action)
+        return self._what_is()
+
+    def _what_is(self) -> tuple[Any, ...]:
+        env = self._env
+        obs = {agent: env.observe(agent) for agent in env.agents}
+        found = obs, *(dict(part) for part in (env.rewards, env.terminations, env.truncations, env.infos))
+        while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
+            env.step(None)
+        return found
+
+
 class AgentsEnv(gymnasium.Env[Any, Any]):
-    """The agents of one parallel environment.
+    """The agents of one environment of PettingZoo.
 
     Raises:
-        EnvBuildError: it is no parallel environment, or its agents do not fit the groups.
+        EnvBuildError: it is none, or its agents do not fit the groups.
     """
 
     def __init__(self, env: Any, source: AgentsFactory) -> None:
@@ -143,11 +195,12 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
                 f"the environment {source.name} is a {type(env).__module__}.{type(env).__name__}, which has no "
                 f"{', '.join(missing)}; return a pettingzoo.ParallelEnv, or use env.gymnasium for a single agent"
             )
-        self._env, self._source = env, source
+        self._takes_turns = hasattr(env, "agent_iter")
+        self._env, self._source = _Turns(env) if self._takes_turns else env, source
         self._known = {agent: str(agent) for agent in env.possible_agents}
         self._acting: set[Any] = set()
         self._steps = 0
-        _, infos = env.reset(seed=0)  # masks may be in infos, which have no space
+        _, infos = self._env.reset(seed=0)  # masks may be in infos, which have no space
         keys = {name: agent for agent, name in self._known.items()}
         self._groups = {
             name: _describe(env, name, agents, tuple(keys[agent] for agent in agents), infos)
@@ -188,15 +241,17 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
                 f"{name}.terminated": terminated,
                 f"{name}.truncated": truncated,
             }
-        has_truncated = any(truncations.get(key, False) for key in acting)
+        # Where all act at once, some environments go on to report those that are gone.
+        present = set(rewards) if self._takes_turns else acting
+        has_truncated = any(truncations.get(key, False) for key in present)
         if self._source.ends_on_any:
-            has_terminated = any(terminations.get(key, False) for key in acting)
+            has_terminated = any(terminations.get(key, False) for key in present)
         else:
             has_truncated &= not living
             has_terminated = not (living or has_truncated)
         reward = sum(float(part) for part in rewards.values())
         if self._source.is_mean:
-            reward /= max(len(acting), 1)
+            reward /= max(len(present), 1)
         is_late = 0 < self._source.max_episode_steps <= self._steps
         return self._observe(obs, infos), reward, has_terminated, has_truncated or is_late, info
 
