@@ -1,11 +1,15 @@
-"""Draws docs/images/terminal.svg, the output of the commands in the README: `python docs/pictures.py`."""
+"""Draws docs/images: the output of the README's commands, and the live page of
+a job: `python docs/pictures.py`. The pages need Chromium.
+"""
 
+import hashlib
 import io
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -15,6 +19,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "terminal.svg"
 COMMANDS = ("cormorant run job.yaml", "cormorant dataset verify data/cheetah")
 COLUMNS = 100
+PAGE = ROOT / "api" / "cormorant_api" / "live" / "page"
+DIGEST = ROOT / "docs" / "images" / "live-page.digest"
+"""Digest of the page's files when its pictures were drawn."""
+SHOTS = (
+    ("light", 1100, "light"),
+    ("dark", 1100, "dark"),
+    ("narrow", 390, "light"),
+)
 
 
 def manifest() -> str:
@@ -26,7 +38,43 @@ def manifest() -> str:
     return str(found)
 
 
-def main() -> None:
+def digest_of_page() -> str:
+    files = (path.read_bytes() for path in sorted(PAGE.iterdir()))
+    return hashlib.sha256(b"".join(files)).hexdigest() + "\n"
+
+
+def draw_pages() -> None:
+    """A minute of Pong, with three publishes, light, dark and narrow."""
+    sys.path.append(str(ROOT / "tests" / "support"))
+    from cormorant import connect
+    from cormorant.policies import atari_cnn
+    from cormorant_testing.browser import chromium, watching
+    from cormorant_testing.heads import HeadProcess, write_manifest
+
+    with tempfile.TemporaryDirectory() as name, chromium() as browser:
+        folder = Path(name)
+        manifest = write_manifest(folder, "Pong-v5", totalFrames=10**6)
+        with HeadProcess(manifest, folder / "head", "--workers", "2") as head:
+            api = head.api("write")
+            with connect(
+                f"http://127.0.0.1:{api.port}", token=api.token
+            ) as client:
+                for _ in range(3):
+                    client.publish(atari_cnn(*client.spaces), wait=60)
+            time.sleep(60)  # what the plots show
+            for kind, width, scheme in SHOTS:
+                options = {"color_scheme": scheme}
+                options["viewport"] = {"width": width, "height": 1090}
+                with watching(browser, api.port, api.token, **options) as page:
+                    page.wait_for_text("#return", "-2")
+                    page.page.wait_for_timeout(2000)
+                    page.page.screenshot(
+                        path=PICTURE.parent / f"live-page-{kind}.png"
+                    )
+    DIGEST.write_text(digest_of_page())
+
+
+def draw_terminal() -> None:
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "job.yaml").write_text(manifest())
@@ -52,4 +100,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    draw_terminal()
+    draw_pages()

@@ -1,4 +1,4 @@
-"""The `cormorant` command: one module a command, put together here.
+"""The `cormorant` command: the modules of `commands`, put together here.
 
 A command's module imports typer, the contract and the standard library; what is heavy (torch, EnvPool, the worker) it
 imports in the body of the command. So `cormorant validate` starts in a blink, and help needs no worker installed.
@@ -9,21 +9,19 @@ from typing import Annotated
 import typer
 
 from cormorant_cli.commands import (
-    crd,
     dataset,
     doctor,
     envs,
     evaluate,
     init,
-    openapi,
     pause,
+    reference,
     report,
     run,
     state,
     status,
     submit,
     validate,
-    version,
     weights,
 )
 from cormorant_cli.printing import with_json
@@ -76,9 +74,9 @@ app.add_typer(weights.app, rich_help_panel=_HEAD)
 app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant pause pong -n rl"))(pause.pause)
 app.command(rich_help_panel=_HEAD)(pause.resume)
 app.add_typer(state.app, rich_help_panel=_HEAD)
-app.command(rich_help_panel=_REFERENCE)(crd.crd)
-app.command(rich_help_panel=_REFERENCE)(openapi.openapi)
-app.command(rich_help_panel=_REFERENCE)(version.version)
+app.command(rich_help_panel=_REFERENCE)(reference.crd)
+app.command(rich_help_panel=_REFERENCE)(reference.openapi)
+app.command(rich_help_panel=_REFERENCE)(reference.version)
 for _group in (app, dataset.app, state.app, weights.app):
     for _command in _group.registered_commands:
         if _command.callback is not None:
@@ -87,7 +85,7 @@ for _group in (app, dataset.app, state.app, weights.app):
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        version.version()
+        reference.version()
         raise typer.Exit
 
 

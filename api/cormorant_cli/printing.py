@@ -1,4 +1,4 @@
-"""What several commands print: results (`--json`), objects of a cluster (`-o yaml|name`), columns, counts and sizes."""
+"""What several commands print: results (`--json`), columns, counts and sizes."""
 
 import functools
 import inspect
@@ -9,19 +9,14 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-import yaml
 from pydantic_core import to_jsonable_python
-
-from cormorant_cli.cluster import Raw
 
 RECENT_EPISODES = 100
 """Episodes that a fleet keeps returns and lengths of."""
 _SLOW_S = 3.0
-Output = Literal["table", "json", "yaml", "name"]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 _SPEAKS_JSON = ContextVar("speaks_json", default=False)
 
 
@@ -89,20 +84,6 @@ def told_when_slow(what: str, *, after_s: float = _SLOW_S) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def show_objects(found: Sequence[Raw], output: Output) -> str:
-    """Jobs in JSON, YAML or by name, without the API server's bookkeeping; several as a List."""
-    if output == "name":
-        return "\n".join(f"collectorjob.cormorant.dev/{raw['metadata']['name']}" for raw in found)
-    bare = [
-        {**raw, "metadata": {key: value for key, value in raw["metadata"].items() if key != "managedFields"}}
-        for raw in found
-    ]
-    document = {"apiVersion": "v1", "kind": "List", "items": bare} if len(bare) > 1 else bare[0]
-    if output == "json":
-        return json.dumps(document, indent=2)
-    return yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True).rstrip("\n")
 
 
 def columns_of(rows: Iterable[Sequence[str]], *, numbers: Collection[int] = ()) -> str:

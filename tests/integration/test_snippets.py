@@ -93,9 +93,9 @@ def serve_line(page: str) -> str:
 
 @pytest.mark.timeout(300)
 def test_readme_learner_runs(tmp_path: Path) -> None:
-    (learner,) = blocks("README.md", "python")
+    learner, _ = blocks("README.md", "python")
     printed = run(sys.executable, "-c", learner, cwd=tmp_path)
-    (shown,) = blocks("README.md", "text")
+    shown, _ = blocks("README.md", "text")
     assert shown in printed
 
 
@@ -105,8 +105,13 @@ def test_readme_picture_shows_these_commands_and_this_output() -> None:
     for command in picture["COMMANDS"]:
         assert command in shown
         assert command in "".join(blocks("README.md", "sh"))
-    assert "collected 8,192 frames" in shown
-    assert "data/cheetah: ok, 8,192 frames" in shown
+    assert "collected 65,536 frames" in shown
+    assert "data/cheetah: ok, 65,536 frames" in shown
+
+
+def test_pictures_of_the_live_page_are_of_this_page() -> None:
+    picture = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
+    assert picture["DIGEST"].read_text() == picture["digest_of_page"](), "python docs/pictures.py"
 
 
 @pytest.mark.slow
@@ -117,7 +122,7 @@ def test_readme_manifest_fills_its_dataset(tmp_path: Path) -> None:
     run(BIN / "cormorant", "validate", "job.yaml", cwd=tmp_path)
     run(BIN / "cormorant", "run", "job.yaml", cwd=tmp_path)
     report = run(BIN / "cormorant", "dataset", "verify", "data/cheetah", cwd=tmp_path)
-    assert "8,192 frames" in report
+    assert "65,536 frames" in report
 
 
 @pytest.mark.slow

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from cormorant_cli.commands.weights import read_whole, write_whole
+from cormorant_cli.commands.weights import write_whole
 from cormorant_cli.connection import Connection, with_connection
+from cormorant_cli.errors import BadInput
 from cormorant_cli.printing import size_of, tell, told_when_slow
 
 app = typer.Typer(
@@ -37,7 +38,10 @@ def load(
     connection: Connection,
 ) -> None:
     """Restore a saved state. The fleet is paused meanwhile, and stays paused if it was."""
-    data = read_whole(file)
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        raise BadInput(f"cannot read {file}: {error.strerror or error}") from error
     with connection.client("write") as client, told_when_slow("until the fleet has loaded the state"):
         client.restore(data)
     tell({"file": file, "bytes": len(data)}, f"loaded {file}")

@@ -6,11 +6,13 @@ Server-side apply: submitting a changed manifest again changes the job, and what
 is theirs until --force-conflicts.
 """
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+import yaml
 from pydantic.alias_generators import to_camel
 
 from cormorant_cli.cluster import Cluster, Raw, connected
@@ -18,11 +20,12 @@ from cormorant_cli.code_map import CodeMap, read_code
 from cormorant_cli.connection import Context, Namespace
 from cormorant_cli.errors import BadInput, CliError, CommandFailed, ObjectMissing
 from cormorant_cli.jobs import condition, holds, identity, is_current, why
-from cormorant_cli.printing import Output, OutputOption, show_objects, speaks_json
+from cormorant_cli.printing import speaks_json
 from cormorant_contract.base import Contract
 from cormorant_contract.job import API_VERSION, KIND, CollectorJob
 from cormorant_manifest.reader import load_jobs
 
+Output = Literal["table", "json", "yaml", "name"]
 _POLL_S = 0.5
 
 
@@ -48,7 +51,7 @@ def submit(
     ] = False,
     namespace: Namespace = "",
     context: Context = "",
-    output: OutputOption = "table",
+    output: Annotated[Output, typer.Option("--output", "-o", help="Output format.")] = "table",
 ) -> None:
     """Create or update the jobs of a manifest, after the same checks as `cormorant validate`."""
     jobs = load_jobs(manifest)
@@ -157,6 +160,20 @@ def _show(found: list[Raw], output: Output, *, words: list[str]) -> None:
             typer.echo(f"{name}: {word}")
         return
     typer.echo(show_objects(found, "json" if speaks_json() else output))
+
+
+def show_objects(found: list[Raw], output: Output) -> str:
+    """Jobs in JSON, YAML or by name, without the API server's bookkeeping; several as a List."""
+    if output == "name":
+        return "\n".join(f"collectorjob.cormorant.dev/{raw['metadata']['name']}" for raw in found)
+    bare = [
+        {**raw, "metadata": {key: value for key, value in raw["metadata"].items() if key != "managedFields"}}
+        for raw in found
+    ]
+    document = {"apiVersion": "v1", "kind": "List", "items": bare} if len(bare) > 1 else bare[0]
+    if output == "json":
+        return json.dumps(document, indent=2)
+    return yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True).rstrip("\n")
 
 
 def _wait_until_ready(cluster: Cluster, job: Raw, *, deadline: float, timeout_s: float) -> None:

@@ -167,18 +167,6 @@ def check_tensors(path: Path) -> None:
         raise BadInput(f"{path} {what}; write it with safetensors.torch.save_file(state_dict, path)") from error
 
 
-def read_whole(file: str) -> bytes:
-    """A file of the user's.
-
-    Raises:
-        BadInput: it cannot be read.
-    """
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise BadInput(f"cannot read {file}: {error.strerror or error}") from error
-
-
 def write_whole(path: Path, data: memoryview) -> None:
     """Write a file that is there with all its bytes, or not at all.
 

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-from cormorant_cli.commands.crd import crd_yaml
+from cormorant_cli.commands.reference import crd_yaml
 from cormorant_contract.schema import structural_schema
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -43,14 +43,14 @@ const workers = new Rows($("workers"), (worker) => worker.id, [
   { text: (worker) => count(worker.per_second), isNumber: true },
   { text: (worker) => count(worker.frames), isNumber: true },
   { text: (worker) => `${worker.attempt}`, isNumber: true },
-  { text: (worker) => `${worker.env_restarts}`, isNumber: true, warns: (worker) => worker.env_restarts > 0 },
+  { text: (worker) => count(worker.env_restarts), isNumber: true, warns: (worker) => worker.env_restarts > 0 },
 ]);
 const weights = new Weights($("updates"), $("no-updates"));
 const events = new Events($("events"), $("no-events"));
 const log = new Log($("log"), $("log-loud"), $("no-log"));
 const learners = new Learners($("learners"), $("no-learners"), $("learners-note"));
 const preview = new Preview({
-  details: $("preview"), worker: $("preview-worker"), env: $("preview-env"), canvas: $("preview-canvas"), note: $("preview-note"), none: $("no-preview"),
+  details: $("preview"), worker: $("preview-worker"), env: $("preview-env"), canvas: $("preview-canvas"), note: $("preview-note"),
 });
 
 let role = "read";
@@ -78,6 +78,7 @@ const listener = {
     byeReason = endState = "";
   },
   opening(data) {
+    $("preview-card").hidden = !data.picture;
     preview.offer(data.picture, data.num_envs);
     const history = samplesOf(data.history);
     const first = history.length ? history[0].at : Infinity;
@@ -108,7 +109,9 @@ function show(news) {
   const word = wordOf(status);
   setText($("job"), status.namespace && status.namespace !== "default" ? `${status.namespace}/${status.job}` : status.job);
   showPhase(word === status.phase ? word : "Waiting", word);
-  setText($("waiting"), failingOf(status) || waitOf(status));
+  const [why, ...traceback] = (failingOf(status) || waitOf(status)).split("\n");
+  setText($("waiting"), why);
+  setText($("traceback"), traceback.join("\n"));
   if (before && before !== word) say(`${status.job}: ${word}.`);
   document.title = `${status.job}: ${word}`;
   setText($("epoch"), status.epoch);
@@ -323,6 +326,7 @@ function showEnd() {
   showPhase(endState, endState);
   setText($("link-text"), sentence(byeReason));
   setText($("waiting"), "");
+  setText($("traceback"), "");
   if (!moment) return;
   document.title = `${moment.status.job}: ${endState}`;
   showTiles(moment.status);

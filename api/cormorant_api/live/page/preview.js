@@ -6,18 +6,16 @@ const EVERY_MS = 250;
 const AFTER_TROUBLE_MS = 1500;
 
 export class Preview {
-  constructor({ details, worker, env, canvas, note, none }) {
-    Object.assign(this, { details, worker, env, canvas, note, none });
+  constructor({ details, worker, env, canvas, note }) {
+    Object.assign(this, { details, worker, env, canvas, note });
     this.run = null;
     details.addEventListener("toggle", () => this.#start());
     for (const choice of [worker, env]) choice.addEventListener("change", () => this.#start());
     document.addEventListener("visibilitychange", () => this.#start());
   }
 
-  /** Size of the image; null: observations are not images. */
+  /** Size of the image; null: observations are not images, and nothing is asked for. */
   offer(picture, numEnvs) {
-    this.details.hidden = !picture;
-    this.none.hidden = Boolean(picture);
     this.env.max = Math.max(0, numEnvs - 1);
     if (!picture) return;
     if (this.canvas.width !== picture.width) this.canvas.width = picture.width;
