@@ -179,17 +179,21 @@ class StoredDataset:
         """
         where = f"{self.uri}/{part.name}/{record.shard}"
         try:
-            names = self.description.schema.columns()
-            chosen = None if columns is None else [place for place, name in enumerate(names) if name in columns]
+            schema, chosen = self.description.schema, None
+            # Arrow copies columns that it is told to choose: worth it where it would decompress the others.
+            if columns is not None and schema.is_compressed:
+                chosen = [place for place, name in enumerate(schema.columns()) if name in columns]
             options = pa.ipc.IpcReadOptions(included_fields=chosen)
             reader = pa.ipc.open_file(self.store.open(part.name, record.shard), options=options)
             stored = (reader.schema.metadata or {}).get(b"cormorant.schema", b"").decode()
-            if stored != self.description.schema.fingerprint():
+            if stored != schema.fingerprint():
                 raise DatasetCorrupt(
                     f"{where} has the schema {stored or 'of another program'}, the dataset's is "
-                    f"{self.description.schema.fingerprint()}; it does not belong here"
+                    f"{schema.fingerprint()}; it does not belong here"
                 )
             yield reader
+        except GeneratorExit:  # at the interpreter's end pyarrow has no errors any more
+            raise
         except FileNotFoundError as error:
             raise DatasetCorrupt(f"{where} is missing; restore it from a copy") from error
         except (pa.ArrowException, OSError) as error:

@@ -110,6 +110,11 @@ class FrameSchema:
         carried = tuple(NEXT + column_name(leaf) for leaf in self.carried)
         return (*leaves, *(name for name, _ in self.plain), *carried)
 
+    @property
+    def is_compressed(self) -> bool:
+        """Shards are compressed (lz4) where observations are images."""
+        return any(leaf.dtype == np.uint8 and len(leaf.shape) >= 3 for leaf in self.observation)
+
     def frame_bytes(self) -> int:
         """Bytes of one frame before compression, without its `next.` columns."""
         leaves = (leaf for _, leaves in self.kinds for leaf in leaves)

@@ -93,8 +93,9 @@ class ShardWriter:
         self._frame_bytes = self._schema.frame_bytes()
         self._arrow = self._schema.arrow({"cormorant.part": part, "cormorant.num_envs": str(layout.num_envs)})
         self._encoder = FrameEncoder(self._schema, layout.num_envs, self._arrow)
-        has_images = any(leaf.dtype == np.uint8 and len(leaf.shape) >= 3 for leaf in self._schema.observation)
-        self._options = pa.ipc.IpcWriteOptions(compression="lz4" if has_images else None, use_threads=False)
+        self._options = pa.ipc.IpcWriteOptions(
+            compression="lz4" if self._schema.is_compressed else None, use_threads=False
+        )
         self._open: _Open | None = None
         self._sealing: Future[None] | None = None
         self._sealer = ThreadPoolExecutor(1, thread_name_prefix="seal")

@@ -178,8 +178,9 @@ def test_writing_into_frames_never_writes_into_the_dataset(dataset):
     assert places(torch.cat(list(dataset.frames()))) == before
 
 
-def test_frames_of_a_local_dataset_are_not_copied(dataset):
-    for frames in dataset.frames():
+@pytest.mark.parametrize("columns", [None, ["observation", "action", ("next", "reward")]])
+def test_frames_of_a_local_dataset_are_not_copied(dataset, columns):
+    for frames in dataset.frames(columns=columns):
         maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(".arrow")]
         ranges = [[int(end, 16) for end in line[0].split("-")] for line in maps]
         for key in ("observation", "action", ("next", "reward")):
