@@ -77,7 +77,7 @@ class Delivery:
     ) -> None:
         self.parts = tuple(parts)
         self.id = str(metadata["id"])
-        """`<epoch of the head>-<number>`."""
+        """Names it for all time, for example `9f3a0c1d-17`: digits that each start of a head draws, and a number."""
         self.num_frames = int(metadata["frames"])
         self.min_version = int(metadata["min_version"])
         """Oldest policy version in the batch; -1 if all actions were random."""
