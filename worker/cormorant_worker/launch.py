@@ -16,7 +16,6 @@ A script that opens a fleet needs no `if __name__ == "__main__"`: worker process
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -140,7 +139,7 @@ def open_fleet(
         refuse_unknown_names(job, is_this_machine=engine is None)
     from cormorant_worker.fleet.fleet import WorkerFleet
     from cormorant_worker.fleet.options import FleetOptions
-    from cormorant_worker.local_fleet import LocalFleet, close_forgotten
+    from cormorant_worker.local_fleet import LocalFleet, owned
 
     # The first batch needs tensordict, whose import takes as long as workers take to start.
     importing = threading.Thread(target=import_module, args=("cormorant_worker.collect.batch",), daemon=True)
@@ -163,7 +162,7 @@ def open_fleet(
         from cormorant_worker.fleet.ray.engine import RayEngine
 
         fleet = LocalFleet(WorkerFleet(job, options, engine=RayEngine(engine)))
-    weakref.finalize(fleet, close_forgotten, fleet._fleet, os.getpid()).atexit = False
+    owned(fleet._fleet, fleet)
     importing.join()
     if resume is not None:
         try:

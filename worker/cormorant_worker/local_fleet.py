@@ -3,6 +3,7 @@
 import _thread
 import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Self
@@ -136,7 +137,13 @@ class FleetReceipt(Receipt):
         return f"Receipt(version={self.version}, applied={found.applied}, waiting={found.waiting})"
 
 
-def close_forgotten(fleet: WorkerFleet, pid: int) -> None:
+def owned(fleet: WorkerFleet, owner: object) -> WorkerFleet:
+    """The fleet itself, which is closed when nothing refers to its owner any more."""
+    weakref.finalize(owner, _close_forgotten, fleet, os.getpid()).atexit = False
+    return fleet
+
+
+def _close_forgotten(fleet: WorkerFleet, pid: int) -> None:
     """Called by the garbage collector, in any thread, whose locks it must not wait for: starting this kind of thread
     takes none. A fork's copy has no workers.
     """

@@ -67,8 +67,7 @@ class FleetCollector:
             ValueError, TypeError: arguments that cannot be; before anything starts.
             WorkerFailed: a collector cannot start; says why.
         """
-        self._plan = plan
-        self._settings = plan.settings
+        self._plan, self._settings = plan, plan.settings
         if plan.settings.update_at_each_batch:
             check_has_weights(plan.policy, "update_at_each_batch")
         self.policy = plan.policy
@@ -123,6 +122,7 @@ class FleetCollector:
 
     def _open(self, job: CollectorJob, parts: Sequence[WorkerOverrides]) -> Any:
         from cormorant_worker.fleet.fleet import WorkerFleet
+        from cormorant_worker.local_fleet import owned
 
         self._parts = [one.to_bytes() for one in parts]
         options = FleetOptions(
@@ -133,7 +133,7 @@ class FleetCollector:
             starts_paused=True,
             startup_timeout_s=self._settings.startup_timeout_s,
         )
-        return WorkerFleet(job, options, engine=self._connect())
+        return owned(WorkerFleet(job, options, engine=self._connect()), self)
 
     def _connect(self) -> Any:
         return None  # workers run on this machine

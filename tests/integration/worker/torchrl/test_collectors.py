@@ -1,5 +1,6 @@
 """TorchRL's collector helpers over real workers, value by value."""
 
+import gc
 import random
 from collections.abc import Callable
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 import torch
 from tensordict import TensorDict
@@ -108,6 +110,17 @@ def test_environments_may_differ_and_unit_dimensions_go() -> None:
 
 
 @pytest.mark.slow
+def test_workers_end_with_the_last_reference_to_their_collector() -> None:
+    collector = sync_sync_collector(make, None, 2, 2, frames_per_batch=12, **INLINE)
+    workers = [psutil.Process(worker.pid) for worker in collector.fleet.stats().workers]
+    batches = iter(collector)
+    del collector
+    assert next(batches).numel() == 12
+    del batches
+    gc.collect()
+    assert psutil.wait_procs(workers, 60)[1] == []
+
+
 def test_the_length_is_the_number_of_batches_that_come() -> None:
     arguments: dict[str, Any] = {"frames_per_batch": 10, "total_frames": 160, **INLINE}
     with sync_async_collector(make, None, 8, 1, **arguments) as collector:
