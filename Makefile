@@ -11,7 +11,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-peers test-lerobot chaos mutants check bench bench-train gpu bench-operator bench-head docs wire constraints clean
+.PHONY: help install run test test-all test-peers test-lerobot test-openenv chaos mutants check bench bench-train gpu bench-operator bench-head docs wire constraints clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,11 @@ test-lerobot: $(INSTALLED) ## Read exports with LeRobot's own loader, in .venv-l
 	@test -x .venv-lerobot/bin/python || $(BIN)/uv venv --quiet .venv-lerobot
 	@$(BIN)/uv pip install --quiet --python .venv-lerobot/bin/python "lerobot>=0.4.4"
 	@$(BIN)/python -m pytest tests/unit/worker/sinks/test_export.py -k lerobot
+
+test-openenv: $(INSTALLED) ## Collect from a server of the openenv package, in .venv-openenv
+	@test -x .venv-openenv/bin/python || $(BIN)/uv venv --quiet .venv-openenv
+	@$(BIN)/uv pip install --quiet --python .venv-openenv/bin/python "openenv>=0.10"
+	@CORMORANT_OPENENV=.venv-openenv/bin/python $(BIN)/python -m pytest tests/integration/worker/envs/test_openenv.py $(PYTEST_ARGS)
 
 test-peers: $(INSTALLED) ## Run the tests against Tianshou and TorchRL, in .venv-peers; PEERS_SOURCES=rl:tianshou: theirs, too
 	@benchmarks/peers/setup

@@ -10,8 +10,17 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
-from cormorant_contract.base import INT32_MAX, Contract, Count32, Entrypoint, JsonObject, Whole
-from cormorant_contract.info import InfoKeys
+from cormorant_contract.base import (
+    IDENTIFIER_PATTERN,
+    INT32_MAX,
+    Contract,
+    Count32,
+    Entrypoint,
+    JsonObject,
+    Whole,
+    keyed_by,
+)
+from cormorant_contract.info import Axis, InfoKeys
 from cormorant_contract.rule import Rule, Value, each_once, exactly_one
 from cormorant_contract.variants import Variant, Variants
 
@@ -19,6 +28,8 @@ MAX_NUM_ENVS = 65536
 NumEnvs = Annotated[Whole, Field(ge=1, le=MAX_NUM_ENVS)]
 EnvId = Annotated[str, Field(strict=True, min_length=1, max_length=253)]
 Timeout = Annotated[Whole, Field(ge=1, le=86400)]
+Bound = Annotated[float, Field(strict=True, ge=-(2**53), le=2**53, allow_inf_nan=False)]
+FieldName = Annotated[str, Field(strict=True, max_length=63, pattern=IDENTIFIER_PATTERN)]
 
 
 _SET_ELSEWHERE = ("num_envs", "batch_size", "num_threads", "max_episode_steps", "seed", "env_seed")
@@ -256,7 +267,106 @@ class PettingZooEnv(GymnasiumEnv):
     """What of the agents' rewards is stored as a reward beside those of the groups. Unset means that there is none."""
 
 
-Block = EnvPoolEnv | GymnasiumEnv | GymnasiumVectorEnv | PettingZooEnv
+class OpenEnvArray(Contract):
+    """A field of an OpenEnv message as an array of fixed shape."""
+
+    name: FieldName
+    """Name of the field."""
+
+    dtype: Literal["uint8", "int8", "int16", "int32", "int64", "float32", "float64"] = "float32"
+    """Type of its numbers."""
+
+    shape: Annotated[tuple[Axis, ...], Field(max_length=8)] = ()
+    """Shape of the nested lists; [] for a number."""
+
+    low: Bound | None = None
+    """Lowest value. Unset means the lowest of the dtype."""
+
+    high: Bound | None = None
+    """Highest value. Unset means the highest of the dtype."""
+
+
+class OpenEnvAction(OpenEnvArray):
+    """A field of an OpenEnv action: one of some words, or an array."""
+
+    values: Annotated[tuple[Annotated[str, Field(max_length=253)], ...], Field(max_length=4096)] | None = None
+    """Words that a discrete action may be, in the order of the policy's actions, for example [UP, DOWN]."""
+
+
+class OpenEnvFields(Contract):
+    """Fields of an OpenEnv server's messages that its own schema says too little about."""
+
+    observation: Annotated[tuple[OpenEnvArray, ...], Field(max_length=64, json_schema_extra=keyed_by("name"))] = ()
+    """Fields of the observation, in this order. Unset means all numbers, booleans and enumerations of the schema."""
+
+    action: Annotated[tuple[OpenEnvAction, ...], Field(max_length=64, json_schema_extra=keyed_by("name"))] = ()
+    """Fields of the action. Unset means all of the schema, which must be enumerations, booleans, or numbers with a
+    minimum and a maximum."""
+
+    legal_actions: FieldName | None = None
+    """Field of the observation that lists the values of a discrete action that are legal now: the action mask."""
+
+
+class OpenEnvEnv(EnvBlock):
+    """Environments behind an OpenEnv server, one session each: in a container beside each worker, or at a URL."""
+
+    kind = "openenv"
+    title = "OpenEnv"
+    registered = "image"
+    column = ("OpenEnv", "Image of the OpenEnv server")
+    tuning = ("num_envs", "url", "port", "max_restarts", "step_timeout_seconds", "start_timeout_seconds")
+
+    image: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Image of the server, which the operator starts in every worker's pod. Exactly one of image and url."""
+
+    url: Annotated[str, Field(pattern=r"^https?://", max_length=1024)] | None = None
+    """Where a server listens already, for example http://127.0.0.1:8000. Exactly one of image and url."""
+
+    port: Annotated[Whole, Field(ge=1, le=65535)] = 8000
+    """Port that the image's server listens on."""
+
+    num_envs: NumEnvs = 1
+    """Number of sessions per worker. The server must allow as many (max_concurrent_envs)."""
+
+    kwargs: JsonObject = Field(default={})
+    """Parameters of every reset, beside the seed."""
+
+    fields: OpenEnvFields = Field(default=OpenEnvFields())
+    """What the server's schema does not say: shapes of arrays, ranges, legal actions."""
+
+    step_timeout_seconds: Timeout = 60
+    """Time limit of one answer; a session that exceeds it is opened again."""
+
+    start_timeout_seconds: Timeout = 300
+    """How long to wait for a server that starts, or starts again, and for a free session."""
+
+    max_restarts: Annotated[Whole, Field(ge=0, le=INT32_MAX)] = 100
+    """How many sessions a worker opens again within ten minutes before it fails. Its replacement inherits the count."""
+
+    @property
+    def name(self) -> str:
+        return self.image or self.url or ""
+
+    @property
+    def longest_step_s(self) -> float:
+        return float(2 * self.step_timeout_seconds + self.start_timeout_seconds)
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[OpenEnvEnv], ...]":
+        return (
+            exactly_one(
+                "image",
+                "url",
+                "write image for a server beside each worker, or url for one that runs already",
+                found=Value(
+                    cel="has(self.image) ? 'image ' + self.image + ' and url ' + self.url : 'neither'",
+                    get=lambda env: "neither" if env.image is None else f"image {env.image} and url {env.url}",
+                ),
+            ),
+        )
+
+
+Block = EnvPoolEnv | GymnasiumEnv | GymnasiumVectorEnv | PettingZooEnv | OpenEnvEnv
 KINDS: Mapping[str, type[EnvBlock]] = {block.kind: block for block in get_args(Block)}
 """The blocks of `spec.env` by their names, one for each kind of environment."""
 _NAMES = f"{', '.join([*KINDS][:-1])} and {[*KINDS][-1]}"
@@ -264,7 +374,7 @@ _COUNT = f"[{', '.join(f'has(self.{kind})' for kind in KINDS)}].filter(x, x).siz
 
 
 class Env(Contract):
-    """The environment of a job: exactly one of envpool, gymnasium, vector and pettingzoo. Immutable."""
+    """The environment of a job: exactly one of envpool, gymnasium, vector, pettingzoo and openenv. Immutable."""
 
     envpool: EnvPoolEnv | None = None
     """An environment that EnvPool ships."""
@@ -277,6 +387,9 @@ class Env(Contract):
 
     pettingzoo: PettingZooEnv | None = None
     """An environment of several agents with PettingZoo's interface."""
+
+    openenv: OpenEnvEnv | None = None
+    """An environment behind an OpenEnv server."""
 
     max_episode_steps: Count32 = 0
     """Steps after which an episode is truncated. 0 means the environment's own limit."""
@@ -360,6 +473,12 @@ class Env(Contract):
                 sentence="a vector environment has one setting and limits its own episodes; remove variants and "
                 "maxEpisodeSteps, and write its limit in vector.kwargs or collection.maxFramesPerTrajectory",
                 path=("vector",),
+            ),
+            Rule(
+                cel="!has(self.openenv) || !has(self.variants)",
+                holds=lambda env: env.openenv is None or not env.variants,
+                sentence="all sessions of an OpenEnv server are reset alike; remove variants, and write openenv.kwargs",
+                path=("variants",),
             ),
             Rule(
                 cel="self == oldSelf",

@@ -18,6 +18,10 @@ def _vector(**fields: object) -> Document:
     return manifest(env={"vector": {"numEnvs": 8} | fields})
 
 
+def _openenv(**fields: object) -> Document:
+    return manifest(env={"openenv": {"numEnvs": 8} | fields})
+
+
 def _filled(dtype: str, fill: float) -> Document:
     return {**_WON, "dtype": dtype, "fill": fill}
 
@@ -48,6 +52,8 @@ VALID: dict[str, Document] = {
     ),
     "vector": _vector(id="ale_py:ALE/Pong-v5", kwargs={"repeat_action_probability": 0.25}),
     "vector-factory": _vector(entrypoint="my_pkg.envs:make_vector"),
+    "openenv": _openenv(url="http://127.0.0.1:8000", fields={"action": [{"name": "move", "values": ["UP", "DOWN"]}]}),
+    "openenv-image": _openenv(image="grid-world:1", fields={"observation": [{"name": "board", "shape": [6, 7]}]}),
     "timeouts": gymnasium(stepTimeoutSeconds=5, resetTimeoutSeconds=5, maxRestarts=0, vectorization="inline"),
     "episodes-counted": manifest(collection__episodes={"count": 100, "deterministic": False}, output=_RESULTS),
     "episodes-by-seed": manifest(collection__episodes={"seeds": [3, 0, 2**31 - 1]}, output=_RESULTS),
@@ -183,7 +189,7 @@ INVALID: dict[str, Case] = {
     "env-neither": rule("spec.env", "found none", value={}),
     "env-both": rule(
         "spec.env",
-        "exactly one of envpool, gymnasium, vector and pettingzoo is required, found several",
+        "exactly one of envpool, gymnasium, vector, pettingzoo and openenv is required, found several",
         manifest(env__gymnasium={"id": "CartPole-v1", "numEnvs": 8}),
     ),
     "policy-neither": rule("spec.policy", "found neither", value={}),
@@ -210,6 +216,16 @@ INVALID: dict[str, Case] = {
         "spec.env.vector",
         "a vector environment has one setting and limits its own episodes; remove variants and maxEpisodeSteps",
         manifest(env={"vector": {"id": "CartPole-v1", "numEnvs": 8}, "maxEpisodeSteps": 5}),
+    ),
+    "openenv-neither": rule("spec.env.openenv", "found neither; write image for a server beside", _openenv()),
+    "openenv-both": rule("spec.env.openenv", "found image a:1 and url http://b", _openenv(image="a:1", url="http://b")),
+    "openenv-variants": rule(
+        "spec.env.variants",
+        "all sessions of an OpenEnv server are reset alike",
+        manifest(env={"openenv": {"url": "http://b", "numEnvs": 8}, "variants": [{"name": "a"}]}),
+    ),
+    "openenv-url": schema(
+        "spec.env.openenv.url", "127.0.0.1:8000", manifest(env={"openenv": {"url": "127.0.0.1:8000", "numEnvs": 8}})
     ),
     "vector-variants": rule(
         "spec.env.vector",

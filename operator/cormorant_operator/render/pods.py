@@ -1,6 +1,6 @@
 """Head and worker pods as JSON. They satisfy the `restricted` PodSecurity level."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,6 +154,7 @@ def worker_pod(
     job: Job, defaults: OperatorDefaults, origin: PodOrigin, *, group: WorkerGroup, index: int, attempt: int
 ) -> Manifest:
     grace_s = _grace_s(group.template, defaults.worker_grace_s)
+    openenv = None if group.serves else job.spec.env.openenv
     own = {
         "CORMORANT_HEAD": f"{names.head_service(job.name)}:{entrypoints.GCS_PORT}",
         "CORMORANT_JOB": job.name,
@@ -162,6 +163,10 @@ def worker_pod(
         "CORMORANT_ATTEMPT": str(attempt),
         "CORMORANT_GRACE_SECONDS": str(grace_s),
     }
+    sidecars = []
+    if openenv is not None and openenv.image is not None:
+        own["CORMORANT_OPENENV_URL"] = f"http://127.0.0.1:{openenv.port}"
+        sidecars.append(_openenv_server(openenv.image, openenv.port, defaults))
     return _pod(
         job,
         defaults,
@@ -181,9 +186,24 @@ def worker_pod(
                 **_probes(entrypoints.WORKER_PORT, listens_after_s=2),
             },
             volumes=[],
+            sidecars=sidecars,
         ),
         origin,
     )
+
+
+def _openenv_server(image: str, port: int, defaults: OperatorDefaults) -> dict[str, Any]:
+    """A container that starts before the worker, ends after it, and restarts alone. It writes where its image allows:
+    such servers are others' programs.
+    """
+    container = _container("openenv", image, defaults, {})
+    return {
+        **container,
+        "restartPolicy": "Always",
+        "securityContext": {**container["securityContext"], "readOnlyRootFilesystem": False},
+        "ports": [{"name": "openenv", "containerPort": port}],
+        "startupProbe": {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 1, "failureThreshold": 300},
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +218,7 @@ class _PodParts:
     volumes: list[dict[str, Any]]
     is_gpu: bool = False
     annotations: Mapping[str, str] = field(default_factory=dict)
+    sidecars: Sequence[dict[str, Any]] = ()
 
 
 def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrigin) -> Manifest:
@@ -208,7 +229,7 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
     ]
     mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
     resources = _with_defaults(parts)
-    code, code_folder, init_containers = job.spec.code, entrypoints.CODE_FOLDER, []
+    code, code_folder, init_containers = job.spec.code, entrypoints.CODE_FOLDER, [*parts.sidecars]
     if code is not None:
         mount: dict[str, Any] = {"name": "code", "mountPath": entrypoints.CODE_FOLDER}
         source: dict[str, Any] = {"configMap": {"name": code.config_map}}

@@ -203,7 +203,7 @@ class EnvRow:
         self._row = row
         actions, build = row_views(arrays.actions, row), unflattener(env.action_space)
         # A Python int, or copies: the environment may keep its action, and these rows are written again.
-        self._read_action: Callable[[], Any] = (
+        self.read_action: Callable[[], Any] = (
             actions[0].item
             if isinstance(env.action_space, gymnasium.spaces.Discrete)
             else lambda: build([view.copy() for view in actions])
@@ -230,7 +230,7 @@ class EnvRow:
             BadObservation: the reward or a large leaf is NaN (for small ones see `NanCheck`), or a leaf does not fit.
             Exception: whatever the environment raises.
         """
-        obs, reward, terminated, truncated, info = self.env.step(self._read_action())
+        obs, reward, terminated, truncated, info = self.env.step(self.read_action())
         if self._write_info:
             try:
                 self._write_info[side](info)

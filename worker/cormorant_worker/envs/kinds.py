@@ -3,10 +3,16 @@
 from collections.abc import Mapping
 
 from cormorant_contract.env import Env
-from cormorant_worker.envs import gymnasium, pools, vector
+from cormorant_worker.envs import gymnasium, openenv, pools, vector
 from cormorant_worker.envs.request import EnvKind
 
-_MODULES: Mapping[str, EnvKind] = {"envpool": pools, "gymnasium": gymnasium, "vector": vector, "pettingzoo": gymnasium}
+_MODULES: Mapping[str, EnvKind] = {
+    "envpool": pools,
+    "gymnasium": gymnasium,
+    "vector": vector,
+    "pettingzoo": gymnasium,
+    "openenv": openenv,
+}
 
 
 def kind_of(env: Env) -> EnvKind:

@@ -1,0 +1,237 @@
+"""Collecting from a server of the real `openenv` package, in a process of its own: `make test-openenv` installs it."""
+
+import http.server
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+
+from cormorant import open_fleet
+from cormorant_contract.env import Env
+from cormorant_worker.envs.kinds import kind_of
+from cormorant_worker.envs.openenv import OpenEnvSource
+from cormorant_worker.envs.protocol import EVERY_ROW, VectorEnv
+from cormorant_worker.envs.request import EnvRequest
+from cormorant_worker.envs.restarts import RestartLimits
+from cormorant_worker.errors import EnvBuildError
+
+PYTHON = os.environ.get("CORMORANT_OPENENV", "")
+SERVER = Path(__file__).parents[3] / "support" / "cormorant_testing" / "openenv_server.py"
+FIELDS = {
+    "observation": [
+        {"name": "total", "dtype": "int64"},
+        {"name": "seed", "dtype": "int64"},
+        {"name": "board", "dtype": "int64", "shape": [2, 2]},
+    ],
+    "legalActions": "legal",
+}
+needs_openenv = pytest.mark.skipif(not PYTHON, reason="CORMORANT_OPENENV is not set: see `make test-openenv`")
+
+
+class Server:
+    def __init__(self, port: int, sessions: int) -> None:
+        self.url, self._command = f"http://127.0.0.1:{port}", [PYTHON, str(SERVER), str(port), str(sessions)]
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command)
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                with urlopen(f"{self.url}/health", timeout=5):
+                    return
+            except OSError:
+                assert time.monotonic() < deadline
+                assert self.process.poll() is None
+                time.sleep(0.1)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(sessions: int = 8) -> Server:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        servers.append(Server(port, sessions))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+def openenv(url: str, **fields: Any) -> Env:
+    return Env.model_validate({"openenv": {"url": url, "startTimeoutSeconds": 120} | fields})
+
+
+def opened(env: Env) -> VectorEnv:
+    request = EnvRequest(env=env, seeds_of=lambda count: range(10, 10 + count), limits=RestartLimits(total=100))
+    (group,) = kind_of(env).open_envs(request).groups
+    return group
+
+
+@needs_openenv
+def test_frames_are_those_of_a_plain_loop(serve: Callable[..., Server]) -> None:
+    env = opened(openenv(serve().url, numEnvs=3, fields=FIELDS, kwargs={"length": 4}))
+    try:
+        board, seed, total = env.start()  # by name: board, seed, total
+        assert seed.tolist() == [10, 11, 12]
+        assert total.tolist() == [0, 0, 0]
+        assert board.tolist() == [[[0, 0], [1, 0]]] * 3
+        expected, episode, steps = np.zeros(3, dtype=np.int64), 1, 0
+        generator = np.random.default_rng(0)
+        for _ in range(12):
+            assert env.illegal is not None
+            assert env.illegal[:, 0].tolist() == (expected <= 0).tolist()  # LEFT, at the left
+            action = np.where(expected <= 0, generator.integers(1, 3, 3), generator.integers(0, 3, 3))
+            env.send((action,), EVERY_ROW)
+            step = env.recv()
+            expected, steps = expected + action - 1, steps + 1
+            assert step.reward.tolist() == expected.tolist()
+            is_end = steps == 4
+            assert (step.terminated | step.truncated).tolist() == [is_end] * 3
+            if is_end:
+                assert step.truncated.tolist() == [episode % 2 == 0] * 3
+                assert step.final[2].tolist() == expected.tolist()
+                expected, steps, episode = np.zeros(3, dtype=np.int64), 0, episode + 1
+            assert step.obs[2].tolist() == expected.tolist()
+            assert step.obs[0].tolist() == [[[steps, total], [episode, 0]] for total in expected.tolist()]
+    finally:
+        env.close()
+
+
+@needs_openenv
+def test_a_server_that_dies_cuts_its_episodes_and_is_waited_for(serve: Callable[..., Server]) -> None:
+    server = serve()
+    env = opened(openenv(server.url, numEnvs=2, fields=FIELDS))
+    try:
+        env.start()
+        right = (np.full(2, 2),)
+        env.send(right, EVERY_ROW)
+        assert env.recv().fresh.size == 0
+        server.kill()
+        server.start()
+        env.send(right, EVERY_ROW)
+        step = env.recv()
+        assert step.fresh.tolist() == [0, 1]
+        assert step.obs[2].tolist() == [0, 0]
+        assert env.restarts >= 2
+        env.send(right, EVERY_ROW)
+        assert env.recv().reward.tolist() == [1.0, 1.0]
+    finally:
+        env.close()
+
+
+@needs_openenv
+def test_a_full_server_is_waited_for(serve: Callable[..., Server]) -> None:
+    server = serve(sessions=1)
+    first = opened(openenv(server.url, fields=FIELDS))
+    second = opened(openenv(server.url, fields=FIELDS, startTimeoutSeconds=1))
+    try:
+        first.start()
+        with pytest.raises(
+            EnvBuildError, match=r"within 1 s .*: all 1 sessions of the server are in use; raise its max_"
+        ):
+            second.start()
+        first.close()
+        second.start()
+    finally:
+        first.close()
+        second.close()
+
+
+@needs_openenv
+def test_a_fleet_collects_by_the_schema_alone(serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.wait()
+    fields = {"observation": [{"name": "total", "dtype": "int64"}]}
+    block = {"url": server.url, "numEnvs": 2, "fields": fields}
+    with open_fleet(env={"openenv": block}, workers=2, frames_per_batch=20) as fleet:
+        batch = fleet.next_batch(timeout=60)
+    assert batch.shape == (2, 10)
+    after, reward = batch["next", "observation"], batch["next", "reward"].squeeze(-1)
+    assert after.squeeze(-1).tolist() == reward.long().tolist()
+    assert batch["next", "done"].squeeze(-1)[:, 4::5].all()
+
+
+@needs_openenv
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "does not say which shape its observation's board has"),
+        ({"observation": [{"name": "boord"}]}, "has boord, and the server's observation has board, done, legal"),
+        (
+            {"observation": [{"name": "message"}]},
+            r"^the OpenEnv server's observation has message '', which does not fit Box",
+        ),
+        (
+            {"observation": [{"name": "total"}], "action": [{"name": "move", "shape": [2]}], "legalActions": "legal"},
+            "only an action of one discrete field has a mask",
+        ),
+    ],
+)
+def test_fields_that_do_not_fit_are_refused(serve: Callable[..., Server], fields: Any, words: str) -> None:
+    with pytest.raises(EnvBuildError, match=words):
+        opened(openenv(serve().url, fields=fields)).start()
+
+
+def test_an_image_needs_the_operator() -> None:
+    env = Env.model_validate({"openenv": {"image": "grid:1"}})
+    with pytest.raises(EnvBuildError, match="image is grid:1, which the operator starts in the workers' pods"):
+        opened(env)
+
+
+def test_what_is_no_server_is_refused() -> None:
+    with pytest.raises(EnvBuildError, match=r"no answer of the OpenEnv server at http://127.0.0.1:1 within 1 s"):
+        opened(openenv("http://127.0.0.1:1", startTimeoutSeconds=1))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        with pytest.raises(EnvBuildError, match=r"/schema is no OpenEnv server: '404 .*; write the address of one"):
+            opened(openenv(f"http://127.0.0.1:{other.server_address[1]}"))
+        other.shutdown()
+
+
+def test_actions_follow_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    action = {
+        "properties": {
+            "metadata": {"type": "object"},
+            "column": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 7}, {"type": "null"}]},
+            "side": {"$ref": "#/$defs/Side"},
+            "force": {"type": "number", "minimum": -1, "maximum": 1},
+            "hold": {"type": "boolean"},
+        },
+        "$defs": {"Side": {"enum": ["UP", "DOWN"], "type": "string"}},
+    }
+    observation = {"properties": {"x": {"type": "number"}, "n": {"type": "integer"}, "text": {"type": "string"}}}
+    schema = {"action": action, "observation": observation}
+    monkeypatch.setattr(OpenEnvSource, "_ask_for_schema", lambda source: schema)
+    source = OpenEnvSource(openenv("http://a").openenv)  # type: ignore[arg-type]  # it is set
+    spaces = {part.name: str(part.space) for part in (*source.action, *source.observation)}
+    assert spaces == {
+        "column": "Discrete(7, start=1)",
+        "side": "Discrete(2)",
+        "force": "Box(-1.0, 1.0, (), float32)",
+        "hold": "Discrete(2)",
+        "x": "Box(-inf, inf, (), float32)",
+        "n": f"Box({-(2**63)}, {2**63 - 1}, (), int64)",
+    }
+    acted = [part.acted(value) for part, value in zip(source.action, (3, 1, np.float32(0.5), 1), strict=True)]
+    assert acted == [3, "DOWN", 0.5, True]
+    action["properties"]["column"] = {"type": "integer"}
+    with pytest.raises(EnvBuildError, match="does not say which values its action's column may have \\(integer\\)"):
+        OpenEnvSource(openenv("http://a").openenv)  # type: ignore[arg-type]  # it is set
