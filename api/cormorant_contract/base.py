@@ -171,9 +171,11 @@ REASON_PATTERN = "^[A-Za-z][A-Za-z0-9_]*$"
 IDENTIFIER_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
 INFO_KEY_PATTERN = "^[A-Za-z_][-A-Za-z0-9_.]*$"
 IMAGE_PATTERN = "^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$"
+URL_PATTERN = "^https?://"
 CONTROLLER_PATTERN = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._~/-]+$"
 
 PATTERN_WORDS = {
+    URL_PATTERN: "an address such as http://127.0.0.1:8000",
     CONTROLLER_PATTERN: "a domain, a slash and a name, such as example.com/controller",
     IMAGE_PATTERN: "the name of a container image, such as registry.example/team/code:1",
     LABEL_PATTERN: "lower-case letters, digits and dashes, beginning and ending with a letter or digit",

@@ -12,7 +12,9 @@ from pydantic.alias_generators import to_camel
 
 from cormorant_contract.base import (
     IDENTIFIER_PATTERN,
+    IMAGE_PATTERN,
     INT32_MAX,
+    URL_PATTERN,
     Contract,
     Count32,
     Entrypoint,
@@ -29,6 +31,7 @@ NumEnvs = Annotated[Whole, Field(ge=1, le=MAX_NUM_ENVS)]
 EnvId = Annotated[str, Field(strict=True, min_length=1, max_length=253)]
 Timeout = Annotated[Whole, Field(ge=1, le=86400)]
 Bound = Annotated[float, Field(strict=True, ge=-(2**53), le=2**53, allow_inf_nan=False)]
+Word = Annotated[str, Field(max_length=253, description="One word.")]
 FieldName = Annotated[str, Field(strict=True, max_length=63, pattern=IDENTIFIER_PATTERN)]
 
 
@@ -289,7 +292,10 @@ class OpenEnvArray(Contract):
 class OpenEnvAction(OpenEnvArray):
     """A field of an OpenEnv action: one of some words, or an array."""
 
-    values: Annotated[tuple[Annotated[str, Field(max_length=253)], ...], Field(max_length=4096)] | None = None
+    values: (
+        Annotated[tuple[Annotated[str, Field(max_length=253, description="One word.")], ...], Field(max_length=4096)]
+        | None
+    ) = None
     """Words that a discrete action may be, in the order of the policy's actions, for example [UP, DOWN]."""
 
 
@@ -316,10 +322,10 @@ class OpenEnvEnv(EnvBlock):
     column = ("OpenEnv", "Image of the OpenEnv server")
     tuning = ("num_envs", "url", "port", "max_restarts", "step_timeout_seconds", "start_timeout_seconds")
 
-    image: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    image: Annotated[str, Field(max_length=1024, pattern=IMAGE_PATTERN)] | None = None
     """Image of the server, which the operator starts in every worker's pod. Exactly one of image and url."""
 
-    url: Annotated[str, Field(pattern=r"^https?://", max_length=1024)] | None = None
+    url: Annotated[str, Field(pattern=URL_PATTERN, max_length=1024)] | None = None
     """Where a server listens already, for example http://127.0.0.1:8000. Exactly one of image and url."""
 
     port: Annotated[Whole, Field(ge=1, le=65535)] = 8000

@@ -225,7 +225,9 @@ INVALID: dict[str, Case] = {
         manifest(env={"openenv": {"url": "http://b", "numEnvs": 8}, "variants": [{"name": "a"}]}),
     ),
     "openenv-url": schema(
-        "spec.env.openenv.url", "127.0.0.1:8000", manifest(env={"openenv": {"url": "127.0.0.1:8000", "numEnvs": 8}})
+        "spec.env.openenv.url",
+        "is not valid; write an address such as",
+        manifest(env={"openenv": {"url": "127.0.0.1:8000", "numEnvs": 8}}),
     ),
     "vector-variants": rule(
         "spec.env.vector",

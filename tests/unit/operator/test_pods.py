@@ -67,6 +67,19 @@ def test_pods_know_whose_they_are_and_say_where_they_are_scraped(pod: Manifest) 
     assert "8000" in {str(port["containerPort"]) for port in main_container(pod)["ports"]}
 
 
+def test_an_openenv_server_is_a_sidecar_of_workers_alone() -> None:
+    spec = {"env": {"openenv": {"image": "grid:1", "port": 9000, "numEnvs": 8}}}
+    job = make_job(workerGroups=[{"name": "cpu"}], **spec)
+    pod = worker_pod(job, OperatorDefaults(), BIRTH, group=job.spec.worker_groups[0], index=0, attempt=1)
+    (server,) = pod["spec"]["initContainers"]
+    assert (server["name"], server["image"], server["restartPolicy"]) == ("openenv", "grid:1", "Always")
+    assert server["startupProbe"]["httpGet"] == {"path": "/health", "port": 9000}
+    env = {item["name"]: item.get("value") for item in main_container(pod)["env"]}
+    assert env["CORMORANT_OPENENV_URL"] == "http://127.0.0.1:9000"
+    assert "initContainers" not in head(**spec)["spec"]
+    assert "initContainers" not in worker()["spec"]
+
+
 @pytest.mark.parametrize(("given", "told"), [(300, 300), (0, 0), (None, 30), ("soon", 60), (True, 60), (-5, 60)])
 def test_grace_of_a_template_is_what_the_processes_are_told(given: object, told: int) -> None:
     template = {"spec": {"terminationGracePeriodSeconds": given}}

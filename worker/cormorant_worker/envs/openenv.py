@@ -246,7 +246,8 @@ class OpenEnvSession(gymnasium.Env[Any, Any]):
             except (KeyError, ValueError, TypeError) as error:
                 raise BadObservation(
                     f"the OpenEnv server's observation has {part.name} {str(observation.get(part.name))[:100]!r}, "
-                    f"which does not fit {part.space} ({type(error).__name__}); correct spec.env.openenv.fields.observation"
+                    f"which does not fit {part.space} ({type(error).__name__}); correct "
+                    "spec.env.openenv.fields.observation"
                 ) from error
         return values[parts[0].name] if len(parts) == 1 else values
 

@@ -21,7 +21,7 @@ from cormorant_worker.envs.openenv import OpenEnvSource
 from cormorant_worker.envs.protocol import EVERY_ROW, VectorEnv
 from cormorant_worker.envs.request import EnvRequest
 from cormorant_worker.envs.restarts import RestartLimits
-from cormorant_worker.errors import EnvBuildError
+from cormorant_worker.errors import EnvBuildError, EnvCrashed
 
 PYTHON = os.environ.get("CORMORANT_OPENENV", "")
 SERVER = Path(__file__).parents[3] / "support" / "cormorant_testing" / "openenv_server.py"
@@ -186,7 +186,7 @@ def test_a_fleet_collects_by_the_schema_alone(serve: Callable[..., Server]) -> N
     ],
 )
 def test_fields_that_do_not_fit_are_refused(serve: Callable[..., Server], fields: Any, words: str) -> None:
-    with pytest.raises(EnvBuildError, match=words):
+    with pytest.raises((EnvBuildError, EnvCrashed), match=words):
         opened(openenv(serve().url, fields=fields)).start()
 
 
