@@ -331,7 +331,8 @@ def test_environments_that_keep_failing_are_not_green(tmp_path: Path) -> None:
         assert re.match(words, failing()["message"])
         with chromium() as browser, watching(browser, served.writer.port, served.writer.token) as page:
             page.wait_for_text("#phase", "Environments fail")
-            page.wait_for_text("#waiting", "environments keep failing: ")
+            page.wait_for_text("main #waiting", "environments keep failing: ")
+            page.wait_for_text("main #traceback[tabindex]", "ValueError: no display")
             page.wait_for_text("#dropped", " dropped (drop oldest)")
             page.assert_clean()
 

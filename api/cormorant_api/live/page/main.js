@@ -109,9 +109,7 @@ function show(news) {
   const word = wordOf(status);
   setText($("job"), status.namespace && status.namespace !== "default" ? `${status.namespace}/${status.job}` : status.job);
   showPhase(word === status.phase ? word : "Waiting", word);
-  const [why, ...traceback] = (failingOf(status) || waitOf(status)).split("\n");
-  setText($("waiting"), why);
-  setText($("traceback"), traceback.join("\n"));
+  showTrouble(failingOf(status) || waitOf(status));
   if (before && before !== word) say(`${status.job}: ${word}.`);
   document.title = `${status.job}: ${word}`;
   setText($("epoch"), status.epoch);
@@ -153,6 +151,14 @@ const isStill = ({ phase, pause_state: state }) => Boolean(endState) || state ==
 /** Columns as rows. */
 function samplesOf(history) {
   return history.at.map((at, i) => Object.fromEntries(Object.entries(history).map(([name, column]) => [name, name === "at" ? at : column[i]])));
+}
+
+/** A sentence, and below it the traceback that it may have. */
+function showTrouble(text) {
+  const [sentence, ...traceback] = text.split("\n");
+  setText($("waiting"), sentence);
+  setText($("traceback"), traceback.join("\n"));
+  $("traceback").hidden = !traceback.length;
 }
 
 function showPhase(name, text) {
@@ -325,8 +331,7 @@ function away(problem, until) {
 function showEnd() {
   showPhase(endState, endState);
   setText($("link-text"), sentence(byeReason));
-  setText($("waiting"), "");
-  setText($("traceback"), "");
+  showTrouble("");
   if (!moment) return;
   document.title = `${moment.status.job}: ${endState}`;
   showTiles(moment.status);
