@@ -1,4 +1,4 @@
-"""A server of the real `openenv` package: `python openenv_server.py PORT [SESSIONS]`, with a Python that has it.
+"""A server of the real `openenv` package: `python openenv_server.py PORT SESSIONS [HOST]`.
 
 Its observations prove which actions ran: `total` is the sum of them since the reset, and `seed` the reset's.
 """
@@ -66,6 +66,6 @@ class Walk(Environment[Move, Seen, State]):
 
 
 if __name__ == "__main__":
-    sessions = int(sys.argv[2]) if len(sys.argv) > 2 else 8
-    app = create_fastapi_app(Walk, Move, Seen, max_concurrent_envs=sessions)
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+    port, sessions, *host = sys.argv[1:]
+    app = create_fastapi_app(Walk, Move, Seen, max_concurrent_envs=int(sessions))
+    uvicorn.run(app, host=host[0] if host else "127.0.0.1", port=int(port), log_level="warning")
