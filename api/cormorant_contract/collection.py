@@ -95,8 +95,8 @@ class WeightsPolicy(Contract):
 
     max_staleness: Count32 | None = None
     """How many published versions a worker may lag behind; it waits for newer weights rather than exceed this. 0 is
-    strictly on-policy. Unset means no bound; in sync mode a fleet in a script begins each round when the learner asks
-    for it, so that one that publishes after every round is on-policy. Set 0 for learners over REST."""
+    strictly on-policy. Unset means no bound. In sync mode, a fleet of a script begins each round when the learner
+    asks for it, which is on-policy if the learner publishes after every round; set 0 for learners over REST."""
 
 
 class Collection(Contract):

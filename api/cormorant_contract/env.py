@@ -264,10 +264,10 @@ class PettingZooEnv(GymnasiumEnv):
     """Names of the agents of each group, in place of groups."""
 
     episode_ends: Literal["all", "any"] = "all"
-    """all: an episode ends when no agent is left. any: with the first agent's end."""
+    """all: an episode ends when no agent is left. any: it ends when the first agent does."""
 
     team_reward: Literal["mean", "sum"] | None = None
-    """What of the agents' rewards is stored as a reward beside those of the groups. Unset means that there is none."""
+    """How the agents' rewards are combined into one reward, stored beside those of the groups. Unset stores none."""
 
 
 class OpenEnvArray(Contract):
@@ -404,7 +404,7 @@ class Env(Contract):
     """Values of the environment's info that are stored with every frame. Unset means none."""
 
     variants: Variants | None = None
-    """Settings that shares of the environments have."""
+    """Variants of the environment, each with its share of the environments."""
 
     @property
     def num_envs(self) -> int:

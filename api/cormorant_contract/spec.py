@@ -27,7 +27,7 @@ class CollectorJobSpec(Contract):
     """Desired state: what to collect, and with which pods."""
 
     env: Env
-    """The environment: exactly one of envpool, gymnasium and vector. Immutable."""
+    """The environment: exactly one block of `spec.env`. Immutable."""
 
     policy: Policy
     """The policy: exactly one of random and entrypoint."""

@@ -29,7 +29,7 @@ class IssuerRef(Contract):
     """The issuer of cert-manager that signs a head's certificate."""
 
     name: ObjectName
-    """Its name."""
+    """Name of the issuer."""
 
     kind: Annotated[str, Field(strict=True, min_length=1, max_length=63)] = "Issuer"
     """Issuer, of the job's namespace, or ClusterIssuer."""
@@ -42,11 +42,11 @@ class CertManager(Contract):
     """A certificate that cert-manager makes for the head, and renews."""
 
     issuer_ref: IssuerRef
-    """Who signs it."""
+    """The issuer that signs it."""
 
 
 class HeadTls(Contract):
-    """The head's certificate: exactly one of secretName and certManager. The head then speaks HTTPS alone."""
+    """The head's certificate: exactly one of secretName and certManager. The head then serves only HTTPS."""
 
     secret_name: ObjectName | None = None
     """Secret of the job's namespace with tls.crt and tls.key, and ca.crt for the command line. The certificate names
@@ -75,7 +75,7 @@ class Head(Contract):
 
 
 class Inference(Contract):
-    """How inference servers gather rows; the defaults follow what an act of the policy takes."""
+    """How inference servers gather rows; the defaults follow from the measured time of one policy call."""
 
     max_batch: Annotated[Whole, Field(ge=0, le=65536)] = 0
     """Maximum number of environments in one act. 0 means all that wait."""
