@@ -22,6 +22,10 @@ def _openenv(**fields: object) -> Document:
     return manifest(env={"openenv": {"numEnvs": 8} | fields})
 
 
+def _agents(**fields: object) -> Document:
+    return manifest(env={"pettingzoo": {"numEnvs": 8} | fields})
+
+
 def _filled(dtype: str, fill: float) -> Document:
     return {**_WON, "dtype": dtype, "fill": fill}
 
@@ -54,6 +58,8 @@ VALID: dict[str, Document] = {
     "vector-factory": _vector(entrypoint="my_pkg.envs:make_vector"),
     "openenv": _openenv(url="http://127.0.0.1:8000", fields={"action": [{"name": "move", "values": ["UP", "DOWN"]}]}),
     "openenv-image": _openenv(image="grid-world:1", fields={"observation": [{"name": "board", "shape": [6, 7]}]}),
+    "agents": _agents(id="mpe2/simple_spread_v3", kwargs={"N": 3}, groups="all", episodeEnds="any", teamReward="mean"),
+    "agents-mapped": _agents(entrypoint="my_pkg.envs:make", groupMap={"red": ["a", "b"], "blue": ["c"]}),
     "timeouts": gymnasium(stepTimeoutSeconds=5, resetTimeoutSeconds=5, maxRestarts=0, vectorization="inline"),
     "episodes-counted": manifest(collection__episodes={"count": 100, "deterministic": False}, output=_RESULTS),
     "episodes-by-seed": manifest(collection__episodes={"seeds": [3, 0, 2**31 - 1]}, output=_RESULTS),
@@ -201,6 +207,9 @@ INVALID: dict[str, Case] = {
     "gymnasium-both": rule(
         "spec.env.gymnasium", "found id CartPole-v1 and entrypoint a:b", gymnasium(entrypoint="a:b")
     ),
+    "agents-neither": rule("spec.env.pettingzoo", "found neither", _agents()),
+    "agents-groups": schema("spec.env.pettingzoo.groups", "byName", _agents(id="a/b_v0", groups="byname")),
+    "agents-no-groups": schema("spec.env.pettingzoo.groupMap", "", _agents(id="a/b_v0", groupMap={})),
     "vector-neither": rule("spec.env.vector", "found neither", _vector()),
     "vector-kwargs-num-envs": rule(
         "spec.env.vector.kwargs",

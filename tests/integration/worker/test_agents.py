@@ -12,7 +12,7 @@ from pettingzoo.test import api_test, parallel_api_test
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
 from cormorant_client import connect
-from cormorant_testing.agents import GROUPS, FrameCheck, Rounds, Skirmish
+from cormorant_testing.agents import GROUPS, FrameCheck, Rounds, Skirmish, first_legal
 from cormorant_testing.serving import serve
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, ManifestError
@@ -54,6 +54,17 @@ class TestFrames:
                 check.take(batch)
         assert (check.num_frames, check.num_envs) == (480, 4)
         assert check.num_ends > 20
+
+    @pytest.mark.slow
+    def test_inference_servers_act_on_those_of_a_plain_loop(self) -> None:
+        document = job(num_envs=2, collection={"totalFrames": 240})
+        document["spec"]["policy"] = {"entrypoint": "cormorant_testing.agents:first_legal"}
+        document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "server", "role": "inference", "replicas": 1}]
+        check = FrameCheck()
+        with open_fleet(document, workers=2) as fleet:
+            for batch in fleet.batches():
+                check.take(batch)
+        assert (check.num_frames, check.num_envs) == (240, 4)
 
     def test_a_head_hands_out_those_of_a_plain_loop(self, tmp_path: Path) -> None:
         check, spec = FrameCheck(), job(collection={"totalFrames": 240})
@@ -139,12 +150,8 @@ class TestPolicies:
         assert torch.equal(batch["red", "value"], batch["red", "observation"].sum(-1))
 
     def test_a_callable_gets_nested_tensors(self) -> None:
-        def act(seen: Any) -> Any:
-            red = {"action": seen["red"]["action_mask"].long().argmax(-1)}
-            return {"red": red, "blue": {"action": torch.ones_like(seen["blue"]["observation"][..., :2]).float()}}
-
         check = FrameCheck()
-        with open_fleet(env=Skirmish, num_envs=2, policy=act, total_frames=256) as fleet:
+        with open_fleet(env=Skirmish, num_envs=2, policy_factory=first_legal, total_frames=256) as fleet:
             for batch in fleet.batches():
                 check.take(batch)
         assert (check.num_frames, check.num_envs) == (256, 2)

@@ -2,7 +2,7 @@
 which actions it was given; and the plain loop that says what its frames must be.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,6 +88,16 @@ class Skirmish(ParallelEnv[str, Any, Any]):
             mask = np.array(self.legal(agent), np.int8)
             obs[agent] = {"observation": seen, "action_mask": mask} if agent in RED else seen
         return obs, {agent: {} for agent in agents}
+
+
+def first_legal(observation: Any, action: Any) -> Callable[[Any], Any]:
+    """A policy for Skirmish: the first legal action for reds, and ones for blues."""
+
+    def act(seen: Any) -> Any:
+        red = {"action": seen["red"]["action_mask"].long().argmax(-1)}
+        return {"red": red, "blue": {"action": seen["blue"]["observation"][..., :2].float() * 0 + 1}}
+
+    return act
 
 
 class Rounds(AECEnv[str, Any, Any]):
