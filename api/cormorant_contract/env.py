@@ -372,15 +372,47 @@ class OpenEnvEnv(EnvBlock):
         )
 
 
-Block = EnvPoolEnv | GymnasiumEnv | GymnasiumVectorEnv | PettingZooEnv | OpenEnvEnv
+class JaxEnv(EnvBlock):
+    """Pure functions in JAX, of gymnax, Brax, MuJoCo Playground or jumanji, stepped by one compiled call on the CPU."""
+
+    kind = "jax"
+    title = "JAX"
+
+    entrypoint: Entrypoint
+    """Factory of the functional environment, for example gymnax:make or my_pkg.envs:make, called with kwargs. Without a
+    wrapper that vectorizes or resets."""
+
+    num_envs: NumEnvs = 1
+    """Number of environments per worker."""
+
+    kwargs: JsonObject = Field(default={})
+    """Keyword arguments of the factory."""
+
+
+class Recycle(Contract):
+    """When an environment in a subprocess is replaced, at the end of an episode, without losing a frame. 0: never."""
+
+    rss_mi_b: Count32 = 0
+    """Resident memory of its process, in MiB, above which it is replaced."""
+
+    episodes: Count32 = 0
+    """Episodes after which it is replaced."""
+
+
+Block = EnvPoolEnv | GymnasiumEnv | GymnasiumVectorEnv | PettingZooEnv | OpenEnvEnv | JaxEnv
 KINDS: Mapping[str, type[EnvBlock]] = {block.kind: block for block in get_args(Block)}
 """The blocks of `spec.env` by their names, one for each kind of environment."""
+_SUBPROCESS = " || ".join(
+    f"(has(self.{kind}) && self.{kind}.vectorization == 'subprocess')"
+    for kind, block in KINDS.items()
+    if "vectorization" in block.model_fields
+)
 _NAMES = f"{', '.join([*KINDS][:-1])} and {[*KINDS][-1]}"
 _COUNT = f"[{', '.join(f'has(self.{kind})' for kind in KINDS)}].filter(x, x).size()"
 
 
 class Env(Contract):
-    """The environment of a job: exactly one of envpool, gymnasium, vector, pettingzoo and openenv. Immutable."""
+    """The environment of a job: exactly one of envpool, gymnasium, vector, pettingzoo, openenv and jax. Immutable."""
 
     envpool: EnvPoolEnv | None = None
     """An environment that EnvPool ships."""
@@ -396,6 +428,12 @@ class Env(Contract):
 
     openenv: OpenEnvEnv | None = None
     """An environment behind an OpenEnv server."""
+
+    jax: JaxEnv | None = None
+    """A functional environment in JAX."""
+
+    recycle: Recycle | None = None
+    """When environments in subprocesses are replaced. Unset means never."""
 
     max_episode_steps: Count32 = 0
     """Steps after which an episode is truncated. 0 means the environment's own limit."""
@@ -484,6 +522,19 @@ class Env(Contract):
                 cel="!has(self.openenv) || !has(self.variants)",
                 holds=lambda env: env.openenv is None or not env.variants,
                 sentence="all sessions of an OpenEnv server are reset alike; remove variants, and write openenv.kwargs",
+                path=("variants",),
+            ),
+            Rule(
+                cel=f"!has(self.recycle) || {_SUBPROCESS}",
+                holds=lambda env: env.recycle is None or getattr(env.block, "vectorization", "") == "subprocess",
+                sentence="recycle replaces processes of single environments; use gymnasium or pettingzoo with "
+                "vectorization: subprocess, or remove recycle",
+                path=("recycle",),
+            ),
+            Rule(
+                cel="!has(self.jax) || !has(self.variants)",
+                holds=lambda env: env.jax is None or not env.variants,
+                sentence="a JAX environment has one setting; remove variants",
                 path=("variants",),
             ),
             Rule(

@@ -206,13 +206,14 @@ _RULES: tuple[Rule[CollectorJobSpec], ...] = (
         path=("workerGroups",),
     ),
     Rule(
-        cel="!has(self.collection.episodes) || !has(self.collection.episodes.resetOptions) || !has(self.env.envpool)",
+        cel="!has(self.collection.episodes) || !has(self.collection.episodes.resetOptions) || "
+        "(!has(self.env.envpool) && !has(self.env.jax))",
         holds=lambda spec: (
             spec.collection.episodes is None
             or spec.collection.episodes.reset_options is None
-            or spec.env.envpool is None
+            or (spec.env.envpool is None and spec.env.jax is None)
         ),
-        sentence="resetOptions need a gymnasium environment: EnvPool takes no options at a reset; use seeds",
+        sentence="resetOptions need a gymnasium environment: EnvPool's and JAX's take no options at a reset; use seeds",
         path=("collection", "episodes"),
     ),
     Rule(

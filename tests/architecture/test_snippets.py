@@ -21,6 +21,7 @@ RUN_BY = {
     "docs/how-to/own-environment.md": "tests/integration/test_snippets.py",
     "docs/how-to/vector-environments.md": "tests/integration/test_snippets.py",
     "docs/how-to/multi-agent.md": "tests/peers/test_multi_agent.py",
+    "docs/how-to/jax-environments.md": "tests/integration/test_snippets.py",
     "docs/how-to/episode-metrics.md": "tests/integration/test_snippets.py",
     "docs/how-to/normalize.md": "tests/integration/test_snippets.py",
     "docs/how-to/evaluate.md": "tests/integration/worker/test_evaluations.py",

@@ -213,8 +213,12 @@ def test_home_page_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "page", ["own-environment.md", "vector-environments.md", "episode-metrics.md", "resume.md", "normalize.md"]
-)
+    "page",
+    [
+        "own-environment.md", "vector-environments.md", "jax-environments.md", "episode-metrics.md", "resume.md",
+        "normalize.md",
+    ],
+)  # fmt: skip
 def test_how_to_python_runs(page: str, tmp_path: Path) -> None:
     for block in blocks(f"docs/how-to/{page}", "python"):
         run(sys.executable, "-c", block, cwd=tmp_path)

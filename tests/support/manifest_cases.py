@@ -195,7 +195,7 @@ INVALID: dict[str, Case] = {
     "env-neither": rule("spec.env", "found none", value={}),
     "env-both": rule(
         "spec.env",
-        "exactly one of envpool, gymnasium, vector, pettingzoo and openenv is required, found several",
+        "exactly one of envpool, gymnasium, vector, pettingzoo, openenv and jax is required, found several",
         manifest(env__gymnasium={"id": "CartPole-v1", "numEnvs": 8}),
     ),
     "policy-neither": rule("spec.policy", "found neither", value={}),
@@ -210,6 +210,27 @@ INVALID: dict[str, Case] = {
     "agents-neither": rule("spec.env.pettingzoo", "found neither", _agents()),
     "agents-groups": schema("spec.env.pettingzoo.groups", "byName", _agents(id="a/b_v0", groups="byname")),
     "agents-no-groups": schema("spec.env.pettingzoo.groupMap", "", _agents(id="a/b_v0", groupMap={})),
+    "jax-without-entrypoint": schema("spec.env.jax.entrypoint", "is missing", manifest(env={"jax": {"numEnvs": 8}})),
+    "recycle-inline": rule(
+        "spec.env.recycle",
+        "recycle replaces processes of single environments; use gymnasium or pettingzoo with vectorization: subprocess",
+        manifest(
+            env={
+                "gymnasium": {"id": "CartPole-v1", "numEnvs": 8, "vectorization": "inline"},
+                "recycle": {"episodes": 100},
+            }
+        ),
+    ),
+    "recycle-negative": schema(
+        "spec.env.recycle.rssMiB",
+        "-1 is less than 0; write a number from 0",
+        manifest(env={"gymnasium": {"id": "CartPole-v1", "numEnvs": 8}, "recycle": {"rssMiB": -1}}),
+    ),
+    "jax-variants": rule(
+        "spec.env.variants",
+        "a JAX environment has one setting; remove variants",
+        manifest(env={"jax": {"entrypoint": "a:b", "numEnvs": 8}, "variants": [{"name": "a"}]}),
+    ),
     "vector-neither": rule("spec.env.vector", "found neither", _vector()),
     "vector-kwargs-num-envs": rule(
         "spec.env.vector.kwargs",

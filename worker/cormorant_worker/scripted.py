@@ -15,11 +15,13 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.envs.gymnasium_env import has_agents, makes_vector, needed_arguments, why_unsupported
+from cormorant_worker.envs.jax import is_functional
 from cormorant_worker.errors import ManifestError
 
-EnvChoice = str | Callable[..., Any] | Mapping[str, Any]
+EnvChoice = str | Callable[..., Any] | Mapping[str, Any] | Any
 """A gymnasium id, or "envpool:" and an EnvPool task; a class or function that makes one gymnasium.Env or PettingZoo
-ParallelEnv; a function of `num_envs` that makes a gymnasium VectorEnv; or `spec.env` of a manifest."""
+ParallelEnv; a function of `num_envs` that makes a gymnasium VectorEnv; a functional environment in JAX, or its class;
+or `spec.env` of a manifest, whose `entrypoint` may be a function where a worker calls it once."""
 
 PolicyChoice = Callable[..., Any] | str
 """A TensorDictModule or torch module, a callable on observations, or "package.module:factory"."""
@@ -76,7 +78,9 @@ class Scripted:
             ManifestError: what was given does not fit together; says every problem.
         """
         self._check()
-        env = dict(self.env) if isinstance(self.env, Mapping) else {self._kind: self._block()}
+        env = {**self.env} if isinstance(self.env, Mapping) else {self._kind: self._block()}
+        if self._factory is not None:
+            env[self._kind] = {**env[self._kind], "entrypoint": SCRIPT_ENV}
         # The job's own check refuses a numEnvs that is no number.
         block = env.get(self._kind)
         count = block.get("numEnvs", 1) if isinstance(block, Mapping) else 1
@@ -95,7 +99,14 @@ class Scripted:
         )
 
     def overrides(self) -> WorkerOverrides:
-        makers = (self.env,) * (1 if self._kind == "vector" else self._num_envs) if callable(self.env) else ()
+        makers: tuple[Callable[..., Any], ...] = ()
+        if self._factory is not None:
+            makers = (self._factory,)
+        elif self._kind == "jax" and not isinstance(self.env, type | Mapping):
+            made = self.env
+            makers = (lambda: made,)
+        elif callable(self.env):
+            makers = (self.env,) * (1 if self._steps_itself else self._num_envs)
         return WorkerOverrides(
             envs=makers,
             policy=None if isinstance(self.policy, str) else self.policy,
@@ -110,14 +121,25 @@ class Scripted:
             return next((kind for kind in KINDS if kind in self.env), "gymnasium")
         if isinstance(self.env, str):
             return "envpool" if self.env.startswith(_ENVPOOL) else "gymnasium"
-        return "vector" if makes_vector(self.env) else "gymnasium"
+        return "jax" if is_functional(self.env) else "vector" if makes_vector(self.env) else "gymnasium"
+
+    @property
+    def _steps_itself(self) -> bool:
+        return "vectorization" not in KINDS[self._kind].model_fields
+
+    @property
+    def _factory(self) -> Callable[..., Any] | None:
+        """A function in place of the entrypoint in a mapping."""
+        block = self.env.get(self._kind) if isinstance(self.env, Mapping) else None
+        factory = block.get("entrypoint") if isinstance(block, Mapping) else None
+        return factory if callable(factory) and self._steps_itself else None
 
     def _block(self) -> dict[str, Any]:
         count = {"numEnvs": self._num_envs}
         if self._kind == "envpool":
             return {"taskId": str(self.env).removeprefix(_ENVPOOL), **count}
         named = {"id": self.env} if isinstance(self.env, str) else {"entrypoint": SCRIPT_ENV}
-        if self._kind == "vector":
+        if self._steps_itself:
             return {**named, **count}
         return {**named, "vectorization": self.vectorization_mode or self.usual_vectorization, **count}
 
@@ -130,7 +152,7 @@ class Scripted:
     def _check_mappings(self) -> None:
         """Refuse arguments that `env` or `collection`, as mappings, say themselves."""
         mode = self.vectorization_mode
-        if mode is not None and "vectorization" not in KINDS[self._kind].model_fields:
+        if mode is not None and self._steps_itself:
             raise ManifestError(f"vectorization_mode={mode!r}: {self._kind} environments step themselves; leave it out")
         said = [(name, "collection", key) for name, key in _OF_COLLECTION.items() if key in (self.collection or {})]
         if isinstance(self.env, Mapping):
@@ -164,7 +186,7 @@ class Scripted:
                 f"policy is a {type(self.policy).__name__}; pass a torch module, a callable on observations, or "
                 '"package.module:factory"'
             )
-        if self._kind == "vector":
+        if self._kind in ("vector", "jax"):
             return
         if (why := why_unsupported(self.env)) and not (callable(self.env) and has_agents(self.env)):
             raise ManifestError(f"env {'makes' if callable(self.env) else 'is'} {why}")

@@ -1,5 +1,6 @@
 """From a CollectorJob to a Collector: the one place where classes of environments and actors are chosen."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -7,12 +8,13 @@ import structlog
 import torch
 
 from cormorant_contract.collection import Collection, Normalize
+from cormorant_contract.env import Recycle
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
-from cormorant_worker.collect.place import WorkerPlace, find_device
+from cormorant_worker.collect.place import WorkerPlace, egl_device, find_device
 from cormorant_worker.envs.assignment import Assignment, assign
 from cormorant_worker.envs.cpus import OneCpu
 from cormorant_worker.envs.kinds import kind_of
@@ -63,6 +65,9 @@ def build_collector(
         EnvError, PolicyError, WeightsError: what the parts say.
     """
     device = find_device(overrides.device or place.device)
+    if device.index is not None:  # MuJoCo renders where the worker's policy is, not everywhere on the first device
+        egl = egl_device(device.index, visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", egl)
     spec = job.spec
     (envs, num_threads, pool_threads), assignment = build_envs(job, place, overrides)
     try:
@@ -237,13 +242,18 @@ def build_envs(
         raise ManifestError("spec.env.variants cannot be combined with environments of a script; remove one of them")
     assignment = assign(env, group_number=place.group_number, index=place.index)
     begins = "resetAtEachBatch" if collection.reset_at_each_batch else ""
+    recycle = env.recycle or Recycle()
     request = EnvRequest(
         env=env,
         seeds_of=place.env_seeds,
         makers=overrides.envs,
         assignment=assignment,
         limits=RestartLimits(
-            total=getattr(env.block, "max_restarts", 0), inherited=place.env_restarts, raises=overrides.raises
+            total=getattr(env.block, "max_restarts", 0),
+            inherited=place.env_restarts,
+            raises=overrides.raises,
+            recycle_rss_mib=recycle.rss_mi_b,
+            recycle_episodes=recycle.episodes,
         ),
         is_served=bool(place.servers),
         max_threads=place.max_threads,

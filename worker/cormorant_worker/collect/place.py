@@ -42,6 +42,14 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def egl_device(index: int, *, visible: str) -> str:
+    """What EGL calls a CUDA device of this process. It counts all of the machine, whatever CUDA_VISIBLE_DEVICES says
+    (`visible`).
+    """
+    names = visible.split(",")
+    return names[index] if index < len(names) and names[index].isdigit() else str(index)
+
+
 def spread(name: str, number: int, *, num_devices: int) -> str:
     """Device of the n-th worker on a machine with several: workers that share one leave the others idle."""
     return f"{name}:{number % num_devices}" if name == "cuda" and num_devices > 1 else name

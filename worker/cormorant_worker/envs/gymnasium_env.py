@@ -158,6 +158,23 @@ def has_agents(env: Any) -> bool:
     return is_theirs or (hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None)))
 
 
+def form_of(env: Any) -> str:
+    """`gymnax`, `brax` or `jumanji`, of a functional environment in JAX or its class; empty: neither.
+
+    Asks the class: a wrapper of gymnax passes `step_env` on, past itself.
+    """
+    kind = env if isinstance(env, type) else type(env)
+    if not callable(getattr(kind, "reset", None)):
+        return ""
+    if callable(getattr(kind, "step_env", None)):
+        return "gymnax"
+    if hasattr(kind, "action_size") and hasattr(kind, "observation_size"):
+        return "brax"
+    # dm_env has methods of these names.
+    names = ("observation_spec", "action_spec", "discount_spec")
+    return "jumanji" if all(hasattr(kind, name) and not callable(getattr(kind, name)) for name in names) else ""
+
+
 def makes_vector(env: Any) -> bool:
     """True of a function, also `gymnasium.make_vec`, and of a VectorEnv's class that takes `num_envs` by name and needs
     no other argument.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from cormorant_contract.env import Env
-from cormorant_worker.envs import gymnasium, openenv, pools, vector
+from cormorant_worker.envs import gymnasium, jax, openenv, pools, vector
 from cormorant_worker.envs.request import EnvKind
 
 _MODULES: Mapping[str, EnvKind] = {
@@ -12,6 +12,7 @@ _MODULES: Mapping[str, EnvKind] = {
     "vector": vector,
     "pettingzoo": gymnasium,
     "openenv": openenv,
+    "jax": jax,
 }
 
 

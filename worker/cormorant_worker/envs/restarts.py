@@ -32,6 +32,10 @@ class RestartLimits:
     """Those of them that came before it was built: of the workers that had its slot."""
     barren: int = 3
     """Restarts in a row of one environment that does not complete a step in between."""
+    recycle_rss_mib: int = 0
+    """A subprocess that has more resident memory at the end of an episode is replaced; 0: none is."""
+    recycle_episodes: int = 0
+    """One that has played so many is replaced; 0: none is."""
     raises: bool = False
     """An environment that raises is not restarted: what it raised ends the collecting. One that hangs or dies is."""
 
@@ -56,8 +60,8 @@ class Restarts:
         return self._seeds[row]
 
     def record(self, crash: Crash, *, has_stepped: bool) -> int:
-        """Count and log a restart, the first times with the traceback. Returns the seed for it: derived from the row's
-        last one, never one used before. `has_stepped`: some environment that runs now has completed a step.
+        """Count and log a restart, the first times with the traceback. Returns its seed. `has_stepped`: some
+        environment that runs now has completed a step.
 
         Raises:
             EnvCrashed: one restart too many.
@@ -79,13 +83,7 @@ class Restarts:
             many = f"{len(self._recent)} restarts within {RESTART_WINDOW_S / 60:.0f} minutes"
             raise self._give_up(crash, f"{many} were used up, the limit")
         self._recent.append(now)
-        self.count += 1
-        for attempt in itertools.count(1):
-            drawn = np.random.SeedSequence(self._seeds[row], spawn_key=(attempt,)).generate_state(1)[0]
-            if (seed := int(drawn >> 1)) not in self._used:  # 31 bits
-                break
-        self._used.add(seed)
-        self._seeds[row] = seed
+        seed = self.renew(row)
         log.warning(
             ENV_RESTARTED,
             env=row,
@@ -95,6 +93,17 @@ class Restarts:
             most_restarts=self._limits.total,
             **({"exception": crash.details} if crash.details and self.count <= _TOLD else {}),
         )
+        return seed
+
+    def renew(self, row: int) -> int:
+        """Count a restart. Returns the seed for it: derived from the row's last one, never one used before."""
+        self.count += 1
+        for attempt in itertools.count(1):
+            drawn = np.random.SeedSequence(self._seeds[row], spawn_key=(attempt,)).generate_state(1)[0]
+            if (seed := int(drawn >> 1)) not in self._used:  # 31 bits
+                break
+        self._used.add(seed)
+        self._seeds[row] = seed
         return seed
 
     def state(self) -> dict[str, object]:

@@ -3,14 +3,17 @@
 import contextlib
 import math
 import os
+import resource
 import selectors
 import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
 from cormorant_worker.envs.channel import (
     CLOSE,
@@ -28,10 +31,13 @@ from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.envs.env_row import Crash, EnvArrays, Saved
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.protocol import Rows
+from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.single_envs import SingleEnvs
 from cormorant_worker.fork_server import ENVIRONMENTS, fork_server
 from cormorant_worker.spaces import Arrays
 from cormorant_worker.wire.messages import MessageSocket
+
+log = structlog.get_logger(__name__)
 
 _LOOK_AGAIN_S = 0.05
 """How long a missed wake-up may go unnoticed: see `Pending.settle`."""
@@ -43,6 +49,15 @@ _NOWHERE = -1
 """Stands for the descriptor of a process that is gone; writing to it is an OSError."""
 _REPORT = -1
 """Stands for a row where the selector names what became readable: the pipe by which children wake their parent."""
+
+
+def resident_mib(pid: int) -> int:
+    """Resident memory of a process in MiB; 0 where it is gone."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * resource.getpagesize() >> 20
 
 
 class EnvProcess:
@@ -154,11 +169,14 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
         self._start_timeout_s = reset_timeout_s * math.ceil(num_envs / available_cpus())
         self._steps = np.zeros(num_envs, dtype=np.int64)
         """[n] completed by the process that is now in the row."""
+        self._episodes = np.zeros(num_envs, dtype=np.int64)
+        """[n] likewise, where processes are replaced after some."""
         self._descriptors = [_NOWHERE] * num_envs
         """What to write to, to wake the process of each row."""
         self._answers: dict[int, Any] = {}
         """What children sent, by row, until `_take_answers`."""
         self._selector = selectors.DefaultSelector()
+        self._limits: RestartLimits = more.get("limits", RestartLimits())
         self._block = os.memfd_create("cormorant-envs")
         os.ftruncate(self._block, num_envs)
         self._pending = Pending(self._block, num_envs)
@@ -202,7 +220,7 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
 
     def _build(self, rows: Iterable[int]) -> None:
         for row in rows:
-            self._steps[row], self._pending.rows[row] = 0, 1
+            self._steps[row], self._episodes[row], self._pending.rows[row] = 0, 0, 1
             build = BuildRequest(factory=self._factory, row=row, num_envs=self.num_envs, info=self._info)
             process = self._running[row] = EnvProcess(build, block=self._block, report=self._report_end)
             self._selector.register(process.connection, selectors.EVENT_READ, row)
@@ -231,6 +249,33 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
         self._steps[rows] += 1
         if self._dead:
             self._steps[list(self._dead)] = 0
+        if self._limits.recycle_episodes or self._limits.recycle_rss_mib:
+            self._recycle(self._numbers[rows])
+
+    def _recycle(self, rows: Rows) -> None:
+        """Replace the processes of rows whose episode has ended and that are over a limit. What they wrote of this step
+        stays, but for the first observation of the next episode.
+        """
+        ends = self._written.terminated[rows] | self._written.truncated[rows]
+        due = []
+        for row in rows[ends].tolist():
+            if row in self._dead:
+                continue
+            self._episodes[row] += 1
+            rss_mib = resident_mib(self._running[row].pid) if self._limits.recycle_rss_mib else 0
+            if rss_mib > self._limits.recycle_rss_mib or 0 < self._limits.recycle_episodes <= self._episodes[row]:
+                log.info("env_recycled", env=row, episodes=int(self._episodes[row]), rss_mib=rss_mib)
+                due.append(row)
+        for row in due:
+            self._running[row].wake(CLOSE)
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        for row in due:
+            process = self._running.pop(row)
+            self._selector.unregister(process.connection)
+            process.join(deadline=deadline)
+            self._restarts.renew(row)
+        self._build(due)
+        self._reset([row for row in due if row not in self._dead], is_seeded=True)
 
     def _has_stepped(self) -> bool:
         return bool(self._steps.any())

@@ -84,6 +84,7 @@ class EpisodeBook:
 _CHANGES_NO_NUMBER = (
     # How fast environments step, and when one counts as hung.
     *(f"env.{kind}.{to_camel(name)}" for kind, block in KINDS.items() for name in block.tuning),
+    "env.recycle",
     # Weights count by their digests. An evaluation calls the policy as it is written, whatever compile says.
     *(f"policy.{name}" for name in ("initialWeights", "allowNonfinite", "compile")),
     # An episode is stored under its checkpoint, task, seed and options.

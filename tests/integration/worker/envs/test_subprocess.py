@@ -317,6 +317,30 @@ def test_a_hanging_constructor_or_first_reset_is_a_build_error(at: str) -> None:
         env.start()
 
 
+@pytest.mark.parametrize(("limit", "steps"), [({"recycle_episodes": 2}, 6), ({"recycle_rss_mib": 1}, 3)], ids=str)
+def test_a_recycled_environment_loses_no_frame(limit: dict[str, int], steps: int) -> None:
+    options = {"lengths": 3, "ends": "alternate"}
+    limits = RestartLimits(total=0, **limit)  # none of them counts as a failure
+    with subprocesses(2, limits=limits, **options) as env, subprocesses(2, **options) as plain:
+        assert_arrays(env.start(), plain.start())
+        before = [env._running[row].pid for row in range(2)]
+        for step in range(1, steps + 1):
+            ours, theirs = step_times(env, 1), step_times(plain, 1)
+            assert_arrays(ours[2:5], theirs[2:5])  # reward and flags
+            assert_arrays(ours.final, theirs.final)
+            if step < steps:
+                assert_arrays(ours.obs, theirs.obs)
+        assert env.restarts == 2
+        assert not {env._running[row].pid for row in range(2)} & {*before}
+        assert not any(Path(f"/proc/{pid}").exists() for pid in before)
+        idents = [int(leaf.reshape(-1)[0]) for leaf in ours.obs[0]]
+        assert not {*idents} & {*SEEDS}
+        referee = Referee(idents, options)
+        assert_arrays(ours.obs, referee.first())
+        referee.drive(env, [1, 2])
+        assert not len(ours.fresh)
+
+
 def test_the_childs_traceback_is_a_note_of_the_error() -> None:
     with pytest.raises(EnvBuildError) as caught:
         SubprocessVectorEnv(counting(failures=[{"at": "init"}]), seeds=[1])

@@ -1,0 +1,244 @@
+"""Functional environments, frame by frame against plain loops over the raw functions, and what is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cormorant_contract.env import Env
+from cormorant_testing.functional import Ball, CartPole, Walk
+from cormorant_worker.envs.info import InfoField
+from cormorant_worker.envs.kinds import kind_of
+from cormorant_worker.envs.protocol import EVERY_ROW
+from cormorant_worker.envs.request import EnvRequest
+from cormorant_worker.envs.restarts import RestartLimits
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, StateError
+
+N, STEPS = 6, 24
+SEEDS = tuple(range(100, 100 + N))
+
+
+def opened(env: Any, *, limit: int = 0, info: Any = None) -> Any:
+    spec = {"jax": {"entrypoint": "a:b", "numEnvs": N}, "maxEpisodeSteps": limit} | ({"info": info} if info else {})
+    block = Env.model_validate(spec)
+    request = EnvRequest(env=block, seeds_of=lambda num_envs: SEEDS[:num_envs], makers=(lambda: env,))
+    return kind_of(block).open_envs(request).groups[0]
+
+
+def gymnax(env: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    params = env.default_params
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        obs, state, reward, terminated, info = env.step_env(key, state, action, params)
+        return state, (obs,), reward, terminated, env.is_truncated(state, params), info["angle"]
+
+    return lambda key: (lambda obs, state: (state, (obs,)))(*env.reset(key, params)), step
+
+
+def brax(env: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def step(key: Any, state: Any, action: Any) -> Any:
+        state = env.step(state, action)
+        cut = state.info["truncation"]
+        return state, (state.obs,), state.reward, state.done * (1 - cut), cut, state.metrics["speed"]
+
+    return lambda key: (lambda state: (state, (state.obs,)))(env.reset(key)), step
+
+
+def jumanji(env: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def seen(timestep: Any) -> tuple[Any, ...]:
+        return timestep.observation.action_mask, timestep.observation.cells
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        state, now = env.step(state, action)
+        won = now.last() & (now.discount == 0)
+        return state, seen(now), now.reward, won, now.last() & ~won, now.extras["at"]
+
+    return lambda key: (lambda state, first: (state, seen(first)))(*env.reset(key)), step
+
+
+FORMS = {"gymnax": (CartPole(), gymnax, "angle"), "brax": (Ball(), brax, "speed"), "jumanji": (Walk(), jumanji, "at")}
+
+
+def plain(functions: Any, seed: int, actions: Any, limit: int) -> list[tuple[Any, ...]]:
+    """A loop over one row: observation, reward, flags, the observation that followed, info."""
+    reset, step = functions
+    begin = jax.jit(lambda key, event: reset(jax.random.fold_in(key, 2 * event + 1)))
+    go = jax.jit(lambda key, event, *given: step(jax.random.fold_in(key, 2 * event), *given))
+    key, events, number, frames = jax.random.PRNGKey(seed), 1, 0, []
+    state, obs = begin(key, 0)
+    for action in actions:
+        state, after, reward, terminated, truncated, told = go(key, events, state, action)
+        events, number = events + 1, number + 1
+        truncated = bool(truncated) or 0 < limit <= number
+        frames.append((obs, reward, bool(terminated), truncated, after, told))
+        if terminated or truncated:
+            state, after = begin(key, events)
+            events, number = events + 1, 0
+        obs = after
+    return frames
+
+
+def draw(env: Any) -> Any:
+    env.action_space.seed(3)
+    drawn = [[env.action_space.sample() for _ in range(N)] for _ in range(STEPS)]
+    return np.asarray(drawn)
+
+
+def played(env: Any, actions: Any) -> list[Any]:
+    frames = []
+    for chosen in actions:
+        env.send((chosen,), EVERY_ROW)
+        step = env.recv()
+        frames += [*(leaf.copy() for leaf in (*step.obs, *step.final)), step.reward.copy()]
+    return frames
+
+
+@pytest.mark.parametrize(("form", "limit"), [*((form, 0) for form in FORMS), ("gymnax", 5)])
+def test_frames_are_those_of_a_loop_over_the_raw_functions(form: str, limit: int) -> None:
+    raw, functions, key = FORMS[form]
+    env = opened(raw, limit=limit, info=[{"key": key}])
+    actions, ends = draw(env), np.zeros(2, int)
+    wanted = [plain(functions(raw), seed, actions[:, row], limit) for row, seed in enumerate(SEEDS)]
+    obs = env.start()
+    for t in range(STEPS):
+        env.send((actions[t],), EVERY_ROW)
+        step = env.recv()
+        after = tuple(leaf.copy() for leaf in step.obs)
+        for leaf, final in zip(after, step.final, strict=True):
+            leaf[step.ended] = final
+        ends += step.terminated.sum(), (step.truncated & ~step.terminated).sum()
+        for row in range(N):
+            before, reward, terminated, truncated, following, told = wanted[row][t]
+            assert (step.terminated[row], step.truncated[row]) == (terminated, truncated)
+            found = *(leaf[row] for leaf in (*obs, *after)), step.reward[row], step.info[0][row]
+            for a, b in zip(found, (*before, *following, reward, told), strict=True):
+                np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
+        obs = step.obs
+    assert ends.all(), "episodes ended both ways"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_restored_vector_goes_on_bit_by_bit(form: str) -> None:
+    env, other = opened(FORMS[form][0]), opened(FORMS[form][0])
+    actions = draw(env)
+    env.start()
+
+    played(env, actions)
+    state = env.state()
+    wanted = played(env, actions)
+    other.restore(state)
+    for a, b in zip(played(other, actions), wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(StateError, match="not a state of functional"):
+        env.restore(b"nothing")
+    foreign = opened(Walk() if form != "jumanji" else Ball())
+    with pytest.raises(StateError, match=f"not of {N} rows"):
+        foreign.restore(state)
+
+
+def test_rows_that_are_not_sent_stay_and_rows_that_are_restarted_begin_anew() -> None:
+    env = opened(CartPole())
+    actions, some = draw(env), np.array([1, 3])
+    first = env.start()[0].copy()
+    wanted = played(env, actions[:4])[0::3]
+    env.start()
+    for t in range(4):
+        env.send((actions[t][some],), some)
+        np.testing.assert_array_equal(env.recv().obs[0], wanted[t][some])
+    env.send((actions[0],), EVERY_ROW)
+    left = np.setdiff1d(np.arange(N), some)
+    np.testing.assert_array_equal(env.recv().obs[0][left], wanted[0][left])
+    begun = env.restart(some)[0]
+    assert not np.isin(begun, first).any()
+    assert (np.abs(begun) <= 0.15).all()
+
+
+class Shaped(CartPole):
+    def __init__(self, dtype: Any) -> None:
+        self._dtype = dtype
+
+    def reset(self, key: Any, params: Any) -> Any:
+        obs, state = super().reset(key, params)
+        return obs.astype(self._dtype), state
+
+
+class AutoResetWrapper:
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    action_size, observation_size, reset, step = 2, 3, Ball.reset, Ball.step
+
+
+class Broken(CartPole):
+    def reset(self, key: Any, params: Any) -> Any:
+        raise ValueError("no table")
+
+
+class Parts(CartPole):
+    def action_space(self, params: Any) -> Any:
+        return {"left": 1, "right": 2}
+
+
+class Nan(CartPole):
+    def step_env(self, *given: Any) -> Any:
+        obs, state, reward, fell, info = super().step_env(*given)
+        return obs, state, reward * jnp.where(state.time == 3, jnp.nan, 1.0), fell, info
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        (object(), "which is no functional environment of gymnax .* Brax or MuJoCo Playground .* or jumanji"),
+        (AutoResetWrapper(Ball()), "is wrapped in AutoResetWrapper, .*; make it without"),
+        (Shaped(jnp.bfloat16), "observation is of type bfloat16, which cannot be stored; wrap the environment"),
+        (Broken(), "raised ValueError in a reset: no table; fix the environment"),
+        (Parts(), "action space .*, of several parts; wrap it so that an action is one array"),
+    ],
+)
+def test_what_cannot_be_stepped_is_refused(env: Any, sentence: str) -> None:
+    with pytest.raises(EnvBuildError, match=sentence):
+        opened(env)
+
+
+def test_an_evaluation_plays_the_first_episode_of_each_seed() -> None:
+    env = opened(Walk())
+    actions = draw(env)
+    env.start()
+    wanted: dict[int, list[Any]] = {row: [] for row in range(2)}
+    for chosen in actions:
+        env.send((chosen,), EVERY_ROW)
+        step = env.recv()
+        for row, frames in wanted.items():
+            if not frames or not frames[-1][1]:
+                frames.append((step.reward[row], step.terminated[row] or step.truncated[row]))
+    block = Env.model_validate({"jax": {"entrypoint": "a:b", "numEnvs": 2}})
+    limits = RestartLimits(total=0, raises=True)
+    request = EnvRequest(env=block, seeds_of=lambda n: SEEDS[:n], makers=(Walk,), limits=limits)
+    episodes = kind_of(block).open_episodes(request, lambda source: source)
+    episodes.start()
+    for row, frames in wanted.items():
+        for t, (reward, ended) in enumerate(frames):
+            episodes.send((actions[t][[row]],), np.array([row]))
+            step = episodes.recv()
+            assert (step.reward[0], step.terminated[0] or step.truncated[0]) == (reward, ended)
+    with pytest.raises(EnvError, match="cannot be recorded"):
+        kind_of(block).open_episodes(replace(request, is_filmed=True), lambda source: source)
+
+
+def test_an_unknown_key_of_info_is_refused() -> None:
+    with pytest.raises(EnvBuildError, match=r"angel is in the info of neither .* where angle, deep is"):
+        opened(CartPole(), info=[{"key": "angel"}])
+    assert opened(CartPole(), info=[{"key": "deep.fell"}]).info_leaves == (
+        InfoField(key="deep.fell", dtype="bool", shape=()).leaf,
+    )
+
+
+def test_nan_is_refused() -> None:
+    env = opened(Nan())
+    env.start()
+    with pytest.raises(EnvCrashed, match=r"environment 0 of .* returned a NaN reward"):
+        played(env, draw(env))

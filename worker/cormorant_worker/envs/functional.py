@@ -1,0 +1,445 @@
+"""Environments that are pure functions in JAX, stepped as one vector on the CPU. Imports JAX: `jax.py` imports this.
+
+One call of a compiled function steps every row and, where rows ended, resets those. The raw step is vectorized, so the
+final observation and the first one of the next episode both come back, whatever the library's own autoreset loses.
+
+Streams of row i, whose key is made of its seed: the n-th event of a row draws from `fold_in(key, 2 n)` if it is a step,
+and from `fold_in(key, 2 n + 1)` if it is a reset. So an episode depends on its seed alone, not on the rows beside it.
+
+# N rows, k of them ended
+"""
+
+import dataclasses
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+from cormorant_worker.envs.env_row import BadObservation, NanCheck
+from cormorant_worker.envs.gymnasium_env import form_of
+from cormorant_worker.envs.info import InfoField, completed
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError
+from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves, unflattener
+
+Tree = Any
+"""Nested dicts, tuples and dataclasses of JAX arrays."""
+
+
+class Outcome(NamedTuple):
+    """What a step of one row returned."""
+
+    state: Tree
+    obs: Tree
+    reward: Any
+    terminated: Any
+    truncated: Any
+    info: Tree
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Functional:
+    """One environment, whichever form it has."""
+
+    name: str
+    observation_space: Space
+    action_space: Space
+    reset: Callable[[Any], tuple[Tree, Tree]]
+    """Of a key: state and observation."""
+    step: Callable[[Any, Tree, Any, Any], Outcome]
+    """Of a key, a state, an action and the number of this step in its episode, from 1."""
+
+
+def functional(made: Any, name: str) -> Functional:
+    """Recognize an environment by its form: gymnax, Brax (and MuJoCo Playground) or jumanji.
+
+    Args:
+        made: it, or a gymnax environment with its parameters, as `gymnax.make` returns them.
+
+    Raises:
+        EnvBuildError: it has none of these forms, resets itself, or has spaces that cannot be stored.
+    """
+    env, *given = made if isinstance(made, tuple) else (made,)
+    _refuse_wrappers(env, name)
+    match form_of(env):
+        case "gymnax":
+            params = given[0] if given else env.default_params
+            specs = env.observation_space(params), env.action_space(params)
+            reset, step = _gymnax(env, params)
+        case "brax":
+            specs = None, spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
+            reset, step = _brax(env)
+        case "jumanji":
+            specs = env.observation_spec, env.action_spec
+            reset, step = _jumanji(env)
+        case _:
+            raise EnvBuildError(
+                f"{name} returned a {type(env).__module__}.{type(env).__name__}, which is no functional environment of "
+                "gymnax (step_env), Brax or MuJoCo Playground (action_size) or jumanji (action_spec); return one of "
+                "these without wrappers of a training loop"
+            )
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    try:
+        seen = jax.eval_shape(lambda key: _tree(reset(key)[1]), key)
+    except Exception as error:
+        raise EnvBuildError(f"{name} raised {type(error).__name__} in a reset: {error}; fix the environment") from error
+    action = specs[1]
+    if not isinstance(action, gymnasium.Space):
+        if not hasattr(action, "shape") or not hasattr(action, "dtype"):
+            raise EnvBuildError(
+                f"{name} has the action space {action}, of several parts; wrap it so that an action is one array"
+            )
+        action = _space(jax.ShapeDtypeStruct(action.shape, action.dtype), action, f"{name}: action")
+    observation = _space(seen, specs[0], f"{name}: observation")
+    return Functional(name=name, observation_space=observation, action_space=action, reset=reset, step=step)
+
+
+def _gymnax(env: Any, params: Any) -> tuple[Any, Any]:
+    limit = getattr(params, "max_steps_in_episode", 0)
+
+    def reset(key: Any) -> tuple[Tree, Tree]:
+        obs, state = env.reset(key, params)
+        return state, obs
+
+    def step(key: Any, state: Tree, action: Any, number: Any) -> Outcome:
+        obs, state, reward, done, info = env.step_env(key, state, action, params)
+        if hasattr(type(env), "is_truncated"):
+            return Outcome(state, obs, reward, done, env.is_truncated(state, params), info)
+        # Before gymnax 1.0 `done` was of the time limit, too.
+        truncated = done & (number >= limit) if limit else jnp.zeros_like(done)
+        return Outcome(state, obs, reward, done & ~truncated, truncated, info)
+
+    return reset, step
+
+
+def _brax(env: Any) -> tuple[Any, Any]:
+    def reset(key: Any) -> tuple[Tree, Tree]:
+        state = env.reset(key)
+        return state, state.obs
+
+    def step(key: Any, state: Tree, action: Any, number: Any) -> Outcome:
+        state = env.step(state, action)
+        done, info = state.done.astype(bool), {**state.metrics, **state.info}
+        truncated = done & info.get("truncation", jnp.zeros_like(done)).astype(bool)
+        return Outcome(state, state.obs, state.reward, done & ~truncated, truncated, info)
+
+    return reset, step
+
+
+def _jumanji(env: Any) -> tuple[Any, Any]:
+    def reset(key: Any) -> tuple[Tree, Tree]:
+        state, first = env.reset(key)
+        return state, first.observation
+
+    def step(key: Any, state: Tree, action: Any, number: Any) -> Outcome:
+        state, now = env.step(state, action)
+        is_terminal = now.discount == 0
+        return Outcome(
+            state, now.observation, now.reward, now.last() & is_terminal, now.last() & ~is_terminal, now.extras or {}
+        )
+
+    return reset, step
+
+
+def _refuse_wrappers(env: Any, name: str) -> None:
+    layer = env
+    while layer is not None:
+        own = type(layer).__name__
+        if "AutoReset" in own or "Vmap" in own:
+            raise EnvBuildError(
+                f"{name} is wrapped in {own}, and rows are vectorized and reset here, so that no final observation is "
+                "lost; make it without (brax.envs.create: auto_reset=False, no batch_size)"
+            )
+        layer = vars(layer).get("env", vars(layer).get("_env")) if hasattr(layer, "__dict__") else None
+
+
+# Spaces
+
+
+def _tree(value: Any) -> Any:
+    """Nested dicts of arrays, whatever an observation is made of."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif isinstance(value, tuple | list):
+        value = {str(i): part for i, part in enumerate(value)}
+    return {str(name): _tree(part) for name, part in value.items()} if isinstance(value, Mapping) else value
+
+
+def _space(seen: Any, spec: Any, what: str) -> Space:
+    """The space of what was seen, with the bounds of the library's own description, if there is one."""
+    if isinstance(seen, dict):
+        inner = getattr(spec, "spaces", getattr(spec, "_specs", None))
+        inner = inner if isinstance(inner, Mapping) else {str(i): part for i, part in enumerate(inner or ())}
+        return spaces.Dict({name: _space(part, inner.get(name), f"{what}.{name}") for name, part in seen.items()})
+    if not isinstance(seen.dtype, np.dtype) or seen.dtype.kind not in "biuf":
+        raise EnvBuildError(
+            f"{what} is of type {seen.dtype}, which cannot be stored; wrap the environment to cast it or leave it out"
+        )
+    shape, dtype = tuple(seen.shape), np.dtype(seen.dtype)
+    several = getattr(spec, "num_values", getattr(spec, "n", None))
+    if dtype.kind == "b":
+        return spaces.MultiBinary(shape) if shape else spaces.Discrete(2)
+    if several is not None and dtype.kind in "iu":
+        return spaces.MultiDiscrete(np.broadcast_to(several, shape)) if shape else spaces.Discrete(int(several))
+    least, most = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+
+    def bound(*names: str, otherwise: float) -> Array:
+        declared = next((getattr(spec, name) for name in names if hasattr(spec, name)), otherwise)
+        return np.broadcast_to(np.clip(np.asarray(declared), least, most), shape).astype(dtype)
+
+    low, high = bound("low", "minimum", otherwise=least), bound("high", "maximum", otherwise=most)
+    return spaces.Box(low, high, dtype=dtype.type)
+
+
+# Rows
+
+
+class RowStates(NamedTuple):
+    """What goes from step to step; [N, ...] each."""
+
+    state: Tree
+    key: Any
+    count: Any
+    """Events of the row so far."""
+    number: Any
+    """Steps of its episode."""
+
+
+class Compiled:
+    """The functions of one environment; rows, of whatever number, share what is compiled."""
+
+    def __init__(self, env: Functional, *, max_episode_steps: int, info: Sequence[InfoField] = ()) -> None:
+        self.env, self._limit = env, max_episode_steps
+        self.leaves = leaves(env.observation_space, ("observation",))
+        (action,) = leaves(env.action_space, ("action",))
+        self.no_action = np.zeros(action.shape, np.int32 if action.dtype.kind in "iu" else action.dtype)
+        """In the dtype that JAX has."""
+        self.fields = self._complete(info)
+        self.begin = jax.jit(self._begin)
+        self.step = jax.jit(self._step, donate_argnums=0)
+        self.restart = jax.jit(self._restart, donate_argnums=0)
+
+    def _complete(self, info: Sequence[InfoField]) -> tuple[InfoField, ...]:
+        def first_info(key: Any) -> Tree:
+            return self.env.step(key, self.env.reset(key)[0], self.no_action, 1).info
+
+        if not info:
+            return ()
+        self._info = jax.eval_shape(first_info, jax.random.PRNGKey(0))
+
+        def find(key: str) -> Array | None:
+            found = _at(self._info, key)
+            return None if found is None else np.zeros(found.shape, found.dtype)
+
+        return completed([*info], self.env.name, find, known=self._info)
+
+    def _observe(self, obs: Tree) -> tuple[Any, ...]:
+        return tuple(_flat(self.env.observation_space, _tree(obs)))
+
+    def _begin(self, seeds: Any) -> tuple[RowStates, tuple[Any, ...]]:
+        keys = jax.vmap(jax.random.PRNGKey)(seeds)
+        count = jnp.zeros(len(seeds), jnp.uint32)
+        state, obs = self._reset(keys, count)
+        return RowStates(state, keys, count + 1, jnp.zeros(len(seeds), jnp.int32)), obs
+
+    def _reset(self, keys: Any, count: Any) -> tuple[Tree, tuple[Any, ...]]:
+        state, obs = jax.vmap(self.env.reset)(jax.vmap(jax.random.fold_in)(keys, 2 * count + 1))
+        return state, self._observe(obs)
+
+    def _restart(self, carry: RowStates, which: Any) -> tuple[RowStates, tuple[Any, ...]]:
+        state, obs = self._reset(carry.key, carry.count)
+        fresh = RowStates(state, carry.key, carry.count + 1, jnp.zeros_like(carry.number))
+        return _choose(which, fresh, carry), obs
+
+    def _step(self, carry: RowStates, action: Any, which: Any = None) -> tuple[Any, ...]:
+        """The next carry; first observations of the next episodes, elsewhere those of this step; those of this step;
+        reward, terminated, truncated and info. `which`: [N] bool, the rows that step; None: all.
+        """
+        keys = jax.vmap(jax.random.fold_in)(carry.key, 2 * carry.count)
+        number = carry.number + 1
+        state, obs, reward, terminated, truncated, info = jax.vmap(self.env.step)(keys, carry.state, action, number)
+        seen, terminated, truncated = self._observe(obs), terminated.astype(bool), truncated.astype(bool)
+        if self._limit:
+            truncated |= number >= self._limit
+        moved = RowStates(_like(state, carry.state), carry.key, carry.count + 1, number)
+        ended = terminated | truncated
+        if which is not None:
+            moved, ended = _choose(which, moved, carry), ended & which
+
+        def reset() -> tuple[RowStates, tuple[Any, ...]]:
+            after, first = self._restart(moved, ended)
+            return after, _choose(ended, first, seen)
+
+        after, first = jax.lax.cond(ended.any(), reset, lambda: (moved, seen))
+        values = [_at(info, field.key) for field in self.fields]
+        columns = tuple(
+            jnp.broadcast_to(field.filling, (len(reward), *field.leaf.shape)) if value is None else value
+            for field, value in zip(self.fields, values, strict=True)
+        )
+        return after, first, seen, reward.astype(jnp.float32), terminated, truncated, columns
+
+
+def _flat(space: Space, value: Any) -> list[Any]:
+    if isinstance(space, spaces.Dict):
+        return [leaf for name, part in space.spaces.items() for leaf in _flat(part, value[name])]
+    return [value.astype(np.int8) if isinstance(space, spaces.MultiBinary) else value]
+
+
+def _at(tree: Tree, key: str) -> Any:
+    for part in [key] if key in tree else key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def _like(values: Tree, before: Tree) -> Tree:
+    """In the dtypes of an earlier state: a Python number of a first state becomes another one in a step."""
+    return jax.tree.map(lambda value, old: _cast(value, old.dtype), values, before)
+
+
+def _cast(value: Any, dtype: Any) -> Any:
+    return value if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(value, dtype)
+
+
+def _choose(which: Any, ours: Tree, theirs: Tree) -> Tree:
+    def choose(one: Any, other: Any) -> Any:
+        return jnp.where(which.reshape(which.shape + (1,) * (other.ndim - 1)), _cast(one, other.dtype), other)
+
+    return jax.tree.map(choose, ours, theirs)
+
+
+class FunctionalVectorEnv(VectorEnv):
+    """Rows of a functional environment, in lockstep. Rows that are not sent stay as they are.
+
+    Args:
+        compiled: shared by all vectors of the environment.
+        seeds: one a row; they decide every episode of it.
+    """
+
+    def __init__(self, compiled: Compiled, *, seeds: Sequence[int]) -> None:
+        self.num_envs, self._seeds = len(seeds), np.asarray(seeds, dtype=np.uint32)
+        self._compiled, self._name = compiled, compiled.env.name
+        self.observation_space, self.action_space = compiled.env.observation_space, compiled.env.action_space
+        self.info_leaves = tuple(field.leaf for field in compiled.fields)
+        self._nan = NanCheck(self.observation_space, largest=np.inf)
+        self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in compiled.leaves)
+        self._action = np.zeros((self.num_envs, *compiled.no_action.shape), compiled.no_action.dtype)
+        self._rows: slice | Rows = EVERY_ROW
+        self._stepped: Any = None
+        # Compiled before the first step is waited for.
+        self._carry = self._call(compiled.begin, self._seeds)[0]
+        self._carry = self._call(compiled.step, self._carry, self._action)[0]
+
+    def start(self) -> Arrays:
+        self._carry, obs = self._call(self._compiled.begin, self._seeds)
+        return self._checked(obs, EVERY_ROW)
+
+    def send(self, actions: Arrays, rows: slice | Rows) -> None:
+        """Begin to step; JAX's own threads may step on."""
+        self._rows = rows
+        self._action[rows] = actions[0]
+        # A copy: JAX may still read it while the next one is written.
+        given = (self._action.copy(), *(() if isinstance(rows, slice) else (self._mask(rows),)))
+        self._carry, *self._stepped = self._call(self._compiled.step, self._carry, *given)
+
+    def recv(self) -> Step:
+        rows, (obs, seen, *rest, info) = self._rows, self._stepped
+        reward, terminated, truncated = (np.asarray(part)[rows] for part in rest)
+        if np.isnan(reward).any():
+            row = int(np.arange(self.num_envs)[rows][np.isnan(reward)][0])
+            raise BadObservation(f"environment {row} of {self._name} returned a NaN reward; fix it", row=row)
+        ended, final = np.flatnonzero(terminated | truncated), self._no_final
+        if len(ended):
+            final = self._checked(seen, np.arange(self.num_envs)[rows][ended])
+        columns = tuple(
+            np.asarray(part)[rows].astype(leaf.dtype, copy=False)
+            for part, leaf in zip(info, self.info_leaves, strict=True)
+        )
+        return Step(rows, self._checked(obs, rows), reward, terminated, truncated, ended, final, NO_ROWS, columns)
+
+    def restart(self, rows: Rows) -> Arrays:
+        self._carry, obs = self._call(self._compiled.restart, self._carry, self._mask(rows))
+        return self._checked(obs, rows)
+
+    def state(self) -> bytes:
+        """The arrays of every row's state and stream."""
+        out = io.BytesIO()
+        np.savez(out, *[np.frombuffer(np.asarray(leaf).tobytes(), np.uint8) for leaf in jax.tree.leaves(self._carry)])
+        return out.getvalue()
+
+    def restore(self, state: bytes) -> None:
+        """Go on from `state()`.
+
+        Raises:
+            StateError: it is of another environment, or of other rows.
+        """
+        own, shape = jax.tree.flatten(self._carry)
+        try:
+            saved = np.load(io.BytesIO(state), allow_pickle=False)
+            parts = [saved[f"arr_{i}"].tobytes() for i in range(len(saved.files))]
+        except (ValueError, OSError, KeyError) as error:
+            raise StateError(f"this is not a state of functional environments: {error}") from error
+        if [len(part) for part in parts] != [leaf.nbytes for leaf in own]:
+            raise StateError(f"the state is not of {self.num_envs} rows of {self._name}; restore it where it was saved")
+        # Copies: a step gives its memory away.
+        found = [jnp.array(np.frombuffer(p, o.dtype).reshape(o.shape)) for p, o in zip(parts, own, strict=True)]
+        self._carry = jax.tree.unflatten(shape, found)
+
+    def close(self) -> None:
+        self._carry = self._stepped = None
+
+    def _mask(self, rows: Rows) -> Array:
+        mask = np.zeros(self.num_envs, dtype=np.bool_)
+        mask[rows] = True
+        return mask
+
+    def _checked(self, obs: Sequence[Any], rows: slice | Rows) -> Arrays:
+        """[n, ...] a leaf, in the dtype of its space."""
+        parts = tuple(
+            np.asarray(part)[rows].astype(leaf.dtype, copy=False)
+            for part, leaf in zip(obs, self._compiled.leaves, strict=True)
+        )
+        self._nan.look(parts, rows)
+        return parts
+
+    def _call(self, function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise EnvCrashed(
+                f"{self._name} raised {type(error).__name__}: {error}; fix the environment", has_stepped=False
+            ) from error
+
+
+class OneRow(gymnasium.Env[Any, Any]):
+    """An environment by itself: an evaluation's episode, whose rounding depends on no other row."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        self._compiled = compiled
+        self.observation_space, self.action_space = compiled.env.observation_space, compiled.env.action_space
+        self._nested = unflattener(self.observation_space)
+        self._vector: FunctionalVectorEnv | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        if seed is not None or self._vector is None:
+            self._vector = FunctionalVectorEnv(self._compiled, seeds=[seed or 0])
+            first = self._vector.start()
+        else:
+            first = self._vector.restart(np.zeros(1, np.int64))
+        return self._nested([leaf[0] for leaf in first]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step once."""
+        assert self._vector is not None
+        self._vector.send(tuple(np.asarray(part)[None] for part in flatten(self.action_space, action)), EVERY_ROW)
+        step = self._vector.recv()
+        obs = self._nested([leaf[0] for leaf in (step.final if len(step.ended) else step.obs)])
+        info = {leaf.key[-1]: column[0] for leaf, column in zip(self._vector.info_leaves, step.info, strict=True)}
+        return obs, float(step.reward[0]), bool(step.terminated[0]), bool(step.truncated[0]), info

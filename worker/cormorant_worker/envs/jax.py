@@ -1,0 +1,84 @@
+"""`env.jax`: functional environments of gymnax, Brax, MuJoCo Playground and jumanji. Imports JAX to open one."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from cormorant_contract.env import Env
+from cormorant_worker.entrypoints import load_object
+from cormorant_worker.envs.gymnasium_env import Env as OneEnv
+from cormorant_worker.envs.gymnasium_env import EnvSource, construct, form_of, name_of
+from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
+from cormorant_worker.errors import EnvBuildError, EnvError
+
+if TYPE_CHECKING:
+    from cormorant_worker.envs.functional import Compiled
+
+IMPORTS: tuple[str, ...] = ()
+
+
+def is_functional(env: Any) -> bool:
+    """True of what `form_of` knows, and of what `gymnax.make` returns."""
+    return bool(form_of(env[0] if isinstance(env, tuple) and env else env))
+
+
+def check(env: Env, *, is_own_process: bool = False) -> None:
+    if find_spec("jax") is None:
+        raise EnvBuildError('env.jax needs JAX, which is not installed here; pip install "cormorant[jax]"')
+
+
+def open_envs(request: EnvRequest) -> OpenedEnvs:
+    """All rows in one group."""
+    compiled = _compile(request)
+    from cormorant_worker.envs.functional import FunctionalVectorEnv
+
+    return OpenedEnvs((FunctionalVectorEnv(compiled, seeds=request.seeds),))
+
+
+def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -> VectorEnv:
+    """An environment of one row for each episode."""
+    if request.is_filmed:
+        raise EnvError(f"the functional environment {request.env.name} cannot be recorded; it renders nothing here")
+    source = wrap(_Rows(_compile(request)))
+    return InlineVectorEnv(source, seeds=request.seeds, limits=request.limits, info=request.info)
+
+
+def _compile(request: EnvRequest) -> "Compiled":
+    check(request.env)
+    if "jax" not in sys.modules:
+        # XLA's pool has a thread for each CPU of the machine unless this says otherwise, whatever the cgroup's limit.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        before, os.environ["NPROC"] = os.environ.get("NPROC"), str(request.threads)
+        import jax
+
+        jax.devices("cpu")
+        del os.environ["NPROC"]
+        if before is not None:
+            os.environ["NPROC"] = before
+    from cormorant_worker.envs.functional import Compiled, functional
+
+    block = request.env.jax
+    assert block is not None
+    make = request.makers[0] if request.makers else load_object(block.entrypoint, what="environment")
+    name = name_of(make) if request.makers else block.entrypoint
+    made = construct(lambda: make(**block.kwargs), f"the environment {name}")
+    return Compiled(functional(made, name), max_episode_steps=request.env.max_episode_steps, info=request.info)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows(EnvSource):
+    compiled: "Compiled"
+
+    @property
+    def name(self) -> str:
+        return self.compiled.env.name
+
+    def build(self, row: int) -> OneEnv:  # the same for every row
+        from cormorant_worker.envs.functional import OneRow
+
+        return OneRow(self.compiled)
