@@ -55,6 +55,8 @@ def unknown_fields(value: Any, schema: Document, path: str = "") -> list[str]:
     if not isinstance(value, dict) or "x-kubernetes-preserve-unknown-fields" in schema or path == ".metadata":
         return []
     known = schema.get("properties", {})
+    if "additionalProperties" in schema:
+        known = dict.fromkeys(value, schema["additionalProperties"])
     found = [f"{path}.{key}: unknown field" for key in value if key not in known]
     for key in value.keys() & known.keys():
         found += unknown_fields(value[key], known[key], f"{path}.{key}")
