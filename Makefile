@@ -55,6 +55,13 @@ test-openenv: $(INSTALLED) ## Collect from a server of the openenv package, in .
 	@$(BIN)/uv pip install --quiet --python .venv-openenv/bin/python "openenv>=0.10"
 	@CORMORANT_OPENENV=.venv-openenv/bin/python $(BIN)/python -m pytest tests/integration/worker/envs/test_openenv.py $(PYTEST_ARGS)
 
+test-jax: $(INSTALLED) ## Step environments of gymnax, Brax and jumanji, in .venv-jax
+	@test -x .venv-jax/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python .venv-jax
+	@$(BIN)/uv pip install --quiet --python .venv-jax/bin/python --editable '.[worker,jax]' pytest pytest-timeout \
+		gymnax six brax jumanji
+	@.venv-jax/bin/python -m pytest tests/unit/worker/envs/test_functional.py tests/unit/worker/envs/test_jax_libraries.py \
+		$(PYTEST_ARGS)
+
 test-peers: $(INSTALLED) ## Run the tests against Tianshou and TorchRL, in .venv-peers; PEERS_SOURCES=rl:tianshou: theirs, too
 	@benchmarks/peers/setup
 	@$(BIN)/uv pip install --quiet --python .venv-peers/bin/python --group peers$(if $(PEERS_SOURCES), --group peers-examples)

@@ -1,5 +1,6 @@
 """Functional environments in JAX, one of each form, whose episodes are short and depend on their keys."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -148,3 +149,56 @@ class Walk:
         cells = jnp.zeros(5, jnp.uint8).at[state.at].set(255)
         mask = jnp.array([state.at > 0, True, True])
         return TimeStep(won * 1.0, 1.0 - won, Board(cells, mask), jnp.where(last, 2, kind), {"at": state.at})
+
+
+# Plain loops
+
+
+def gymnax(env: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    params = env.default_params
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        obs, state, reward, terminated, info = env.step_env(key, state, action, params)
+        return state, (obs,), reward, terminated, env.is_truncated(state, params), info.get("angle", 0.0)
+
+    return lambda key: (lambda obs, state: (state, (obs,)))(*env.reset(key, params)), step
+
+
+def brax(env: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def step(key: Any, state: Any, action: Any) -> Any:
+        state = env.step(state, action)
+        cut = state.info["truncation"]
+        return state, (state.obs,), state.reward, state.done * (1 - cut), cut, state.metrics.get("speed", 0.0)
+
+    return lambda key: (lambda state: (state, (state.obs,)))(env.reset(key)), step
+
+
+def jumanji(env: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def seen(timestep: Any) -> tuple[Any, ...]:
+        return tuple(part for _, part in sorted(timestep.observation._asdict().items()))
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        state, now = env.step(state, action)
+        won = now.last() & (now.discount == 0)
+        return state, seen(now), now.reward, won, now.last() & ~won, (now.extras or {}).get("at", 0)
+
+    return lambda key: (lambda state, first: (state, seen(first)))(*env.reset(key)), step
+
+
+def plain(functions: Any, seed: int, actions: Any, limit: int) -> list[tuple[Any, ...]]:
+    """A loop over one row: observation, reward, flags, the observation that followed, info."""
+    reset, step = functions
+    begin = jax.jit(lambda key, event: reset(jax.random.fold_in(key, 2 * event + 1)))
+    go = jax.jit(lambda key, event, *given: step(jax.random.fold_in(key, 2 * event), *given))
+    key, events, number, frames = jax.random.PRNGKey(seed), 1, 0, []
+    state, obs = begin(key, 0)
+    for action in actions:
+        state, after, reward, terminated, truncated, told = go(key, events, state, action)
+        events, number = events + 1, number + 1
+        truncated = bool(truncated) or 0 < limit <= number
+        frames.append((obs, reward, bool(terminated), truncated, after, told))
+        if terminated or truncated:
+            state, after = begin(key, events)
+            events, number = events + 1, 0
+        obs = after
+    return frames

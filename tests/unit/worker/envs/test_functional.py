@@ -1,22 +1,23 @@
 """Functional environments, frame by frame against plain loops over the raw functions, and what is refused."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from cormorant_contract.env import Env
-from cormorant_testing.functional import Ball, CartPole, Walk
+from cormorant_testing.functional import Ball, CartPole, Walk, brax, gymnax, jumanji, make, plain
 from cormorant_worker.envs.info import InfoField
+from cormorant_worker.envs.jax import is_functional
 from cormorant_worker.envs.kinds import kind_of
 from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.envs.request import EnvRequest
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, StateError
+from cormorant_worker.launch import make_collector
+from cormorant_worker.scripted import Scripted
 
 N, STEPS = 6, 24
 SEEDS = tuple(range(100, 100 + N))
@@ -29,57 +30,7 @@ def opened(env: Any, *, limit: int = 0, info: Any = None) -> Any:
     return kind_of(block).open_envs(request).groups[0]
 
 
-def gymnax(env: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    params = env.default_params
-
-    def step(key: Any, state: Any, action: Any) -> Any:
-        obs, state, reward, terminated, info = env.step_env(key, state, action, params)
-        return state, (obs,), reward, terminated, env.is_truncated(state, params), info["angle"]
-
-    return lambda key: (lambda obs, state: (state, (obs,)))(*env.reset(key, params)), step
-
-
-def brax(env: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    def step(key: Any, state: Any, action: Any) -> Any:
-        state = env.step(state, action)
-        cut = state.info["truncation"]
-        return state, (state.obs,), state.reward, state.done * (1 - cut), cut, state.metrics["speed"]
-
-    return lambda key: (lambda state: (state, (state.obs,)))(env.reset(key)), step
-
-
-def jumanji(env: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    def seen(timestep: Any) -> tuple[Any, ...]:
-        return timestep.observation.action_mask, timestep.observation.cells
-
-    def step(key: Any, state: Any, action: Any) -> Any:
-        state, now = env.step(state, action)
-        won = now.last() & (now.discount == 0)
-        return state, seen(now), now.reward, won, now.last() & ~won, now.extras["at"]
-
-    return lambda key: (lambda state, first: (state, seen(first)))(*env.reset(key)), step
-
-
 FORMS = {"gymnax": (CartPole(), gymnax, "angle"), "brax": (Ball(), brax, "speed"), "jumanji": (Walk(), jumanji, "at")}
-
-
-def plain(functions: Any, seed: int, actions: Any, limit: int) -> list[tuple[Any, ...]]:
-    """A loop over one row: observation, reward, flags, the observation that followed, info."""
-    reset, step = functions
-    begin = jax.jit(lambda key, event: reset(jax.random.fold_in(key, 2 * event + 1)))
-    go = jax.jit(lambda key, event, *given: step(jax.random.fold_in(key, 2 * event), *given))
-    key, events, number, frames = jax.random.PRNGKey(seed), 1, 0, []
-    state, obs = begin(key, 0)
-    for action in actions:
-        state, after, reward, terminated, truncated, told = go(key, events, state, action)
-        events, number = events + 1, number + 1
-        truncated = bool(truncated) or 0 < limit <= number
-        frames.append((obs, reward, bool(terminated), truncated, after, told))
-        if terminated or truncated:
-            state, after = begin(key, events)
-            events, number = events + 1, 0
-        obs = after
-    return frames
 
 
 def draw(env: Any) -> Any:
@@ -155,6 +106,30 @@ def test_rows_that_are_not_sent_stay_and_rows_that_are_restarted_begin_anew() ->
     begun = env.restart(some)[0]
     assert not np.isin(begun, first).any()
     assert (np.abs(begun) <= 0.15).all()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [Ball, Ball(), (CartPole(), CartPole.default_params), {"jax": {"entrypoint": make, "numEnvs": 3}}],
+    ids=["class", "environment", "with parameters", "function"],
+)
+def test_scripts_pass_functional_environments(env: Any) -> None:
+    given = {} if isinstance(env, dict) else {"num_envs": 3}
+    scripted = Scripted(env=env, **given)
+    block, (maker,) = scripted.job().spec.env, scripted.overrides().envs
+    assert (block.block.kind, block.num_envs, is_functional(maker())) == ("jax", 3, True)
+
+
+def test_a_manifest_collects_from_an_entrypoint() -> None:
+    spec = {"jax": {"entrypoint": "cormorant_testing.functional:make", "numEnvs": 3, "kwargs": {"force": 30.0}}}
+    collector = make_collector(env=spec, seed=4)
+    batch = collector.collect(num_steps=60)
+    collector.close()
+    terminated, truncated = (batch["next", name].squeeze(-1) for name in ("terminated", "truncated"))
+    assert (batch["next", "observation"][..., 2].abs()[terminated] > 0.2095).all()
+    assert (batch["next", "observation"][..., 2].abs()[~terminated] <= 0.2095).all()
+    assert terminated.any()
+    assert (truncated | terminated).sum() >= 6
 
 
 class Shaped(CartPole):
