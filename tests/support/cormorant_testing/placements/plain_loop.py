@@ -100,17 +100,19 @@ class PlainLoop:
         self.published, self._has_rewound = 0, False
         self.streams: dict[tuple[int, int], Stream] = {}
         self.observed: list[Any] = []
+        self._num_counted = 0
+        """Of those, in the statistics: a fleet's batch counts when the next one is asked for."""
         self._ids: set[int] = set()
         self._idents: set[float] = set()
         self._weights = {0: weights_of(0, *SIZES[cell.world])}
         self._scales: dict[int, tuple[Any, Any]] = {0: (0.0, 1.0)}
 
     def publish(self, version: int, weights: Any = None) -> Any:
-        """The weights of a version, which acts with the statistics of the frames so far."""
+        """The weights of a version, which acts with the statistics of the frames that count so far."""
         prefix = "witness." if {"tensordict", "recurrent"} & set(self.cell.choices) else ""
         self._weights[version] = weights or weights_of(version, *SIZES[self.cell.world])
-        if "normalize" in self.cell and len(self.observed) >= 2:
-            seen = np.array(self.observed, np.float64)
+        if "normalize" in self.cell and self._num_counted >= 2:
+            seen = np.array(self.observed[: self._num_counted], np.float64)
             self._scales[version] = seen.mean(axis=0), np.sqrt(seen.var(axis=0) + 1e-8)
         else:
             self._scales[version] = 0.0, 1.0
@@ -120,11 +122,12 @@ class PlainLoop:
     def mark(self) -> tuple[int, set[int]]:
         """The moment in which a state is saved, for `rewind`."""
         are_saved = self.cell.is_saved
-        return len(self.observed), self._ids - {s.traj for s in self.streams.values() if are_saved and not s.was_marked}
+        return self._num_counted, self._ids - {s.traj for s in self.streams.values() if are_saved and not s.was_marked}
 
     def rewind(self, mark: tuple[int, set[int]], *, is_elsewhere: bool) -> None:
         """The state of that moment was restored. `is_elsewhere`: in another collector, which goes on with the ids."""
-        del self.observed[mark[0] :]
+        self._num_counted = mark[0]
+        del self.observed[self._num_counted :]
         self._has_rewound = True
         for stream in self.streams.values():
             stream.is_rewound = True
@@ -156,7 +159,10 @@ class PlainLoop:
                 kept = length + (key in ("observation", "count"))
                 assert not value[row, kept:].any(), f"padding of {key}"
         self.frames += int(lengths.sum())
+        self._num_counted = len(self.observed)
         self.observed += list(values["observation"][mask].copy())
+        if "collector" in self.cell:
+            self._num_counted = len(self.observed)
 
     def _frame(self, f: dict[str, Any], s: Stream, *, is_first: bool, is_last: bool) -> None:
         obs, action, version = f["observation"], f["action"], int(f["collector.policy_version"])
