@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -27,7 +28,7 @@ from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import Rows, VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
 from cormorant_worker.errors import EnvBuildError, EnvError
-from cormorant_worker.spaces import Space
+from cormorant_worker.spaces import Space, cast_exactly
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -70,7 +71,7 @@ class _Part:
 
     def observed(self, value: Any) -> Any:
         """The value of a message in this space. One that does not fit is refused by who writes it."""
-        return self.words.index(value) if self.words else np.asarray(value, self.space.dtype)
+        return self.words.index(value) if self.words else cast_exactly(np.asarray(value), np.dtype(self.space.dtype))
 
     def acted(self, value: Any) -> Any:
         """The action for a message."""
@@ -99,6 +100,7 @@ class OpenEnvSource(EnvSource):
         fields = block.fields
         self.observation = _parts(schema, "observation", fields.observation)
         self.action = _parts(schema, "action", fields.action)
+        _check_names(schema, "observation", [] if fields.legal_actions is None else [fields.legal_actions])
         if fields.legal_actions is not None and not isinstance(_space_of(self.action), gymnasium.spaces.Discrete):
             raise EnvBuildError(
                 f"spec.env.openenv.fields.legalActions is {fields.legal_actions}, and only an action of one discrete "
@@ -134,7 +136,7 @@ class OpenEnvSource(EnvSource):
 
     def _fetch_schema(self) -> Mapping[str, Any]:
         schema = self.until(self._ask_for_schema, "no answer")
-        if not isinstance(schema, Mapping) or not all(isinstance(schema.get(kind), Mapping) for kind in _KINDS):
+        if not isinstance(schema, Mapping) or not all(_has_fields(schema.get(kind)) for kind in _KINDS):
             raise EnvBuildError(
                 f"what answers at {self.url}/schema is no OpenEnv server: {str(schema)[:100]!r}; write the address of "
                 "one in spec.env.openenv.url"
@@ -144,12 +146,14 @@ class OpenEnvSource(EnvSource):
     def _ask_for_schema(self) -> Any:
         try:
             with urlopen(f"{self.url}/schema", timeout=_OPEN_S) as response:
-                text = response.read(_SCHEMA_BYTES).decode()
+                text = response.read(_SCHEMA_BYTES)
             return json.loads(text)
         except HTTPError as error:
             if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
             return f"{error.code} {error.reason}"
+        except HTTPException as error:
+            return f"{type(error).__name__} {error}"
         except ValueError:
             return text
 
@@ -164,6 +168,8 @@ class OpenEnvSession(gymnasium.Env[Any, Any]):
         self._stack = ExitStack()
         self._connection: ClientConnection | None = None
         self._is_sent = False
+        self._until = 0.0
+        """When the answer that is awaited is late."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; the first time, wait for the server and for a free session of it."""
@@ -218,16 +224,22 @@ class OpenEnvSession(gymnasium.Env[Any, Any]):
 
     def _send(self, kind: str, data: Mapping[str, Any]) -> None:
         assert self._connection is not None
+        self._until = time.monotonic() + self._source.block.step_timeout_seconds
         self._connection.send(json.dumps({"type": kind, "data": data}))
 
     def _receive(self) -> Mapping[str, Any]:
         assert self._connection is not None
-        limit_s = self._source.block.step_timeout_seconds
         try:
-            message = json.loads(self._connection.recv(timeout=limit_s))
+            text = self._connection.recv(timeout=max(0.0, self._until - time.monotonic()))
+            message = json.loads(text)
         except TimeoutError:
+            limit_s = self._source.block.step_timeout_seconds
             raise OpenEnvFailed(f"the server gave no answer within {limit_s} s (stepTimeoutSeconds)") from None
-        data = message.get("data") or {}
+        except ValueError:
+            message = None
+        data = (message.get("data") or {}) if isinstance(message, Mapping) else None
+        if not isinstance(data, Mapping):
+            raise OpenEnvFailed(f"the server sent {text[:100]!r}, which is no message of OpenEnv; correct the server")
         if message.get("type") == "observation" and isinstance(data.get("observation"), Mapping):
             return data
         if data.get("code") == "CAPACITY_REACHED":
@@ -243,7 +255,7 @@ class OpenEnvSession(gymnasium.Env[Any, Any]):
         for part in parts:
             try:
                 values[part.name] = part.observed(observation[part.name])
-            except (KeyError, ValueError, TypeError) as error:
+            except (KeyError, ValueError, TypeError, OverflowError) as error:
                 raise BadObservation(
                     f"the OpenEnv server's observation has {part.name} {str(observation.get(part.name))[:100]!r}, "
                     f"which does not fit {part.space} ({type(error).__name__}); correct "
@@ -253,13 +265,17 @@ class OpenEnvSession(gymnasium.Env[Any, Any]):
 
     def _info(self, answer: Mapping[str, Any]) -> dict[str, Any]:
         info = dict(answer["observation"])
-        if (field := self._source.block.fields.legal_actions) is not None:
+        field = self._source.block.fields.legal_actions
+        if field is not None and (legal := info.get(field)) is not None:  # null: all are
             part = self._source.action[0]
             assert isinstance(part.space, gymnasium.spaces.Discrete)
-            mask = np.zeros(part.space.n, dtype=np.int8)
-            for legal in info.get(field) or ():
-                mask[part.words.index(legal) if part.words else int(legal) - part.space.start] = 1
-            info[ACTION_MASK] = mask
+            values = part.words or range(part.space.start, part.space.start + part.space.n)
+            if not isinstance(legal, list) or not all(value in values for value in legal):
+                raise BadObservation(
+                    f"the OpenEnv server's observation has {field} {str(legal)[:100]!r}, and legalActions needs a list "
+                    f"of values of {part.name}, which has {str([*values])[:100]}; correct spec.env.openenv.fields"
+                )
+            info[ACTION_MASK] = np.array([value in legal for value in values], dtype=np.int8)
         return info
 
 
@@ -285,14 +301,10 @@ def _space_of(parts: Sequence[_Part]) -> Space:
 
 def _parts(schema: Mapping[str, Any], kind: str, given: Sequence[OpenEnvArray]) -> tuple[_Part, ...]:
     """Fields of an observation or an action: those that the manifest has, else those of the server's schema."""
-    known = schema[kind].get("properties") or {}
+    _check_names(schema, kind, [field.name for field in given])
     if given:
-        if missing := sorted({field.name for field in given} - known.keys()):
-            raise EnvBuildError(
-                f"spec.env.openenv.fields.{kind} has {', '.join(missing)}, and the server's {kind} has "
-                f"{', '.join(sorted(known))}; correct the name"
-            )
         return tuple(_declared(field) for field in given)
+    known = schema[kind].get("properties") or {}
     found = [
         _inferred(name, _resolved(value, schema[kind]), kind) for name, value in known.items() if name not in _COMMON
     ]
@@ -302,6 +314,20 @@ def _parts(schema: Mapping[str, Any], kind: str, given: Sequence[OpenEnvArray]) 
             f"to be an array in spec.env.openenv.fields.{kind}"
         )
     return parts
+
+
+def _has_fields(kind: Any) -> bool:
+    known = (kind.get("properties") or {}) if isinstance(kind, Mapping) else None
+    return isinstance(known, Mapping) and all(isinstance(field, Mapping) for field in known.values())
+
+
+def _check_names(schema: Mapping[str, Any], kind: str, names: Sequence[str]) -> None:
+    known = schema[kind].get("properties") or {}
+    if missing := sorted(set(names) - known.keys()):
+        raise EnvBuildError(
+            f"spec.env.openenv.fields has {', '.join(missing)}, and the server's {kind} has "
+            f"{', '.join(sorted(known))}; correct the name"
+        )
 
 
 def _declared(field: OpenEnvArray) -> _Part:
@@ -322,7 +348,7 @@ def _resolved(field: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[st
         if option.get("type") != "null":
             return _resolved({**field, "anyOf": (), "allOf": (), **option}, schema)
     if isinstance(reference := field.get("$ref"), str):
-        found: Mapping[str, Any] = schema["$defs"][reference.rpartition("/")[2]]
+        found: Mapping[str, Any] = schema.get("$defs", {}).get(reference.rpartition("/")[2], {})
         return found
     return field
 

@@ -1,6 +1,7 @@
 """Collecting from a server of the real `openenv` package, in a process of its own: `make test-openenv` installs it."""
 
 import http.server
+import json
 import os
 import socket
 import subprocess
@@ -13,6 +14,10 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+import websockets.sync.server
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
+from websockets.sync.server import ServerConnection
 
 from cormorant import open_fleet
 from cormorant_contract.env import Env
@@ -204,6 +209,85 @@ def test_what_is_no_server_is_refused() -> None:
         with pytest.raises(EnvBuildError, match=r"/schema is no OpenEnv server: '404 .*; write the address of one"):
             opened(openenv(f"http://127.0.0.1:{other.server_address[1]}"))
         other.shutdown()
+
+
+class Scripted:
+    """A server that has a schema, and answers each message of a session as `answer` says of its number."""
+
+    def __init__(self, answer: Callable[[int], Any], schema: bytes = b"") -> None:
+        fields = {name: {"type": "integer"} for name in ("n", "legal")}
+        action = {"column": {"type": "integer", "minimum": 1, "maximum": 3}}
+        body = schema or json.dumps({"action": {"properties": action}, "observation": {"properties": fields}}).encode()
+
+        def serve_schema(connection: ServerConnection, request: Request) -> Response | None:
+            headers = Headers({"Content-Length": str(len(body)), "Connection": "close"})
+            return Response(200, "OK", headers, body) if request.path == "/schema" else None
+
+        def play(connection: ServerConnection) -> None:
+            for number, _ in enumerate(connection):
+                if (message := answer(number)) is not None:
+                    connection.send(message if isinstance(message, str) else json.dumps(message))
+
+        self.server = websockets.sync.server.serve(play, "127.0.0.1", 0, process_request=serve_schema)
+        self.url = f"http://127.0.0.1:{self.server.socket.getsockname()[1]}"
+
+    def __enter__(self) -> str:
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self.url
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+
+
+def seen(**observation: Any) -> Any:
+    return {"type": "observation", "data": {"observation": observation, "reward": 1.0, "done": False}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (seen(n=0.7), r"has n '0.7', which does not fit Box\(0, 255"),
+        (seen(n=300), r"has n '300', which does not fit Box\(0, 255"),
+        (seen(n=1, legal=[0]), r"has legal '\[0\]', and legalActions needs a list of values of column, .* \[1, 2, 3\]"),
+        (seen(n=1, legal=7), r"has legal '7', and legalActions needs a list"),
+        ("hello", "within 1 s .*: the server sent 'hello', which is no message of OpenEnv; correct the server"),
+        ([1], r"within 1 s .*: the server sent '\[1\]', which is no message"),
+        (None, r"within 1 s .*: the server gave no answer within 1 s \(stepTimeoutSeconds\)"),
+    ],
+)
+def test_what_a_server_may_not_send_is_refused(answer: Any, words: str) -> None:
+    fields = {"observation": [{"name": "n", "dtype": "uint8"}], "legalActions": "legal"}
+    with Scripted(lambda number: answer) as url:
+        env = opened(openenv(url, fields=fields, startTimeoutSeconds=1, stepTimeoutSeconds=1))
+        try:
+            with pytest.raises((EnvBuildError, EnvCrashed), match=words):
+                env.start()
+        finally:
+            env.close()
+
+
+def test_legal_actions_are_a_field_of_the_observation_and_null_means_all() -> None:
+    fields = {"observation": [{"name": "n", "dtype": "uint8"}], "legalActions": "legal"}
+    with Scripted(lambda number: seen(n=number, legal=[[3, 1], None][number % 2])) as url:
+        with pytest.raises(EnvBuildError, match="has legl, and the server's observation has legal, n; correct"):
+            opened(openenv(url, fields=fields | {"legalActions": "legl"}))
+        env = opened(openenv(url, fields=fields))
+        try:
+            env.start()
+            assert env.illegal is not None
+            assert env.illegal.tolist() == [[False, True, False]]
+            env.send((np.array([3]),), EVERY_ROW)
+            assert env.recv().obs[0].tolist() == [1]
+            assert not env.illegal.any()
+        finally:
+            env.close()
+
+
+@pytest.mark.parametrize("schema", [b"\xff\xfe", b"[1]", b'{"action": {}, "observation": {"properties": 3}}'])
+def test_a_schema_that_is_none_is_refused(schema: bytes) -> None:
+    sentence = r"/schema is no OpenEnv server: .*; write the address of one"
+    with Scripted(lambda number: None, schema) as url, pytest.raises(EnvBuildError, match=sentence):
+        opened(openenv(url))
 
 
 def test_actions_follow_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
