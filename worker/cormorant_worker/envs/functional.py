@@ -83,11 +83,6 @@ def functional(made: Any, name: str) -> Functional:
                 "gymnax (step_env), Brax or MuJoCo Playground (action_size) or jumanji (action_spec); return one of "
                 "these without wrappers of a training loop"
             )
-    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    try:
-        seen = jax.eval_shape(lambda key: _tree(reset(key)[1]), key)
-    except Exception as error:
-        raise EnvBuildError(f"{name} raised {type(error).__name__} in a reset: {error}; fix the environment") from error
     action = specs[1]
     if not isinstance(action, gymnasium.Space):
         if not hasattr(action, "shape") or not hasattr(action, "dtype"):
@@ -95,8 +90,35 @@ def functional(made: Any, name: str) -> Functional:
                 f"{name} has the action space {action}, of several parts; wrap it so that an action is one array"
             )
         action = _space(jax.ShapeDtypeStruct(action.shape, action.dtype), action, f"{name}: action")
+    try:
+        reset = _as_in_step(reset, step, jax.ShapeDtypeStruct(action.shape, _dtype_of(action)))
+        seen = jax.eval_shape(lambda key: _tree(reset(key)[1]), jax.ShapeDtypeStruct((2,), jnp.uint32))
+    except Exception as error:
+        raise EnvBuildError(
+            f"{name} raised {type(error).__name__} in a reset and a step: {error}; fix the environment"
+        ) from error
     observation = _space(seen, specs[0], f"{name}: observation")
     return Functional(name=name, observation_space=observation, action_space=action, reset=reset, step=step)
+
+
+def _as_in_step(reset: Any, step: Any, action: Any) -> Any:
+    """A reset whose whole numbers are of the floating type that they have after a step, as `lax.scan` would have them:
+    one memory holds both, and a fraction would be lost.
+    """
+    key, number = jax.ShapeDtypeStruct((2,), jnp.uint32), jax.ShapeDtypeStruct((), jnp.int32)
+    before = jax.eval_shape(reset, key)
+    after = tuple(jax.eval_shape(step, key, before[0], action, number)[:2])
+
+    def grows(old: Any, new: Any) -> bool:
+        return bool(jnp.issubdtype(new.dtype, jnp.floating) and not jnp.issubdtype(old.dtype, jnp.floating))
+
+    def widened(key: Any) -> Any:
+        return jax.tree.map(
+            lambda value, old, new: _cast(value, new.dtype) if grows(old, new) else value, reset(key), before, after
+        )
+
+    has_grown = any(jax.tree.leaves(jax.tree.map(grows, before, after)))
+    return _as_in_step(widened, step, action) if has_grown else reset
 
 
 def _gymnax(env: Any, params: Any) -> tuple[Any, Any]:
@@ -219,7 +241,7 @@ class Compiled:
         self.env, self._limit = env, max_episode_steps
         self.leaves = leaves(env.observation_space, ("observation",))
         (action,) = leaves(env.action_space, ("action",))
-        self.no_action = np.zeros(action.shape, np.int32 if action.dtype.kind in "iu" else action.dtype)
+        self.no_action = np.zeros(action.shape, _dtype_of(env.action_space))
         """In the dtype that JAX has."""
         self.fields = self._complete(info)
         self.begin = jax.jit(self._begin)
@@ -292,6 +314,11 @@ def _flat(space: Space, value: Any) -> list[Any]:
     return [value.astype(np.int8) if isinstance(space, spaces.MultiBinary) else value]
 
 
+def _dtype_of(action: Space) -> Any:
+    (leaf,) = leaves(action, ("action",))
+    return np.int32 if leaf.dtype.kind in "iu" else leaf.dtype
+
+
 def _at(tree: Tree, key: str) -> Any:
     for part in [key] if key in tree else key.split("."):
         tree = tree.get(part) if isinstance(tree, Mapping) else None
@@ -305,6 +332,11 @@ def _like(values: Tree, before: Tree) -> Tree:
 
 def _cast(value: Any, dtype: Any) -> Any:
     return value if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.asarray(value, dtype)
+
+
+def _data_of(leaf: Any) -> Any:
+    """The numbers of a typed key; of anything else, itself."""
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
 def _choose(which: Any, ours: Tree, theirs: Tree) -> Tree:
@@ -370,7 +402,8 @@ class FunctionalVectorEnv(VectorEnv):
     def state(self) -> bytes:
         """The arrays of every row's state and stream."""
         out = io.BytesIO()
-        np.savez(out, *[np.frombuffer(np.asarray(leaf).tobytes(), np.uint8) for leaf in jax.tree.leaves(self._carry)])
+        parts = [np.asarray(_data_of(leaf)) for leaf in jax.tree.leaves(self._carry)]
+        np.savez(out, *[np.frombuffer(part.tobytes(), np.uint8) for part in parts])
         return out.getvalue()
 
     def restore(self, state: bytes) -> None:
@@ -379,7 +412,8 @@ class FunctionalVectorEnv(VectorEnv):
         Raises:
             StateError: it is of another environment, or of other rows.
         """
-        own, shape = jax.tree.flatten(self._carry)
+        carry, shape = jax.tree.flatten(self._carry)
+        own = [_data_of(leaf) for leaf in carry]
         try:
             saved = np.load(io.BytesIO(state), allow_pickle=False)
             parts = [saved[f"arr_{i}"].tobytes() for i in range(len(saved.files))]
@@ -389,6 +423,10 @@ class FunctionalVectorEnv(VectorEnv):
             raise StateError(f"the state is not of {self.num_envs} rows of {self._name}; restore it where it was saved")
         # Copies: a step gives its memory away.
         found = [jnp.array(np.frombuffer(p, o.dtype).reshape(o.shape)) for p, o in zip(parts, own, strict=True)]
+        found = [
+            part if data is leaf else jax.random.wrap_key_data(part, impl=jax.random.key_impl(leaf))
+            for part, data, leaf in zip(found, own, carry, strict=True)
+        ]
         self._carry = jax.tree.unflatten(shape, found)
 
     def close(self) -> None:

@@ -158,10 +158,41 @@ class Parts(CartPole):
         return {"left": 1, "right": 2}
 
 
+class Purse(CartPole):
+    """Begins with whole numbers, and with a typed key."""
+
+    def reset(self, key: Any, params: Any) -> Any:
+        return jnp.zeros(1, jnp.int32), {"total": 0, "spent": 0, "key": jax.random.key(key[0])}
+
+    def step_env(self, key: Any, state: Any, action: Any, params: Any) -> Any:
+        own, now = jax.random.split(state["key"])
+        total, spent = state["total"] + 0.5 + jax.random.uniform(now), state["spent"] + state["total"]
+        return jnp.array([total]), {"total": total, "spent": spent, "key": own}, spent, False, {}
+
+    def is_truncated(self, state: Any, params: Any) -> Any:
+        return False
+
+    def observation_space(self, params: Any) -> Any:
+        return None
+
+
 class Nan(CartPole):
     def step_env(self, *given: Any) -> Any:
         obs, state, reward, fell, info = super().step_env(*given)
         return obs, state, reward * jnp.where(state.time == 3, jnp.nan, 1.0), fell, info
+
+
+def test_whole_numbers_of_a_reset_take_the_fractions_of_a_step_and_typed_keys_are_saved() -> None:
+    env, other = opened(Purse()), opened(Purse())
+    actions = np.zeros((3, N), np.int32)
+    assert env.start()[0].tolist() == [[0.0]] * N
+    first = played(env, actions)
+    totals, rewards = np.array(first[0::3])[:, :, 0], np.array(first[2::3])
+    assert (np.diff(totals, axis=0) > 0.5).all()
+    np.testing.assert_allclose(rewards, [np.zeros(N), totals[0], totals[0] + totals[1]], rtol=1e-6)
+    other.restore(env.state())
+    for a, b in zip(played(other, actions), played(env, actions), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +201,7 @@ class Nan(CartPole):
         (object(), "which is no functional environment of gymnax .* Brax or MuJoCo Playground .* or jumanji"),
         (AutoResetWrapper(Ball()), "is wrapped in AutoResetWrapper, .*; make it without"),
         (Shaped(jnp.bfloat16), "observation is of type bfloat16, which cannot be stored; wrap the environment"),
-        (Broken(), "raised ValueError in a reset: no table; fix the environment"),
+        (Broken(), "raised ValueError in a reset and a step: no table; fix the environment"),
         (Parts(), "action space .*, of several parts; wrap it so that an action is one array"),
     ],
 )
