@@ -177,6 +177,7 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
         """What children sent, by row, until `_take_answers`."""
         self._selector = selectors.DefaultSelector()
         self._limits: RestartLimits = more.get("limits", RestartLimits())
+        self._recycles = bool(self._limits.recycle_episodes or self._limits.recycle_rss_mib)
         self._block = os.memfd_create("cormorant-envs")
         os.ftruncate(self._block, num_envs)
         self._pending = Pending(self._block, num_envs)
@@ -195,6 +196,12 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
                 write(descriptor, command)
             except OSError:
                 pass  # `recv` finds the dead child
+
+    def restart(self, rows: Rows) -> Arrays:
+        self._check_open()
+        if self._recycles:  # that ends episodes, too
+            self._recycle(rows)
+        return super().restart(rows)
 
     def close(self) -> None:
         """End every process, within seconds. May be called twice."""
@@ -249,16 +256,15 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
         self._steps[rows] += 1
         if self._dead:
             self._steps[list(self._dead)] = 0
-        if self._limits.recycle_episodes or self._limits.recycle_rss_mib:
-            self._recycle(self._numbers[rows])
+        if self._recycles:
+            self._recycle(self._numbers[rows][self._written.terminated[rows] | self._written.truncated[rows]])
 
     def _recycle(self, rows: Rows) -> None:
-        """Replace the processes of rows whose episode has ended and that are over a limit. What they wrote of this step
+        """Replace the processes of rows whose episode is over and that are over a limit. What they wrote of this step
         stays, but for the first observation of the next episode.
         """
-        ends = self._written.terminated[rows] | self._written.truncated[rows]
         due = []
-        for row in rows[ends].tolist():
+        for row in rows.tolist():
             if row in self._dead:
                 continue
             self._episodes[row] += 1
