@@ -115,7 +115,7 @@ def test_ctrl_c_drains_and_ends_in_time_with_130(start: Started, write: Written)
     assert finished["frames"] > 0
     assert finished["dropped"] == {}
     assert finished["dataset_bytes"] > 0
-    assert err.splitlines()[-1] == "interrupted"
+    assert json.loads(err.splitlines()[-1]) == {"error": "interrupted", "exit_code": 130}
     assert command.orphans() == []
 
 
