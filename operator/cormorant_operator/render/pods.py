@@ -163,9 +163,12 @@ def worker_pod(
         "CORMORANT_ATTEMPT": str(attempt),
         "CORMORANT_GRACE_SECONDS": str(grace_s),
     }
-    sidecars = []
+    sidecars, port = [], entrypoints.WORKER_PORT
     if openenv is not None and openenv.image is not None:
         own["CORMORANT_OPENENV_URL"] = f"http://127.0.0.1:{openenv.port}"
+        if openenv.port == port:  # containers of a pod share its ports; the other one is open to others, too
+            port = entrypoints.DATA_PORT
+            own["CORMORANT_PROBE_PORT"] = str(port)
         sidecars.append(_openenv_server(openenv.image, openenv.port, defaults))
     return _pod(
         job,
@@ -181,11 +184,12 @@ def worker_pod(
             container={
                 "command": list(entrypoints.WORKER_COMMAND),
                 "env": entrypoints.environment(own, secret=tokens_secret(job.name)),
-                "ports": [{"name": "metrics", "containerPort": entrypoints.WORKER_PORT}],
+                "ports": [{"name": "metrics", "containerPort": port}],
                 "volumeMounts": [],
-                **_probes(entrypoints.WORKER_PORT, listens_after_s=2),
+                **_probes(port, listens_after_s=2),
             },
             volumes=[],
+            annotations={"prometheus.io/port": str(port)},
             sidecars=sidecars,
         ),
         origin,

@@ -76,8 +76,19 @@ def test_an_openenv_server_is_a_sidecar_of_workers_alone() -> None:
     assert server["startupProbe"]["httpGet"] == {"path": "/health", "port": 9000}
     env = {item["name"]: item.get("value") for item in main_container(pod)["env"]}
     assert env["CORMORANT_OPENENV_URL"] == "http://127.0.0.1:9000"
+    assert main_container(pod)["ports"] == [{"name": "metrics", "containerPort": 8000}]
     assert "initContainers" not in head(**spec)["spec"]
     assert "initContainers" not in worker()["spec"]
+
+
+def test_a_worker_beside_an_openenv_server_listens_elsewhere() -> None:
+    job = make_job(workerGroups=[{"name": "cpu"}], env={"openenv": {"image": "grid:1", "numEnvs": 8}})
+    pod = worker_pod(job, OperatorDefaults(), BIRTH, group=job.spec.worker_groups[0], index=0, attempt=1)
+    worker = main_container(pod)
+    assert {"name": "CORMORANT_PROBE_PORT", "value": "8001"} in worker["env"]
+    assert worker["ports"] == [{"name": "metrics", "containerPort": 8001}]
+    assert {worker[kind]["httpGet"]["port"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")} == {8001}
+    assert pod["metadata"]["annotations"]["prometheus.io/port"] == "8001"
 
 
 @pytest.mark.parametrize(("given", "told"), [(300, 300), (0, 0), (None, 30), ("soon", 60), (True, 60), (-5, 60)])
