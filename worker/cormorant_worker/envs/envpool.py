@@ -12,7 +12,6 @@ What EnvPool 1.2.5 does and this module hides (each one is pinned by a test):
 - Unbounded Boxes are declared with the smallest and largest positive float as bounds.
 """
 
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,11 +42,8 @@ _OURS = {
 
 def envpool_module() -> Any:
     """EnvPool itself. Its import takes a quarter of a worker's start, which workers without it need not spend."""
-    import envpool
+    from cormorant_worker.envs.envpool_library import envpool
 
-    # EnvPool keeps the error of what it could not import, whose frames keep the variables of all callers: fleets, too.
-    if (kept := getattr(sys.modules.get("envpool.procgen"), "_PROCGEN_IMPORT_ERROR", None)) is not None:
-        kept.__traceback__ = None
     return envpool
 
 
