@@ -265,6 +265,9 @@ def test_notebook_is_interrupted_and_goes_on(tmp_path: Path) -> None:
         assert cell("print(fleet.next_batch(timeout=60) is not None, fleet.stats().restarts)").strip() == "True 0"
         first = int(cell("print(fleet.workers()[0].pid)"))
         assert "Error" not in cell(opened)
+        # The traceback of the interrupted cell refers to the first fleet until another one replaces it.
+        cell("1 / 0")
+        cell("import gc; gc.collect()")
         psutil.Process(first).wait(60)
         assert cell(closed) == ""
     finally:
