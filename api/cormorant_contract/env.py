@@ -146,10 +146,7 @@ _ID_OR_ENTRYPOINT: Rule[Any] = exactly_one(
     "id",
     "entrypoint",
     "write id for a registered environment, or entrypoint for a factory of your own",
-    found=Value(
-        cel="has(self.id) ? 'id ' + self.id + ' and entrypoint ' + self.entrypoint : 'neither'",
-        get=lambda env: "neither" if env.id is None else f"id {env.id} and entrypoint {env.entrypoint}",
-    ),
+    are_strings=True,
 )
 
 
@@ -303,7 +300,7 @@ class OpenEnvFields(Contract):
     """Fields of an OpenEnv server's messages that its own schema says too little about."""
 
     observation: Annotated[tuple[OpenEnvArray, ...], Field(max_length=64, json_schema_extra=keyed_by("name"))] = ()
-    """Fields of the observation, in this order. Unset means all numbers, booleans and enumerations of the schema."""
+    """Fields of the observation. Unset means all numbers, booleans and enumerations of the schema."""
 
     action: Annotated[tuple[OpenEnvAction, ...], Field(max_length=64, json_schema_extra=keyed_by("name"))] = ()
     """Fields of the action. Unset means all of the schema, which must be enumerations, booleans, or numbers with a
@@ -364,10 +361,7 @@ class OpenEnvEnv(EnvBlock):
                 "image",
                 "url",
                 "write image for a server beside each worker, or url for one that runs already",
-                found=Value(
-                    cel="has(self.image) ? 'image ' + self.image + ' and url ' + self.url : 'neither'",
-                    get=lambda env: "neither" if env.image is None else f"image {env.image} and url {env.url}",
-                ),
+                are_strings=True,
             ),
         )
 

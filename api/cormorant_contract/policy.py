@@ -94,16 +94,4 @@ class Code(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[Code], ...]":
-        return (
-            exactly_one(
-                "configMap",
-                "image",
-                "write one",
-                found=Value(
-                    cel="has(self.image) ? 'configMap ' + self.configMap + ' and image ' + self.image : 'neither'",
-                    get=lambda code: (
-                        "neither" if code.image is None else f"configMap {code.config_map} and image {code.image}"
-                    ),
-                ),
-            ),
-        )
+        return (exactly_one("configMap", "image", "write one", are_strings=True),)

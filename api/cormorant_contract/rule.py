@@ -98,12 +98,29 @@ def each_once(path: str, sentence: str, *, key: str = "") -> Rule[Any]:
     )
 
 
-def exactly_one(first: str, second: str, remedy: str, *, found: Value[Any] | None = None) -> Rule[Any]:
-    """The rule that one of two optional fields is set. `found`: what was set instead, by default both or neither."""
+def exactly_one(
+    first: str, second: str, remedy: str, *, are_strings: bool = False, found: Value[Any] | None = None
+) -> Rule[Any]:
+    """The rule that one of two optional fields is set.
+
+    Args:
+        are_strings: the message shows both fields' values where both are set.
+        found: what was set instead, by default both or neither.
+    """
+
+    def of(model: Any, name: str) -> Any:
+        return getattr(model, to_snake(name))
 
     def has(model: Any, name: str) -> bool:
-        return getattr(model, to_snake(name)) is not None
+        return of(model, name) is not None
 
+    if are_strings:
+        found = Value(
+            cel=f"has(self.{first}) ? '{first} ' + self.{first} + ' and {second} ' + self.{second} : 'neither'",
+            get=lambda model: (
+                f"{first} {of(model, first)} and {second} {of(model, second)}" if has(model, first) else "neither"
+            ),
+        )
     found = found or Value(
         cel=f"has(self.{first}) ? 'both' : 'neither'", get=lambda model: "both" if has(model, first) else "neither"
     )
