@@ -9,6 +9,7 @@ loop        a plain loop over EnvPool in the same process, without Cormorant, as
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,7 @@ def learn(task: Task, start: Callable[[], Run], kind: str) -> Run:
 def _make_ppo(task: Task, observation_space: Any, action_space: Any) -> Ppo:
     from cormorant.policies import mlp
 
-    settings = Settings(
-        gamma=task.gamma,
-        lambda_=task.lambda_,
-        clip=task.clip,
-        epochs=task.epochs,
-        minibatch=task.minibatch,
-        learning_rate=task.learning_rate,
-        entropy_bonus=task.entropy_bonus,
-        max_grad_norm=task.max_grad_norm,
-    )
+    settings = Settings(**{constant.name: getattr(task, constant.name) for constant in fields(Settings)})
     return Ppo(Agent(mlp(observation_space, action_space), make_critic(observation_space.shape[0])), settings)
 
 
