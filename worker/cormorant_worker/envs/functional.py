@@ -50,9 +50,9 @@ class Functional:
     observation_space: Space
     action_space: Space
     reset: Callable[[Any], tuple[Tree, Tree]]
-    """Of a key: state and observation."""
+    """Takes a key; returns a state and an observation."""
     step: Callable[[Any, Tree, Any, Any], Outcome]
-    """Of a key, a state, an action and the number of this step in its episode, from 1."""
+    """Takes a key, a state, an action, and the number of the step within its episode, from 1."""
 
 
 def functional(made: Any, name: str) -> Functional:

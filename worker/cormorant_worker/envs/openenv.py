@@ -77,8 +77,7 @@ class _Part:
         """The action for a message."""
         if self.words:
             return self.words[int(value)]
-        plain = np.asarray(value).tolist()
-        return bool(plain) if self.space.dtype == np.bool_ else plain
+        return np.asarray(value).tolist()
 
 
 class OpenEnvSource(EnvSource):
