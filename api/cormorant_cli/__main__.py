@@ -2,25 +2,29 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 INTERRUPTED = 130
 
+# Ctrl-C while Python still imports ends the process by the signal. As an exception it could be lost: C code in what is
+# imported clears exceptions that it does not expect.
+handler = signal.getsignal(signal.SIGINT)
+if handler is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 try:
-    try:
-        import typer
-    except ModuleNotFoundError as error:
-        sys.exit(f"the command line needs {error.name}, which is not installed: pip install 'cormorant[cli]'")
+    import typer
 
     from cormorant_cli.app import app
     from cormorant_cli.errors import CliError
     from cormorant_cli.printing import speak_json, speaks_json
     from cormorant_contract.errors import ManifestError
     from cormorant_contract.leaving import leave
-except KeyboardInterrupt:  # Ctrl-C while Python still imports
-    sys.stderr.write("interrupted\n")
-    os._exit(INTERRUPTED)
+except ModuleNotFoundError as error:
+    sys.exit(f"the command line needs {error.name}, which is not installed: pip install 'cormorant[cli]'")
+finally:
+    signal.signal(signal.SIGINT, handler)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
