@@ -2,7 +2,8 @@
 
     tests        pytest -m gpu
     collectors   EnvPool and a CUDA policy: ours beside TorchRL's collector (benchmarks/peers/setup), interleaved
-    vector       a CartPole on the device as a vector environment, 4,096 and 65,536 environments
+    vector       a CartPole on the device as a vector environment, 4,096 and 65,536 environments: ours over a bare torch
+                 loop that keeps everything on the device, interleaved, and kernels and copies per step of each
     server       an inference server on the device for two workers, over policies in the workers
     publish      from a publish to the workers' receipts
 
@@ -14,7 +15,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,10 +31,12 @@ from benchmarks.contenders import BARE, PEERS_PYTHON, ROOT, Contender
 from benchmarks.micro.rows import row
 from benchmarks.runner import run_workload
 from cormorant import make_collector, open_fleet
-from cormorant.policies import atari_cnn
+from cormorant.policies import atari_cnn, mlp
 
 WORKLOAD = "pong-64"
 SIZES = (4096, 65_536)
+STEPS = 32
+"""Of every environment in a batch of `vector`."""
 
 
 class DeviceCartPole(gymnasium.vector.VectorEnv):
@@ -45,29 +49,34 @@ class DeviceCartPole(gymnasium.vector.VectorEnv):
         self.single_action_space = gymnasium.spaces.Discrete(2)
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
-        self._state = torch.zeros(num_envs, 4, device=self._device)
+        self.state = torch.zeros(num_envs, 4, device=self._device)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict]:
         if isinstance(seed, int):
             torch.manual_seed(seed)
-        self._state.uniform_(-0.05, 0.05)
-        return self._state.cpu().numpy(), {}
+        self.state.uniform_(-0.05, 0.05)
+        return self.state.cpu().numpy(), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
-        x, speed, angle, turn = self._state.unbind(1)
-        force = torch.as_tensor(actions, device=self._device) * 20.0 - 10.0
+        moved, over = self.advance(torch.as_tensor(actions, device=self._device))
+        ended = over.cpu().numpy()
+        info: dict[str, Any] = {}
+        if ended.any():
+            info = {"final_obs": _by_env(moved.cpu().numpy(), ended), "_final_obs": ended}
+        observation = self.state.cpu().numpy()
+        return observation, np.ones(self.num_envs, np.float32), ended, np.zeros(self.num_envs, bool), info
+
+    def advance(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N, 4] what the steps led to and [N] bool where they ended; `state` is what to act on next."""
+        x, speed, angle, turn = self.state.unbind(1)
+        force = actions * 20.0 - 10.0
         push = (force + 0.05 * turn**2 * angle.sin()) / 1.1
         bend = (9.8 * angle.sin() - angle.cos() * push) / (0.5 * (4 / 3 - 0.1 * angle.cos() ** 2 / 1.1))
         slide = push - 0.05 * bend * angle.cos() / 1.1
         moved = torch.stack((x + 0.02 * speed, speed + 0.02 * slide, angle + 0.02 * turn, turn + 0.02 * bend), 1)
         over = (moved[:, 0].abs() > 2.4) | (moved[:, 2].abs() > 0.2095)
-        ended = over.cpu().numpy()
-        info: dict[str, Any] = {}
-        if ended.any():
-            info = {"final_obs": _by_env(moved.cpu().numpy(), ended), "_final_obs": ended}
-        self._state = torch.where(over[:, None], torch.empty_like(moved).uniform_(-0.05, 0.05), moved)
-        observation = self._state.cpu().numpy()
-        return observation, np.ones(self.num_envs, np.float32), ended, np.zeros(self.num_envs, bool), info
+        self.state = torch.where(over[:, None], torch.empty_like(moved).uniform_(-0.05, 0.05), moved)
+        return moved, over
 
 
 def _by_env(values: np.ndarray, ended: np.ndarray) -> np.ndarray:
@@ -124,11 +133,58 @@ def _vector(device: str, seconds: float) -> Iterator[dict]:
     for size in SIZES:
         env = {"vector": {"entrypoint": "benchmarks.gpu:DeviceCartPole", "numEnvs": size, "kwargs": {"device": device}}}
         with make_collector(env=env, policy="cormorant.policies:mlp", device=device) as collector:
-            collector.collect(num_steps=4 * size)
-            frames, began = 0, time.perf_counter()
-            while time.perf_counter() - began < seconds:
-                frames += collector.collect(num_steps=8 * size).numel()
-            yield row(f"CartPole on the device x {size:,}", frames / (time.perf_counter() - began), "frames/s")
+            calls: dict[str, Callable[[], object]] = {
+                "bare": _bare(size, device),
+                "ours": partial(collector.collect, num_steps=STEPS * size),
+            }
+            rates: dict[str, list[float]] = {name: [] for name in calls}
+            for call in calls.values():
+                call()
+            began = time.perf_counter()
+            while time.perf_counter() - began < 2 * seconds or len(rates["ours"]) < 3:
+                for name, call in calls.items():
+                    at = time.perf_counter()
+                    call()
+                    rates[name].append(STEPS * size / (time.perf_counter() - at))
+            what = f"CartPole on the device x {size:,}"
+            yield row(f"{what}, bare torch loop", median(rates["bare"]), "frames/s", note=_launches(calls["bare"]))
+            yield row(f"{what}, ours", median(rates["ours"]), "frames/s", note=_launches(calls["ours"]))
+            ratios = [ours / bare for ours, bare in zip(rates["ours"], rates["bare"], strict=True)]
+            yield row(f"{what}, ours over the bare loop", median(ratios), "x", bar=">= 0.9")
+
+
+def _bare(size: int, device: str) -> Callable[[], None]:
+    """A loop that keeps what ours keeps, and waits once a batch."""
+    env = DeviceCartPole(size, device)
+    policy = mlp(env.single_observation_space, env.single_action_space).to(device)
+    env.reset(seed=0)
+    kept = [torch.empty(STEPS, size, *shape, device=device) for shape in ((4,), (), (), (4,))]
+
+    def batch() -> None:
+        with torch.no_grad():
+            for t in range(STEPS):
+                kept[0][t] = env.state
+                action = policy(env.state)
+                moved, over = env.advance(action)
+                for rows, value in zip(kept[1:], (action, over, moved), strict=True):
+                    rows[t] = value
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return batch
+
+
+def _launches(call: Callable[[], object]) -> str:
+    """How many kernels and copies a step takes, from a trace of one batch; empty where there is no device."""
+    if not torch.cuda.is_available():
+        return ""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as trace:
+        call()
+    names = [event.name for event in trace.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    up, down = (sum(f"Memcpy {kind}" in name for name in names) for kind in ("HtoD", "DtoH"))
+    kernels = sum(not name.startswith(("Memcpy", "Memset")) for name in names)
+    return f"per step: {kernels / STEPS:.1f} kernels, {up / STEPS:.1f} copies to the device, {down / STEPS:.1f} back"
 
 
 def _server(device: str, seconds: float) -> Iterator[dict]:
