@@ -20,6 +20,8 @@ that is raised on purpose. Torch, Ray and HTTP are imported by what needs them.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cormorant_contract.extras import needs
+
 if TYPE_CHECKING:
     from tensordict import TensorDict as Batch
 
@@ -110,7 +112,8 @@ if not TYPE_CHECKING:  # where it is known, every misspelled name would be Any
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
         module, _, other = _HOMES[name].partition(":")
-        return getattr(import_module(module), other or name)
+        with needs("client" if module in ("cormorant_client", "cormorant.remote") else "worker"):
+            return getattr(import_module(module), other or name)
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,9 @@ async with AsyncClient("http://127.0.0.1:8000", token_file="tokens.json") as cli
 async with AsyncClient(cormorant.connect("pong", namespace="rl")) as client: ...
 """
 
-from cormorant_client.aio import AsyncBatches, AsyncClient, AsyncUpdate
+from cormorant_contract.extras import needs
+
+with needs("client"):
+    from cormorant_client.aio import AsyncBatches, AsyncClient, AsyncUpdate
 
 __all__ = ["AsyncBatches", "AsyncClient", "AsyncUpdate"]

@@ -2,9 +2,12 @@
 where a learner asks a head. Every message is a sentence with values and what to do.
 """
 
-from cormorant_client import errors as _client
-from cormorant_client.errors import *  # noqa: F403
-from cormorant_worker import errors as _worker
-from cormorant_worker.errors import *  # noqa: F403
+from cormorant_contract.extras import needs
+
+with needs("client"):
+    from cormorant_client import errors as _client
+    from cormorant_client.errors import *  # noqa: F403
+    from cormorant_worker import errors as _worker
+    from cormorant_worker.errors import *  # noqa: F403
 
 __all__ = _client.__all__ + _worker.__all__

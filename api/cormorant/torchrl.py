@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from cormorant_compat import torchrl as _layer
+from cormorant_contract.extras import needs
 
 if TYPE_CHECKING:
     from cormorant_compat.torchrl import *  # noqa: F403
@@ -13,4 +14,5 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """With TorchRL installed the environments are its `EnvBase`, without it they stand alone."""
-        return getattr(_layer, name)
+        with needs("worker"):
+            return getattr(_layer, name)

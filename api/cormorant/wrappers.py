@@ -1,5 +1,8 @@
 """Wrappers of gymnasium environments, for `spec.env.gymnasium.wrappers`."""
 
-from cormorant_worker.action_mask import ObservedActionMask
+from cormorant_contract.extras import needs
+
+with needs("worker"):
+    from cormorant_worker.action_mask import ObservedActionMask
 
 __all__ = ["ObservedActionMask"]

@@ -302,7 +302,7 @@ def summary_lines(summary: Summary) -> list[str]:
     rate = (
         f" in {summary.seconds:.1f} s: {summary.fps:,.0f} frames/s"
         if summary.fps
-        else " while the last workers started"
+        else " before all workers had started"
     )
     lines = [f"{verb} {summary.new_frames:,} frames{rate}", played]
     if stats.dropped:

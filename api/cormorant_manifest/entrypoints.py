@@ -104,8 +104,8 @@ def _trouble(entry: Entrypoint, path: Sequence[str]) -> str:
         siblings = [f"{missing.parent}{name}" for name in missing.siblings]
         hint = did_you_mean(f"{missing.parent}{missing.name}", siblings, cutoff=cutoff)
         return (
-            f"{entry.path}: there is no module {missing.parent}{missing.name}{hint}; the {entry.what}'s module lies "
-            "beside the manifest, on PYTHONPATH, or is installed"
+            f"{entry.path}: there is no module {missing.parent}{missing.name}{hint}; put the {entry.what}'s module "
+            "beside the manifest or on PYTHONPATH, or install it"
         )
     tree = _parsed(spec)
     if tree is None:
@@ -120,7 +120,7 @@ def _trouble(entry: Entrypoint, path: Sequence[str]) -> str:
 
 def _definition(tree: ast.Module, name: str, path: Sequence[str], *, hops: int = 3) -> Definition | None:
     """The definition of a name, followed through `from package.module import name`; None where it cannot be read."""
-    for node in tree.body:
+    for node in (inner for node in tree.body for inner in (node.body if isinstance(node, ast.With) else [node])):
         if isinstance(node, Definition) and node.name == name:
             return node
         if isinstance(node, ast.ImportFrom) and node.module and not node.level and hops:

@@ -51,6 +51,23 @@ def test_what_does_not_exist_is_said_in_a_sentence() -> None:
         _ = cormorant.open_flet
 
 
+@pytest.mark.parametrize(
+    ("statement", "missing", "extra"),
+    [
+        ("from cormorant import open_fleet", "cloudpickle", "worker"),
+        ("from cormorant import connect", "numpy", "client"),
+        ("from cormorant.policies import mlp", "gymnasium", "worker"),
+        ("from cormorant.torchrl import Collector", "torch", "worker"),
+    ],
+)
+def test_a_missing_library_names_its_extra(statement: str, missing: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; {statement}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: this part of cormorant needs {missing}, which is not installed: pip install 'cormorant[{extra}]'"
+    )
+
+
 @pytest.mark.parametrize("path", examples(), ids=lambda path: path.name)
 def test_examples_import_one_package_of_ours(path: Path) -> None:
     assert not [name for name in imported(path.read_text()) if OURS.match(name)]

@@ -63,4 +63,4 @@ def test_bad_input_gets_a_sentence(write: Written, tmp_path: Path, capsys: pytes
         assert entry.run(["evaluate", job, *arguments]) == 2
         assert sentence in capsys.readouterr().err
     assert entry.run(["evaluate", job, "--episodes", "2", "--weights", str(tmp_path / "none.safetensors")]) == 1
-    assert "cannot read weights from" in capsys.readouterr().err
+    assert "there is no such file; correct its path" in capsys.readouterr().err

@@ -224,7 +224,7 @@ def test_environments_that_keep_failing_stand_before_the_progress(capsys: pytest
                 SUMMARY, new_frames=64, fps=0.0, dataset_bytes=64, stats=replace(STATS, episodes=0, mean_return=None)
             ),
             [
-                "collected 64 frames while the last workers started",
+                "collected 64 frames before all workers had started",
                 "0 episodes",
                 "dataset: data/pong, 200,000 frames, 64 bytes",
                 "next: cormorant dataset verify data/pong",

@@ -125,5 +125,7 @@ def digest_of(uri: str) -> str:
     try:
         with fsspec.open(uri, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise EvaluationError(f"cannot read weights from {uri}: there is no such file; correct its path") from error
     except (OSError, ValueError, ImportError) as error:
         raise EvaluationError(f"cannot read weights from {uri}: {error}") from error
