@@ -9,7 +9,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -43,11 +45,24 @@ def digest_of_page() -> str:
     return hashlib.sha256(b"".join(files)).hexdigest() + "\n"
 
 
-def draw_pages() -> None:
-    """A minute of Pong, with three publishes, light, dark and narrow."""
-    sys.path.append(str(ROOT / "tests" / "support"))
+def learn(port: int, token: str) -> None:
+    """Take every batch, and publish at every 16th, until the head ends."""
     from cormorant import connect
+    from cormorant.errors import ClientError
     from cormorant.policies import atari_cnn
+
+    with (
+        suppress(ClientError),
+        connect(f"http://127.0.0.1:{port}", token=token) as client,
+    ):
+        for number, _ in enumerate(client.batches()):
+            if number % 16 == 0:
+                client.publish(atari_cnn(*client.spaces))
+
+
+def draw_pages() -> None:
+    """A minute of Pong with a learner, light, dark and narrow."""
+    sys.path.append(str(ROOT / "tests" / "support"))
     from cormorant_testing.browser import chromium, watching
     from cormorant_testing.heads import HeadProcess, write_manifest
 
@@ -56,12 +71,11 @@ def draw_pages() -> None:
         manifest = write_manifest(folder, "Pong-v5", totalFrames=10**6)
         with HeadProcess(manifest, folder / "head", "--workers", "2") as head:
             api = head.api("write")
-            with connect(
-                f"http://127.0.0.1:{api.port}", token=api.token
-            ) as client:
-                for _ in range(3):
-                    client.publish(atari_cnn(*client.spaces), wait=60)
-            time.sleep(60)  # what the plots show
+            learner = threading.Thread(
+                target=learn, args=(api.port, api.token), daemon=True
+            )
+            learner.start()
+            time.sleep(75)  # what the plots show
             for kind, width, scheme in SHOTS:
                 options = {"color_scheme": scheme}
                 options["viewport"] = {"width": width, "height": 1090}

@@ -120,7 +120,7 @@ def _trouble(entry: Entrypoint, path: Sequence[str]) -> str:
 
 def _definition(tree: ast.Module, name: str, path: Sequence[str], *, hops: int = 3) -> Definition | None:
     """The definition of a name, followed through `from package.module import name`; None where it cannot be read."""
-    for node in (inner for node in tree.body for inner in (node.body if isinstance(node, ast.With) else [node])):
+    for node in (inner for outer in tree.body for inner in (outer.body if isinstance(outer, ast.With) else [outer])):
         if isinstance(node, Definition) and node.name == name:
             return node
         if isinstance(node, ast.ImportFrom) and node.module and not node.level and hops:

@@ -122,6 +122,7 @@ function show(news) {
   setText($("more-workers"), left > 0 ? `${count(left)} more: see GET /v1/workers.` : "");
   preview.workers(moment.workers.map((worker) => worker.id));
   weights.show(moment.updates);
+  $("weights-card").hidden = Boolean(endState) && !moment.updates.length;
   events.add(moment.events);
   log.add(moment.logs);
   learners.show(status, Date.parse(moment.time) / 1000);
