@@ -155,7 +155,7 @@ class Client(Fleet):
     """A fleet that runs elsewhere, behind a head. Thread-safe."""
 
     def __init__(self, head: HeadConnection, again: "Callable[[], Client]", *, allow_nonfinite: bool = False) -> None:
-        """`again`: connects from another process, which gets it pickled."""
+        """`again`: picklable arguments with which another process connects to the same head."""
         self._head = head
         self.again = again
         self._allow_nonfinite = allow_nonfinite

@@ -49,7 +49,7 @@ class Patience:
     """
 
     def __init__(self, total_s: float, *, interrupted: threading.Event, what: str) -> None:
-        """`interrupted` ends a wait; `what` is waited for, for the log."""
+        """`interrupted` ends a wait; `what` names the awaited thing in the log."""
         self._began = time.monotonic()
         self._next_s = _FIRST_S
         self._interrupted, self._what = interrupted, what
@@ -89,7 +89,7 @@ class HeadConnection:
     """Where bulk bytes go; None: not known, or it broke since."""
 
     def twin(self) -> Self:
-        """The same head by connections of its own, which `close` breaks in the middle of a request."""
+        """A second client of the same head, with its own connections; `close` aborts its requests."""
         return replace(self, transport=self.transport.twin())
 
     def patience(self, total_s: float) -> Patience:
@@ -247,7 +247,7 @@ def read_events(head: HeadConnection, *, last_id: str | None = None) -> Iterator
 
 
 def read_opening(head: HeadConnection) -> Opening:
-    """What a page is shown first.
+    """The first message for a page.
 
     Raises:
         HeadUnreachable: the connection broke off.

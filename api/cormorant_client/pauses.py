@@ -37,11 +37,11 @@ class Pause:
 
     @property
     def owner(self) -> str:
-        """Who holds it."""
+        """Owner of the lease."""
         return self._request.owner
 
     def renew(self) -> PauseLease:
-        """Let it last for its whole time again, from now on."""
+        """Restart the lease's time limit from now."""
         self.lease = self._ask(0.0)
         return self.lease
 

@@ -60,7 +60,7 @@ def make_body(weights: Publishable, *, model: str = MAIN_MODEL, metadata: Mappin
 
     Args:
         weights: see `Publishable`.
-        model: whose tensors they are, unless they are a mapping of model names.
+        model: name of the model, unless `weights` is a mapping of model names.
         metadata: strings for the file's `__metadata__`.
 
     Raises:
@@ -95,12 +95,12 @@ class Update(Receipt):
 
     @property
     def state(self) -> rest.UpdateState:
-        """The last word: staged -> applying -> applied | partially_applied | failed | superseded."""
+        """Current state: staged -> applying -> applied | partially_applied | failed | superseded."""
         return self.answer.state
 
     @property
     def warning(self) -> str:
-        """What did not work though the publish stands, e.g. a disk that refused it; empty: nothing."""
+        """A problem that did not stop the publish, such as a full disk; empty if there was none."""
         return self.answer.warning
 
     @property
@@ -213,7 +213,7 @@ class Publisher:
 
     @property
     def version(self) -> int:
-        """Its version; 0 while there is none."""
+        """Version of the last publish; 0 before the first."""
         return self._last.version if self._last is not None else 0
 
     def flush(self, timeout_s: float = 60.0) -> Update | None:
@@ -235,7 +235,7 @@ class Publisher:
         """Send pending weights and stop. Idempotent.
 
         Raises:
-            ClientError: what waited could not be sent.
+            ClientError: the pending weights could not be sent.
         """
         try:
             if not self._is_closed:

@@ -74,7 +74,7 @@ class Transport:
         weakref.finalize(self, _close_all, self._idle)
 
     def twin(self) -> "Transport":
-        """Another one to the same head, which is closed by itself, and with this."""
+        """Another transport to the same head; it can be closed alone, and closes with this one."""
         made = replace(self)
         with self._lock:
             self._twins.add(made)

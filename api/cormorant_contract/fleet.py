@@ -150,7 +150,7 @@ class Fleet(Protocol):
         Raises:
             WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
             StaleWeights: the version is not higher than the published one.
-            WeightsError: these are no weights, or their file cannot be read.
+            WeightsError: `weights` has no tensors, or its file cannot be read.
             UpdateFailed: with `wait`, no worker acts with them in time.
         """
 

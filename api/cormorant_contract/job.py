@@ -57,7 +57,7 @@ class Metadata(Contract):
         return tuple(_names_an_object(label, kind) for label, kind in _KUEUE.items())
 
     def to_document(self) -> dict[str, Any]:
-        """What was written, and no more: a namespace that was not written is the client's to choose."""
+        """Only the fields that were given: without a namespace, the client chooses one."""
         document = super().to_document()
         unwritten = type(self).model_fields.keys() - self.model_fields_set
         return {key: value for key, value in document.items() if key not in unwritten}

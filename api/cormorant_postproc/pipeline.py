@@ -72,7 +72,7 @@ class RewardClip:
 
 
 class InBfloat16:
-    """Casts keys to bfloat16, and recurrent states in `next` as well, where no value changes by it.
+    """Casts keys to bfloat16, and recurrent states in `next` as well, where that changes no value.
 
     Args:
         keys: as a manifest spells them: nested keys with dots.

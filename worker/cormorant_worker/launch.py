@@ -112,14 +112,14 @@ def open_fleet(
         storing_device: torch device on which batches are handed out; None: "cpu".
         engine: where workers run; None: processes on this machine. RayOptions: actors on a Ray cluster, which may also
             run on this machine.
-        resume: a file that `Fleet.save` wrote, of the same job and as many workers: go on from there.
+        resume: a file that `Fleet.save` wrote, of the same job with the same number of workers, to continue from.
         options: time limits and other settings; see FleetOptions.
 
     Returns:
         The running fleet; close it, or use it as a context manager.
 
     Raises:
-        ManifestError: the manifest is refused; with every problem found, one a line.
+        ManifestError: the manifest is refused; with every problem found, one per line.
         FleetError: the Ray cluster cannot be reached or started.
         DeviceUnavailable: a gpu is asked for and torch finds none.
         UnknownEnv, EnvBuildError: EnvPool cannot build the task.
@@ -210,7 +210,7 @@ def make_collector(
         device: torch device of the policy; None: "cpu".
 
     Raises:
-        ManifestError: the manifest is refused; with every problem found, one a line.
+        ManifestError: the manifest is refused; with every problem found, one per line.
         EnvError, PolicyError, WeightsError: an environment or the policy cannot be built.
     """
     from cormorant_worker.collect.build import build_collector

@@ -33,7 +33,7 @@ class CurrentLoan:
         """Guards the loan: `close` may be called while another thread waits for a batch."""
 
     def swap(self, loan: Loan | None, *, only: Loan | None = None) -> None:
-        """Acknowledge the last one and give it back. `only`: if it is this one."""
+        """Acknowledge the current batch and give it back; with `only`, only if the current batch is `only`."""
         with self._lock:
             if only is not None and only is not self._loan:
                 return
@@ -209,14 +209,14 @@ class LocalFleet(Fleet):
 
         Args:
             weights: as there, as are `version` and `wait`.
-            workers: names of the workers that get them, as do their replacements; None: all. `state()` and staleness
-                consider only weights that were published to all.
+            workers: names of the workers that get them; their replacements get them too. None: all.
+                `state()` and staleness consider only weights that were published to all.
             allow_nonfinite: accept NaN and infinite values, as `policy.allowNonfinite` does for every publish.
 
         Raises:
             WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
             StaleWeights: the version is not higher than the published one.
-            WeightsError: these are no weights, their file cannot be read, or the version is past 2**62.
+            WeightsError: `weights` has no tensors, its file cannot be read, or the version is past 2**62.
             UpdateFailed: with `wait`, no worker acts with them in time.
             FleetError: no such worker; nothing was published.
         """

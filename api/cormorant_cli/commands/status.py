@@ -113,7 +113,7 @@ def lines_of(found: "Status") -> Iterator[str]:
             yield f"  policy    {group.name}: {group.policy_call}"
     for name, served in found.inference.items():
         yield (
-            f"  servers   {name}: {served.rows_per_second:,.0f} rows/s, {served.rows_per_act:,.1f} rows an act "
+            f"  servers   {name}: {served.rows_per_second:,.0f} rows/s, {served.rows_per_act:,.1f} rows per act "
             f"({served.padding:.0%} padding), wait {served.wait_ms:.2f} ms, act {served.act_ms:.2f} ms, "
             f"busy {served.busy:.0%}"
         )

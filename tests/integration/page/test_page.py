@@ -129,7 +129,7 @@ def test_a_tile_shows_what_inference_servers_do(tmp_path: Path, browser: Browser
             watched.page.wait_for_function(
                 "/^[\\d,]{3,} rows\\/s$/.test(document.getElementById('servers').textContent)"
             )
-            pattern = r"act: [\d.]+ rows an act and \d+ % padding, wait [\d.]+ ms, act [\d.]+ ms, busy \d+ %"
+            pattern = r"act: [\d.]+ rows per act and \d+ % padding, wait [\d.]+ ms, act [\d.]+ ms, busy \d+ %"
             assert re.fullmatch(pattern, watched.text("#servers-detail"))
             call = r"applied by all workers; act: layers; tried for [\d.]+ s"
             assert re.fullmatch(call, watched.text("#lag"))
@@ -477,8 +477,8 @@ def test_the_end_stays_in_view_and_in_a_report(tmp_path: Path, browser: Browser)
     with ExitStack() as head:
         served = head.enter_context(serve(job, directory=tmp_path / "head"))
         with watching(browser, served.reader.port, served.reader.token) as watched:
-            watched.wait_for_text("#link-text", "Live")
-            until(lambda: served.server.head.is_complete)
+            watched.wait_for_text("#link-text", "The job has completed.")
+            assert watched.page.get_by_role("button", name="Pause").get_attribute("aria-disabled") == "true"
             head.close()
             watched.wait_for_text("#link-text", "The job has completed.")
             title = f"{job.metadata.name}: Completed"

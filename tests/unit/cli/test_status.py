@@ -89,7 +89,7 @@ def test_status_says_what_servers_do_and_how_policies_are_called() -> None:
         "  workers   cpu: 2 of 2 ready",
         "  workers   act: 1 of 1 ready",
         f"  policy    act: {call}",
-        "  servers   act: 12,346 rows/s, 48.2 rows an act (25% padding), wait 0.40 ms, act 1.25 ms, busy 50%",
+        "  servers   act: 12,346 rows/s, 48.2 rows per act (25% padding), wait 0.40 ms, act 1.25 ms, busy 50%",
     ]
 
 

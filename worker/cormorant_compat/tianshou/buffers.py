@@ -44,7 +44,7 @@ def as_store(buffer: Any) -> Store:
 
 
 def usual_buffer(num_envs: int) -> Any:
-    """What Tianshou's collector makes where no buffer is given; None where Tianshou was not imported."""
+    """The buffer that Tianshou's collector creates by default; None if Tianshou was not imported."""
     data = sys.modules.get("tianshou.data")
     if data is None:
         return None
@@ -97,9 +97,9 @@ class Extended:
 class TianshouStore:
     """Tianshou's buffers, written as its own `add` would write them, a whole batch at once.
 
-    One `add` a vector step is where Tianshou's collector spends most of its time. Here the first row goes through
-    `add`, which allocates; the others are written into the same arrays, and the counters are brought to where as many
-    `add`s had left them. Buffers of other classes (hindsight, cached) get one `add` a row.
+    Tianshou's collector spends most of its time in one `add` per vector step. Here the first row goes through `add`,
+    which allocates; the others are written into the same arrays, and the counters are set as that many `add` calls
+    would have set them. Buffers of other classes (hindsight, cached) get one `add` per row.
     """
 
     def __init__(self, buffer: Any) -> None:

@@ -180,13 +180,13 @@ class Collector(Generic[Stats]):
         """Collect exactly `n_step` frames, or exactly `n_episode` whole episodes, and store them.
 
         Args:
-            n_step: frames over all environments. When they are no multiple of the number of environments, the first
-                ones make one step more. Open episodes go on in the next call.
+            n_step: frames over all environments. If this is not a multiple of the number of environments, the first
+                ones take one more step. Open episodes go on in the next call.
             n_episode: episodes. Each environment's share is fixed beforehand and played from fresh starts; with fewer
                 episodes than environments, the first environments play one each.
             random: draw actions from the action space instead of asking the policy.
             render: seconds to sleep after rendering each vector step; None or 0 = do not render.
-            no_grad: False = the policy is called with the gradient on. What is stored is detached in both cases.
+            no_grad: False = call the policy with gradients enabled. Stored values are detached in both cases.
             reset_before_collect: reset environments and statistics first, not the buffer.
             gym_reset_kwargs: for resets in this call; `seed` with `reset_before_collect` only, for that reset alone,
                 spread over the environments.

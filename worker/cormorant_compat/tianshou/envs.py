@@ -36,7 +36,7 @@ def as_vector_env(
     Args:
         env: see the module.
         seeds: n distinct seeds, for environments that are seeded at their first reset.
-        info: what of their info comes with every step.
+        info: keys of their info that are returned with every step.
     """
     fields = info_fields(Scripted(env="given", info=info).job().spec.env) if info else ()
     if all(hasattr(env, name) for name in ("send", "recv", "start", "lockstep")):

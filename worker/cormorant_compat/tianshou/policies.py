@@ -164,7 +164,7 @@ class TianshouActor:
         return Acted((sent,), tuple(outputs), tuple(following))
 
     def outputs_of_random(self, actions: Arrays) -> Arrays:
-        """The first output beside random actions, where it is what the policy decided: the inverse of its map."""
+        """The policy's raw output for random actions, by the inverse of its action map."""
         if self.outputs[0].key != DECIDED:
             return ()
         decided = self._policy.map_action_inverse(actions[0].copy())

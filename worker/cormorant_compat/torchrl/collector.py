@@ -64,7 +64,7 @@ class FleetCollector:
         """Start the collectors and wait until each of them stands at its first observation.
 
         Raises:
-            ValueError, TypeError: arguments that cannot be; before anything starts.
+            ValueError, TypeError: invalid arguments; before anything starts.
             WorkerFailed: a collector cannot start; says why.
         """
         self._plan, self._settings = plan, plan.settings
@@ -386,11 +386,11 @@ class FleetCollector:
     # -- seeds, state, the end ---------------------------------------------------------------------------------
 
     def set_seed(self, seed: int, static_seed: bool = False) -> Any:
-        """Have every collector start over with environments and streams of this seed, each with its own, from the next
+        """Restart every collector's environments and random streams from seeds derived from this one, from the next
         batch on: what asynchronous collectors had ready is dropped, and counts as collected.
 
         Returns:
-            The seed after as many environments as there are, as TorchRL's chain has it; with `static_seed` this one.
+            The seed after as many environments as there are, as TorchRL counts seeds; with `static_seed` this one.
 
         Raises:
             FleetError: a negative seed, or everything is collected.

@@ -195,12 +195,12 @@ class _MultiCollector(FleetCollector):
             policy: a TensorDictModule, a module, a callable; None: random actions.
             frames_per_batch: frames of a batch: of all collectors together (sync), or of each (async); or a list of
                 each collector's, which must be equal.
-            num_workers: collectors; with a list as many as it has.
+            num_workers: number of collectors; with a list, its length.
             create_env_kwargs: keyword arguments of the callables, for all or for each.
             **kwargs: see `CollectorSettings`.
 
         Raises:
-            ValueError, TypeError: arguments that cannot be; before anything starts.
+            ValueError, TypeError: invalid arguments; before anything starts.
             WorkerFailed: a collector cannot start; says why.
         """
         count = count_collectors(create_env_fn, num_workers, "num_workers")
@@ -265,7 +265,7 @@ def sync_sync_collector(
         **kwargs: see `CollectorSettings`.
 
     Raises:
-        ValueError, TypeError: arguments that cannot be; before anything starts.
+        ValueError, TypeError: invalid arguments; before anything starts.
         WorkerFailed: a collector cannot start.
     """
     return _make("sync", env_fns, env_kwargs, num_env_per_collector, num_collectors, policy, kwargs)

@@ -54,22 +54,22 @@ class RayCollector(FleetCollector):
             environment's RAY_ADDRESS says where; else a cluster of this machine is started, and ends with the
             collector.
         remote_configs: arguments of `ray.remote` for each actor, or for all.
-        num_collectors: actors; with a list of makers there are as many as it has.
+        num_collectors: actors; with a list of factories, its length.
         update_after_each_batch: publish the policy's weights after each batch: to all (`sync`), or to the collector
             that the batch came from.
-        max_weight_update_interval: batches of a collector after which it gets the policy's weights, if none were
-            published before; 0: after each; -1: never.
+        max_weight_update_interval: batches after which a collector gets the policy's weights if none were
+            published meanwhile; 0: after each batch; -1: never.
         replay_buffer: extended with each batch; iteration gives None. TorchRL's RayReplayBuffer is extended by the
             collectors themselves, others where this object is.
         buffer_in_workers: ours: whether collectors extend the buffer; None: as above.
-        weight_updater: whose `push_weights(policy_or_weights=, worker_ids=)` takes the place of publishing, or what
-            makes it. `register_collector(collector)` is called if it is there.
-        weight_sync_schemes: weights have one way here; a RayWeightSyncScheme for the policy means it.
+        weight_updater: an object whose `push_weights(policy_or_weights=, worker_ids=)` replaces publishing, or a
+            factory of one. Its `register_collector(collector)` is called if it has one.
+        weight_sync_schemes: only a RayWeightSyncScheme for the policy is accepted, which is how weights travel anyway.
         weight_recv_schemes: see `register_scheme_receiver`.
         **kwargs: see `CollectorSettings`.
 
     Raises:
-        ValueError, TypeError: arguments that cannot be; before anything starts.
+        ValueError, TypeError: invalid arguments; before anything starts.
         FleetError: the cluster cannot be reached or started.
         WorkerFailed, ControlTimeout: a collector cannot start, or was not placed in time.
     """
@@ -167,7 +167,7 @@ class RayCollector(FleetCollector):
 
     @property
     def worker_idx(self) -> int | None:
-        """Which worker of a larger set-up this is; set it to say so.
+        """Index of this worker in a larger setup, if one was assigned.
 
         Raises:
             RuntimeError: none was set.
@@ -188,18 +188,18 @@ class RayCollector(FleetCollector):
         collector_kwargs: Any = None,
         remote_configs: Any = None,
     ) -> None:
-        """Add collectors, and wait until they stand at their first observation. They begin with the newest weights,
+        """Add collectors, and wait for their first observations. They begin with the newest weights,
         under trajectory ids of their own; in sync mode batches grow by their share.
 
         Args:
-            create_env_fn: a maker for each new collector.
-            num_envs: environments of each, as many as the others have.
-            policy: theirs; None: the collector's own.
+            create_env_fn: a factory for each new collector.
+            num_envs: environments of each; must equal that of the others.
+            policy: policy of the new collectors; None: that of this one.
             collector_kwargs: as for the collector; devices, limits and exploration alone.
             remote_configs: as for the collector.
 
         Raises:
-            ValueError, TypeError: arguments that cannot be; nothing was added.
+            ValueError, TypeError: invalid arguments; nothing was added.
             WorkerFailed, ControlTimeout: they cannot start.
         """
         given = create_env_fn if isinstance(create_env_fn, list | tuple) else [create_env_fn]
@@ -380,7 +380,7 @@ class RayCollector(FleetCollector):
         """As in the other collectors.
 
         Returns:
-            By collector: the seed after its environments, as TorchRL's chain has it; with `static_seed` this one.
+            By collector: the seed after its environments, as TorchRL counts seeds; with `static_seed` this one.
 
         Raises:
             FleetError: a negative seed, or everything is collected.
@@ -396,10 +396,10 @@ class RayCollector(FleetCollector):
         return [super().state_dict()] * self.num_collectors
 
     def load_state_dict(self, state_dict: Any, strict: bool = True) -> None:
-        """Go on from what `state_dict()` gave.
+        """Continue from a result of `state_dict()`.
 
         Raises:
-            StateError: it does not fit: not one entry for each collector, among others.
+            StateError: it does not fit, for example because it lacks an entry for a collector.
         """
         entries = [state_dict] if isinstance(state_dict, Mapping) else list(state_dict)
         if len(entries) not in (1, self.num_collectors):  # one stands for all, as in TorchRL
@@ -425,13 +425,13 @@ class RayCollector(FleetCollector):
         close_env: bool = True,
         raise_on_error: bool = True,
     ) -> None:
-        """End the thread and the collectors, environments in order. May be called twice.
+        """Stop the thread, the collectors and their environments, in order. May be called twice.
 
         Args:
             timeout: seconds for the thread of `start` to end its batch; it ends with the fleet at the latest.
             close_env: environments are always closed.
             raise_on_error: raise what ended the thread of `start`.
-            shutdown_ray: end the connection to Ray, too, and with it whatever this process has there. A cluster that
+            shutdown_ray: also disconnect from Ray, which ends everything that this process runs there. A cluster that
                 the collector started ends with it in any case.
         """
         try:
@@ -451,7 +451,7 @@ class RayCollector(FleetCollector):
     async def async_shutdown(  # type: ignore[override]  # a coroutine, as TorchRL's own RayCollector has it
         self, shutdown_ray: bool = False, *, timeout: float | None = None
     ) -> None:
-        """As `shutdown`, for those who must not block their event loop."""
+        """As `shutdown`, without blocking the event loop."""
         await asyncio.to_thread(self.shutdown, timeout, shutdown_ray=shutdown_ray)
 
 

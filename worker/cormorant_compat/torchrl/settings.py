@@ -124,7 +124,7 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
 
     Raises:
         TypeError: an argument that TorchRL's collectors do not have, either; with near matches.
-        ValueError: a value that cannot be; with the value.
+        ValueError: an invalid value, which the message has.
     """
     schemes = {name: type(scheme).__name__ for name, scheme in (given.get("weight_sync_schemes") or {}).items()}
     if schemes and (set(schemes) != {MAIN_MODEL} or schemes[MAIN_MODEL] not in _SCHEMES):
@@ -246,7 +246,7 @@ def broadcast(given: Any, name: str, count: int, *, of: str = "collectors") -> l
 
 
 def limit(value: int | None) -> int:
-    """A number of frames; 0 for TorchRL's ways to say that there is no limit. More than can be counted, such as
-    `sys.maxsize`, is the most that can be counted.
+    """A number of frames; 0 for every TorchRL spelling of "no limit". Larger values than the counter holds, such as
+    `sys.maxsize`, become its maximum.
     """
     return min(value, COUNT_MAX) if value is not None and value > 0 else 0

@@ -227,7 +227,7 @@ class Collector(Saveable):
         `("collector", "mask")`.
 
         Args:
-            num_steps: frames; exactly one of this and the next.
+            num_steps: frames; give exactly one of num_steps and num_episodes.
             num_episodes: episodes.
             max_frames_per_env: most frames that one environment may take for its share of the episodes.
 

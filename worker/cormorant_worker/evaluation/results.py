@@ -185,7 +185,7 @@ class ResultTable:
 
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:
-        """The same by task; empty where there is only one."""
+        """The summary by task; empty with a single task."""
         names = dict.fromkeys(row.task for row in self.episodes)
         if set(names) <= {""}:
             return {}

@@ -256,7 +256,7 @@ class WorkerFleet:
         Raises:
             WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
             StaleWeights: the version is not higher than the published one.
-            WeightsError: these are no weights, their file cannot be read, or the version is past 2**62.
+            WeightsError: `weights` has no tensors, its file cannot be read, or the version is past 2**62.
             FleetError: no such worker; nothing was published.
         """
         if self.episodes is not None:

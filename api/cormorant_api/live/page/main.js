@@ -122,13 +122,14 @@ function show(news) {
   setText($("more-workers"), left > 0 ? `${count(left)} more: see GET /v1/workers.` : "");
   preview.workers(moment.workers.map((worker) => worker.id));
   weights.show(moment.updates);
-  $("weights-card").hidden = Boolean(endState) && !moment.updates.length;
   events.add(moment.events);
   log.add(moment.logs);
   learners.show(status, Date.parse(moment.time) / 1000);
   if (moment.sample && (!points.length || moment.sample.at > points[points.length - 1].at)) points.push(moment.sample);
   if (points.length > MOST_POINTS) points = points.filter((_, i) => i > MOST_POINTS / 2 || i % 2 === 0);
   showPlots();
+  if (!endState && status.phase === "Completed") listener.bye({ state: status.phase, reason: "" }); // its head may stay for a while
+  if (endState) showEnd();
 }
 
 /** Why a running job collects nothing; empty while it collects. */
@@ -191,6 +192,7 @@ function showTiles(status) {
   setText($("frames-title"), status.counts === "episodes" ? "Episodes played" : "Frames collected");
   $("queue-tile").hidden = $("learners-card").hidden = !queue.capacity;
   $("workers-tile").hidden = $("workers-card").hidden = Boolean(endState) && !moment.workers.length;
+  $("weights-card").hidden = Boolean(endState) && !moment.updates.length;
   setText($("now-title"), endState ? "At the end" : "Now");
   showStatistics(Object.entries(status.statistics ?? {}));
   showServers(Object.entries(status.inference ?? {}));
@@ -218,7 +220,7 @@ function showServers(found) {
   setText($("servers"), `${count(found.reduce((sum, [, served]) => sum + served.rows_per_second, 0))} rows/s`);
   const details = found.map(([group, served]) => {
     const padding = served.padding ? ` and ${percent(served.padding)} padding` : "";
-    return `${group}: ${number(served.rows_per_act)} rows an act${padding}, wait ${number(served.wait_ms)} ms, act ${number(served.act_ms)} ms, busy ${percent(served.busy)}`;
+    return `${group}: ${number(served.rows_per_act)} rows per act${padding}, wait ${number(served.wait_ms)} ms, act ${number(served.act_ms)} ms, busy ${percent(served.busy)}`;
   });
   setText($("servers-detail"), details.join("; "));
 }
@@ -230,7 +232,11 @@ function aroundQueue({ waiting, capacity, ready, lent }) {
 }
 
 /** Frames per second since the first worker was ready. */
-const meanOf = (status) => status.frames.stepped / Math.max(1, Date.parse(moment.time) / 1000 - (points[0]?.at ?? 0));
+function meanOf(status) {
+  const last = points.findLastIndex((p) => Object.keys(p.time_shares).length); // while workers worked; the head may have stayed
+  const ended = points[last + 1]?.at ?? Date.parse(moment.time) / 1000;
+  return status.frames.stepped / Math.max(1, ended - (points[0]?.at ?? 0));
+}
 
 function leftOf(frames) {
   const left = frames.target - frames.collected;
