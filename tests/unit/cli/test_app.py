@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -122,24 +123,24 @@ def test_reader_that_goes_away_is_no_traceback() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "error", "ending"),
+    ("module", "event", "ending"),
     [
-        ("cormorant_cli.app", "KeyboardInterrupt", (130, "interrupted\n")),
+        ("cormorant_cli.app", "os.kill(os.getpid(), signal.SIGINT)", (-signal.SIGINT, "")),
         (
             "typer",
-            "ModuleNotFoundError(name=name)",
+            "raise ModuleNotFoundError(name=name)",
             (1, "the command line needs typer, which is not installed: pip install 'cormorant[cli]'\n"),
         ),
     ],
     ids=["ctrl-c", "without-extras"],
 )
-def test_imports_that_end_are_a_sentence(module: str, error: str, ending: tuple[int, str]) -> None:
+def test_imports_that_end_print_no_traceback(module: str, event: str, ending: tuple[int, str]) -> None:
     script = f"""
-import sys
+import os, signal, sys
 class Ends:
     def find_spec(self, name, path=None, target=None):
         if name == "{module}":
-            raise {error}
+            {event}
 sys.meta_path.insert(0, Ends())
 import cormorant_cli.__main__
 """
