@@ -140,6 +140,23 @@ def test_gated_pods_wait_and_say_so(scene: Scene) -> None:
         assert scene.uids() == before
 
 
+def test_worker_that_names_a_resource_claim_template_gets_its_claim(scene: Scene) -> None:
+    claim = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.example.com"}}]}}
+    template = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "one-gpu"}}
+    scene.namespace("create", "-f", "-", document={**template, "spec": {"spec": claim}})
+    worker = {"name": "worker", "resources": {"claims": [{"name": "gpu"}]}}
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    group = {"name": "cpu", "device": "gpu", "template": {"spec": {"resourceClaims": claims, "containers": [worker]}}}
+    with scene.operator():
+        scene.submit(workerGroups=[group])
+        # The controller manager makes a claim for each pod that has the template in its spec.
+        scene.until(lambda: len(scene.namespace.items("resourceclaims")) == 2, "each worker has a claim")
+        for pod in scene.namespace.items("pods", "cormorant.dev/role=worker"):
+            (container,) = pod["spec"]["containers"]
+            assert container["resources"]["claims"] == [{"name": "gpu"}]
+            assert "nvidia.com/gpu" not in container["resources"].get("limits", {})
+
+
 def test_job_that_scales_to_fit_leaves_out_a_slot_in_the_middle(scene: Scene) -> None:
     policy = {"onUnschedulable": "ScaleToFit", "unschedulableAfterSeconds": 5}
     # The scheduler leaves gated pods alone: of others it would say again that no node fits, also once they "run".
