@@ -33,6 +33,7 @@ class Chaos:
         self.happened: Counter[str] = Counter()
         self.heads_lost = 0
         """Each may have taken the acknowledgement of one batch along."""
+        self.beyond, self.since_well = 0, list[str]()
         self.losses: dict[str, Callable[[], object]] = {
             "the head's process is killed": lambda: self.lose_head(lambda head: self.job.kill(head, "cormorant_api")),
             "Ray's head is killed": lambda: self.lose_head(lambda head: self.job.kill(head, "gcs_server")),
@@ -69,11 +70,13 @@ class Chaos:
         """Things go on to happen meanwhile."""
         operators, deployment = self.installation.operators, f"deployment/{RELEASE}"
         operators("scale", deployment, "--replicas=0")
+        self.since_well.append("no operator")
         for _ in range(self.random.randint(0, 2)):
             self.nap(0, 20)
             self.lose_something()
         self.nap(0, 20)
         operators("scale", deployment, "--replicas=1")
+        self.since_well.append("an operator")
         self.happened["the operator is away for up to a minute"] += 1
 
     def lose_something(self) -> None:
@@ -84,6 +87,7 @@ class Chaos:
         with suppress(AssertionError, ValueError, IndexError):
             self.losses[what]()
             self.happened[what] += 1
+            self.since_well.append(what)
 
     def lose_head(self, lose: Callable[[str], object]) -> None:
         head = self.job.head()
@@ -111,8 +115,19 @@ class Chaos:
 
     def until_well(self) -> None:
         self.installation.wait()
-        self.job.until(lambda: self.job.condition("Ready") == "True/EnoughWorkers", what="it is ready", within_s=300)
+        ready = "True/EnoughWorkers"
+        # The longest backoff of a head that ended by itself, and its start.
+        self.job.until(lambda: self.job.condition("Ready") == ready, what="it is ready", within_s=360 + 240)
         self.learner.wait_for(3)
+        self.tell_what_was_collected_again()
+
+    def tell_what_was_collected_again(self) -> None:
+        settled = self.job.ask("/v1/status").json["frames"]["settled"]
+        beyond, before = self.learner.frames() - settled, self.beyond
+        if abs(beyond - before) > 10 * FRAMES:  # the learner has gone on since the head answered
+            note(f"about {beyond - before:,} frames beyond the account after: {', '.join(self.since_well)}")
+            self.beyond = beyond
+        self.since_well.clear()
 
 
 def account(job: Job, learner: Learner, chaos: Chaos) -> None:
