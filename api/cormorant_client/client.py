@@ -95,7 +95,7 @@ def connect(
         token: read, write or operator token (None: environment variable CORMORANT_TOKEN).
         token_file: the file in which the head left its tokens, whose write token is taken when no token is given (None:
             environment variable CORMORANT_TOKEN_FILE).
-        timeout_s: a request during which nothing comes for so long, beyond what it was asked to wait, is broken.
+        timeout_s: seconds without data before a request is abandoned, beyond the time that it was asked to wait.
         reconnect_s: how long requests that are safe to repeat are repeated while the head is away; the default outlasts
             a restart with back-off. A head that has not answered once is tried for a minute at most.
         ca_file: certificates to trust with https; None: those of the system.

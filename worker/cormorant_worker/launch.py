@@ -200,7 +200,7 @@ def make_collector(
         manifest: this and other arguments not described here: as in `open_fleet`.
         env: as in `open_fleet`, in place of a manifest.
         policy: None: random actions.
-        policy_factory: makes it from the spaces.
+        policy_factory: makes the policy from the spaces.
         num_envs: environments; None: 8.
         vectorization_mode: inline, the default: in this process; subprocess: one process per environment.
         seed: of the collector; None: 0.

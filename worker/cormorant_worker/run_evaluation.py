@@ -71,15 +71,15 @@ def evaluate(
             `initialWeights` or checkpoints, or what its factory makes.
         env: as in `open_fleet`, in place of a manifest; as are the arguments that follow, down to `info`.
         policy: as in `open_fleet`; None: random actions.
-        policy_factory: makes it from the spaces.
+        policy_factory: makes the policy from the spaces.
         num_envs: episodes that one worker plays side by side; None: 8.
         vectorization_mode: subprocess, the default: one process per environment; inline: all in the worker process.
         collection: further fields of `spec.collection`: `episodeMetrics`, `normalize`.
         info: keys of the environments' info that metrics read.
         episodes: how many, with seeds from `seed` on, or their seeds; None: the manifest's `collection.episodes`.
         seed: of the first episode; None: the manifest's. Refused where the episodes have a list of seeds.
-        deterministic: the policy's best actions instead of drawn ones; None: as in the manifest, where that has no
-            `collection.episodes` True.
+        deterministic: the policy's best actions instead of sampled ones; None: as in the manifest's
+            `collection.episodes`, else True.
         workers: worker processes; None: one per CPU, at most one per episode.
         directory: keeps every episode's result from the moment it ends: a call that was killed goes on where it was.
             A path or any fsspec URI; None: a temporary folder. With `env`, a call goes on with the results of calls
@@ -88,7 +88,7 @@ def evaluate(
         device: torch device of the policy; None: as in the worker groups.
         engine: as in `open_fleet`. Workers on other machines need a `directory` that all can write.
         look: called about five times a second with statistics, whose frames count episodes.
-        videos: record so many of the first episodes as MP4 in `directory`, with imageio-ffmpeg.
+        videos: number of first episodes to record as MP4 in `directory`, with imageio-ffmpeg.
 
     Raises:
         ManifestError: the manifest is refused.

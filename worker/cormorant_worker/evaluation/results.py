@@ -40,7 +40,7 @@ class PlayedEpisode:
     terminated: bool
     """The environment ended it; otherwise it was truncated."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """`collection.episodeMetrics` by name, without those that are no finite number."""
+    """`collection.episodeMetrics` by name, without those that are not finite."""
     checkpoint: str = ""
     """URI of the weights, where the job has several."""
 

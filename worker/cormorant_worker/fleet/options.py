@@ -14,7 +14,7 @@ class FleetOptions:
     """Time limits and devices of a fleet."""
 
     workers: int | None = None
-    """Worker processes that step environments; None: as many as the manifest's groups say, at most one a processor."""
+    """Worker processes that step environments; None: the number in the manifest's groups, at most one per CPU."""
     device: str | None = None
     """Torch device of the policies; None: "cuda" in the manifest's gpu groups, "cpu" in the others. "cuda" spreads
     local workers over the visible devices; "cuda:1" is that one."""
@@ -28,11 +28,11 @@ class FleetOptions:
     floor_frames: int = 0
     """Frames that were accepted before this fleet: where nothing durable says so, `totalFrames` counts from here."""
     statistics: Statistics | None = None
-    """Those of the frames that were acknowledged before this fleet; None: not known."""
+    """Normalization statistics of the frames that were acknowledged before this fleet; None: unknown."""
     starts_paused: bool = False
     """Workers start and step nothing until `resume`: there are weights to publish first."""
     waits_for_places: bool = False
-    """Machines for workers come from elsewhere, as pods in a cluster: the fleet begins with the first one, at most
+    """Something else provides the machines, such as pods of a cluster: the fleet begins with the first one, at most
     `runPolicy.startupDeadlineSeconds` after its start, and waits for the others without limit and without counting
     them as lost."""
     should_stop: Callable[[], bool] = lambda: False
@@ -41,25 +41,25 @@ class FleetOptions:
     """Frames that no later fleet collects again, as the head's ledger counts them. Workers' pods are told twice a
     second, and tell the next fleet, which may have been given an older count."""
     epoch: int = 0
-    """The n-th fleet of the job: seeds and trajectory ids of earlier epochs do not come again. Where the dataset has
-    seen higher ones, the next after those."""
+    """The n-th fleet of the job: seeds and trajectory ids of earlier epochs are not used again. Where the dataset has
+    seen a higher epoch, the one after it."""
     startup_timeout_s: float = 300.0
-    """From starting a worker to its first observation."""
+    """Seconds from starting a worker to its first observation."""
     control_timeout_s: float = 60.0
-    """For a control call (pause, state, ...) to be answered by every worker."""
+    """Seconds for every worker to answer a control call (pause, state, ...)."""
     drain_timeout_s: float = 5.0
-    """For workers to end when the fleet is closed; then they are killed."""
+    """Seconds for workers to end when the fleet is closed; then they are killed."""
     seal_after_s: float = 10.0
-    """Age at which a worker seals a shard of the dataset, with the next batch; 0: every batch is a shard."""
+    """Seconds after which a worker seals a shard of the dataset, with the next batch; 0: every batch is a shard."""
     healthy_s: float = 600.0
-    """A worker that lived so long and gave a batch was healthy: its failure is the first again."""
+    """After this many seconds a worker that delivered a batch is healthy: its failures count from zero again."""
     hang_timeout_s: float | None = None
-    """Without a new frame while stepping, after which a worker is killed and replaced; None: from the manifest's step
-    and reset limits, at least 120 s."""
+    """Seconds without a new frame while stepping, after which a worker is killed and replaced; None: from the
+    manifest's step and reset limits, at least 120 s."""
 
     store_timeout_s: float = 600.0
-    """For a worker to write a batch to its dataset, to close it, and to save or restore its state; then it is taken to
-    hang. Never less than the hang limit."""
+    """Seconds for a worker to write a batch to its dataset, to close it, and to save or restore its state; then it
+    counts as hung. Never less than the hang limit."""
 
     def __post_init__(self) -> None:
         if self.workers is not None and not (isinstance(self.workers, int) and self.workers > 0):
@@ -67,8 +67,8 @@ class FleetOptions:
 
 
 def default_workers(job: CollectorJob, *, is_this_machine: bool = True) -> int:
-    """As many workers as the manifest says, at least one; where all of them share this machine, at most one a
-    processor.
+    """As many workers as the manifest says, at least one; where all of them share this machine, at most one per
+    CPU.
     """
     wanted = sum(job.spec.size_of(group) for group in job.spec.worker_groups if not group.serves)
     return max(1, min(wanted, available_cpus()) if is_this_machine else wanted)

@@ -59,7 +59,7 @@ class FrameStream(IterableDataset[TensorDict]):
 
     @staticmethod
     def collate(batch: TensorDict) -> TensorDict:
-        """For DataLoader, whose own function takes a TensorDict apart."""
+        """`collate_fn` for DataLoader: its default would split a TensorDict."""
         return batch
 
     def __iter__(self) -> Iterator[TensorDict]:

@@ -181,10 +181,10 @@ class Dataset:
 
         One row per frame: leaves by their dotted names (`observation.cam`, `action`), `reward`, `terminated`,
         `truncated`, `traj_id`, `step`, `env`, `policy_version`. An array is a list of numbers in row-major order, its
-        shape in the field's metadata. Of a local dataset nothing is copied but what was compressed.
+        shape in the field's metadata. For a local dataset, only compressed columns are copied.
 
         Args:
-            columns: names of columns; None: all. What followed a frame is the next row of its `traj_id`.
+            columns: names of columns; None: all. The next observation is in the next row of the same `traj_id`.
 
         Raises:
             DatasetError: there is no such column.
@@ -226,7 +226,7 @@ class Dataset:
                 for batch in DataLoader(frames, batch_size=None, collate_fn=frames.collate, num_workers=4):
                     ...
 
-        No frame comes twice in an epoch, on any rank or worker. Shares differ by one frame at most.
+        No frame appears twice in an epoch, on any rank or worker. Shares differ by one frame at most.
 
         Args:
             columns: as in `frames`.

@@ -28,7 +28,7 @@ class RayOptions:
     """Custom resources that each worker asks for."""
     slot_resources: bool = False
     """Worker `cpu-0` asks for 1 of the resource `slot:cpu-0`, and for no CPUs and GPUs unless told to: its pod is the
-    one that has it, and all of the pod is the worker's."""
+    one that offers it, and the worker may use the whole pod."""
     scheduling: Literal["DEFAULT", "SPREAD"] = "DEFAULT"
     """Ray's strategy: pack workers on few nodes, or spread them."""
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
@@ -36,8 +36,8 @@ class RayOptions:
     already, folders must be URIs: Ray uploads those on this machine as it connects."""
     actors: Sequence[Mapping[str, Any]] = ()
     """Further options of each worker's actor, by the worker's index, as `ray.remote` takes them; workers past the end
-    get none. They count before the others; CPUs are not asked for in a cluster of the fleet's own. May grow while the
-    fleet runs."""
+    get none. They override the other options; CPUs are not asked for in a cluster of the fleet's own. May grow
+    while the fleet runs."""
     init: Mapping[str, Any] = field(default_factory=dict)
     object_store_bytes: int | None = None
     """Memory for batches in a cluster of the fleet's own, at least 78,643,200; None: Ray's default, 30 % of the
