@@ -101,7 +101,7 @@ def crd_page() -> str:
     ]
     for part in ("spec", "status"):
         fields = schema["properties"][part]
-        lines += ["", f"## {part}", "", *_rules(fields), *_table(fields)]
+        lines += ["", f"## {part}", "", *_table(fields), *_rules(fields)]
         for name, field in fields.get("properties", {}).items():
             inner = field.get("items", field)
             if inner.get("properties"):
@@ -112,7 +112,7 @@ def crd_page() -> str:
                     _cell(field.get("description", "")),
                     "",
                 ]
-                lines += [*_rules(inner), *_deep_table(inner)]
+                lines += [*_deep_table(inner), *_rules(inner)]
     return "\n".join(lines) + "\n"
 
 
@@ -123,9 +123,8 @@ def _rules(schema: Mapping[str, Any]) -> Iterator[str]:
         if "message" in rule
     ]
     if rules:
-        yield from ("Rules that the API server checks:", "")
+        yield from ("", "Rules that the API server checks:", "")
         yield from (f"- {_cell(rule)}" for rule in rules)
-        yield ""
 
 
 def _table(schema: Mapping[str, Any]) -> Iterator[str]:
