@@ -293,7 +293,9 @@ def test_every_fleet_refuses_in_the_same_words(place: Any, tmp_path: Path) -> No
 @pytest.mark.timeout(120)
 def test_every_fleet_says_that_a_worker_does_not_pause(tmp_path: Path) -> None:
     job = make_job(num_envs=1, lengths=(3, 5), step_s=5.0, collection={"framesPerBatch": 20}, queue={})
-    with cormorant.open_fleet(job, workers=1, options=cormorant.FleetOptions(control_timeout_s=0.1)) as fleet:
+    with cormorant.open_fleet(
+        job, workers=1, options=cormorant.FleetOptions(control_timeout_s=0.1, drain_timeout_s=0.1)
+    ) as fleet:
         until(lambda: [worker.phase for worker in fleet.workers()] == ["stepping"])
         with pytest.raises(ControlTimeout, match=r"cpu-0 did not pause within 0 s"):
             fleet.pause()

@@ -121,7 +121,7 @@ def steady(fleet: WorkerFleet, seconds: float = 0.4) -> bool:
 @on_all_placements_slowly
 def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
     # Neither the job nor the room in its queue ends, however long the pauses take.
-    job, checker = scene("counter", step_s=0.002, collection={"framesPerBatch": 400}, queue={"capacityBatches": 200})
+    job, checker = scene("counter", step_s=0.002, collection={"framesPerBatch": 200}, queue={"capacityBatches": 200})
     with start(job, workers=2) as fleet:
         for _ in range(8):  # in the middle of batches, again and again
             fleet.pause()
@@ -134,7 +134,7 @@ def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
         assert {worker.phase for worker in collecting(fleet)} == {"paused"}
         assert steady(fleet)
         under_way = fleet.stats().stepped_frames
-        assert under_way % 400, "the pause came at a batch boundary: nothing was kept in the middle"
+        assert under_way % 200, "the pause came at a batch boundary: nothing was kept in the middle"
         fleet.resume()
 
         # One dies at the very moment of a pause: nobody waits for it, and its replacement does not step.
@@ -144,9 +144,9 @@ def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
         until(lambda: [w.attempt for w in collecting(fleet)] == [1, 0] and fleet._core.slots.is_complete)
         assert steady(fleet)
         fleet.resume()
-        for batch in islice(LocalFleet(fleet).batches(), 20):
+        for batch in islice(LocalFleet(fleet).batches(), 10):
             checker.take(batch)
-        assert checker.frames == 20 * 400
+        assert checker.frames == 10 * 200
 
 
 @on_both_engines_slowly

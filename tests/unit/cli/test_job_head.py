@@ -78,6 +78,7 @@ def forwarding(kubeconfig: Callable[[str], None]) -> Any:
             0,
             process_request=made.answer,
             subprotocols=["v4.channel.k8s.io"],  # type: ignore[list-item]
+            close_timeout=0.2,  # the Kubernetes client answers no closing handshake
         ) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             kubeconfig(f"http://127.0.0.1:{server.socket.getsockname()[1]}")

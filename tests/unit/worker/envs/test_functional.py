@@ -73,7 +73,9 @@ def test_frames_are_those_of_a_loop_over_the_raw_functions(form: str, limit: int
     assert ends.all(), "episodes ended both ways"
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", ["gymnax", *(pytest.param(form, marks=pytest.mark.slow) for form in ("brax", "jumanji"))]
+)
 def test_a_restored_vector_goes_on_bit_by_bit(form: str) -> None:
     env, other = opened(FORMS[form][0]), opened(FORMS[form][0])
     actions = draw(env)
