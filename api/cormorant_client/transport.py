@@ -27,6 +27,8 @@ _SEND_AT_ONCE = 4 * 1024 * 1024
 """A socket's timeout covers one `sendall`: pieces make it a limit for standing still, not for the whole body."""
 _MOST_IDLE = 8
 _CONNECT_S = 10.0
+_TCP_S = 4.0
+"""A packet to a Service that has no pod is lost, and the kernel repeats it ever later: a new attempt is sooner."""
 
 
 class Broken(Exception):
@@ -47,7 +49,7 @@ class HttpReply:
 
 
 def dial_tcp(address: Address, timeout_s: float) -> socket.socket:
-    made = socket.create_connection((address.host, address.port), timeout_s)
+    made = socket.create_connection((address.host, address.port), min(timeout_s, _TCP_S))
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made
 
