@@ -12,9 +12,9 @@
     with cormorant.connect("pong", namespace="rl") as fleet:                      # a job of a cluster
         ...
 
-`cormorant.aio` has the asynchronous client, `cormorant.policies` the policies that ship, `cormorant.postproc` what can
-be made of batches, `cormorant.torchrl` and `cormorant.tianshou` those libraries' collectors, `cormorant.errors` all
-that is raised on purpose. Torch, Ray and HTTP are imported by what needs them.
+`cormorant.aio` has the asynchronous client, `cormorant.policies` the built-in policies, `cormorant.postproc` the
+transforms of batches, `cormorant.torchrl` and `cormorant.tianshou` the collectors of these libraries' APIs, and
+`cormorant.errors` all public exceptions. Torch, Ray and HTTP libraries are imported on first use.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The policies that ship, and the parts that they are made of. In manifests: `entrypoint: cormorant.policies:mlp`."""
+"""Built-in policies, and the modules that they consist of. In manifests: `entrypoint: cormorant.policies:mlp`."""
 
 from cormorant_contract.extras import needs
 

@@ -27,8 +27,8 @@ def connect(
         head: the URL of a head (None: environment variable CORMORANT_URL); or the name of a job, whose head is reached
             through the Kubernetes API server, with token and certificate of the job's Secrets unless `options` name
             others.
-        namespace: of the job; None: the context's.
-        context: of the kubeconfig; None: the current one.
+        namespace: namespace of the job; None: the context's.
+        context: context of the kubeconfig; None: the current one.
         options: token, token_file, timeout_s, reconnect_s, ca_file, ca_data, server_name, allow_nonfinite; see
             `ConnectOptions`.
 

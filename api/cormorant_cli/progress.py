@@ -107,7 +107,7 @@ class Rate:
 
 
 class JsonDisplay:
-    """One JSON object a line on stdout; log events as JSON on stderr."""
+    """JSON Lines on stdout; log events as JSON on stderr."""
 
     interval_s = 1.0
     """Seconds between two calls of `progress` that are worth making."""

@@ -49,7 +49,7 @@ class AsyncClient:
     """
 
     def __init__(self, url: str | Client | None = None, **options: Unpack[ConnectOptions]) -> None:
-        """Connect; see `connect` for the options. `url`: or a client, which is closed with this."""
+        """Connect; see `connect` for the options. `url` may be a `Client`, which closes with this one."""
         self._client: Client = url if isinstance(url, Client) else connect(url, **options)
         self._stream: AsyncBatches[TensorDict] | None = None
         """What `next_batch` reads."""
@@ -113,7 +113,7 @@ class AsyncClient:
         return AsyncBatches(self._client.batches(copy=copy, **wanted), self._call)
 
     async def next_batch(self, timeout: float | None = None, *, copy: bool = False) -> "TensorDict | None":
-        """As `Client.next_batch`. A cancelled call loses nothing: its batch goes to the next one."""
+        """See `Client.next_batch`. A canceled call loses nothing: the next call returns its batch."""
         if self._stream is None:
             self._stream = self.batches()
         try:
@@ -142,7 +142,7 @@ class AsyncClient:
         return AsyncPause(pause, self._pool)
 
     async def events(self, *, last_id: str | None = None) -> AsyncIterator[Event]:
-        """Iterate over events, without end."""
+        """Iterate over events indefinitely."""
         head = self._client._head.twin()
         events = read_events(head, last_id=last_id)
         try:
@@ -152,7 +152,7 @@ class AsyncClient:
             head.close()
 
     async def close(self) -> None:
-        """Give back what `next_batch` gave and was not acknowledged, and close. May be called twice."""
+        """Return the unacknowledged batch of `next_batch`, and close. May be called twice."""
         await self.__aexit__(ClientError)
 
     async def __aenter__(self) -> "AsyncClient":
@@ -187,7 +187,7 @@ class AsyncUpdate:
 
     @property
     def state(self) -> str:
-        """As of the last answer."""
+        """State at the last answer."""
         return self.sync.state
 
     @property
@@ -211,7 +211,7 @@ class AsyncUpdate:
 class AsyncBatches(Generic[T]):
     """An asynchronous iterator; see `RemoteBatches`. One task at a time iterates.
 
-    A cancelled await loses nothing: its batch goes to the next await.
+    A canceled await loses nothing: the next await returns its batch.
     """
 
     def __init__(self, batches: RemoteBatches[T], call: Callable[..., Any]) -> None:

@@ -72,7 +72,7 @@ class RemoteBatches(Generic[T]):
         # The thread knows the fetcher alone: a loop that was left, and forgotten, ends here.
         self._end = weakref.finalize(self, self._fetcher.stop)
         self.num_frames = 0
-        """Handed out so far."""
+        """Batches handed out so far."""
 
     def next(self, timeout: float | None = None) -> T | None:
         """Acknowledge the last batch and wait for the next; None when the stream ended, or `frames` were delivered.

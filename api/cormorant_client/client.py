@@ -175,7 +175,7 @@ class Client(Fleet):
 
     @cached_property
     def spaces(self) -> "tuple[Space[Any], Space[Any]]":
-        """As `Fleet.spaces`; needs gymnasium."""
+        """See `Fleet.spaces`; needs gymnasium."""
         from cormorant_contract.spaces import space_from_json
 
         found = self._head.get(SpacesReport, "/v1/spaces")
@@ -205,7 +205,7 @@ class Client(Fleet):
             wait: seconds to wait for the workers. Without it the head answers once it has checked the weights;
                 `Update.wait` waits later.
             metadata: strings that belong to these weights, e.g. a learner's step counters: at most 1 MiB of JSON. They
-                travel in the same safetensors file, and `weights().metadata` has them again.
+                are stored in the same safetensors file; `weights().metadata` returns them.
 
         Raises:
             WeightsError: `weights` contains something that is not a tensor, or `metadata` something that is not a
@@ -294,8 +294,8 @@ class Client(Fleet):
     # -- batches -----------------------------------------------------------------------------------------------
 
     def batches(self, *, copy: bool = False, **wanted: Unpack[StreamOptions]) -> "RemoteBatches[TensorDict]":
-        """As `Fleet.batches`. What was not acknowledged when the loop ends, or the process dies, is delivered again; a
-        `with` block that ends well acknowledges its last batch. The iteration goes on over a restart of the head.
+        """See `Fleet.batches`. Batches not acknowledged when the loop ends, or the process dies, are delivered again; a
+        `with` block that ends without an error acknowledges its last batch. Iteration survives a restart of the head.
 
             with client.batches() as batches:
                 for batch in batches:
@@ -309,10 +309,10 @@ class Client(Fleet):
         return RemoteBatches(self._head, wanted, partial(self._read, copy=copy))
 
     def next_batch(self, timeout: float | None = None, *, copy: bool = False) -> "TensorDict | None":
-        """As `Fleet.next_batch`. Acknowledges the previous one.
+        """See `Fleet.next_batch`. Acknowledges the previous batch.
 
         Raises:
-            BatchTimeout: none came in time.
+            BatchTimeout: no batch arrived in time.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
         """
         stream = self._stream = self._stream or RemoteBatches(self._head, {}, partial(self._read, copy=False))
@@ -328,13 +328,13 @@ class Client(Fleet):
         return batch.clone() if copy and batch is not None else batch
 
     def streaming_split(self, n: int) -> tuple[RemoteShard, ...]:
-        """As `Fleet.streaming_split`, for learners in processes of their own."""
+        """See `Fleet.streaming_split`; learners may be in separate processes."""
         self._end_stream()
         return tuple(RemoteShard(self.again, f"{default_owner()}-{rank}") for rank in range(n))
 
     def deliveries(self, **wanted: Unpack[StreamOptions]) -> RemoteBatches[Delivery]:
-        """Batches as they are delivered: with id and number of delivery, as numpy arrays, to be acknowledged one by one
-        with `Delivery.ack`. Needs no torch. Otherwise as `batches`.
+        """Like `batches`, but yields deliveries: numpy arrays with the id and number of the delivery. Acknowledge each
+        with `Delivery.ack`. Needs no torch.
         """
         self._end_stream()
         return RemoteBatches(self._head, wanted, lambda delivery: delivery)
@@ -365,7 +365,7 @@ class Client(Fleet):
             owner: owner of the lease, one lease per owner (default: this process).
             reason: shown to others.
             ttl: seconds after which the lease expires. Inside `with` it is renewed.
-            wait: seconds to wait for every worker to stop. 0: none; `Pause.lease.state` says how far it is.
+            wait: seconds to wait for every worker to stop. 0: return at once; `Pause.lease.state` shows progress.
 
         Raises:
             ControlTimeout: a worker did not stop in time; the lease holds, and the others stay paused.
@@ -393,7 +393,7 @@ class Client(Fleet):
         return self._head.send("GET", "/v1/state", headers=accept, wait_s=_STATE_WAIT_S, is_bulk=True).body
 
     def restore(self, state: State) -> None:
-        """As `Fleet.restore`. The fleet pauses meanwhile.
+        """See `Fleet.restore`. The fleet is paused during the restore.
 
         Raises:
             StateError: the file cannot be read, or the state belongs to another job.
@@ -404,10 +404,10 @@ class Client(Fleet):
             self._head.send("PUT", "/v1/state", headers=kind, body=[data], wait_s=_STATE_WAIT_S, is_bulk=True)
 
     def seed(self, seed: int) -> tuple[str, ...]:
-        """As `Fleet.seed`. Not repeated when the connection breaks.
+        """See `Fleet.seed`. Not retried when the connection breaks.
 
         Raises:
-            FleetError: a negative seed, or above 2**53 - 1; or all frames are collected.
+            FleetError: the seed is negative or above 2**53 - 1, or all frames are collected.
         """
         if not 0 <= seed < _SEEDS:
             raise FleetError(f"seeds begin at 0 and end before 2**53, found {seed}; give another")
@@ -438,7 +438,7 @@ class Client(Fleet):
         )
 
     def evaluation(self) -> EvaluationTable:
-        """Results of a job with `collection.episodes`, as far as they are recorded.
+        """Results recorded so far of a job with `collection.episodes`.
 
         Raises:
             NotFound: the job is not an evaluation.
@@ -450,15 +450,15 @@ class Client(Fleet):
         return self._head.get(Workers, "/v1/workers")
 
     def events(self, *, last_id: str | None = None) -> Iterator[Event]:
-        """Iterate over events as they happen, without end. Reconnects after broken connections.
+        """Iterate over events indefinitely, as they happen. Reconnects after broken connections.
 
         Args:
-            last_id: continue after this event; None: with what happens from now on.
+            last_id: continue after this event; None: only new events.
         """
         return read_events(self._head, last_id=last_id)
 
     def opening(self) -> Opening:
-        """History of the run and its current state, as the live page is shown them."""
+        """History of the run and its current state, as on the live page."""
         return read_opening(self._head)
 
     def close(self) -> None:

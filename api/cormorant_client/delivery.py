@@ -108,8 +108,8 @@ class Delivery:
             `next`: observation, states, `reward` float32, `done`, `terminated`, `truncated` bool, each `[B, T, 1]`;
             `collector`: `traj_ids` and `policy_version` int64 `[B, T]`, with variants `task_id` int64 `[B, T]` (see
             `task_names`), and `mask` bool `[B, T]` where columns have
-            different lengths. Where the mask is False every value is zero, except that the observation right after
-            a column's last frame stays what that frame led to.
+            different lengths. Where the mask is False every value is zero, except the observation right after a
+            column's last frame, which is the one that this frame led to.
 
         Raises:
             BatchGone: the batch was in shared memory and has been acknowledged.
@@ -159,7 +159,7 @@ class Delivery:
         self.forget()
 
     def forget(self) -> None:
-        """Mark the batch as returned to the head: its memory must not be read any more."""
+        """Mark the batch as returned to the head: its memory must no longer be read."""
         self._on_forget()
         self._is_gone = True
 

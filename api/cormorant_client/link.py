@@ -45,17 +45,17 @@ class LearnerLink:
         model: str = MAIN_MODEL,
         **batches: Unpack[StreamOptions],
     ) -> None:
-        """Publish the weights as they are, so that no batch comes from others, and be ready.
+        """Publish the current weights, so that no batch is collected with earlier ones.
 
         Args:
             client: stays open when the link closes.
             weights: the module (or modules by model name) that is trained; read at every publish.
-            publish_every: updates from publish to publish.
+            publish_every: learner updates between publishes.
             background: copy the weights and send them from a thread, newest wins. False: `step` returns once the head
-                has them, and with `wait` once the workers act with them: what strictly on-policy learning wants.
+                has them, and with `wait` once the workers use them, as strictly on-policy learning needs.
             wait: seconds to wait for the workers, if not in the background.
-            model: whose weights they are.
-            batches: as `Client.batches` takes them.
+            model: name of the model.
+            batches: options of `Client.batches`.
         """
         self._client = client
         self._weights = weights
@@ -75,7 +75,7 @@ class LearnerLink:
         return max(self._version, self._publisher.version if self._publisher else 0)
 
     def batches(self) -> "Iterator[TensorDict]":
-        """Iterate as `Client.batches` does, measuring staleness."""
+        """Iterate like `Client.batches`, and measure staleness."""
         with self._client.batches(**self._wanted) as stream:
             for batch in stream:
                 found = batch["collector"]
@@ -113,7 +113,7 @@ class LearnerLink:
         )
 
     def close(self) -> None:
-        """Send weights that still wait, and stop the thread. May be called twice."""
+        """Send weights that are still queued, and stop the thread. May be called twice."""
         if self._publisher is not None:
             self._publisher.close()
 

@@ -135,7 +135,7 @@ class Update(Receipt):
         return self
 
     def wait(self, timeout: float = 30.0) -> "Update":
-        """As `Receipt.wait`.
+        """See `Receipt.wait`.
 
         Raises:
             UpdateFailed: workers refused them, or not all act with them in time; names those.

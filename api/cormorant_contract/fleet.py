@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class Batches(Protocol):
-    """An iterator of batches, and a context manager: at the end of a `with` block the last batch goes back. For
+    """An iterator of batches, and a context manager: at the end of a `with` block the last batch is returned. For
     one thread; several share batches with `streaming_split`.
     """
 
     num_frames: int
-    """Handed out so far."""
+    """Batches handed out so far."""
 
     def __iter__(self) -> Self:
         return self
@@ -42,7 +42,7 @@ class Batches(Protocol):
         self.close()
 
     def close(self) -> None:
-        """Give the last batch back. May be called twice, and from any thread."""
+        """Return the last batch. May be called twice, and from any thread."""
 
 
 class Shard(Protocol):
@@ -53,35 +53,35 @@ class Shard(Protocol):
 
 
 class Receipt(Protocol):
-    """Which workers act with published weights, and which refused them."""
+    """Which workers use the published weights, and which refused them."""
 
     @property
     def version(self) -> int:
-        """The number of these weights: `("collector", "policy_version")` of the frames that they act in."""
+        """Version of these weights: `("collector", "policy_version")` of the frames that they collect."""
 
     @property
     def applied(self) -> tuple[str, ...]:
-        """Workers that act with this version or a newer one."""
+        """Workers that use this version or a newer one."""
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """Workers that have it staged for their next batch."""
+        """Workers that will apply this version at their next batch."""
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Why workers refused it, by name."""
+        """Reasons of the workers that refused these weights, by worker."""
 
     def wait(self, timeout: float = 30.0) -> Self:
-        """Wait until every worker acts with this version or a newer one.
+        """Wait until every worker uses this version or a newer one.
 
         Raises:
-            UpdateFailed: workers refused it, or not all act with it within `timeout` seconds; names them.
+            UpdateFailed: workers refused it, or not all use it within `timeout` seconds; names them.
         """
 
 
 @runtime_checkable
 class Fleet(Protocol):
-    """Workers that collect. `open_fleet` and `connect` return one, each with further methods of its own. Methods may be
+    """Workers that collect. `open_fleet` and `connect` return one, with additional methods. Methods may be
     called from any thread. Close it, or use it as a context manager.
     """
 
@@ -91,7 +91,7 @@ class Fleet(Protocol):
 
     @property
     def version(self) -> int:
-        """The newest published policy version; 0: the initial weights act."""
+        """The newest published policy version; 0: workers use the initial weights."""
 
     @property
     def statistics(self) -> "Mapping[int, Mapping[str, Any]] | None":
@@ -100,7 +100,7 @@ class Fleet(Protocol):
         """
 
     def batches(self, *, copy: bool = False) -> Batches:
-        """Batches until `total_frames` are delivered; without such a number, without end.
+        """Iterate over batches until `total_frames` are delivered; without that number, indefinitely.
 
             for batch in fleet.batches():
                 learn(batch)
@@ -122,17 +122,17 @@ class Fleet(Protocol):
                 learn(batch)
 
         Args:
-            timeout: seconds; None waits as long as workers make progress, and a head answers.
+            timeout: seconds; None waits as long as workers make progress and the head answers.
             copy: as in `batches`.
 
         Raises:
-            BatchTimeout: none came in time, a TimeoutError; the next call goes on waiting.
+            BatchTimeout: no batch arrived in time (a TimeoutError); you may call again.
             FleetClosed: the fleet, or this client, is closed.
         """
 
     def streaming_split(self, n: int) -> Sequence[Shard]:
-        """Parts for n learners that learn side by side: each batch goes to exactly one of them. They may get different
-        numbers of batches.
+        """Split the batches among n data-parallel learners: each batch goes to exactly one of them. They may get
+        different numbers of batches.
 
             for batch in fleet.streaming_split(n)[rank].iter_batches():
                 learn(batch)
@@ -145,18 +145,18 @@ class Fleet(Protocol):
             weights: a torch module, its state dict, a mapping of model names to either, or a safetensors file (bytes or
                 path).
             version: higher than any before; None: the next number.
-            wait: seconds to wait for every worker to act with them.
+            wait: seconds to wait for every worker to use them.
 
         Raises:
             WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
             StaleWeights: the version is not higher than the published one.
             WeightsError: `weights` has no tensors, or its file cannot be read.
-            UpdateFailed: with `wait`, no worker acts with them in time.
+            UpdateFailed: with `wait`, no worker used them in time.
         """
 
     def pause(self) -> AbstractContextManager[object]:
-        """Stop every worker at its next vector step until `resume`, or to the end of a `with` block; batches under way
-        are kept. A remote pause outside of `with` ends by itself after a minute.
+        """Stop every worker at its next vector step until `resume`, or until the end of a `with` block. Partial batches
+        are kept. A remote pause outside of `with` expires after a minute.
 
             with fleet.pause():
                 evaluate()
@@ -166,15 +166,15 @@ class Fleet(Protocol):
         """
 
     def resume(self) -> object:
-        """Go on after `pause`. Does nothing when the fleet runs."""
+        """Continue after `pause`. Has no effect on a running fleet."""
 
     def state(self) -> bytes | memoryview:
-        """Environments, generators, weights and the count of frames, at a batch boundary. Batches that are not taken
-        yet are counted and not saved: pause before, and take them afterwards.
+        """Environments, generators, weights and the frame count, at a batch boundary. Batches that are not taken yet
+        are counted but not saved: pause before the call, and take them after it.
         """
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `state()` to a file, whole or not at all: `restore`, and `open_fleet(..., resume=path)`, go on from it.
+        """Write `state()` to a file atomically. `restore` and `open_fleet(..., resume=path)` continue from it.
 
         Raises:
             StateError: the file cannot be written.
@@ -182,21 +182,21 @@ class Fleet(Protocol):
         write_state(path, self.state())
 
     def restore(self, state: State) -> None:
-        """Continue from a state of `state` or a file of `save`, of the same job and with as many workers.
+        """Continue from a result of `state` or a file of `save`, of the same job with the same number of workers.
 
-        What was collected and not taken is dropped. With a dataset, the count of frames stays that of the dataset.
+        Batches that were not taken are dropped. With a dataset, the frame count stays that of the dataset.
 
         Raises:
             StateError: the file cannot be read, or the state is of another job or number of workers.
         """
 
     def seed(self, seed: int) -> tuple[str, ...]:
-        """Reseed every worker at a batch boundary: with new environments and streams, as a new fleet with this seed
-        would have. Weights, versions and the count of frames stay; open trajectories end. Returns the workers' names.
+        """Reseed every worker at a batch boundary: environments and random streams become those of a new fleet with
+        this seed. Weights, versions and the frame count stay; open trajectories end. Returns the workers' names.
         """
 
     def stats(self) -> Stats:
-        """How the fleet is doing; costs the same for any number of workers."""
+        """Counters of the fleet; costs the same for any number of workers."""
 
     def close(self) -> None:
         """End the workers of `open_fleet`; leave those of `connect` running. May be called twice."""

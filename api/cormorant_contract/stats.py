@@ -6,23 +6,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """A fleet at one moment."""
+    """Snapshot of a fleet."""
 
     frames: int
     """Frames accepted by the output: what `totalFrames` counts."""
     total_frames: int | None
-    """As many as are wanted; None: without end."""
+    """Frames to collect in all; None: no limit."""
     stepped_frames: int
-    """Frames stepped so far, those of unfinished batches among them: two readings give a rate."""
+    """Frames stepped so far, including those of unfinished batches. Two readings give a rate."""
     dropped: Mapping[str, int]
     """Frames that were stepped and never delivered, by reason: crash, stale, drop_oldest, drain, restore, seed."""
     episodes: int
     """Episodes that ended so far."""
     mean_return: float | None
-    """Over the last 100 of them; None: none has ended."""
+    """Mean return of the last 100 episodes; None: none has ended."""
     mean_length: float | None
     metric_means: Mapping[str, float | None]
-    """What the manifest reports of the same episodes, by name; None: none of them had a number."""
+    """Means of `collection.episodeMetrics` over the same episodes, by name; None: no episode had a number."""
     version: int
     """The newest published policy version."""
     ready_workers: int
@@ -30,5 +30,5 @@ class Stats:
     restarts: int
     """Workers that were replaced so far."""
     queued_batches: int
-    """Complete, and not with a consumer."""
+    """Complete batches that no consumer has taken yet."""
     is_paused: bool

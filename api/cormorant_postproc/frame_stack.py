@@ -21,11 +21,11 @@ class FrameStack:
         observation       a0 a0 a0    a0 a0 a1    a0 a1 a2    b0 b0 b0    b0 b0 b1
         next observation  a0 a0 a1    a0 a1 a2    a1 a2 END   b0 b0 b1    b0 b1 ...
 
-    Before a trajectory's first frame stands that frame again, as in gymnasium's `FrameStackObservation`. A trajectory
-    that goes on in a later batch keeps its past, by its id: one FrameStack may get the batches of several collectors,
-    each one's in order, split or not. The stack restarts after a frame that is done. For a trajectory that was under
-    way before the first batch, the oldest known frame stands for what is not known, and so it does for one of which
-    nothing came in 1,024 batches: it died with its collector.
+    A trajectory's first frame is repeated to fill its first stacks, as in gymnasium's `FrameStackObservation`. A
+    trajectory that continues in a later batch keeps its past frames, by its id: one FrameStack may get the batches of
+    several collectors, each one's in order, split or not. The stack restarts after a frame that is done. If a
+    trajectory began before the first batch, its oldest known frame is repeated. The past of a trajectory is forgotten after 1,024
+    batches without a frame of it: its collector has died.
 
     Args:
         num_frames: n, at least 1.
@@ -48,14 +48,14 @@ class FrameStack:
         self._batches = 0
 
     def forget(self) -> None:
-        """The next batch follows on nothing."""
+        """Forget all past frames, as before the first batch."""
         self._open = None
 
     def __call__(self, batch: TensorDictBase) -> TensorDict:
         """Take a batch `[*, T]` with `("collector", "traj_ids")` and `("next", "done")`; see the class.
 
         Raises:
-            PostprocError: a leaf is missing, or there is no time.
+            PostprocError: a leaf is missing, or the batch has no time dimension.
         """
         if batch.batch_dims == 0:
             raise PostprocError("the batch has no dimensions; its last one must be time, [*, T]")

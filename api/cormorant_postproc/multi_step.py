@@ -27,8 +27,8 @@ class MultiStep:
         next done            F     T     T    T    F    F
 
     So a target `reward + gamma * value(next) * ~terminated` never takes a value of a terminal observation: `done`,
-    `terminated` and `truncated` move with the observation that they belong to. TorchRL's stay where they were, and so
-    up to n - 1 steps before an end bootstrap from it.
+    `terminated` and `truncated` move with the observation that they belong to. TorchRL leaves the flags where
+    they were, so up to n - 1 steps before an end bootstrap from a terminal observation.
 
     Args:
         gamma: discount of one step, above 0 and at most 1.
@@ -47,11 +47,11 @@ class MultiStep:
         self.n_steps = n_steps
 
     def to(self, *_: object, **__: object) -> "MultiStep":
-        """This one: it computes where the batch lies. TorchRL's is a module, which scripts move to a device."""
+        """Return self: it computes on the batch's device. For scripts that move TorchRL's module to a device."""
         return self
 
     def __call__(self, batch: TensorDictBase) -> TensorDict:
-        """Process a batch `[*, T]` with `("next", "reward")` and `("next", "done")`. Memory is that of the batch.
+        """Process a batch `[*, T]` with `("next", "reward")` and `("next", "done")`. Copies the leaves of `next`.
 
         Returns:
             A batch of the same shape, with

@@ -28,8 +28,8 @@ def normalized(batch: TensorDictBase, statistics: Mapping[int, Document] | Docum
 
     Args:
         batch: `[B, T]` raw frames with `("collector", "policy_version")`; padded frames become zero.
-        statistics: by policy version: each frame is normalized with those of the version that acted in it, random
-            frames with the newest. Or those of one version, for all frames.
+        statistics: statistics by policy version: each frame is normalized with those of the version that collected it,
+            random frames with the newest. Or statistics of one version, for all frames.
 
     Returns:
         A shallow copy in which the normalized observations, at the root and in `next`, are float32: what the policy
@@ -37,7 +37,7 @@ def normalized(batch: TensorDictBase, statistics: Mapping[int, Document] | Docum
         of the discounted return, and clipped.
 
     Raises:
-        PostprocError: there are no statistics of a version in the batch, or they are those of other observations.
+        PostprocError: a version in the batch has no statistics, or they belong to other observations.
     """
     given: dict[Any, Any] = dict(statistics)
     is_single = any(isinstance(name, str) for name in given)

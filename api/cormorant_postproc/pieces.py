@@ -46,7 +46,7 @@ def valid_frames(batch: TensorDictBase) -> Tensor | None:
 
 
 def frames_of(batch: TensorDict) -> TensorDict:
-    """A batch `[B, T]` as its frames `[N]`, one environment's after the other's: padding left out, the mask with it.
+    """Flatten a batch `[B, T]` to frames `[N]`, environment by environment, without padding and mask.
 
     buffer.extend(frames_of(batch))  # of TorchRL's ReplayBuffer
     """
@@ -114,4 +114,4 @@ class PostprocError(ValueError):
 
 class Postproc(Protocol):
     def __call__(self, batch: TensorDictBase) -> TensorDict:
-        """Take a batch `[*, T]` and return another one; the batch itself stays as it is."""
+        """Return a new batch from a batch `[*, T]`, which is not changed."""

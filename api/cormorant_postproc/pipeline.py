@@ -21,7 +21,7 @@ class Pipeline:
         self.steps = tuple(steps)
 
     def __call__(self, batch: TensorDictBase) -> TensorDict:
-        """The batch after all steps; a shallow copy of it without any."""
+        """Apply all steps to the batch; without steps, return a shallow copy."""
         result: TensorDict = batch.copy() if not self.steps else batch
         for step in self.steps:
             result = step(result)
@@ -45,7 +45,7 @@ def of_collection(settings: Mapping[str, Any]) -> Pipeline:
 
 
 class RewardClip:
-    """Clamps `("next", "reward")` to `low..high`. Statistics of returns are made before it and are not clipped.
+    """Clamps `("next", "reward")` to `low..high`. Statistics of returns are not clipped.
 
     Args:
         low: smallest reward.

@@ -32,18 +32,18 @@ def split_trajectories(
 
     Args:
         batch: `[*, T]`. Frames whose `("collector", "mask")` is False are left out.
-        trajectory_key: ids, one a frame. Where the batch has none, pieces are numbered by `("next", done_key)`, and
-            the numbers are stored under this key.
-        done_key: leaf under `next` that tells ends.
-        prefix: TorchRL's: ids are `(prefix, "traj_ids")`, in place of `trajectory_key`.
-        as_nested: TorchRL's: True gives `[N, -1]`, each leaf a strided nested tensor; a torch layout, one of that.
+        trajectory_key: key of the trajectory ids, one per frame. If the batch has none, pieces are numbered by
+            `("next", done_key)`, and the numbers are stored under this key.
+        done_key: leaf under `next` that marks ends.
+        prefix: as in TorchRL: ids are `(prefix, "traj_ids")`, in place of `trajectory_key`.
+        as_nested: as in TorchRL: True returns `[N, -1]` with strided nested tensors; or the torch layout to use.
 
     Returns:
         A new TensorDict `[N, longest]`, with zeros on the right, and a bool `mask` beside the ids. When every piece is
         a whole row, it is the batch as it is (`[T]` becomes `[1, T]`) with a mask of True.
 
     Raises:
-        PostprocError: no frame, neither ids nor done, or a shape that is not the batch's.
+        PostprocError: the batch has no frame, or neither ids nor done, or a leaf's shape is not the batch's.
     """
     if prefix is not None:
         trajectory_key = (prefix, "traj_ids")

@@ -84,8 +84,8 @@ def open_fleet(
             batch = fleet.next_batch()
 
     Args:
-        manifest: path of a YAML file, a mapping, or a CollectorJob. The file's folder goes on the import path, so that
-            entrypoints find the modules beside it. Excludes `env` and what follows it, down to `info`.
+        manifest: path of a YAML file, a mapping, or a CollectorJob. The file's folder is put on the import path, so
+            that entrypoints find modules beside it. Cannot be combined with `env` and the arguments down to `info`.
         env: a class or function without arguments that makes one gymnasium.Env, a gymnasium id, or a mapping like
             `spec.env` of a manifest, which has `numEnvs` and `vectorization` of its own.
         policy: a TensorDictModule, a torch module, a callable on observations, or "package.module:factory";
@@ -97,8 +97,8 @@ def open_fleet(
         frames_per_batch: frames per batch of each worker; None: 64 steps of its environments.
         total_frames: exact total over the fleet; None: until the fleet is closed.
         init_random_frames: frames with random actions before the policy acts, over the fleet; None: 0.
-        on_policy: every batch is from the newest weights that were published before it was asked for, a round of all
-            workers: PPO, A2C and other algorithms without a correction for older policies need it. False: workers
+        on_policy: every batch is a round of all workers, collected with the newest weights published before the batch
+            was requested: PPO, A2C and other algorithms without off-policy correction need it. False: workers
             collect while the learner learns, so that batches are one or more versions old.
         mode: async (the default without `on_policy`): one worker's batch at a time; sync: one batch of every worker,
             stacked.
@@ -203,7 +203,7 @@ def make_collector(
         policy_factory: makes the policy from the spaces.
         num_envs: environments; None: 8.
         vectorization_mode: inline, the default: in this process; subprocess: one process per environment.
-        seed: of the collector; None: 0.
+        seed: seed of the collector; None: 0.
         collection: further fields of `spec.collection`.
         info: as in `open_fleet`.
         name: metadata.name of the job, for files with several.

@@ -152,7 +152,7 @@ def _close_forgotten(fleet: WorkerFleet, pid: int) -> None:
 
 
 class LocalFleet(Fleet):
-    """Workers of this process, here or on a Ray cluster. They end with the last reference to it, too."""
+    """Workers that this process started, here or on a Ray cluster. They also end with the last reference to it."""
 
     def __init__(self, fleet: WorkerFleet) -> None:
         self._fleet = fleet
@@ -160,7 +160,7 @@ class LocalFleet(Fleet):
 
     @property
     def job(self) -> CollectorJob:
-        """The manifest; that of a script is made from its arguments."""
+        """The manifest; for a script, made from its arguments."""
         return self._fleet.job
 
     @property
@@ -170,27 +170,27 @@ class LocalFleet(Fleet):
     # -- batches -----------------------------------------------------------------------------------------------
 
     def batches(self, *, copy: bool = False) -> LocalBatches:
-        """As `Fleet.batches`. Without `total_frames` they end when the fleet is closed. Asking for a batch, by any
-        iteration, gives the views of the last one back.
+        """See `Fleet.batches`. Without `total_frames` iteration ends when the fleet is closed. Asking for a batch, in
+        any iteration, invalidates views of the previous one.
 
         Raises:
             WorkerFailed: a worker failed for good.
-            FleetClosed: the fleet was closed meanwhile.
+            FleetClosed: the fleet was closed.
             FleetError: the manifest has no output.queue.
         """
         return LocalBatches(self, self._lent, copy=copy)
 
     def next_batch(self, timeout: float | None = None, *, copy: bool = False) -> "TensorDict | None":
-        """As `Fleet.next_batch`.
+        """See `Fleet.next_batch`.
 
         Raises:
-            BatchTimeout: no batch came in time.
+            BatchTimeout: no batch arrived in time.
             WorkerFailed, FleetClosed, FleetError: as `batches`.
         """
         return LocalBatches(self, self._lent, copy=copy).next(timeout)
 
     def streaming_split(self, n: int) -> tuple[LocalShard, ...]:
-        """As `Fleet.streaming_split`, for threads of this process."""
+        """See `Fleet.streaming_split`; for threads of this process."""
         self._lent.swap(None)
         return tuple(LocalShard(self) for _ in range(n))
 
@@ -205,10 +205,10 @@ class LocalFleet(Fleet):
         workers: Sequence[str] | None = None,
         allow_nonfinite: bool = False,
     ) -> FleetReceipt:
-        """As `Fleet.publish`.
+        """See `Fleet.publish`.
 
         Args:
-            weights: as there, as are `version` and `wait`.
+            weights: as in `Fleet.publish`, as are `version` and `wait`.
             workers: names of the workers that get them; their replacements get them too. None: all.
                 `state()` and staleness consider only weights that were published to all.
             allow_nonfinite: accept NaN and infinite values, as `policy.allowNonfinite` does for every publish.
@@ -217,8 +217,8 @@ class LocalFleet(Fleet):
             WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
             StaleWeights: the version is not higher than the published one.
             WeightsError: `weights` has no tensors, its file cannot be read, or the version is past 2**62.
-            UpdateFailed: with `wait`, no worker acts with them in time.
-            FleetError: no such worker; nothing was published.
+            UpdateFailed: with `wait`, no worker used them in time.
+            FleetError: there is no such worker; nothing was published.
         """
         found = self._fleet.publish(
             weights, version=version, wait_s=wait, workers=workers or (), allow_nonfinite=allow_nonfinite
@@ -246,39 +246,39 @@ class LocalFleet(Fleet):
         self._fleet.resume()
 
     def state(self) -> bytes:
-        """As `Fleet.state`.
+        """See `Fleet.state`.
 
         Raises:
-            ControlTimeout: batches under way did not end in time.
+            ControlTimeout: the current batches did not end in time.
         """
         return self._fleet.state()
 
     def restore(self, state: State) -> None:
-        """As `Fleet.restore`.
+        """See `Fleet.restore`.
 
         Raises:
-            StateError: it cannot be read, or does not fit; nothing is changed unless a worker refuses, which its
-                message names.
-            WeightsMismatch: its weights do not fit the policy; nothing is changed.
+            StateError: the state cannot be read or does not fit, and nothing is changed; or a worker refused its
+                part, and the message names it.
+            WeightsMismatch: the state's weights do not fit the policy; nothing is changed.
         """
         self._fleet.restore(read_state(state))
 
     def seed(self, seed: int) -> tuple[str, ...]:
-        """As `Fleet.seed`.
+        """See `Fleet.seed`.
 
         Raises:
-            FleetError: a negative seed, or everything is collected.
+            FleetError: the seed is negative, or all frames are collected.
             WorkerFailed: environments cannot be built again.
-            ControlTimeout: batches under way did not end in time.
+            ControlTimeout: the current batches did not end in time.
         """
         return self._fleet.seed(seed)
 
     def resize(self, workers: int | Mapping[str, int], *, wait: bool = True) -> None:
-        """Start workers, or retire those with the highest index: they finish what they hold first.
+        """Start workers, or retire those with the highest index after they finish their current work.
 
         Args:
-            workers: of the whole fleet, or by group; groups that are not named keep their size.
-            wait: until all of them have started or ended.
+            workers: number of workers in the fleet, or by group; groups that are not named keep their size.
+            wait: return only after all of them have started or ended.
 
         Raises:
             FleetError: fewer than one worker, or no such group.
@@ -302,8 +302,8 @@ class LocalFleet(Fleet):
     # -- life --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish the batches under way, close the datasets and end the workers, within seconds. Batches that wait in
-        the queue are lost. May be called twice.
+        """Finish the current batches, close the datasets and stop the workers, within seconds. Batches in the queue are
+        lost. May be called twice.
         """
         self._lent.swap(None)
         self._fleet.close()

@@ -1,4 +1,4 @@
-"""How processes of a job log: one JSON object a line, with the same five fields on each; for people on a terminal.
+"""How processes of a job log: one JSON object per line, with the same five fields on each; for people on a terminal.
 
     {"timestamp": ..., "level": "warning", "event": "worker_lost", "job": "pong", "group": "cpu", "worker": "cpu-0",
      "epoch": 2, "version": 17, "reason": ...}

@@ -65,11 +65,11 @@ def evaluate(
         table = evaluate(env=MyEnv, policy=network, episodes=100)     # without a manifest
 
     Args:
-        manifest: path of a YAML file, a mapping, or a CollectorJob; of its `collection` only `seed`, `episodes`,
-            `episodeMetrics` and `normalize` matter.
+        manifest: path of a YAML file, a mapping, or a CollectorJob; from its `collection` only `seed`, `episodes`,
+            `episodeMetrics` and `normalize` are used.
         weights: the policy's weights, as in `Fleet.publish`, or the fsspec URI of a file; None: the manifest's
             `initialWeights` or checkpoints, or what its factory makes.
-        env: as in `open_fleet`, in place of a manifest; as are the arguments that follow, down to `info`.
+        env: as in `open_fleet`. This and the arguments down to `info` replace the manifest.
         policy: as in `open_fleet`; None: random actions.
         policy_factory: makes the policy from the spaces.
         num_envs: episodes that one worker plays side by side; None: 8.
@@ -77,12 +77,12 @@ def evaluate(
         collection: further fields of `spec.collection`: `episodeMetrics`, `normalize`.
         info: keys of the environments' info that metrics read.
         episodes: how many, with seeds from `seed` on, or their seeds; None: the manifest's `collection.episodes`.
-        seed: of the first episode; None: the manifest's. Refused where the episodes have a list of seeds.
+        seed: seed of the first episode; None: the manifest's. Refused if `episodes` is a list of seeds.
         deterministic: the policy's best actions instead of sampled ones; None: as in the manifest's
             `collection.episodes`, else True.
         workers: worker processes; None: one per CPU, at most one per episode.
-        directory: keeps every episode's result from the moment it ends: a call that was killed goes on where it was.
-            A path or any fsspec URI; None: a temporary folder. With `env`, a call goes on with the results of calls
+        directory: keeps every episode's result from the moment it ends, so that the same call continues after a kill.
+            A path or any fsspec URI; None: a temporary folder. With `env`, a call continues from the results of calls
             whose environment and policy are pickled to the same bytes.
         name: metadata.name of the job, for files with several.
         device: torch device of the policy; None: as in the worker groups.

@@ -33,7 +33,7 @@ async def get_evaluation(head: TheHead) -> EvaluationTable:
     """Every episode whose result is durable, and the summary of these. Episodes appear when their worker reports."""
     book = head.running.fleet.episodes
     if book is None:
-        raise ApiError(ProblemType.NOT_FOUND, "the job is no evaluation; set collection.episodes in its manifest")
+        raise ApiError(ProblemType.NOT_FOUND, "the job is not an evaluation; set collection.episodes in its manifest")
     table = await head.bulk(book.table)
     return EvaluationTable.model_validate(table.document())
 

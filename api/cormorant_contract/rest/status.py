@@ -140,7 +140,7 @@ class InferenceReport(Answer):
     wait_ms: float
     """Mean time in which a request of a worker waited for its act."""
     act_ms: float
-    """Mean time of an act."""
+    """Mean time of one call of the policy."""
     busy: float
     """Share of the servers' time that acts took."""
 

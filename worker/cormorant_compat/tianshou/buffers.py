@@ -279,7 +279,7 @@ class LatestBatch:
         """None until something was collected."""
 
     def extend(self, batch: "TensorDict") -> None:
-        """Keep a batch instead of the last one. It owns its memory."""
+        """Replace the last batch by a copy of this one."""
         self.tensordict = batch.clone()
 
     def empty(self) -> None:

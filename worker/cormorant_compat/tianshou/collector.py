@@ -51,14 +51,14 @@ _NEVER = 1 << 62
 
 
 class Collector(Generic[Stats]):
-    """Steps environments with a policy and stores what happens, as Tianshou's Collector does.
+    """Steps environments with a policy and stores the transitions, like Tianshou's Collector.
 
-    Counts are exact, short episodes are not favored, hidden states are reset at ends of episodes. The environments
-    stand at their first observation once the collector is made: `reset` is there, and need not be called first.
+    Counts are exact, short episodes are not favored, hidden states are reset at ends of episodes. The constructor
+    resets the environments, so `reset` need not be called first.
     """
 
     _takes_stragglers = False
-    """Environments may come back as they are ready."""
+    """Environments may return as they become ready, in any order."""
 
     def __init__(
         self,
@@ -79,26 +79,25 @@ class Collector(Generic[Stats]):
         """Take a policy, environments and a buffer, and start the first episodes.
 
         Args:
-            policy: of Tianshou's (or its Algorithm), a torch module, a TensorDictModule, a callable, a mapping of
-                modules with "policy"; None = random actions. Modules collect in evaluation mode, and have their own
-                modes again afterwards. They are not moved or copied.
-            env: a gymnasium.Env, a list of them or of functions that make them, an EnvPool, a vector environment of
-                gymnasium's or Tianshou's, or one of ours.
+            policy: a Tianshou policy (or its Algorithm), a torch module, a TensorDictModule, a callable, a mapping of
+                modules with "policy"; None = random actions. Modules are in evaluation mode while they collect, and
+                are put back into their own mode afterwards. They are not moved or copied.
+            env: a gymnasium.Env, a list of them or of functions that make them, an EnvPool, or a vector environment of
+                gymnasium, Tianshou or Cormorant.
             buffer: TorchRL's replay buffers, Tianshou's, `LatestBatch()`, anything with `extend(TensorDict)`. None =
                 the buffer that Tianshou's collector makes, which keeps the newest frames; where Tianshou is not
                 imported, nothing is stored.
-            exploration_noise: True = the policy's own `add_exploration_noise` (Tianshou 1: `exploration_noise`); a
-                function of (action, observation), arrays `[n, ...]`, = that one.
+            exploration_noise: True = the policy's own `add_exploration_noise` (Tianshou 1: `exploration_noise`); or a
+                function of (action, observation), arrays `[n, ...]`.
             on_episode_done_hook: see `hooks.py`.
             on_step_hook: see `hooks.py`.
             raise_on_nan_in_buffer: refuse to store NaN.
             collect_stats_class: CollectStats, ours or Tianshou's; a class with updates of its own is refused.
             transforms: functions from batch `[B, T]` to batch, applied before storing: `cormorant_postproc`'s.
             exploration_type: "random", "mode", "mean" or "deterministic", for policies that ask for it.
-            seed: of the random actions, of what the policy draws, and of environments that are given ready-made; -1
+            seed: seed of random actions, of the policy's sampling, and of environments that are given ready-made; -1
                 = drawn from torch's generator, so that `torch.manual_seed` fixes it.
-            info: keys of the environments' info that are stored with every frame, or items as `spec.env.info` spells
-                them.
+            info: keys of the environments' info to store with every frame, or items of `spec.env.info`.
 
         Raises:
             ValueError: the buffer does not fit the environments, or `collect_stats_class` has updates of its own.
@@ -248,7 +247,7 @@ class Collector(Generic[Stats]):
         self.collect_step, self.collect_episode, self.collect_time = 0, 0, 0.0
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer. `keep_statistics` is Tianshou's: of open episodes in its buffers."""
+        """Empty the buffer. `keep_statistics` is passed to `reset` of Tianshou's buffers."""
         if self._store is not None:
             self._store.reset(keep_statistics=keep_statistics)
 
@@ -256,8 +255,7 @@ class Collector(Generic[Stats]):
         """Begin new episodes everywhere; hidden states are reset with them.
 
         Args:
-            gym_reset_kwargs: for the environments' `reset`. A `seed` is spread: every environment gets its own,
-                derived from it.
+            gym_reset_kwargs: for the environments' `reset`. Each environment gets its own seed, derived from `seed`.
 
         Raises:
             EnvError: the environments take no arguments.
@@ -284,7 +282,7 @@ class Collector(Generic[Stats]):
         return self._hooks.on_step
 
     def set_on_episode_done_hook(self, hook: EpisodeHook | None) -> None:
-        """Exchange the hook. One that is set in the middle of an episode sees it from there."""
+        """Replace the hook. A hook that is set during an episode sees only the rest of that episode."""
         self._hooks.on_episode = hook
 
     def get_on_episode_done_hook(self) -> EpisodeHook | None:
@@ -411,9 +409,9 @@ class Collector(Generic[Stats]):
 
 
 class AsyncCollector(Collector[CollectStats]):
-    """The same over environments that come back as they are ready: EnvPool with `batch_size < num_envs`.
+    """A `Collector` for environments that return as they become ready: EnvPool with `batch_size < num_envs`.
 
-    Counts are exact here, too: what faster environments have beyond the request is the beginning of the next one.
+    Counts are exact here, too: surplus frames of faster environments are kept for the next request.
     """
 
     _takes_stragglers = True

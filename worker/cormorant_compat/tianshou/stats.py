@@ -39,7 +39,7 @@ class SequenceStats(_Printed):
 
     @classmethod
     def from_sequence(cls, sequence: Sequence[float] | npt.NDArray[np.generic]) -> "SequenceStats":
-        """Summarize at least one number. Raises ValueError of none."""
+        """Summarize at least one number. Raises ValueError if the sequence is empty."""
         values = np.asarray(sequence, dtype=np.float64).reshape(-1)
         if not values.size:
             raise ValueError("there is nothing to summarize: the sequence is empty")
@@ -52,19 +52,19 @@ class SequenceStats(_Printed):
 
 @dataclass(kw_only=True)
 class CollectStats(_Printed):
-    """What one `collect` did. Fields have Tianshou's names and meanings."""
+    """Result of one `collect`. Fields have Tianshou's names and meanings."""
 
     n_collected_episodes: int = 0
-    """Episodes that ended; with `n_episode`, exactly so many."""
+    """Episodes that ended; with `n_episode`, exactly that many."""
     n_collected_steps: int = 0
-    """Frames that were stored; with `n_step`, exactly so many."""
+    """Frames that were stored; with `n_step`, exactly that many."""
     n_skipped_steps: int = 0
-    """Frames of episodes that were under way when `n_episode` began, which AsyncCollector plays to their end and does
-    not store: an episode that was cut is none."""
+    """Frames of episodes that had already begun when `n_episode` was requested. AsyncCollector plays these episodes to
+    their end and does not store them, because a part of an episode does not count."""
     collect_time: float = 0.0
     """Seconds."""
     collect_speed: float = 0.0
-    """Frames a second."""
+    """Frames per second."""
     returns: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     """Undiscounted returns of the episodes that ended, float64 `[n]`: by environment, then time."""
     returns_stat: SequenceStats | None = None

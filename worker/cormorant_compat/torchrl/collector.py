@@ -47,21 +47,21 @@ class NoLength(RuntimeError, TypeError):
 
 
 class FleetCollector:
-    """Collectors in processes of this machine, as TorchRL's are. Use as a context manager, or call `shutdown`.
+    """Collectors in processes on this machine, like TorchRL's. Use as a context manager, or call `shutdown`.
 
     Iterating gives batches: `[W, B, T]` in sync mode, one collector's `[B, T]` in async mode; without B where each
     collector has one environment, without W where there is one collector; `[trajectories, longest]` with `split_trajs`.
     """
 
     weight_updater: Any = None
-    """What takes the place of publishing; None: nothing does."""
+    """Object that replaces publishing; None: weights are published."""
     _extends_in_workers = False
     """Workers extend the replay buffer themselves."""
     _stacks_one = False
     """Batches of one collector have a dimension W of 1 in sync mode."""
 
     def __init__(self, plan: CollectionPlan) -> None:
-        """Start the collectors and wait until each of them stands at its first observation.
+        """Start the collectors and wait until each has its first observation.
 
         Raises:
             ValueError, TypeError: invalid arguments; before anything starts.
@@ -163,7 +163,7 @@ class FleetCollector:
     # -- batches -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches until `total_frames`; None for each of them where a replay buffer gets them."""
+        """Iterate over batches until `total_frames`; yields None for each batch that goes into a replay buffer."""
         return self.iterator()
 
     def iterator(self) -> Iterator[Batch]:
@@ -171,7 +171,7 @@ class FleetCollector:
             yield found[0]
 
     def next(self) -> Batch:
-        """One batch; None when all have been handed out, or where a replay buffer gets it."""
+        """One batch; None when all have been handed out, or when the batch went into a replay buffer."""
         found = self._collect()
         return None if found is None else found[0]
 
@@ -296,19 +296,19 @@ class FleetCollector:
         model_id: str | None = None,
         weights_dict: Mapping[str, Any] | None = None,
     ) -> WorkerReceipts:
-        """Publish weights: they act from each collector's next batch on, in sync mode in all of the next batch.
+        """Publish weights. Each collector uses them from its next batch on; in sync mode, all of the next batch does.
 
         Args:
-            policy_or_weights: a module, a TensorDict of weights, or a state dict; nothing: those of the policy that the
-                collector was made with; a mapping by the numbers of collectors: each one's own.
-            weights: the same, by name.
-            policy: the same, by name.
-            worker_ids: the number of a collector, or several, or devices of their policies: they alone get them.
-            model_id: which model they belong to; "policy" unless told otherwise.
-            weights_dict: weights of several models, all or none of them.
+            policy_or_weights: a module, a TensorDict of weights, or a state dict; or a mapping from collector numbers
+                to each one's weights. None: the weights of the policy that the collector was made with.
+            weights: alias of `policy_or_weights`.
+            policy: alias of `policy_or_weights`.
+            worker_ids: the collectors that get the weights: one or several numbers, or devices of their policies.
+            model_id: name of the model; "policy" by default.
+            weights_dict: weights of several models, published together or not at all.
 
         Returns:
-            Which collectors act with them already, and which will.
+            Which collectors use the weights already, and which will.
 
         Raises:
             ValueError: arguments that exclude each other, or a collector that does not exist; nothing was published.
@@ -387,13 +387,13 @@ class FleetCollector:
 
     def set_seed(self, seed: int, static_seed: bool = False) -> Any:
         """Restart every collector's environments and random streams from seeds derived from this one, from the next
-        batch on: what asynchronous collectors had ready is dropped, and counts as collected.
+        batch on. Batches that asynchronous collectors had ready are dropped, and count as collected.
 
         Returns:
-            The seed after as many environments as there are, as TorchRL counts seeds; with `static_seed` this one.
+            The next free seed after those of all environments, as TorchRL counts; with `static_seed` this one.
 
         Raises:
-            FleetError: a negative seed, or everything is collected.
+            FleetError: the seed is negative, or all frames are collected.
         """
         return self._seed_each(seed, static_seed)[-1]
 
@@ -413,14 +413,14 @@ class FleetCollector:
         return list(accumulate(count, lambda last, _: next_seed(last, links), initial=seed))[1:]
 
     def state_dict(self) -> Any:
-        """Everything that is needed to go on from the last batch handed out. Batches that were not taken are not in
-        it: their frames are collected again.
+        """Everything that is needed to continue after the last batch handed out. Excludes batches that were not taken:
+        their frames are collected again.
 
         Returns:
             `policy_state_dict` (modules only), `frames`, `iter`, and `fleet`, the collectors themselves as bytes.
 
         Raises:
-            StateError: with `trajs_per_batch`: no state holds the frames of episodes that go on.
+            StateError: with `trajs_per_batch`, because a state cannot hold the frames of open episodes.
         """
         if self._pool is not None:
             raise StateError(
@@ -436,14 +436,14 @@ class FleetCollector:
         return state
 
     def load_state_dict(self, state_dict: Any, strict: bool = True) -> None:
-        """Go on from a `state_dict()` of a collector of the same arguments.
+        """Continue from a `state_dict()` of a collector with the same arguments.
 
         Args:
-            state_dict: what `state_dict` gave.
-            strict: refuse keys that are missing; else what is there counts.
+            state_dict: a result of `state_dict`.
+            strict: refuse a state with missing keys. False: load the keys that are present.
 
         Raises:
-            StateError: it does not fit.
+            StateError: the state does not fit.
         """
         missing = [name for name in ("frames", "iter", "fleet") if name not in state_dict]
         if missing and (strict or "fleet" in missing):
@@ -464,13 +464,13 @@ class FleetCollector:
             self._pool.clear()
 
     def stats(self, workers: Any = None) -> dict[str, Any]:
-        """Counts, and what each collector does.
+        """Counts, and the state of each collector.
 
         Args:
-            workers: "aggregate": counts alone; "per_worker": what each collector does; "both" or None: all of it.
+            workers: "aggregate": only counts; "per_worker": only the state of each collector; "both" or None: all.
 
         Raises:
-            ValueError: none of them.
+            ValueError: another value of `workers`.
         """
         if workers not in (None, "aggregate", "per_worker", "both"):
             raise ValueError(f"workers must be one of aggregate, per_worker and both, found {workers!r}")
@@ -502,11 +502,11 @@ class FleetCollector:
 
     @property
     def total_frames(self) -> float:
-        """Frames in all; infinite where there is no end."""
+        """Total number of frames; infinite without a limit."""
         return limit(self._settings.total_frames) or float("inf")
 
     def fake_tensordict(self) -> TensorDictBase:
-        """A batch of zeros, as the next one will be shaped: a `Collector`'s alone, as in TorchRL."""
+        """A batch of zeros in the shape of the next batch. Only `Collector` has it, as in TorchRL."""
         raise NotImplementedError(f"fake_tensordict is not implemented by {type(self).__name__}; ask a Collector")
 
     def getattr_rb(self, attr: str) -> Any:
@@ -528,14 +528,14 @@ class FleetCollector:
 
     @contextmanager
     def pause(self, timeout: float = 30.0, resume: bool = True) -> Iterator[None]:
-        """Inside, nothing is stepped and the buffer stays as it is. Does nothing to a collector that was not started.
+        """Within the block, nothing is stepped and the buffer does not change. Has no effect before `start`.
 
         Args:
-            timeout: seconds for the batch under way to end.
-            resume: go on afterwards, whatever happens inside.
+            timeout: seconds to wait for the current batch to end.
+            resume: continue after the block, even if it raised. False: stop collecting.
 
         Raises:
-            ControlTimeout: it did not end in time; the collector goes on.
+            ControlTimeout: the batch did not end in time; the collector keeps running.
         """
         if self._running is None or not self._running.is_running:
             yield
@@ -551,9 +551,9 @@ class FleetCollector:
         """End the thread of `start` and the collectors, within seconds. May be called twice.
 
         Args:
-            timeout: seconds for the thread of `start` to end its batch; it ends with the fleet at the latest.
-            close_env: environments are always closed.
-            raise_on_error: raise what ended the thread of `start`.
+            timeout: seconds for the thread of `start` to finish its batch, before the fleet is closed.
+            close_env: ignored; environments are always closed.
+            raise_on_error: raise the error that ended the thread of `start`.
         """
         del close_env
         error: Exception | None = None

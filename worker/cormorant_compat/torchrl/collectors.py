@@ -35,11 +35,11 @@ _SEEDS = (1 << 31) - 1
 
 
 class Collector(FleetCollector):
-    """One collector in this process, as TorchRL's `Collector`. Use as a context manager, or call `shutdown`. With
+    """One collector in this process, like TorchRL's `Collector`. Use as a context manager, or call `shutdown`. With
     `backend` or `num_collectors` it is a MultiSyncCollector, a MultiAsyncCollector or a RayCollector instead.
 
-    The policy that acts is the learner's own, unless `device` or `policy_device` is another one than its own: then a
-    copy acts, and `update_policy_weights_` gives it the learner's weights.
+    Collects with the learner's own module, unless `device` or `policy_device` differs from the module's device: then
+    it collects with a copy, and `update_policy_weights_` copies the learner's weights into it.
     """
 
     def __new__(
@@ -98,12 +98,12 @@ class Collector(FleetCollector):
             backend: "direct"; "process" (or "multiprocessing"): collectors in processes; "ray": actors. None: "process"
                 with num_collectors, else "direct".
             num_collectors: how many in processes or actors; None: one for each entry of `create_env_fn`.
-            sync: they are waited for; None: they are not.
+            sync: True: each batch waits for all collectors; None: it does not.
             backend_options: further arguments of `MultiSyncCollector`, `MultiAsyncCollector` or `RayCollector`.
             **kwargs: see `CollectorSettings`.
 
         Raises:
-            ValueError, TypeError: arguments that cannot be.
+            ValueError, TypeError: invalid arguments.
             EnvError, PolicyError: environments or the policy cannot be used; says why.
         """
         del backend, num_collectors, sync, backend_options  # `__new__` chose by them
@@ -132,12 +132,12 @@ class Collector(FleetCollector):
 
     @property
     def env(self) -> Any:
-        """The environment as it was given, or as its maker made it; of several, a list."""
+        """The environment that was given or made; a list if there are several."""
         made = [maker.made for maker in self._plan.makers[0]]
         return made[0] if len(made) == 1 else made
 
     def get_distant_attr(self, attr: str) -> Any:
-        """An attribute of this collector, or of what belongs to it: `"env.batch_size"`."""
+        """An attribute of this collector, or of an object it holds: `"env.batch_size"`."""
         return attrgetter(attr)(self)
 
     def map_fn(
@@ -146,7 +146,7 @@ class Collector(FleetCollector):
         list_of_args: Sequence[Sequence[Any]] | None = None,
         list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Any]:
-        """Call a method, of this collector or of what belongs to it, once for each entry of the lists.
+        """Call a method of this collector, or of an object it holds, once for each entry of the lists.
 
         Raises:
             ValueError: the lists differ in length.
@@ -161,7 +161,7 @@ class Collector(FleetCollector):
         return [method(*given, **named) for given, named in zip(arguments, keywords, strict=True)]
 
     def fake_tensordict(self) -> TensorDictBase:
-        """A batch of zeros, as the next one will be shaped. Nothing is stepped, and no hook is called."""
+        """A batch of zeros in the shape of the next batch. Steps nothing, and calls no hook."""
         counts = self._counts
         self._counts = None if counts is None else StepCounts()
         try:
@@ -187,11 +187,11 @@ class _MultiCollector(FleetCollector):
         create_env_kwargs: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Start the collectors and wait until each of them stands at its first observation.
+        """Start the collectors and wait until each has its first observation.
 
         Args:
-            create_env_fn: a list of callables that make an environment, or of environments: one a collector. A callable
-                alone makes one each of `num_workers` collectors.
+            create_env_fn: a list with one entry per collector: an environment, or a callable that makes one. A single
+                callable makes the environments of `num_workers` collectors.
             policy: a TensorDictModule, a module, a callable; None: random actions.
             frames_per_batch: frames of a batch: of all collectors together (sync), or of each (async); or a list of
                 each collector's, which must be equal.
@@ -220,23 +220,23 @@ class _MultiCollector(FleetCollector):
 
 
 class MultiSyncCollector(_MultiCollector):
-    """Collectors in processes, as TorchRL's: one batch `[W, ...]` of all, and nothing is stepped until the next."""
+    """Collectors in processes, like TorchRL's. One batch `[W, ...]` of all; collects only while a batch is awaited."""
 
     mode = "sync"
     _stacks_one = True
 
 
 class MultiAsyncCollector(_MultiCollector):
-    """Collectors in processes, as TorchRL's: batches as they come, and collectors go on meanwhile."""
+    """Collectors in processes, like TorchRL's. Yields one collector's batch as it completes; others continue."""
 
     mode = "async"
 
 
 class AsyncCollector(MultiAsyncCollector):
-    """One collector in a process of its own, which goes on while the learner learns."""
+    """One collector in its own process, which keeps collecting while the learner learns."""
 
     def __init__(self, create_env_fn: Any, policy: Any = None, **kwargs: Any) -> None:
-        """As `MultiAsyncCollector`, of one maker or environment."""
+        """See `MultiAsyncCollector`; `create_env_fn` is one environment, or one callable that makes it."""
         super().__init__([create_env_fn] if is_env(create_env_fn) else create_env_fn, policy, **kwargs)
 
 
@@ -254,7 +254,7 @@ def sync_sync_collector(
     policy: Any = None,
     **kwargs: Any,
 ) -> FleetCollector:
-    """Collectors that are waited for: one batch from all of them, and nothing is stepped until the next is asked for.
+    """Synchronous collectors: one batch from all of them, and nothing is stepped until the next is asked for.
 
     Args:
         env_fns: a callable that makes one environment, or a list of them, which may differ.
@@ -279,7 +279,8 @@ def sync_async_collector(
     policy: Any = None,
     **kwargs: Any,
 ) -> FleetCollector:
-    """Collectors that go on while the learner learns: batches as they come, first ready, first served.
+    """Asynchronous collectors: they keep collecting while the learner learns, and the first complete batch is yielded
+    first.
 
     Arguments and errors are those of `sync_sync_collector`.
     """
@@ -303,25 +304,25 @@ def _make(
 
 @dataclass
 class OnPolicyCollectorConfig:
-    """What `make_collector_onpolicy` reads; any object with these attributes will do."""
+    """Configuration of `make_collector_onpolicy`; any object with these attributes works."""
 
     collector_device: Any = field(default_factory=lambda: ["cpu"])
     """Torch device of policy and batches, or one for each collector."""
     pin_memory: bool = False
     frames_per_batch: int = 1000
-    """Frames of a batch, of all environments together."""
+    """Frames per batch, over all environments."""
     total_frames: int = 50_000_000
-    """Frames in all. An environment that repeats actions counts each action once."""
+    """Total number of frames. An environment that repeats actions counts each action once."""
     num_workers: int = 32
-    """Environments that `make_env` gives in all."""
+    """Total number of environments."""
     env_per_collector: int = 8
-    """Environments that each call of `make_env` gives: there are ceil(num_workers / env_per_collector) collectors."""
+    """Environments per collector: there are ceil(num_workers / env_per_collector) collectors."""
     seed: int = 42
-    """What all environments and streams derive theirs from."""
+    """Base seed, from which environments and random streams derive theirs."""
     exploration_type: str = "random"
     """random | mode | mean | deterministic."""
     async_collection: bool = False
-    """Go on collecting while the learner learns; off-policy only."""
+    """Keep collecting while the learner learns; off-policy only."""
     max_frames_per_traj: int = -1
     """Frames after which a trajectory is cut; -1: never."""
     gamma: float = 0.99
@@ -342,7 +343,7 @@ def make_collector_onpolicy(
     cfg: Any,
     make_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
 ) -> FleetCollector:
-    """A collector that is waited for, whose trajectories come split.
+    """A synchronous collector whose batches are split into trajectories.
 
     Args:
         make_env: makes the environment of one collector.

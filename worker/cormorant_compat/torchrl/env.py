@@ -53,7 +53,7 @@ class MultiThreadedEnvWrapper(EnvBase):
         )
 
     def vector_env(self, seeds: Sequence[int] | None) -> Any:
-        """The environments as our collectors step them."""
+        """The environments in the form that Cormorant's collectors step."""
         return self.pool.vector_env(seeds)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:

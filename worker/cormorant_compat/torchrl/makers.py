@@ -125,7 +125,7 @@ def share_out(
         if n % per:
             raise ValueError(
                 f"{n} environments at {per} a collector leave {n % per} for the last one; the collectors of a "
-                f"fleet have as many environments each: give {n + per - n % per}, or another number a collector"
+                f"fleet have as many environments each: give {n + per - n % per}, or another number per collector"
             )
         env_fns = list(env_fns)
     else:

@@ -38,11 +38,11 @@ class MultiThreadedEnvWrapper:
         return self.pool.env.action_space
 
     def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
-        """The environments as our collectors step them."""
+        """The environments in the form that Cormorant's collectors step."""
         return self.pool.vector_env(seeds)
 
     def reset(self, tensordict: TensorDict | None = None) -> TensorDict:
-        """Begin episodes: everywhere, or where `_reset` says so."""
+        """Begin new episodes in all environments, or in those that `_reset` marks."""
         begun = self.pool.begin(None if tensordict is None else tensordict.get("_reset", None))
         return self._with_flags(begun)
 
@@ -52,12 +52,12 @@ class MultiThreadedEnvWrapper:
         return TensorDict({**begun, **flags}, batch_size=self.batch_size, device=self.device)
 
     def step(self, tensordict: TensorDict) -> TensorDict:
-        """Step with `tensordict["action"]`; writes what it led to under "next"."""
+        """Step with `tensordict["action"]`, and write the result under "next"."""
         led = TensorDict(self.pool.step(tensordict["action"]), batch_size=self.batch_size, device=self.device)
         return tensordict.set("next", led)
 
     def rand_step(self, tensordict: TensorDict | None = None) -> TensorDict:
-        """Step with random actions, from where the environments stand; where an episode ended, the next one begins."""
+        """Step with random actions from the current states; where an episode ended, the next one begins."""
         given = tensordict
         if given is None:
             none = torch.zeros((self.num_workers, 1), dtype=torch.bool)
@@ -68,9 +68,9 @@ class MultiThreadedEnvWrapper:
         """Play from new episodes: TensorDict [N, T] with T <= `max_steps`.
 
         Args:
-            max_steps: T, unless an episode ends before.
-            policy: writes "action" into what it is given; random actions without one.
-            break_when_any_done: stop when an episode ends; else begin the next one there.
+            max_steps: T, unless an episode ends earlier.
+            policy: writes "action" into the TensorDict it gets; None: random actions.
+            break_when_any_done: stop when an episode ends; False: reset that environment and continue.
         """
         rows = []
         current = self.reset()
@@ -94,7 +94,7 @@ class MultiThreadedEnvWrapper:
         return seed if static_seed else next_seed(seed, 1)
 
     def close(self) -> None:
-        """Let go of the pool. May be called twice."""
+        """Release the pool. May be called twice."""
         self.pool.close()
 
     def __repr__(self) -> str:

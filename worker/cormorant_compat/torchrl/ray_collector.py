@@ -38,21 +38,20 @@ class RayCollector(FleetCollector):
         for batch in collector:
             ...
 
-    With `sync` a batch holds every collector's share, `[W, B, T]`; else it is one collector's, `[B, T]`, first ready,
-    first served, and collectors work on their next batches while the learner has this one.
+    With `sync` a batch holds every collector's share, `[W, B, T]`. Otherwise a batch is one collector's, `[B, T]`, in
+    order of completion, and collectors continue while the learner uses it.
 
     Args:
-        create_env_fn: makes one environment; a list makes those of each collector. Environments themselves will do.
+        create_env_fn: callable that makes one environment, or a list with one per collector; or the environments.
         policy: a TensorDictModule, a module, a callable; None: random actions.
         frames_per_batch: frames of a batch: of all collectors together (`sync`), or of each.
         create_env_kwargs: keyword arguments of `create_env_fn`, for all or for each collector.
-        collector_class: one of TorchRL's; all of them mean the same here.
+        collector_class: one of TorchRL's classes; all have the same effect here.
         collector_kwargs: settings for all collectors, or a list of each one's own. It is not changed.
         num_workers_per_collector: environments of each collector.
         sync: wait for all collectors.
-        ray_init_config: arguments of `ray.init`. A process that is connected stays so; else `address`, else the
-            environment's RAY_ADDRESS says where; else a cluster of this machine is started, and ends with the
-            collector.
+        ray_init_config: arguments of `ray.init`. An existing connection is kept; otherwise `address`, then the variable
+            RAY_ADDRESS name the cluster; without them one is started on this machine, and stopped with the collector.
         remote_configs: arguments of `ray.remote` for each actor, or for all.
         num_collectors: actors; with a list of factories, its length.
         update_after_each_batch: publish the policy's weights after each batch: to all (`sync`), or to the collector
@@ -61,7 +60,7 @@ class RayCollector(FleetCollector):
             published meanwhile; 0: after each batch; -1: never.
         replay_buffer: extended with each batch; iteration gives None. TorchRL's RayReplayBuffer is extended by the
             collectors themselves, others where this object is.
-        buffer_in_workers: ours: whether collectors extend the buffer; None: as above.
+        buffer_in_workers: whether collectors extend the buffer (not in TorchRL); None: as above.
         weight_updater: an object whose `push_weights(policy_or_weights=, worker_ids=)` replaces publishing, or a
             factory of one. Its `register_collector(collector)` is called if it has one.
         weight_sync_schemes: only a RayWeightSyncScheme for the policy is accepted, which is how weights travel anyway.
@@ -158,7 +157,7 @@ class RayCollector(FleetCollector):
 
     @property
     def remote_collectors(self) -> list[Any]:
-        """Ray's handles of the actors that live now, in the collectors' order."""
+        """Ray's handles of the running actors, in the collectors' order."""
         return list(self._engine.actors)
 
     @property
@@ -282,15 +281,16 @@ class RayCollector(FleetCollector):
     def register_scheme_receiver(
         self, weight_recv_schemes: Mapping[str, Any], *, synchronize_weights: bool = True
     ) -> None:
-        """Take weights from a parent: whatever has a `receive()` that returns weights of the model it stands under.
+        """Register objects that receive weights from a parent, by model name.
 
         Args:
-            weight_recv_schemes: by model. `init_on_receiver(model_id=, context=)` is called if it is there: TorchRL's
-                read `policy` and `worker_idx` of this object then.
-            synchronize_weights: call `connect()` if it is there, and publish what came with it or with `receive()`.
+            weight_recv_schemes: by model name, an object whose `receive()` returns weights of that model. Its
+                `init_on_receiver(model_id=, context=)` is called if it has one: TorchRL's schemes read `policy` and
+                `worker_idx` of this object.
+            synchronize_weights: call `connect()` of those that have it, and publish the weights that arrive.
 
         Raises:
-            TypeError: something that cannot receive.
+            TypeError: an object has no `receive()`.
         """
         for model_id, scheme in weight_recv_schemes.items():
             if not callable(getattr(scheme, "receive", None)):
@@ -344,8 +344,8 @@ class RayCollector(FleetCollector):
         `"_receiver_schemes['policy'].receive"`.
 
         Raises:
-            AttributeError: the path leads nowhere.
-            ValueError: arguments for what cannot be called.
+            AttributeError: the path names nothing.
+            ValueError: arguments were given, and the path names an attribute that is not callable.
         """
         found: Any = self
         at = 0
@@ -377,18 +377,18 @@ class RayCollector(FleetCollector):
     # -- seeds, state ------------------------------------------------------------------------------------------
 
     def set_seed(self, seed: int, static_seed: bool = False) -> list[int]:
-        """As in the other collectors.
+        """Reseed as in the other collectors.
 
         Returns:
-            By collector: the seed after its environments, as TorchRL counts seeds; with `static_seed` this one.
+            For each collector the next free seed, as TorchRL counts seeds; with `static_seed` this one.
 
         Raises:
-            FleetError: a negative seed, or everything is collected.
+            FleetError: the seed is negative, or all frames are collected.
         """
         return self._seed_each(seed, static_seed)
 
     def state_dict(self) -> "list[OrderedDict[str, Any]]":
-        """As in the other collectors, once for each collector: every entry has the state of all of them.
+        """The state as in the other collectors, in a list with one equal entry per collector.
 
         Raises:
             StateError: with `trajs_per_batch`.
@@ -412,7 +412,7 @@ class RayCollector(FleetCollector):
     # -- running free, the end ---------------------------------------------------------------------------------
 
     def stats(self, workers: Any = None, timeout: float = 10.0) -> dict[str, Any]:
-        """As in the other collectors, with all collectors' frames as `worker_frames`. `timeout` means nothing."""
+        """Counts as in the other collectors, with all collectors' frames as `worker_frames`. Ignores `timeout`."""
         del timeout  # the fleet knows already, no worker is asked
         own = {"workers": self.num_collectors, "worker_frames": self.fleet.stats(workers=False).frames}
         return super().stats(workers) | own
@@ -428,11 +428,11 @@ class RayCollector(FleetCollector):
         """Stop the thread, the collectors and their environments, in order. May be called twice.
 
         Args:
-            timeout: seconds for the thread of `start` to end its batch; it ends with the fleet at the latest.
-            close_env: environments are always closed.
-            raise_on_error: raise what ended the thread of `start`.
+            timeout: seconds for the thread of `start` to finish its batch, before the fleet is closed.
+            close_env: ignored; environments are always closed.
+            raise_on_error: raise the error that ended the thread of `start`.
             shutdown_ray: also disconnect from Ray, which ends everything that this process runs there. A cluster that
-                the collector started ends with it in any case.
+                the collector started is always stopped.
         """
         try:
             super().shutdown(timeout, close_env=close_env, raise_on_error=raise_on_error)
@@ -451,7 +451,7 @@ class RayCollector(FleetCollector):
     async def async_shutdown(  # type: ignore[override]  # a coroutine, as TorchRL's own RayCollector has it
         self, shutdown_ray: bool = False, *, timeout: float | None = None
     ) -> None:
-        """As `shutdown`, without blocking the event loop."""
+        """Run `shutdown` without blocking the event loop."""
         await asyncio.to_thread(self.shutdown, timeout, shutdown_ray=shutdown_ray)
 
 

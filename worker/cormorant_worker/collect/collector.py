@@ -97,8 +97,8 @@ class Collector(Saveable):
 
         Args:
             envs: one VectorEnv for each EnvGroup; their columns lie side by side in the batch.
-            actor: what decides. Random when it is the same object as `warmup`.
-            warmup: what decides in the first `init_random_frames` frames.
+            actor: chooses actions. The same object as `warmup` means random actions.
+            warmup: chooses actions in the first `init_random_frames` frames.
             random_outputs: see `_FirstFrames`.
         """
         self.gate = PauseGate()
@@ -163,13 +163,13 @@ class Collector(Saveable):
         self.is_first_batch = True
 
     def begin_anew(self, envs: Sequence[VectorEnv], *, seeds: SeedPath) -> None:
-        """Go on with other environments of the same kind and with new streams, between two batches.
+        """Continue with other environments of the same kind and new random streams, between two batches.
 
-        Open trajectories end with their last batch, and new ones get new ids; frames that asynchronous environments
-        have ahead are dropped. Weights, the count of frames and the rest of the warm-up stay.
+        Open trajectories end with their last batch, and new ones get new ids; surplus frames of asynchronous
+        environments are dropped. Weights, the frame count and the rest of the warm-up stay.
 
         Args:
-            envs: as many groups and columns as before. The old ones are closed already.
+            envs: as many groups and columns as before. The caller has closed the old ones.
 
         Raises:
             EnvBuildError: they are not of the same kind.
@@ -203,7 +203,7 @@ class Collector(Saveable):
         return self._gone_restarts + sum(env.restarts for env in self._envs)
 
     def layout(self, num_rows: int) -> Layout:
-        """What a block for this collector holds, with T = `num_rows`."""
+        """Layout of a block for this collector, with T = `num_rows`."""
         return Layout(
             num_rows=num_rows,
             num_envs=self.num_envs,
@@ -270,7 +270,7 @@ class Collector(Saveable):
 
         Raises:
             InvalidAction: the policy's actions cannot be sent.
-            EnvCrashed: environments cannot go on.
+            EnvCrashed: the environments failed and cannot continue.
             Stopped: the gate was stopped.
         """
         rows, rest = divmod(num_frames, self.num_envs)
@@ -290,7 +290,7 @@ class Collector(Saveable):
         """Collect `quota` [B] frames of each environment into a block, ignoring `resetAtEachBatch`; fewer when
         the gate is sealed meanwhile.
 
-        Raises as `fill`.
+        Raises the errors of `fill`.
         """
         block.begin(int(quota.max()))
         if self._config.variants is not None:
@@ -318,16 +318,16 @@ class Collector(Saveable):
         return Filled(num_frames=num_frames, version=version, episodes=episodes, moments=moments)
 
     def play_episodes(self, num_episodes: int, *, max_frames: int, is_open: Array | None = None) -> Iterator[Block]:
-        """Play exactly so many whole episodes, without favoring short ones. Every block is filled in the same memory.
+        """Play exactly `num_episodes` whole episodes, without favoring short ones. All blocks use the same memory.
 
-        Stopping when n episodes have ended anywhere counts the quick ones first. Instead every environment has a share
-        (n // B, the first n % B environments one more) and stops right after the last episode of it. An episode in
-        which the environment crashed does not count.
+        Stopping as soon as n episodes have ended would favor short ones. Instead every environment has a share (n // B,
+        the first n % B environments one more) and stops after the last episode of it. An episode in which the
+        environment crashed does not count.
 
         Args:
-            num_episodes: over all environments.
-            max_frames: of one environment, in which it must have played its share.
-            is_open: [B] bool, environments whose first episode is under way and is played beside their share.
+            num_episodes: number of episodes over all environments.
+            max_frames: most frames that one environment may take for its share.
+            is_open: [B] bool, environments with an open episode, which they finish in addition to their share.
 
         Yields:
             A complete block, valid until the next one.
@@ -381,7 +381,7 @@ class Collector(Saveable):
         """Begin new episodes everywhere; open trajectories end with the last batch.
 
         Raises:
-            EnvError: an asynchronous EnvPool (`batchSize < numEnvs`) has environments under way.
+            EnvError: an asynchronous EnvPool (`batchSize < numEnvs`) has steps in flight.
         """
         if not all(env.lockstep for env in self._envs):
             raise EnvError(
@@ -445,8 +445,8 @@ class Collector(Saveable):
         """A copy of one leaf of an environment's observation. May be called from any thread; see `EnvGroup.look`.
 
         Args:
-            column: the environment, of B.
-            leaf: the position in `leaves` of the observation space.
+            column: index of the environment, 0 to B - 1.
+            leaf: index into `leaves` of the observation space.
 
         Raises:
             IndexError: there is no such environment or leaf.
@@ -457,8 +457,8 @@ class Collector(Saveable):
         raise IndexError(f"environment {column} of {self.num_envs}")
 
     def keep_statistics(self) -> None:
-        """For a collector without a fleet: with `normalize`, count frames as they are collected, and give offered
-        weights the statistics of that moment.
+        """For a collector without a fleet: with `normalize`, add frames to the statistics as they are collected, and
+        assign offered weights the statistics of that moment.
         """
         if self.moments is not None:
             self.statistics = StatisticsBook()

@@ -30,7 +30,7 @@ FORMAT = 1
 
 
 class Saveable:
-    """How a `Collector` is saved and restored; it sets what is declared here."""
+    """Saves and restores a `Collector`, which sets the attributes declared here."""
 
     num_envs: int
     env_groups: list[EnvGroup]
@@ -48,7 +48,7 @@ class Saveable:
         raise NotImplementedError
 
     def state(self) -> bytes:
-        """Everything that is needed to go on from this batch boundary."""
+        """Everything that is needed to continue from this batch boundary."""
         arrays: dict[str, Array] = {"torch_rng": self.rng.state.numpy()}
         if self.rng.cuda_state is not None:
             arrays["cuda_rng"] = self.rng.cuda_state.numpy()
@@ -84,20 +84,21 @@ class Saveable:
         return data
 
     def restore(self, state: bytes, *, first_trajectory: int = 0, rewinds: bool = True) -> None:
-        """Go on from a `state()` of an equal collector, between two batches. Nothing is changed when it does not fit.
+        """Continue from a `state()` of an equal collector, between two batches. If the state does not fit,
+        nothing is changed.
 
-        Where environments can be saved (gymnasium environments with `get_state` and `set_state`), what follows is the
-        same bit by bit, but for the trajectory ids: no id is handed out twice, so open trajectories go on under new
-        ones unless nothing was collected here since. Other environments, EnvPool's among them, begin new episodes.
+        Where environments can be saved (gymnasium environments with `get_state` and `set_state`), the frames that
+        follow are bit-identical except for trajectory ids. No id is used twice: open trajectories continue under new
+        ids unless nothing was collected here since. Other environments, such as EnvPool's, begin new episodes.
 
         Args:
-            first_trajectory: for fleets: open trajectories go on under new ids, from this one; 0: under the saved ids
-                if nothing was collected here since.
-            rewinds: False leaves environments and streams where they are and restores counts alone.
+            first_trajectory: for fleets: first of the new ids under which open trajectories continue; 0: they keep
+                the saved ids if nothing was collected here since.
+            rewinds: False leaves environments and random streams as they are and restores only counts and statistics.
 
         Raises:
             StateError: not a state, or one of a collector with other environments, spaces or policy outputs; or an
-                environment did not take its state: all have begun new episodes then.
+                environment refused its state, and all environments have begun new episodes.
         """
         metadata = read_metadata(state)
         try:

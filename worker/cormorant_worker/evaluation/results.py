@@ -163,7 +163,7 @@ class ResultTable:
     """Episodes in the order of the plan, with summaries. The same episodes give the same bytes."""
 
     planned: int
-    """Episodes that the evaluation has; those without a row are not played yet."""
+    """Episodes in the evaluation; those without a row have not been played yet."""
     episodes: tuple[PlayedEpisode, ...]
     num_checkpoints: int = 1
 
@@ -193,7 +193,7 @@ class ResultTable:
 
     @property
     def checkpoints(self) -> dict[str, "ResultTable"]:
-        """The table of each weights file, equal to that of an evaluation of it alone; empty where there is one file."""
+        """One table per weights file, each equal to that of a separate evaluation; empty with a single file."""
         found: dict[str, list[PlayedEpisode]] = {}
         for row in self.episodes:
             found.setdefault(row.checkpoint, []).append(replace(row, checkpoint=""))

@@ -178,7 +178,7 @@ class WorkerFleet:
         Raises:
             ControlTimeout: no round came in time.
             WorkerFailed: a worker failed for good.
-            FleetClosed: the fleet was closed meanwhile.
+            FleetClosed: the fleet was closed.
             FleetError: the manifest has no output.queue.
         """
         if self.job.spec.output.queue is None:
@@ -257,7 +257,7 @@ class WorkerFleet:
             WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
             StaleWeights: the version is not higher than the published one.
             WeightsError: `weights` has no tensors, its file cannot be read, or the version is past 2**62.
-            FleetError: no such worker; nothing was published.
+            FleetError: there is no such worker; nothing was published.
         """
         if self.episodes is not None:
             raise WeightsError(
@@ -318,7 +318,7 @@ class WorkerFleet:
             self._quiesce.replies(asked, "pause", timeout_s=self.options.control_timeout_s)
 
     def resume(self) -> None:
-        """Go on after `pause`. Does nothing when the fleet runs."""
+        """Continue after `pause`. Has no effect on a running fleet."""
         with self._changed:
             self._core.set_paused(is_paused=False)
             self._core.slots.tell_all(ResumeStepping())
@@ -345,7 +345,7 @@ class WorkerFleet:
         are counted and not saved: pause before, and take them afterwards.
 
         Raises:
-            ControlTimeout: batches under way did not end in time.
+            ControlTimeout: the current batches did not end in time.
         """
         with self._changed, self._quiesce.between_batches():
             saved = self._quiesce.save()
@@ -387,7 +387,7 @@ class WorkerFleet:
         Returns the workers that were reseeded.
 
         Raises:
-            FleetError: a negative seed, or everything is collected.
+            FleetError: the seed is negative, or all frames are collected.
             WorkerFailed: environments cannot be built again.
             ControlTimeout: batches under way did not end in time, or environments were not built in
                 `startup_timeout_s`; the seed holds nevertheless.
@@ -398,7 +398,7 @@ class WorkerFleet:
             return self._quiesce.reseed(seed)
 
     def resize(self, workers: int | Mapping[str, int | Collection[int]], *, wait: bool = True) -> None:
-        """Start workers, or retire those with the highest index: they finish what they hold first.
+        """Start workers, or retire those with the highest index after they finish their current work.
 
         Args:
             workers: of the whole fleet, or by group; groups that are not named keep their size. A group's indices

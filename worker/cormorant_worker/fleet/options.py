@@ -19,30 +19,31 @@ class FleetOptions:
     """Torch device of the policies; None: "cuda" in the manifest's gpu groups, "cpu" in the others. "cuda" spreads
     local workers over the visible devices; "cuda:1" is that one."""
     overrides: Sequence[bytes] = ()
-    """What a script made for each worker, by the worker's index: `WorkerOverrides.to_bytes()`. Workers
-    past the end get the last one's. May grow while the fleet runs."""
+    """Environments and policies of a script, pickled by `WorkerOverrides.to_bytes()`, by the worker's index. Workers
+    past the end get the last entry. May grow while the fleet runs."""
     whole_rows: bool = False
     """Round `framesPerBatch` and `totalFrames` up to whole steps of all environments, so that no batch needs a mask."""
     storing_device: str = "cpu"
     """Torch device on which batches are handed out."""
     floor_frames: int = 0
-    """Frames that were accepted before this fleet: where nothing durable says so, `totalFrames` counts from here."""
+    """Frames accepted before this fleet. `totalFrames` counts from here unless a dataset has its own count."""
     statistics: Statistics | None = None
     """Normalization statistics of the frames that were acknowledged before this fleet; None: unknown."""
     starts_paused: bool = False
-    """Workers start and step nothing until `resume`: there are weights to publish first."""
+    """Workers start but step nothing until `resume`, so that weights can be published first."""
     waits_for_places: bool = False
     """Something else provides the machines, such as pods of a cluster: the fleet begins with the first one, at most
     `runPolicy.startupDeadlineSeconds` after its start, and waits for the others without limit and without counting
     them as lost."""
     should_stop: Callable[[], bool] = lambda: False
-    """Asked several times a second while the fleet waits for its first workers: pods may take an hour to come."""
+    """Called several times per second while the fleet waits for its first workers, which may take an hour; True ends
+    the wait."""
     settled_frames: Callable[[], int] = lambda: 0
-    """Frames that no later fleet collects again, as the head's ledger counts them. Workers' pods are told twice a
-    second, and tell the next fleet, which may have been given an older count."""
+    """Frames in the head's ledger, which no later fleet collects again. Workers' pods get this count twice per second
+    and report it to the next fleet, which may have been given an older count."""
     epoch: int = 0
-    """The n-th fleet of the job: seeds and trajectory ids of earlier epochs are not used again. Where the dataset has
-    seen a higher epoch, the one after it."""
+    """Number of this fleet among those of the job: seeds and trajectory ids of earlier epochs are not used again. If
+    the dataset records this epoch or a higher one, the fleet takes the next number."""
     startup_timeout_s: float = 300.0
     """Seconds from starting a worker to its first observation."""
     control_timeout_s: float = 60.0
@@ -52,7 +53,7 @@ class FleetOptions:
     seal_after_s: float = 10.0
     """Seconds after which a worker seals a shard of the dataset, with the next batch; 0: every batch is a shard."""
     healthy_s: float = 600.0
-    """After this many seconds a worker that delivered a batch is healthy: its failures count from zero again."""
+    """Seconds after which a worker that delivered a batch is healthy, and its failures are counted from zero."""
     hang_timeout_s: float | None = None
     """Seconds without a new frame while stepping, after which a worker is killed and replaced; None: from the
     manifest's step and reset limits, at least 120 s."""

@@ -21,9 +21,9 @@ class WorkerReceipts:
 
     version: PolicyVersion
     applied: tuple[str, ...]
-    """Workers that act with this version or a newer one."""
+    """Workers that use this version or a newer one."""
     waiting: tuple[str, ...]
-    """Workers that have it staged for their next batch."""
+    """Workers that will apply this version at their next batch."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why workers that are in neither of the others refused it, by name."""
 

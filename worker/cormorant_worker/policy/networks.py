@@ -269,7 +269,7 @@ class ActionHeads(nn.Module):
 
     @property
     def only(self) -> ActionHead | None:
-        """The head of an action that is one array."""
+        """The head, if the action is one array; else None."""
         return self._heads[0] if self._nest is None else None
 
     def forward(self, features: Tensor) -> Tensor:
@@ -277,7 +277,7 @@ class ActionHeads(nn.Module):
         return self.arrange(nn.functional.linear(features, self.linear.weight, self.linear.bias))
 
     def arrange(self, linear: Tensor) -> Tensor:
-        """What `linear` gives, with the Gaussian log-deviations beside their means: `[n, P]`."""
+        """Add the Gaussian log-deviations beside their means in the output of `linear`: `[n, P]`."""
         if self.log_std is None:
             return linear
         if len(self._heads) == 1:

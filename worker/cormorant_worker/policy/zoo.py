@@ -80,7 +80,7 @@ def lstm(
 
 
 class Policy(nn.Module):
-    """encoder -> body -> heads. Calling it acts."""
+    """encoder -> body -> heads. Calling the module returns actions."""
 
     def __init__(
         self, encoder: nn.Module, body: nn.Module, num_features: int, action_space: Space, *, return_log_prob: bool

@@ -32,7 +32,7 @@ _MIXED_SHARDS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetInfo:
-    """Where a dataset comes from, and how many frames it has."""
+    """Origin and counts of a dataset."""
 
     uri: str
     job: str
@@ -42,8 +42,8 @@ class DatasetInfo:
     env: Mapping[str, Any]
     """The environment as the manifest names it, for example `{"envpool": {"taskId": "Pong-v5", "kwargs": {}}}`."""
     env_spec: EnvSpec | None
-    """What `gymnasium.make` takes to build the environment again; None: EnvPool, a vector environment or an object of a
-    script."""
+    """Arguments with which `gymnasium.make` rebuilds the environment; None for EnvPool, vector environments and objects
+    of a script."""
     observation_space: Space
     """Space of one environment."""
     action_space: Space
@@ -51,11 +51,11 @@ class DatasetInfo:
     episodes: int
     """Trajectories that ended, terminated or truncated."""
     policy_versions: tuple[int, int] | None
-    """Lowest and highest version that acted; None without frames."""
+    """Lowest and highest policy version of the frames; None without frames."""
     parts: tuple[str, ...]
     """Worker attempts that wrote it, `<group>-<index>-<attempt>`."""
     size_bytes: int
-    """Of its shards."""
+    """Size of all shards."""
 
 
 class Dataset:
@@ -111,20 +111,20 @@ class Dataset:
         shuffle: bool = False,
         seed: int = 0,
     ) -> "Iterator[TensorDict]":
-        """Every frame once, as TensorDicts `[N]` with the keys of a batch (`docs/reference/batches.md`).
+        """Iterate over every frame once, as TensorDicts `[N]` with the keys of a batch (`docs/reference/batches.md`).
 
             for frames in dataset.frames(columns=["observation", "action"], batch_size=256, shuffle=True):
                 loss = (policy(frames["observation"]) - frames["action"]).square().mean()
 
-        A TensorDict of a local dataset looks into its files, which are mapped into memory: only
+        A TensorDict of a local dataset is a view of its files, which are mapped into memory: only
         `("next", "observation")` and compressed columns (images) are copied. Writing into its tensors changes this
         process's copy and never the dataset.
 
         Args:
             columns: keys to read, a nested key as a tuple; one key chooses all below it. None: all.
-            batch_size: N, less for the last batch. None: as stored, or as mixed.
+            batch_size: N; the last batch may be shorter. None: as stored, or as shuffled.
             shuffle: draw from 8 shards at a time, in random order, and mix 256 MiB of frames; needs 512 MiB of memory.
-            seed: of the shuffle; another number gives another order.
+            seed: seed of the shuffle; another number gives another order.
 
         Raises:
             DatasetError: there is no such column, or the batch size is below 1.
@@ -232,9 +232,9 @@ class Dataset:
             columns: as in `frames`.
             batch_size: N. Each worker batches its own share.
             shuffle: as in `frames`; all ranks need the same seed.
-            seed: of the shuffle.
+            seed: seed of the shuffle.
             drop_last: leave out frames so that ranks with equally many workers get equally many batches, all full.
-            rank: of this process. None: torch.distributed's, else $RANK, else 0.
+            rank: rank of this process. None: torch.distributed's, else $RANK, else 0.
             world_size: ranks that share the dataset. None: torch.distributed's, else $WORLD_SIZE, else 1.
 
         Raises:
@@ -279,7 +279,7 @@ class Dataset:
         seeds: tuple[int, ...] | None,
         drop_last: bool = False,
     ) -> "Iterator[TensorDict]":
-        """Frames `start` to `stop` of the shards in order; with seeds, of the order that they give, and mixed."""
+        """Frames `start` to `stop` of the shards; with seeds, in the order that they give, shuffled."""
         shards = self._shards()
         if seeds is not None:
             _generator(*seeds).shuffle(shards)
@@ -298,7 +298,7 @@ class Dataset:
         return chunks if batch_size is None else _batched(chunks, batch_size, drop_last=drop_last)
 
     def reopened(self) -> "Dataset":
-        """The same frames through connections of this process: those of an object store do not survive a fork."""
+        """The same dataset with connections of this process: those to object stores do not survive a fork."""
         fresh = Dataset.__new__(Dataset)
         fresh.__dict__ |= self.__dict__ | {"_stored": existing_dataset(self._stored.uri)}
         return fresh

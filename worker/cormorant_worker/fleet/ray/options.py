@@ -13,34 +13,34 @@ _GPU = "nvidia.com/gpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
-    """Options of a fleet on a Ray cluster, beside `FleetOptions`."""
+    """Options of a fleet on a Ray cluster, in addition to `FleetOptions`."""
 
     address: str | None = None
-    """None: start a cluster on this machine, and end it with the fleet. "auto" or "host:port": connect to one that
-    runs; tokens come from RAY_AUTH_MODE and RAY_AUTH_TOKEN. A process that is connected already stays so."""
+    """None: start a cluster on this machine, and stop it with the fleet. "auto" or "host:port": connect to a running
+    one; tokens are read from RAY_AUTH_MODE and RAY_AUTH_TOKEN. An existing connection of the process is kept."""
     num_cpus: float | None = None
-    """CPUs that each worker asks for; None: what its group's `resources` say, else 1. In a cluster of the fleet's own,
-    and with `slot_resources`, none is asked for."""
+    """CPUs that each worker requests; None: those of its group's `resources`, else 1. In a cluster that the fleet
+    starts, and with `slot_resources`, workers request none."""
     num_gpus: float | None = None
-    """GPUs that each worker asks for; None: what its group's `resources` say, else 1 where `device: gpu`; with
-    `slot_resources` none."""
+    """GPUs that each worker requests; None: those of its group's `resources`, else 1 with `device: gpu`; none with
+    `slot_resources`."""
     resources: Mapping[str, float] = field(default_factory=dict)
-    """Custom resources that each worker asks for."""
+    """Custom resources that each worker requests."""
     slot_resources: bool = False
-    """Worker `cpu-0` asks for 1 of the resource `slot:cpu-0`, and for no CPUs and GPUs unless told to: its pod is the
-    one that offers it, and the worker may use the whole pod."""
+    """Worker `cpu-0` requests 1 of the resource `slot:cpu-0`, which only its pod offers, and may use the whole pod. It
+    requests CPUs and GPUs only where `num_cpus` and `num_gpus` say so."""
     scheduling: Literal["DEFAULT", "SPREAD"] = "DEFAULT"
     """Ray's strategy: pack workers on few nodes, or spread them."""
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
-    """Ray's runtime environment of each worker. Code that all nodes have needs none. Where the process is connected
-    already, folders must be URIs: Ray uploads those on this machine as it connects."""
+    """Ray's runtime environment of each worker; not needed for code that all nodes have. If the process is already
+    connected, folders must be URIs, because Ray uploads local folders only when it connects."""
     actors: Sequence[Mapping[str, Any]] = ()
-    """Further options of each worker's actor, by the worker's index, as `ray.remote` takes them; workers past the end
-    get none. They override the other options; CPUs are not asked for in a cluster of the fleet's own. May grow
-    while the fleet runs."""
+    """Further `ray.remote` options for each worker's actor, by the worker's index; workers past the end get none. They
+    override the other options. In a cluster that the fleet starts, no CPUs are requested. May grow while the fleet
+    runs."""
     init: Mapping[str, Any] = field(default_factory=dict)
     object_store_bytes: int | None = None
-    """Memory for batches in a cluster of the fleet's own, at least 78,643,200; None: Ray's default, 30 % of the
+    """Memory for batches in a cluster that the fleet starts, at least 78,643,200; None: Ray's default, 30 % of the
     machine's memory."""
 
 
