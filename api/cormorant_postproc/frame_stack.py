@@ -24,8 +24,8 @@ class FrameStack:
     A trajectory's first frame is repeated to fill its first stacks, as in gymnasium's `FrameStackObservation`. A
     trajectory that continues in a later batch keeps its past frames, by its id: one FrameStack may get the batches of
     several collectors, each one's in order, split or not. The stack restarts after a frame that is done. If a
-    trajectory began before the first batch, its oldest known frame is repeated. The past of a trajectory is forgotten after 1,024
-    batches without a frame of it: its collector has died.
+    trajectory began before the first batch, its oldest known frame is repeated. The past of a trajectory is forgotten
+    after 1,024 batches without a frame of it: its collector has died.
 
     Args:
         num_frames: n, at least 1.
