@@ -112,6 +112,9 @@ class JsonDisplay:
     interval_s = 1.0
     """Seconds between two calls of `progress` that are worth making."""
 
+    def __init__(self, *, is_verbose: bool = False) -> None:
+        self._is_verbose = is_verbose
+
     def begin(self, plan: RunPlan) -> None:
         _echo_json("started", asdict(plan))
 
@@ -126,7 +129,10 @@ class JsonDisplay:
         _echo_json("progress", {**_counts(stats, snapshot.fps), **rest})
 
     def log(self, event: Event) -> None:
-        _to_stderr(json.dumps(dict(event), default=str))
+        """Without tracebacks that show no code of the user's: the sentence that ends the command says the rest."""
+        is_ours = event.get("event") == "worker_traceback" and not users_traceback(str(event.get("exception")))
+        if self._is_verbose or not is_ours:
+            _to_stderr(json.dumps(dict(event), default=str))
 
     def end(self, summary: Summary) -> None:
         own = {
@@ -276,7 +282,7 @@ Display = JsonDisplay | PlainDisplay
 def choose_display(*, is_verbose: bool = False) -> Display:
     """JSON where the command was given --json, a live bar on a terminal, else plain lines."""
     if speaks_json():
-        return JsonDisplay()
+        return JsonDisplay(is_verbose=is_verbose)
     if not sys.stdout.isatty():
         return PlainDisplay(is_verbose=is_verbose)
     # The bar and the log share one stream where they can, or one would overwrite the other.

@@ -76,7 +76,7 @@ class Contract(BaseModel):
         return self
 
     def to_document(self) -> dict[str, Any]:
-        """The model as a manifest holds it: camelCase keys, plain JSON values, unset optional fields left out."""
+        """The model as a document of a manifest: camelCase keys, plain JSON values, without unset optional fields."""
         # By hand, since pydantic's exclude_none would reach into kwargs and templates, where null is the user's own.
         fields = ((_camel(name), getattr(self, name)) for name in type(self).model_fields)
         document = {key: _plain(value) for key, value in fields if value is not None}

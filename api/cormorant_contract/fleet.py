@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class Batches(Protocol):
-    """An iterator of batches, and a context manager: at the end of a `with` block the last batch is returned. For
-    one thread; several share batches with `streaming_split`.
+    """An iterator of batches, and a context manager: at the end of a `with` block the last batch is returned. Use it
+    in one thread; several threads share batches with `streaming_split`.
     """
 
     num_frames: int

@@ -29,7 +29,7 @@ class FrameStack:
 
     Args:
         num_frames: n, at least 1.
-        keys: leaves to stack, each of which `next` has, too.
+        keys: leaves to stack; `next` must have them, too.
 
     Raises:
         PostprocError: an argument is out of its range.

@@ -27,7 +27,7 @@ def split_trajectories(
                                                   b0 b1 b2 b3       ...
                                                   b4
 
-    Pieces come in the order of rows, then of time. A piece ends where the id changes, where its row does (two rows
+    Pieces are ordered by row, then by time. A piece ends where the id changes, where its row does (two rows
     with the same id are two pieces), and where padding begins.
 
     Args:
@@ -39,8 +39,8 @@ def split_trajectories(
         as_nested: as in TorchRL: True returns `[N, -1]` with strided nested tensors; or the torch layout to use.
 
     Returns:
-        A new TensorDict `[N, longest]`, with zeros on the right, and a bool `mask` beside the ids. When every piece is
-        a whole row, it is the batch as it is (`[T]` becomes `[1, T]`) with a mask of True.
+        A new TensorDict `[N, longest]`, with zeros on the right, and a bool `mask` beside the ids. If every piece
+        is a whole row, the unchanged batch (`[T]` becomes `[1, T]`) with a mask of True.
 
     Raises:
         PostprocError: the batch has no frame, or neither ids nor done, or a leaf's shape is not the batch's.

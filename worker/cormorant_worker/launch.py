@@ -197,7 +197,7 @@ def make_collector(
     are ignored.
 
     Args:
-        manifest: this and other arguments not described here: as in `open_fleet`.
+        manifest: as in `open_fleet`, and so is every argument that is not described here.
         env: as in `open_fleet`, in place of a manifest.
         policy: None: random actions.
         policy_factory: makes the policy from the spaces.

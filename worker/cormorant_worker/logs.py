@@ -101,6 +101,29 @@ def configure_logs(context: LogContext, *, stream: TextIO | None = None) -> None
     )
 
 
+def quiet_by_default() -> None:
+    """In scripts and notebooks, log warnings and errors to standard error, and nothing else. A program that has
+    configured structlog decides itself.
+    """
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            _only_warnings,  # and no filtering logger: `structlog.testing.capture_logs` still gets every event
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer(colors=False),
+        ],
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # the one of this moment: notebooks replace it
+    )
+
+
+def _only_warnings(_logger: Any, _method: str, event: Event) -> Event:
+    if event["level"] in ("debug", "info"):
+        raise structlog.DropEvent
+    return event
+
+
 def _with(context: LogContext) -> Callable[[Any, str, Event], Event]:
     def add(_logger: Any, _method: str, event: Event) -> Event:
         if not event.get("group") and event.get("worker"):

@@ -307,6 +307,8 @@ class _Session:
             total_frames=self._job.spec.collection.total_frames,
             dataset=uri,
         )
+        if self._serving is not None:
+            _take_ports(self._serving.port)
         self._display.begin(plan)
         options = FleetOptions(workers=workers or None, device=device, drain_timeout_s=_DRAIN_S)
         with self._opened(options) as (fleet, server):
@@ -445,6 +447,19 @@ class _Session:
             waits_for = server.waits_for(stats) if server is not None else ""
             fps = self._rate.observe(now, stats.stepped_frames) * (not stats.paused)
             self._display.progress(Snapshot(fleet=stats, fps=fps, waits_for=waits_for))
+
+
+def _take_ports(port: int) -> None:
+    """Find a port in use before workers start, and before the head is imported, which takes seconds."""
+    with installed("api"):
+        from cormorant_api.errors import HeadFault
+        from cormorant_api.http.early import listen_early
+        from cormorant_api.settings import HeadSettings
+    try:
+        for number in (port, port + 1) if port else ():
+            listen_early(HeadSettings(port=port).host, number)
+    except HeadFault as error:
+        raise BadInput(str(error)) from error
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -244,6 +245,15 @@ def test_a_factory_that_raises_fails_with_its_words(start: Started, write: Writt
     assert "the policy factory mine:make raised RuntimeError: no such net" in failed["message"]
     assert json.loads(err.splitlines()[-1])["error"] == failed["message"]
     assert "Traceback" not in failed["message"]  # the log has it
+
+
+def test_a_port_in_use_is_found_before_workers_start(write: Written, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert entry.run(["run", str(write()), "--serve", "--port", str(port)]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"cannot listen on 127.0.0.1 port {port}: Address already in use")
+    assert said.out == ""
 
 
 def test_an_unknown_task_is_refused_with_near_matches(write: Written, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,6 +136,7 @@ def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     display.begin(PLAN)
     display.progress(snapshot())
     display.log({"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2})
+    display.log({"event": "worker_traceback", "exception": TRACEBACK.replace("/home/me", OURS)})  # for --debug only
     display.end(SUMMARY)
     display.fail("it broke\nbadly", 1)
     said = capsys.readouterr()

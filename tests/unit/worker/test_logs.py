@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from cormorant_worker.logs import FIELDS, LogContext, configure_logs
+from cormorant_worker.logs import FIELDS, LogContext, configure_logs, quiet_by_default
 
 
 class Terminal(io.StringIO):
@@ -61,3 +61,20 @@ def test_a_terminal_gets_lines_for_people_without_what_is_empty() -> None:
     assert "pong" in text
     assert "version" not in text
     assert not text.startswith("{")
+
+
+def test_a_script_sees_warnings_alone_unless_it_configured_logs(capsys: pytest.CaptureFixture[str]) -> None:
+    structlog.reset_defaults()
+    quiet_by_default()
+    structlog.get_logger().info("worker_ready")
+    structlog.get_logger().warning("worker_lost")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "worker_lost" in said.err
+    assert "worker_ready" not in said.err
+
+    out = io.StringIO()
+    configure_logs(LogContext(), stream=out)
+    quiet_by_default()
+    structlog.get_logger().info("worker_ready")
+    assert "worker_ready" in out.getvalue()

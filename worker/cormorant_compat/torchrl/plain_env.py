@@ -65,7 +65,7 @@ class MultiThreadedEnvWrapper:
         return self.step(given.set("action", self.pool.draw()))
 
     def rollout(self, max_steps: int, policy: Policy | None = None, *, break_when_any_done: bool = True) -> TensorDict:
-        """Play from new episodes: TensorDict [N, T] with T <= `max_steps`.
+        """Reset, then play: TensorDict [N, T] with T <= `max_steps`.
 
         Args:
             max_steps: T, unless an episode ends earlier.

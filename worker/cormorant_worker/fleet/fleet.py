@@ -33,6 +33,7 @@ from cormorant_worker.fleet.transport import Engine, Payload
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.fleet.turn.loop import FleetLoop
 from cormorant_worker.fleet.turn.quiesce import Quiesce
+from cormorant_worker.logs import quiet_by_default
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob, in_models
@@ -74,6 +75,7 @@ class WorkerFleet:
             DeviceUnavailable: a gpu group, and no CUDA device.
             FleetError: not even one batch fits into the engine's memory.
         """
+        quiet_by_default()
         self.job = job
         self._engine = engine or LocalEngine()
         self._warns_of_staleness = (

@@ -250,7 +250,9 @@ def _gumbel_argmax(logits: Tensor) -> Tensor:
 
 
 class ActionHeads(nn.Module):
-    """One linear layer to the parameters of all leaves of the action space; Gaussian log-deviations are free."""
+    """One linear layer gives the parameters of all leaves of the action space, except the Gaussian log-deviations,
+    which are parameters of their own.
+    """
 
     def __init__(self, num_features: int, space: Space) -> None:
         super().__init__()
@@ -291,7 +293,7 @@ class ActionHeads(nn.Module):
         return torch.cat(parts, -1)
 
     def act(self, params: Tensor) -> tuple[Any, list[Tensor]]:
-        """Draw actions: nested like the action space, and the same as a list of leaves."""
+        """Draw actions. Returns them nested like the action space, and as a list of leaves."""
         if len(self._heads) == 1:
             drawn = [self._heads[0].act(params)]
         else:

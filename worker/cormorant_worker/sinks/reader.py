@@ -137,7 +137,7 @@ class Dataset:
         """Every trajectory whole, as a TensorDict `[T]`, in the order of `episodes`.
 
         The last frame of a trajectory that was cut (the job ended, or its worker died) is neither terminated nor
-        truncated. Holds the trajectories that are open at once; tensors are copies.
+        truncated. Keeps all open trajectories in memory; tensors are copies.
 
         Args:
             columns: as in `frames`.

@@ -19,8 +19,8 @@ class RayOptions:
     """None: start a cluster on this machine, and stop it with the fleet. "auto" or "host:port": connect to a running
     one; tokens are read from RAY_AUTH_MODE and RAY_AUTH_TOKEN. An existing connection of the process is kept."""
     num_cpus: float | None = None
-    """CPUs that each worker requests; None: those of its group's `resources`, else 1. In a cluster that the fleet
-    starts, and with `slot_resources`, workers request none."""
+    """CPUs that each worker requests; None: those of its group's `resources`, else 1. None also means no CPUs in a
+    cluster that the fleet starts, and with `slot_resources`."""
     num_gpus: float | None = None
     """GPUs that each worker requests; None: those of its group's `resources`, else 1 with `device: gpu`; none with
     `slot_resources`."""
