@@ -78,18 +78,19 @@ class Inference(Contract):
     """How inference servers gather rows; the defaults follow from the measured time of one policy call."""
 
     max_batch: Annotated[Whole, Field(ge=0, le=65536)] = 0
-    """Maximum number of environments in one act. 0 means all that wait."""
+    """Maximum number of environments in one call of the policy. 0 means all that wait."""
 
     max_wait_ms: Annotated[float, Field(strict=True, ge=0, le=60_000, allow_inf_nan=False)] | None = None
-    """Longest time that a row waits for others, in milliseconds. Unset means a quarter of an act, at most 20."""
+    """Longest time that a row waits for others, in milliseconds. Unset means a quarter of the time of
+    a call, at most 20."""
 
     batch_shapes: Annotated[tuple[BatchShape, ...], Field(max_length=32)] = ()
-    """Numbers of environments that acts are padded to. Empty means powers of two on a gpu, and no padding on
+    """Batch sizes to which calls of the policy are padded. Empty means powers of two on a gpu, and no padding on
     a cpu."""
 
 
 class Autoscale(Contract):
-    """Sizes a group by who waits for whom. On Kubernetes only."""
+    """Resizes a group depending on whether learners or workers are idle. On Kubernetes only."""
 
     min_replicas: BoundReplicas = 1
     """Fewest workers."""

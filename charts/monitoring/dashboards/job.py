@@ -175,7 +175,7 @@ _SERVERS = Section(
             width=8,
         ),
         Panel(
-            title="Environments in one act",
+            title="Environments per call of the policy",
             description="Batch fill: rows per act of the policy.",
             unit="none",
             queries={
@@ -186,7 +186,7 @@ _SERVERS = Section(
         ),
         Panel(
             title="Wait and act",
-            description="Mean time that a request waits for its act, and mean duration of an act.",
+            description="Mean time that a request waits, and mean time of a call of the policy.",
             unit="s",
             queries={
                 "{{group}}: wait": f"{_rate('cormorant_inference_wait_seconds_total', 'group', _GROUP)} / "

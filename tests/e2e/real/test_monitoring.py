@@ -30,7 +30,7 @@ NEED_MORE = {
         "GPU memory",
         # Inference servers.
         "Environments acted for per second",
-        "Environments in one act",
+        "Environments per call of the policy",
         "Wait and act",
     )
 }
