@@ -180,7 +180,7 @@ class Collector(Generic[Stats]):
 
         Args:
             n_step: frames over all environments. If this is not a multiple of the number of environments, the first
-                ones take one more step. Open episodes go on in the next call.
+                ones take one more step. Open episodes continue in the next call.
             n_episode: episodes. Each environment's share is fixed beforehand and played from fresh starts; with fewer
                 episodes than environments, the first environments play one each.
             random: draw actions from the action space instead of asking the policy.
