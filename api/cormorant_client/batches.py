@@ -37,18 +37,18 @@ _GIVE_BACK_S = 2.0
 
 
 class StreamOptions(TypedDict, total=False):
-    """What an iteration over batches may say, as keyword arguments."""
+    """Keyword arguments of an iteration over batches."""
 
     frames: int | None
-    """End after at least so many; None, the default: with the stream."""
+    """End after at least this many frames; None, the default: when the stream ends."""
     consumer: str
-    """Name for the head's status; by default host and process. Consumers share the stream."""
+    """Name of this consumer in the head's status; by default host and process. Consumers share the stream."""
     prefetch: int
     """Batches fetched ahead, 2 by default. 0 for strictly on-policy learning with several consumers."""
     max_staleness: int | None
-    """Batches in which an older version acted, by more than so many, are dropped; None, the default: none are."""
+    """Drop batches whose oldest version lags the newest by more than this; None, the default: drop none."""
     memory: MemoryUse
-    """auto, the default: the head's memory is mapped when it is on this machine. never: the batch's own bytes come."""
+    """auto, the default: map the head's memory if it is on this machine. never: transfer the bytes of the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,7 +175,7 @@ class FleetCore:
 
     @property
     def blocks_needed(self) -> tuple[int, int]:
-        """Two a worker, and the queue; and with how many a round can begin at least."""
+        """Blocks wanted (two per worker plus the queue), and the minimum to start a round."""
         queue = self.job.spec.output.queue
         per_round = self.num_slots if self.scheduler.mode == "sync" else 1
         return 2 * self.num_slots + (queue.capacity_batches * per_round if queue else 0), per_round
