@@ -352,7 +352,7 @@ def make_collector_onpolicy(
         make_env_kwargs: keyword arguments of `make_env`: for all, or for each collector.
 
     Raises:
-        ValueError: numbers that do not fit, fewer num_workers than env_per_collector among them.
+        ValueError: invalid numbers, for example fewer num_workers than env_per_collector.
     """
     return _make_from(cfg, make_env, actor_model_explore, make_env_kwargs, is_off_policy=False)
 
