@@ -240,9 +240,9 @@ def _load(data: bytes) -> MadeEnvs:
 
 
 def name_of(maker: Callable[..., Any]) -> str:
-    inner = getattr(maker, "maker", maker)
-    while isinstance(inner, partial):
-        inner = inner.func
+    inner: Any = maker
+    while isinstance(inner, partial) or hasattr(inner, "maker"):
+        inner = inner.func if isinstance(inner, partial) else inner.maker
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
     return f"{getattr(inner, '__module__', '?')}:{name}"
 
