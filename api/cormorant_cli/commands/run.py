@@ -360,7 +360,6 @@ class _Session:
                     yield fleet, None
             return
         with installed("api"):
-            from cormorant_api.errors import HeadFault
             from cormorant_api.server import HeadServer
             from cormorant_api.settings import HeadSettings
 
@@ -371,10 +370,8 @@ class _Session:
             grace_s=_GRACE_S,
             linger_s=_LINGER_S,
         )
-        try:
+        with _refused_by_head():
             server = HeadServer(self._job, settings)
-        except HeadFault as error:
-            raise BadInput(str(error)) from error
         try:
             with server:
                 yield server.start_fleet(options, engine=self._site.engine()), server
@@ -388,15 +385,12 @@ class _Session:
             yield
             return
         try:
-            from cormorant_api.errors import HeadFault
             from cormorant_api.live.recorder import Recorder
         except ModuleNotFoundError:  # the extra `api` is not installed
             yield
             return
-        try:
+        with _refused_by_head():
             recorder = Recorder(self._job, fleet)
-        except HeadFault as error:
-            raise BadInput(str(error)) from error
         try:
             with recorder:
                 yield
@@ -452,12 +446,20 @@ class _Session:
 def _take_ports(port: int) -> None:
     """Find a port in use before workers start, and before the head is imported, which takes seconds."""
     with installed("api"):
-        from cormorant_api.errors import HeadFault
         from cormorant_api.http.early import listen_early
         from cormorant_api.settings import HeadSettings
-    try:
+    with _refused_by_head():
         for number in (port, port + 1) if port else ():
             listen_early(HeadSettings(port=port).host, number)
+
+
+@contextmanager
+def _refused_by_head() -> Iterator[None]:
+    """What a head cannot use as bad input."""
+    from cormorant_api.errors import HeadFault
+
+    try:
+        yield
     except HeadFault as error:
         raise BadInput(str(error)) from error
 
