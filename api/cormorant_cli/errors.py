@@ -19,6 +19,8 @@ cormorant_contract.errors.ManifestError ends a command with exit code 2 as well,
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from cormorant_contract.extras import missing_library
+
 INTERRUPTED = 130
 
 
@@ -68,6 +70,4 @@ def installed(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise CommandFailed(
-            f"this command needs {error.name}, which is not installed: pip install 'cormorant[{extra}]'"
-        ) from error
+        raise CommandFailed(missing_library(error, extra, what="this command")) from error
