@@ -43,8 +43,9 @@ def test_command_waits_for_a_head_that_has_yet_to_start(tmp_path: Path, capsys: 
         waiting = pool.submit(entry.run, [*arguments, "120", "--json"])
         until(lambda: str(port) in capsys.readouterr().err or waiting.done())
         options = ("--port", str(port), "--token-file", str(tokens), "--linger-seconds", "5")
-        with HeadProcess(manifest, tmp_path / "head", *options):
+        with HeadProcess(manifest, tmp_path / "head", *options) as head:
             assert waiting.result(120) == 0
+            assert head.process.wait(60) == 0
     assert len(json.loads(capsys.readouterr().out)["episodes"]) == 5
 
 
