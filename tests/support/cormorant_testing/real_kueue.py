@@ -109,7 +109,7 @@ class Quota:
         return next((r["total"] for f in flavors for r in f["resources"] if r["name"] == "cpu"), "")
 
     def labels(self, priority: str) -> dict[str, str]:
-        """Of a job that queues here."""
+        """Labels of a job in this queue."""
         return {"kueue.x-k8s.io/queue-name": "team", "kueue.x-k8s.io/priority-class": f"{self.name}-{priority}"}
 
     def close(self) -> None:
