@@ -49,8 +49,7 @@ class PlayedEpisode:
         return PlannedEpisode(seed=self.seed, options=self.options, task=self.task, checkpoint=self.checkpoint).key
 
     def document(self) -> dict[str, Any]:
-        found = asdict(self)
-        found["return"] = found.pop("total")
+        found = {"return" if name == "total" else name: value for name, value in asdict(self).items()}
         return found if self.checkpoint else {name: value for name, value in found.items() if name != "checkpoint"}
 
     @classmethod
