@@ -1,6 +1,5 @@
 """Runs the command line and says how it ended: 0 done, 1 failed, 2 bad input, 130 interrupted."""
 
-import json
 import os
 import signal
 import sys
@@ -18,7 +17,7 @@ try:
 
     from cormorant_cli.app import app
     from cormorant_cli.errors import CliError
-    from cormorant_cli.printing import speak_json, speaks_json
+    from cormorant_cli.printing import say_end, speak_json, speaks_json
     from cormorant_contract.errors import ManifestError
     from cormorant_contract.leaving import leave
 except ModuleNotFoundError as error:
@@ -44,11 +43,11 @@ def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant")
     try:
         code = app(words, prog_name=prog_name, standalone_mode=False)
     except ManifestError as error:
-        return _end(str(error), 2)
+        return say_end(str(error), 2)
     except CliError as error:
-        return _end(str(error), error.exit_code)
+        return say_end(str(error), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):  # typer lets Ctrl-C through while it builds its commands
-        return _end("interrupted", INTERRUPTED)
+        return say_end("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader went away (`cormorant crd | head`): stdout cannot be written, also not at the interpreter's exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -60,12 +59,12 @@ def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant")
             raise
         code = int(getattr(error, "exit_code", 2))
         if speaks_json():
-            return _end(in_our_words(error.format_message()), code)  # type: ignore[attr-defined]  # as above
+            return say_end(in_our_words(error.format_message()), code)  # type: ignore[attr-defined]  # as above
         error.message = in_our_words(error.message)  # type: ignore[attr-defined]  # what `show` prints
         show()
         return code
     if code == INTERRUPTED:  # typer's own answer to Ctrl-C
-        return _end("interrupted", INTERRUPTED)
+        return say_end("interrupted", INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
@@ -89,11 +88,6 @@ def in_our_words(message: str) -> str:
     """A usage error without the words of the library that checks values."""
     message = message.replace("Value error, ", "").replace("Input should be ", "must be ")
     return message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
-
-
-def _end(sentence: str, code: int) -> int:
-    typer.echo(json.dumps({"error": sentence, "exit_code": code}) if speaks_json() else sentence, err=True)
-    return code
 
 
 if __name__ == "__main__":

@@ -65,6 +65,12 @@ def speaks_json() -> bool:
     return _SPEAKS_JSON.get()
 
 
+def say_end(sentence: str, code: int) -> int:
+    """Print on stderr why a command ends, with its exit code where JSON is spoken. Returns the code."""
+    typer.echo(json.dumps({"error": sentence, "exit_code": code}) if speaks_json() else sentence, err=True)
+    return code
+
+
 def tell(document: object, *lines: str, indent: int | None = 2) -> None:
     """Print a result: the document with `--json`, else the lines. `indent` None: one line, for JSON Lines."""
     if speaks_json():

@@ -4,7 +4,7 @@ only.
 
     reading -> starting -> collecting -> closing -> 0, or 1 when a worker failed for good
        |           |            |           |
-       2           +--- Ctrl-C -+           +--- a second Ctrl-C: every process is killed, 130
+     2, 130        +--- Ctrl-C -+           +--- a second Ctrl-C: every process is killed, 130
                         |
                         +-> closing -> 130
 """
@@ -20,11 +20,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 from cormorant_cli.errors import INTERRUPTED, BadInput, CliError, CommandFailed, installed
+from cormorant_cli.printing import say_end
 from cormorant_cli.progress import Display, Rate, RunPlan, Snapshot, Summary, choose_display
 from cormorant_contract.disk import write_durably
 from cormorant_contract.errors import ManifestError
@@ -47,7 +48,7 @@ _LINGER_S = 2.0
 _GRACE_S = 1.0
 _DRAIN_S = 3.0
 """Workers get so long to finish; with the rest of closing it stays within five seconds."""
-
+_TOO_EARLY = "interrupted before the first frame"
 
 FleetKind = Literal["local", "ray"]
 JobName = Annotated[str, typer.Option("--name", help="metadata.name of the job, if the file has several.")]
@@ -154,7 +155,7 @@ def run(
                 reason = session.run(workers, "" if device == "auto" else device)
         except KeyboardInterrupt:
             reason = "interrupted"
-            display.fail("interrupted before the first frame", INTERRUPTED)
+            display.fail(_TOO_EARLY, INTERRUPTED)
         except (CliError, ManifestError) as error:
             if debug:
                 typer.echo("".join(traceback.format_exception(error)), err=True)
@@ -199,22 +200,28 @@ class Site:
 
 
 class Interrupts:
-    """SIGINT and SIGTERM. The first one raises while workers are being started, later it only sets `requested`; the
-    second one kills every process below this one and ends.
+    """SIGINT and SIGTERM. The first one ends the process while Python imports, raises while workers are being started,
+    and later only sets `requested`. The second one kills every process below this one and ends.
     """
 
     def __init__(self, display: Display) -> None:
         self.requested = False
         self._display = display
-        self.raises = True
-        """False: the caller checks `requested`."""
+        self.phase: Literal["importing", "starting", "collecting"] = "importing"
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Handle both signals inside. Main thread only."""
+        with installed("worker"):
+            import psutil  # noqa: F401  # for `_end`, which may interrupt another import of it
+
         before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
+        except Exception as error:
+            if self.requested and self.phase == "starting":  # what is interrupted may raise what it likes
+                raise KeyboardInterrupt from error
+            raise
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -222,16 +229,24 @@ class Interrupts:
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         if self.requested:
             self._display.close()
-            import psutil
-
-            # Workers, and the environments in processes of their own.
-            for process in psutil.Process().children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            os._exit(INTERRUPTED)
+            self._end()
         self.requested = True
-        if self.raises:
+        if self.phase == "importing":  # an exception would be lost, or become another one, in what is imported
+            self._display.fail(_TOO_EARLY, INTERRUPTED)
+            say_end("interrupted", INTERRUPTED)
+            sys.stdout.flush()
+            self._end()
+        if self.phase == "starting":
             raise KeyboardInterrupt
+
+    def _end(self) -> NoReturn:
+        import psutil
+
+        # Workers, and the environments in processes of their own.
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        os._exit(INTERRUPTED)
 
 
 def _beside_dataset(job: CollectorJob) -> Path | None:
@@ -312,7 +327,7 @@ class _Session:
         self._display.begin(plan)
         options = FleetOptions(workers=workers or None, device=device, drain_timeout_s=_DRAIN_S)
         with self._opened(options) as (fleet, server):
-            self._interrupts.raises = False
+            self._interrupts.phase = "collecting"
             began, before = time.monotonic(), fleet.stats()
             self._rate.observe(began, before.stepped_frames)
             # A short job may be over by now, too.
@@ -343,10 +358,12 @@ class _Session:
 
     @contextmanager
     def _opened(self, options: "FleetOptions") -> "Iterator[tuple[WorkerFleet, HeadServer | None]]":
+        engine = self._site.engine()
         if self._serving is None:
             from cormorant_worker.fleet.fleet import WorkerFleet
 
-            with WorkerFleet(self._job, options, engine=self._site.engine()) as fleet, self._recorded(fleet):
+            self._interrupts.phase = "starting"
+            with WorkerFleet(self._job, options, engine=engine) as fleet, self._recorded(fleet):
                 if not self._metrics_port:
                     yield fleet, None
                     return
@@ -370,11 +387,12 @@ class _Session:
             grace_s=_GRACE_S,
             linger_s=_LINGER_S,
         )
+        self._interrupts.phase = "starting"
         with _refused_by_head():
             server = HeadServer(self._job, settings)
         try:
             with server:
-                yield server.start_fleet(options, engine=self._site.engine()), server
+                yield server.start_fleet(options, engine=engine), server
         finally:
             self._write_report(server.moments)
 
