@@ -241,7 +241,8 @@ def _load(data: bytes) -> MadeEnvs:
 
 def name_of(maker: Callable[..., Any]) -> str:
     inner: Any = maker
-    while isinstance(inner, partial) or hasattr(inner, "maker"):
+    # Not by hasattr: TorchRL's ParallelEnv answers for any name, and so do its answers.
+    while isinstance(inner, partial) or inspect.getattr_static(inner, "maker", None):
         inner = inner.func if isinstance(inner, partial) else inner.maker
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
     return f"{getattr(inner, '__module__', '?')}:{name}"
