@@ -16,9 +16,10 @@ from tensordict import TensorDictBase
 
 from cormorant_compat.torchrl import batches
 from cormorant_compat.torchrl.devices import devices_of, storing_devices
+from cormorant_compat.torchrl.distant import ReachesWorkers
 from cormorant_compat.torchrl.free_running import FreeRunning
 from cormorant_compat.torchrl.makers import place_envs, policy_maker
-from cormorant_compat.torchrl.plan import CollectionPlan, next_seed
+from cormorant_compat.torchrl.plan import CollectionPlan, next_seed, number_of
 from cormorant_compat.torchrl.policy import as_policy, check_has_weights, on_cpu, read_weights
 from cormorant_compat.torchrl.settings import broadcast, limit
 from cormorant_contract.job import CollectorJob
@@ -32,8 +33,6 @@ from cormorant_worker.fleet.stats import WorkerReceipts
 from cormorant_worker.policy.loading import MAIN_MODEL
 
 _LEFT_OUT = {
-    "map_fn": "nothing is called in the processes of collectors; use a Collector, or give hooks, which run here",
-    "get_distant_attr": "attributes in the processes of collectors are not read; use a Collector",
     "enable_profile": "nothing is profiled; run a profiler around the loop, or read stats()",
 }
 """Methods of TorchRL's collectors that are not here, and why."""
@@ -46,7 +45,7 @@ class NoLength(RuntimeError, TypeError):
     """The number of batches is unknown. As a TypeError, `list(collector)` goes on without the number."""
 
 
-class FleetCollector:
+class FleetCollector(ReachesWorkers):
     """Collectors in processes on this machine, like TorchRL's. Use as a context manager, or call `shutdown`.
 
     Iterating gives batches: `[W, B, T]` in sync mode, one collector's `[B, T]` in async mode; without B where each
@@ -593,8 +592,3 @@ def _envs_of(batch: TensorDictBase, loan: Loan) -> list[tuple[str, int]]:
     """By row of a batch `[R, T]`: its collector, and the environment there."""
     rows = batch.shape[0] // len(loan.parts)
     return [(part.worker, row) for part in loan.parts for row in range(rows)]
-
-
-def number_of(worker: str) -> int:
-    """A collector's number, from its worker's name."""
-    return int(worker.rpartition("-")[2])

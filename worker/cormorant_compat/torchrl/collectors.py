@@ -12,7 +12,6 @@ make collectors: `sync_sync_collector`, `sync_async_collector`, `make_collector_
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from tensordict import TensorDictBase
 from cormorant_compat.torchrl.batches import StepCounts
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.devices import devices_of
+from cormorant_compat.torchrl.distant import resolve
 from cormorant_compat.torchrl.in_process import InProcessFleet
 from cormorant_compat.torchrl.makers import count_collectors, is_env, share_out
 from cormorant_compat.torchrl.plan import CollectionPlan, Mode
@@ -138,7 +138,7 @@ class Collector(FleetCollector):
 
     def get_distant_attr(self, attr: str) -> Any:
         """An attribute of this collector, or of an object it holds: `"env.batch_size"`."""
-        return attrgetter(attr)(self)
+        return resolve(self, attr)
 
     def map_fn(
         self,
@@ -157,7 +157,7 @@ class Collector(FleetCollector):
             raise ValueError(
                 f"list_of_args has {len(arguments)} entries and list_of_kwargs {len(keywords)}; give the same length"
             )
-        method = attrgetter(method_name)(self)
+        method = resolve(self, method_name)
         return [method(*given, **named) for given, named in zip(arguments, keywords, strict=True)]
 
     def fake_tensordict(self) -> TensorDictBase:

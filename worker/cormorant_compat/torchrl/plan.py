@@ -77,3 +77,8 @@ def next_seed(seed: int, links: int) -> int:
     for _ in range(links):
         seed = int.from_bytes(np.random.default_rng(seed).bytes(8), "big") % ((1 << 32) - 1)
     return seed
+
+
+def number_of(worker: str) -> int:
+    """A collector's number, from its worker's name."""
+    return int(worker.rpartition("-")[2])

@@ -11,10 +11,10 @@ import torch
 
 from cormorant_compat.arguments import as_flag
 from cormorant_compat.torchrl import ray_arguments as arguments
-from cormorant_compat.torchrl.collector import FleetCollector, number_of
+from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.devices import devices_of, storing_devices
 from cormorant_compat.torchrl.makers import Maker, count_collectors, place_envs, policy_maker
-from cormorant_compat.torchrl.plan import CollectionPlan
+from cormorant_compat.torchrl.plan import CollectionPlan, number_of
 from cormorant_compat.torchrl.policy import as_policy, check_has_weights, on_cpu
 from cormorant_compat.torchrl.settings import broadcast, read_settings
 from cormorant_worker.errors import StateError

@@ -12,14 +12,18 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
+import cloudpickle
 import numpy as np
 import structlog
 
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.weights import Publishable, file_of
 from cormorant_worker.collect.block import Layout
+from cormorant_worker.collect.collector import Collector
+from cormorant_worker.collect.overrides import WorkerOverrides
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, WeightsError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.core import FleetCore
@@ -44,7 +48,7 @@ from cormorant_worker.weights.staged import (
     specs_of_tensors,
     verify,
 )
-from cormorant_worker.worker.messages import PauseStepping, Ready, ResumeStepping, Stop
+from cormorant_worker.worker.messages import Call, PauseStepping, Ready, ResumeStepping, Stop
 
 log = structlog.get_logger()
 
@@ -398,6 +402,20 @@ class WorkerFleet:
             raise FleetError(f"seeds begin at 0, found {seed}; give another")
         with self._changed, self._quiesce.between_batches():
             return self._quiesce.reseed(seed)
+
+    def call(self, function: Callable[[WorkerPlace, WorkerOverrides, Collector], Any]) -> dict[str, Any]:
+        """Call a function in each worker at a batch boundary, in its process; it is pickled, and so is what it returns.
+        Returns results by name of the worker.
+
+        Raises:
+            StateError: it raised, or a worker ended meanwhile.
+            FleetError: all frames are collected.
+            ControlTimeout: the current batches, or the function, did not end in time.
+        """
+        call = Call(function=cloudpickle.dumps(function))
+        with self._changed, self._quiesce.between_batches():
+            found = self._quiesce.call(call)
+        return {name: cloudpickle.loads(data) for name, data in found.items()}
 
     def resize(self, workers: int | Mapping[str, int | Collection[int]], *, wait: bool = True) -> None:
         """Start workers, or retire those with the highest index after they finish their current work.

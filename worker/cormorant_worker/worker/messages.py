@@ -256,6 +256,13 @@ class Look:
     """Index of the leaf of its observation."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Reply with what a function returns, called as `WorkerFleet.call` says; both are pickled."""
+
+    function: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class ReadCached:
     """Reply with the newest weights that this worker's pod has of an earlier head."""
@@ -268,7 +275,9 @@ class AssignServers:
     servers: tuple[ServerAddress, ...]
 
 
-Command = Offer | PauseStepping | ResumeStepping | Seal | Stop | Save | Restore | Look | ReadCached | AssignServers
+Command = (
+    Offer | PauseStepping | ResumeStepping | Seal | Stop | Save | Restore | Look | Call | ReadCached | AssignServers
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import cloudpickle
 import structlog
 
 from cormorant_worker.collect.block import Block, Layout
@@ -343,6 +344,11 @@ class WorkerRuntime:
                 self._servers.assign(command.servers)
             case messages.Look():
                 return self.collector.look(command.column, command.leaf).tobytes()
+            case messages.Call():
+                with self._between_batches() as collector:
+                    function = cloudpickle.loads(command.function)
+                    called: bytes = cloudpickle.dumps(function(self._place, self._overrides, collector))
+                    return called
             case messages.ReadCached():
                 return self._kept.read()
             case messages.Save():

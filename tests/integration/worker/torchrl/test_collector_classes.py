@@ -19,6 +19,7 @@ from cormorant_compat.torchrl import (
     MultiSyncDataCollector,
     SyncDataCollector,
     aSyncDataCollector,
+    sync_sync_collector,
 )
 from cormorant_testing.check import Checker
 from cormorant_testing.envs import CountingEnv
@@ -464,3 +465,54 @@ def test_async_collectors_give_batches_as_they_come() -> None:
         assert collector.state_dict()["frames"] == 20
     with MultiAsyncCollector(make, num_workers=2, frames_per_batch=5, total_frames=20) as several:
         assert sorted(batch.shape for batch in several) == [(5,)] * 4
+
+
+class Leveled(CountingEnv):
+    """Pays its level, which scripts raise as they train."""
+
+    level = 0
+
+    def set_level(self, level: int) -> int:
+        if level < 0:
+            raise ValueError(f"level {level} is below 0")
+        before, self.level = self.level, level
+        return before
+
+    def step(self, action: Any) -> Any:
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, float(self.level), terminated, truncated, info
+
+
+def make_leveled() -> Leveled:
+    return Leveled(lengths=9, action="box")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_methods_and_attributes_are_called_in_each_collectors_process(kind: Any) -> None:
+    with kind([make_leveled] * 2, Versioned(), frames_per_batch=18, total_frames=180) as collector:
+        assert collector.get_distant_attr("worker_idx") == [0, 1]
+        assert collector.map_fn("env.set_level", [(1,), (2,)]) == [0, 0]
+        batches = iter(collector)
+        assert set(next(batches)["next", "reward"].flatten().tolist()) <= {1.0, 2.0}
+        collector.update_policy_weights_(numbered(3))
+        assert collector.map_fn("env.set_level", list_of_kwargs=[{"level": 5}] * 2) == [1, 2]
+        assert collector.get_distant_attr("policy.bias[2]") == [3.0, 3.0]
+        assert collector.map_fn("reset") == [None, None]
+        collector.set_seed(1)
+        assert collector.get_distant_attr("env.level") == [0, 0], "a seed builds environments again"
+        with pytest.raises(ValueError, match="level -1 is below 0"):
+            collector.map_fn("env.set_level", [(1,), (-1,)])
+        with pytest.raises(ValueError, match="Expected 2 argument entries, one a collector, got 1"):
+            collector.map_fn("env.set_level", [(1,)])
+        with pytest.raises(AttributeError, match="shows no replay_buffer; give a path that "):
+            collector.map_fn("replay_buffer.__len__")
+
+
+@pytest.mark.slow
+def test_environments_in_processes_of_their_own_are_out_of_reach() -> None:
+    with (
+        sync_sync_collector(make, None, 2, 1, None, frames_per_batch=20, total_frames=20) as collector,
+        pytest.raises(AttributeError, match='of several environments with vectorization="inline" alone'),
+    ):
+        collector.map_fn("env.close")

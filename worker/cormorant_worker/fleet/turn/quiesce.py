@@ -27,7 +27,7 @@ from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import INITIAL_VERSION
-from cormorant_worker.worker.messages import Look, PauseStepping, ReadCached, Reply, Restore, ResumeStepping, Save
+from cormorant_worker.worker.messages import Call, Look, PauseStepping, ReadCached, Reply, Restore, ResumeStepping, Save
 
 log = structlog.get_logger()
 
@@ -221,6 +221,14 @@ class Quiesce:
         for handle in reseeded:
             core.queue.count_dropped("seed", handle.drop_ahead())
         return tuple(sorted(handle.name for handle in reseeded))
+
+    def call(self, call: Call) -> dict[str, bytes]:
+        """What a function returns in each worker, pickled. Between batches."""
+        core = self._core
+        if core.scheduler.is_done or not core.slots.is_complete:
+            raise FleetError("this fleet has collected all its frames, and its workers have ended")
+        replies = self._all_replies(core.slots.ask_all(call), "call a function")
+        return {slot.name: reply.state for slot, reply in replies.items()}
 
     # -- waiting -----------------------------------------------------------------------------------------------
 

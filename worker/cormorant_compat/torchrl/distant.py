@@ -1,0 +1,105 @@
+"""`map_fn` and `get_distant_attr`: what collectors' processes have by a path such as `"env.max_steps"`."""
+
+import re
+from ast import literal_eval
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cormorant_compat.torchrl.plan import CollectionPlan, number_of
+from cormorant_worker.collect.collector import Collector
+from cormorant_worker.collect.overrides import WorkerOverrides
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.policy.actor import PolicyActor
+
+
+def resolve(root: Any, path: str) -> Any:
+    """Follow names and indices: `"env.transform[0].loc"`."""
+    for name, index in re.findall(r"(\w+)|\[([^]]+)]", path):
+        root = getattr(root, name) if name else root[literal_eval(index)]
+    return root
+
+
+class ReachesWorkers:
+    """The two methods, of collectors whose fleet's workers are processes."""
+
+    fleet: Any
+    _plan: CollectionPlan
+    _forget_episodes: Callable[[], None]
+
+    @property
+    def num_workers(self) -> int:
+        return self._plan.num_collectors
+
+    def get_distant_attr(self, attr: str) -> Any:
+        """An attribute in each collector's process, between batches, pickled: `"env.batch_size"`, `"policy"`."""
+        return self.map_fn("get_distant_attr", [(attr,)] * self.num_workers)
+
+    def map_fn(
+        self,
+        method_name: str,
+        list_of_args: Sequence[Sequence[Any]] | None = None,
+        list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[Any]:
+        """Call a method in each collector's process, between batches: `"env.set_level"`, `"reset"`, `"policy.eval"`.
+
+        Args:
+            method_name: path that begins with `env`, `policy` or `reset`; indices in brackets.
+            list_of_args: positional arguments, one entry for each collector.
+            list_of_kwargs: keyword arguments, likewise.
+
+        Returns:
+            Results in the collectors' order.
+
+        Raises:
+            ValueError: another number of entries.
+            Exception: what a call raised.
+        """
+        given = list_of_args or [()] * self.num_workers, list_of_kwargs or [{}] * self.num_workers
+        for entries in given:
+            if len(entries) != self.num_workers:
+                raise ValueError(f"Expected {self.num_workers} argument entries, one a collector, got {len(entries)}")
+        found = self.fleet.call(_InEachWorker(method_name, list(zip(*given, strict=True))))
+        if method_name == "reset":
+            self._forget_episodes()
+        results = [found[name] for name in sorted(found, key=number_of)]
+        if errors := [result for result in results if isinstance(result, Exception)]:
+            raise errors[0]
+        return results
+
+
+@dataclass(frozen=True, slots=True)
+class _InEachWorker:
+    """Calls a method in a worker; pickled for it. Returns what it raised."""
+
+    path: str
+    arguments: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
+    """By number of the collector."""
+
+    def __call__(self, place: WorkerPlace, overrides: WorkerOverrides, collector: Collector) -> Any:
+        given, named = self.arguments[place.index]
+        try:
+            return resolve(_Reachable(place, overrides, collector), self.path)(*given, **named)
+        except Exception as error:  # noqa: BLE001  # the script's own code; raised again in its process
+            return error
+
+
+class _Reachable:
+    """Where paths begin."""
+
+    def __init__(self, place: WorkerPlace, overrides: WorkerOverrides, collector: Collector) -> None:
+        self.worker_idx = place.index
+        self.reset = collector.restart
+        self.policy = collector.actor.models.acting if isinstance(collector.actor, PolicyActor) else None
+        made = [getattr(maker, "made", None) for maker in overrides.envs]
+        if None not in made:  # else they step in processes of their own
+            self.env = made[0] if len(made) == 1 else made
+
+    def get_distant_attr(self, path: str) -> Any:
+        return resolve(self, path)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a collector in another process shows no {name}; give a path that begins with policy, reset, worker_idx, "
+            'or env (of several environments with vectorization="inline" alone)'
+        )
