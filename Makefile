@@ -11,7 +11,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-peers test-lerobot test-openenv chaos mutants check bench bench-train gpu bench-operator bench-head docs wire constraints clean
+.PHONY: help install run test test-all test-peers test-lerobot test-openenv test-jax chaos mutants check bench bench-train gpu bench-operator bench-head docs wire constraints clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,7 +57,7 @@ test-openenv: $(INSTALLED) ## Collect from a server of the openenv package, in .
 
 test-jax: $(INSTALLED) ## Step environments of gymnax, Brax and jumanji, in .venv-jax
 	@test -x .venv-jax/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python .venv-jax
-	@$(BIN)/uv pip install --quiet --python .venv-jax/bin/python --editable '.[worker,jax]' pytest pytest-timeout \
+	@$(BIN)/uv pip install --quiet --python .venv-jax/bin/python --editable '.[worker,jax]' pytest pytest-timeout hypothesis \
 		gymnax six brax jumanji
 	@.venv-jax/bin/python -m pytest tests/unit/worker/envs/test_functional.py tests/unit/worker/envs/test_jax_libraries.py \
 		$(PYTEST_ARGS)
