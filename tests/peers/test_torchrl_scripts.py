@@ -16,9 +16,14 @@ from torch import nn
 pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peers` runs these tests")
 
 from torchrl.data import Bounded, Composite, LazyTensorStorage, OneHot, TensorDictReplayBuffer
-from torchrl.envs import GymEnv, SerialEnv, StepCounter
+from torchrl.envs import ExcludeTransform, GymEnv, SerialEnv, StepCounter, TransformedEnv, UnaryTransform
 from torchrl.modules import GRUModule, RandomPolicy
-from torchrl.testing.mocking_classes import HeterogeneousCountingEnv, MultiKeyCountingEnv, NestedCountingEnv
+from torchrl.testing.mocking_classes import (
+    EnvWithDynamicSpec,
+    HeterogeneousCountingEnv,
+    MultiKeyCountingEnv,
+    NestedCountingEnv,
+)
 
 from cormorant_compat.torchrl import Collector, MultiSyncCollector
 from cormorant_compat.torchrl.specs import space_of
@@ -128,13 +133,24 @@ def test_random_policies_of_several_actions() -> None:
 
 
 def test_what_groups_of_agents_cannot_have_is_refused() -> None:
-    with pytest.raises(EnvBuildError, match="a spec of type Stacked cannot be collected; transform it into a tensor"):
+    with pytest.raises(EnvBuildError, match=r"a spec of shape \[3, -1\] changes its size; pad it in the environment"):
         Collector(HeterogeneousCountingEnv(), frames_per_batch=10)
     with pytest.raises(EnvBuildError, match=r"one-hot vectors of shape \[3, 4\] cannot be collected; make the actions"):
         space_of(OneHot(4, shape=(2, 3, 4)), 1)
     for option in ({"max_frames_per_traj": 3}, {"set_truncated": True}):
         with pytest.raises(ValueError, match=r"do not reach data.done, a flag of a group of agents; let the envi"):
             Collector(NestedCountingEnv(), frames_per_batch=10, **option)
+
+
+def test_non_tensors_and_changing_shapes_are_refused() -> None:
+    with pytest.raises(EnvBuildError, match=r"a spec of shape \[3, -1, 2\] changes its size; pad it in the envir"):
+        Collector(EnvWithDynamicSpec(), frames_per_batch=10)
+    described = TransformedEnv(pendulum(), UnaryTransform(in_keys=["observation"], out_keys=["text"], fn=str))
+    with pytest.raises(EnvBuildError, match=r"a spec of type NonTensor cannot be collected; .*, or leave it out \("):
+        Collector(described, frames_per_batch=10)
+    without = TransformedEnv(described, ExcludeTransform("text"))
+    with Collector(without, frames_per_batch=10, total_frames=10) as collector:
+        assert [batch.numel() for batch in collector] == [10]
 
 
 def test_nested_keys_come_from_fleets_and_into_buffers() -> None:

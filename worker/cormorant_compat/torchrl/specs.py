@@ -57,7 +57,9 @@ def space_of(spec: TensorSpec, num_dims: int, *, parts: type[gymnasium.spaces.Di
     Raises:
         EnvBuildError: it has no fixed shape, or we have nothing like it.
     """
-    index = (0,) * num_dims
+    index, shape = (0,) * num_dims, list(spec.shape[num_dims:])
+    if min(shape, default=0) < 0:
+        raise EnvBuildError(f"a spec of shape {shape} changes its size; pad it in the environment, and observe a mask")
     match spec:
         case Composite():
             inner = {str(name): part for name, part in spec.items() if not isinstance(part, Composite) or part.keys()}
@@ -66,7 +68,7 @@ def space_of(spec: TensorSpec, num_dims: int, *, parts: type[gymnasium.spaces.Di
             return OneHot(int(spec.space.n))
         case OneHotSpec():
             raise EnvBuildError(
-                f"one-hot vectors of shape {list(spec.shape[num_dims:])} cannot be collected; make the actions of "
+                f"one-hot vectors of shape {shape} cannot be collected; make the actions of "
                 "several agents numbers (categorical_actions=True)"
             )
         case MultiCategorical():
@@ -94,7 +96,10 @@ def space_of(spec: TensorSpec, num_dims: int, *, parts: type[gymnasium.spaces.Di
             info = torch.iinfo(spec.dtype)
             low, high = max(info.min, -_WIDEST), min(info.max, _WIDEST)
             return gymnasium.spaces.Box(low, high, tuple(spec.shape[num_dims:]), _numpy_type(spec.dtype))
-    raise EnvBuildError(f"a spec of type {type(spec).__name__} cannot be collected; transform it into a tensor")
+    raise EnvBuildError(
+        f"a spec of type {type(spec).__name__} cannot be collected; transform it into a tensor, or leave it out "
+        "(torchrl.envs.ExcludeTransform)"
+    )
 
 
 def random_policy(policy: Any, action: Space) -> Callable[[Any], Any] | None:
