@@ -71,6 +71,14 @@ def test_type_checkers_accept_the_examples(checker: str, tmp_path: Path) -> None
     assert done.returncode == 0, done.stdout
 
 
+def test_type_checkers_read_the_installed_packages() -> None:
+    things = [getattr(import_module(module), name) for module, name in NAMES]
+    rooms = {getattr(thing, "__module__", "").partition(".")[0] for thing in things}
+    ours = {room for room in rooms if room.startswith("cormorant")}
+    assert len(ours) == 6
+    assert [room for room in ours if not Path(str(import_module(room).__file__)).with_name("py.typed").is_file()] == []
+
+
 def test_a_type_checker_refuses_what_is_no_weights(tmp_path: Path) -> None:
     script = tmp_path / "wrong.py"
     script.write_text("import cormorant\n\n\ndef f(fleet: cormorant.Fleet) -> None:\n    fleet.publish(7)\n")
