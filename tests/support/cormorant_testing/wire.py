@@ -109,10 +109,11 @@ def names(tree: Path) -> Surface:
     return dict.fromkeys(sorted(found), "name")
 
 
-def files(folder: Path) -> Surface:
-    """A dataset of one worker, a head's directory and a saved state, as `cormorant` leaves them."""
-    (folder / "data.yaml").write_text(_JOB % (", totalFrames: 96", "dataset: {uri: data}"))
-    (folder / "served.yaml").write_text(_JOB % ("", "queue: {capacityBatches: 1}"))
+def files(folder: Path, tree: Path) -> Surface:
+    """A dataset of one worker, a head's directory and a saved state, as a tree's `cormorant` leaves them."""
+    job = _JOB if (tree / "api/cormorant").is_dir() else _JOB.replace("cormorant.policies", "cormorant_worker.policies")
+    (folder / "data.yaml").write_text(job % (", totalFrames: 96", "dataset: {uri: data}"))
+    (folder / "served.yaml").write_text(job % ("", "queue: {capacityBatches: 1}"))
     _cormorant("run", "data.yaml", cwd=folder)
     port, log = 18300 + os.getpid() % 1000 * 2, folder / "head.log"
     url = f"http://127.0.0.1:{port}"
@@ -212,7 +213,7 @@ def _await(url: str, head: "subprocess.Popen[bytes]", log: Path) -> None:
 
 def dump(tree: Path) -> dict[str, Surface]:
     with tempfile.TemporaryDirectory() as folder:
-        on_disk = files(Path(folder))
+        on_disk = files(Path(folder), tree)
     return {"crd": crd(), "metrics": metrics(), "openapi": openapi(), "names": names(tree), "files": on_disk}
 
 

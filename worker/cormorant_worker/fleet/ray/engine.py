@@ -11,6 +11,7 @@ import ray
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.envs.cpus import available_cpus
+from cormorant_worker.errors import ManifestError
 from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
 from cormorant_worker.fleet.ray.block_pool import RayBlockPool
@@ -29,7 +30,9 @@ class RayEngine:
     """Ray's connections to the actor and to its node, and what tells of news."""
 
     def __init__(self, options: RayOptions | None = None) -> None:
-        self._options = options = options or RayOptions()
+        self._options = options = RayOptions() if options is None else options
+        if not isinstance(options, RayOptions):
+            raise ManifestError(f"engine is {options!r}; give cormorant.RayOptions(), or None for this machine")
         self.cluster = RayCluster(options)
         self._actors: Any = ray.remote(concurrency_groups=GROUPS)(WorkerActor)
         self._blocks: RayBlockPool | None = None
