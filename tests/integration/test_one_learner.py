@@ -338,7 +338,7 @@ def test_each_batch_goes_to_one_of_several_learners(tmp_path: Path) -> None:
 
 def test_arguments_that_say_the_same_are_refused() -> None:
     options = cormorant.FleetOptions(workers=3)
-    with pytest.raises(ManifestError, match="engine is 'ray'; give cormorant.RayOptions"):
+    with pytest.raises(ManifestError, match=r"engine is 'ray'; give cormorant\.RayOptions"):
         cormorant.open_fleet(CARTPOLE, engine="ray")  # type: ignore[arg-type]
     with pytest.raises(ManifestError, match="workers=2 cannot be combined with options, which has 3"):
         cormorant.open_fleet(CARTPOLE, workers=2, options=options)
