@@ -18,6 +18,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ kind: CollectorJob
 metadata: {name: wire}
 spec:
   env: {gymnasium: {id: CartPole-v1, vectorization: inline, numEnvs: 2}}
-  policy: {entrypoint: "cormorant.policies:mlp"}
+  policy: {entrypoint: "%s:mlp"}
   collection: {framesPerBatch: 32, seed: 3, mode: sync%s}
   output: {%s}
   replicas: 1
@@ -111,9 +112,9 @@ def names(tree: Path) -> Surface:
 
 def files(folder: Path, tree: Path) -> Surface:
     """A dataset of one worker, a head's directory and a saved state, as a tree's `cormorant` leaves them."""
-    job = _JOB if (tree / "api/cormorant").is_dir() else _JOB.replace("cormorant.policies", "cormorant_worker.policies")
-    (folder / "data.yaml").write_text(job % (", totalFrames: 96", "dataset: {uri: data}"))
-    (folder / "served.yaml").write_text(job % ("", "queue: {capacityBatches: 1}"))
+    policies = "cormorant.policies" if (tree / "api/cormorant").is_dir() else "cormorant_worker.policies"
+    (folder / "data.yaml").write_text(_JOB % (policies, ", totalFrames: 96", "dataset: {uri: data}"))
+    (folder / "served.yaml").write_text(_JOB % (policies, "", "queue: {capacityBatches: 1}"))
     _cormorant("run", "data.yaml", cwd=folder)
     port, log = 18300 + os.getpid() % 1000 * 2, folder / "head.log"
     url = f"http://127.0.0.1:{port}"
@@ -122,7 +123,7 @@ def files(folder: Path, tree: Path) -> Surface:
     with log.open("w") as out, subprocess.Popen(command, cwd=folder, stdout=out, stderr=out) as head:
         try:
             _await(f"{url}/readyz", head, log)
-            _write_weights(folder / "policy.safetensors")
+            _write_weights(folder / "policy.safetensors", policies)
             _cormorant("weights", "push", "policy.safetensors", cwd=folder)
             _cormorant("pause", cwd=folder)
             _cormorant("state", "save", "state", cwd=folder)
@@ -138,12 +139,11 @@ def files(folder: Path, tree: Path) -> Surface:
     return found
 
 
-def _write_weights(path: Path) -> None:
+def _write_weights(path: Path, policies: str) -> None:
     import gymnasium
     from safetensors.torch import save_file
 
-    from cormorant.policies import mlp
-
+    mlp = import_module(policies).mlp
     save_file(mlp(gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)).state_dict(), path)
 
 

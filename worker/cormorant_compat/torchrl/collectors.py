@@ -20,7 +20,7 @@ from tensordict import TensorDictBase
 from cormorant_compat.torchrl.batches import StepCounts
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.devices import devices_of
-from cormorant_compat.torchrl.distant import resolve
+from cormorant_compat.torchrl.distant import execute, resolve
 from cormorant_compat.torchrl.in_process import InProcessFleet
 from cormorant_compat.torchrl.makers import count_collectors, is_env, share_out
 from cormorant_compat.torchrl.plan import CollectionPlan, Mode
@@ -157,8 +157,7 @@ class Collector(FleetCollector):
             raise ValueError(
                 f"list_of_args has {len(arguments)} entries and list_of_kwargs {len(keywords)}; give the same length"
             )
-        method = resolve(self, method_name)
-        return [method(*given, **named) for given, named in zip(arguments, keywords, strict=True)]
+        return [execute(self, method_name, *given, **named) for given, named in zip(arguments, keywords, strict=True)]
 
     def fake_tensordict(self) -> TensorDictBase:
         """A batch of zeros in the shape of the next batch. Steps nothing, and calls no hook."""

@@ -12,12 +12,40 @@ from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.policy.actor import PolicyActor
 
+_STEP = re.compile(r"""\.?([A-Za-z_]\w*)|\[('[^']*'|"[^"]*"|-?\d+)\]""")
+"""One step of a path of attributes: `.stats`, `['policy']`, `[0]`."""
+
 
 def resolve(root: Any, path: str) -> Any:
-    """Follow names and indices: `"env.transform[0].loc"`."""
-    for name, index in re.findall(r"(\w+)|\[([^]]+)]", path):
-        root = getattr(root, name) if name else root[literal_eval(index)]
+    """Follow attributes and items: `"env.transform[0].loc"`.
+
+    Raises:
+        AttributeError: the path names nothing, or cannot be read.
+    """
+    at = 0
+    while at < len(path):
+        step = _STEP.match(path, at)
+        if step is None:
+            raise AttributeError(f'the path "{path}" cannot be read at "{path[at:]}"; write it as a.b["c"].d')
+        name, item = step.groups()
+        try:
+            root = getattr(root, name) if name else root[literal_eval(item)]
+        except (KeyError, IndexError, TypeError) as error:
+            raise AttributeError(
+                f'"{path}": {type(root).__name__} has no {step[0]} ({type(error).__name__})'
+            ) from error
+        at = step.end()
     return root
+
+
+def execute(root: Any, path: str, *args: Any, **kwargs: Any) -> Any:
+    """Call what a path leads to, or read an attribute that is not callable."""
+    found = resolve(root, path)
+    if callable(found):
+        return found(*args, **kwargs)
+    if args or kwargs:
+        raise ValueError(f'"{path}" is a {type(found).__name__}, which takes no arguments; found {args} and {kwargs}')
+    return found
 
 
 class ReachesWorkers:
@@ -79,7 +107,7 @@ class _InEachWorker:
     def __call__(self, place: WorkerPlace, overrides: WorkerOverrides, collector: Collector) -> Any:
         given, named = self.arguments[place.index]
         try:
-            return resolve(_Reachable(place, overrides, collector), self.path)(*given, **named)
+            return execute(_Reachable(place, overrides, collector), self.path, *given, **named)
         except Exception as error:  # noqa: BLE001  # the script's own code; raised again in its process
             return error
 

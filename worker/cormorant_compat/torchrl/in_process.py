@@ -41,7 +41,6 @@ class InProcessFleet:
         total = job.spec.collection.total_frames
         self._total = None if total is None else -(-total // num_envs) * num_envs
         self._frames = 0
-        self._published = 0
         self._is_closed = False
 
     @property

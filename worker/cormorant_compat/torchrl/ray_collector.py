@@ -1,7 +1,6 @@
 """TorchRL's RayCollector over the Ray fleet: collectors as actors, replaced when they die, ahead of the learner."""
 
 import asyncio
-import re
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +12,7 @@ from cormorant_compat.arguments import as_flag
 from cormorant_compat.torchrl import ray_arguments as arguments
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.devices import devices_of, storing_devices
+from cormorant_compat.torchrl.distant import execute
 from cormorant_compat.torchrl.makers import Maker, count_collectors, place_envs, policy_maker
 from cormorant_compat.torchrl.plan import CollectionPlan, number_of
 from cormorant_compat.torchrl.policy import as_policy, check_has_weights, on_cpu
@@ -20,9 +20,6 @@ from cormorant_compat.torchrl.settings import broadcast, read_settings
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.stats import WorkerReceipts
-
-_STEP = re.compile(r"""\.?([A-Za-z_]\w*)|\[(?:'([^']*)'|"([^"]*)"|(-?\d+))\]""")
-"""One step of a path of attributes: `.stats`, `['policy']`, `[0]`."""
 
 
 class NotSet(AttributeError, RuntimeError):
@@ -347,32 +344,7 @@ class RayCollector(FleetCollector):
             AttributeError: the path names nothing.
             ValueError: arguments were given, and the path names an attribute that is not callable.
         """
-        found: Any = self
-        at = 0
-        while at < len(attr_path):
-            step = _STEP.match(attr_path, at)
-            if step is None:
-                raise AttributeError(
-                    f'the path "{attr_path}" cannot be read at "{attr_path[at:]}"; write it as a.b["c"].d'
-                )
-            name, single, double, number = step.groups()
-            try:
-                if name is not None:
-                    found = getattr(found, name)
-                else:
-                    found = found[int(number) if number is not None else (single if single is not None else double)]
-            except (AttributeError, KeyError, IndexError, TypeError) as error:
-                raise AttributeError(
-                    f'"{attr_path}": {type(found).__name__} has no {step.group().lstrip(".")} ({type(error).__name__})'
-                ) from error
-            at = step.end()
-        if callable(found):
-            return found(*args, **kwargs)
-        if args or kwargs:
-            raise ValueError(
-                f'"{attr_path}" is a {type(found).__name__}, which takes no arguments; found {args} and {kwargs}'
-            )
-        return found
+        return execute(self, attr_path, *args, **kwargs)
 
     # -- seeds, state ------------------------------------------------------------------------------------------
 
