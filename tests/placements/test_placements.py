@@ -19,6 +19,7 @@ from cormorant_testing.fleets import open_on
 from cormorant_testing.placements import echo_env
 from cormorant_testing.placements.cells import CRASHES, SIZES, Cell, cover
 from cormorant_testing.placements.echo_env import EchoEnv
+from cormorant_testing.placements.echo_jax import EchoFunctions
 from cormorant_testing.placements.plain_loop import PlainLoop
 from cormorant_testing.placements.witness import build_policy
 from cormorant_worker.errors import ManifestError
@@ -34,7 +35,7 @@ def params() -> Iterator[Any]:
     if not CHOSEN.isdigit():
         yield pytest.param(Cell.of(CHOSEN), id=CHOSEN)
         return
-    fast = cover(1, without=("ray", "ray_served"))
+    fast = cover(1, without=("ray", "ray_served", "jax"))
     for cell in fast:
         yield pytest.param(cell, id=cell.id)
     for cell in cover(int(CHOSEN)):
@@ -119,6 +120,9 @@ def script_of(cell: Cell, policy: Any) -> dict[str, Any]:
         make_vector = partial(echo_env.make_vector, mode=cell.choices[0].partition("_")[2])
         amounts = {"num_envs": cell.num_envs, "info": cell.env()["info"]}
         return {"env": make_vector, "policy": policy, "collection": cell.collection(), **amounts}
+    if "jax" in cell:
+        amounts = {"num_envs": cell.num_envs, "info": cell.env()["info"]}
+        return {"env": EchoFunctions, "policy": policy, "collection": cell.collection(), **amounts}
     make = partial(EchoEnv, crashes=CRASHES if "crashes" in cell else 0)
     more = {"num_envs": cell.num_envs, "vectorization_mode": cell.choices[0], "info": cell.env()["info"]}
     return {"env": make, "policy": policy, "collection": cell.collection(), **more}

@@ -13,7 +13,7 @@ from manifest_making import collector_job
 AXES: dict[str, tuple[str, ...]] = {
     "env": (
         *("inline", "subprocess", "pendulum", "pendulum_b2", "pendulum_b4", "cheetah_b4", "cartpole", "cartpole_b2"),
-        *("vector_next", "vector_same", "vector_disabled", "vector_held"),
+        *("vector_next", "vector_same", "vector_disabled", "vector_held", "jax"),
     ),
     "place": ("collector", "local", "local_served", "ray", "ray_served"),
     "policy": ("module", "memory", "tensordict", "recurrent"),
@@ -35,7 +35,8 @@ NEVER: dict[tuple[str, str], str] = {
     ("local_served", "script"): "a script's job has one group of workers",
     ("ray_served", "script"): "a script's job has one group of workers",
     **{(env, "crashes"): "EnvPool's environments do not raise" for env in AXES["env"][2:8]},
-    **{(env, "crashes"): "one that raises ends a vector environment" for env in AXES["env"][8:]},
+    **{(env, "crashes"): "one that raises ends a vector environment" for env in AXES["env"][8:12]},
+    ("jax", "crashes"): "compiled functions do not raise",
     ("vector_held", "cut"): "its rows cannot be reset alone",
     ("vector_held", "resets"): "its rows cannot be reset alone",
 }
@@ -129,6 +130,8 @@ class Cell:
                 "vector": {"entrypoint": f"{NAMESPACE}.echo_env:make_vector", "kwargs": {"mode": mode}},
                 "info": info,
             }
+        if "jax" in self:
+            return {"jax": {"entrypoint": f"{NAMESPACE}.echo_jax:EchoFunctions"}, "info": info}
         crashes = CRASHES if "crashes" in self else 0
         made = {
             "entrypoint": f"{NAMESPACE}.echo_env:make_env",
@@ -149,7 +152,7 @@ class Cell:
 
     def manifest(self) -> dict[str, Any]:
         env = self.env()
-        env[next(kind for kind in ("envpool", "gymnasium", "vector") if kind in env)]["numEnvs"] = self.num_envs
+        env[next(kind for kind in ("envpool", "gymnasium", "vector", "jax") if kind in env)]["numEnvs"] = self.num_envs
         amounts = {"framesPerBatch": self.frames_per_batch, "totalFrames": self.total_frames}
         spec: dict[str, Any] = {
             "env": env,

@@ -189,7 +189,7 @@ class PlainLoop:
             s.elapsed = s.length = self._elapsed(f)
             s.count, s.following = f["count"].item() if "count" in f else 0.0, obs if s.elapsed else None
             s.was_marked = s.traj != traj
-            assert not self.cell.is_saved or s.ident in (-1.0, obs[0]), "another environment"
+            assert not self.cell.is_saved or "jax" in self.cell or s.ident in (-1.0, obs[0]), "another environment"
             s.ident = float(obs[0])
             self._idents.add(s.ident)
         elif has_crashed:
@@ -221,6 +221,10 @@ class PlainLoop:
         return int(f["next.info.elapsed_step"]) - 1 if self.cell.is_pool else round(float(f["observation"][2]) * STEPS)
 
     def _begin_echo(self, obs: Any, s: Stream) -> None:
+        if "jax" in self.cell:  # an episode has a number of its own, not an environment
+            assert self._has_rewound or obs[0] not in self._idents, "two episodes have one key"
+            self._idents.add(float(obs[0]))
+            return
         if s.ident < 0:
             assert obs[0] not in self._idents, "two environments have one seed"
             self._idents.add(float(obs[0]))
