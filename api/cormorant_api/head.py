@@ -7,6 +7,7 @@ Starting (no fleet yet: 503) -> Running <-> Paused -> Completing -> Completed
 
 import asyncio
 import functools
+import hmac
 import secrets
 import threading
 import time
@@ -44,6 +45,7 @@ from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.logs import LogContext
 from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.weights.cached import Settled
 
 log = structlog.get_logger()
 
@@ -280,6 +282,31 @@ class Head:
         if self._running is not None:
             self.journal.inherit(self._running.fleet.inherited_frames)
         self.journal.settle_all(self.settled_frames(stats))
+
+    @property
+    def receipt(self) -> str:
+        """What is settled, for a consumer to tell the next head; empty without tokens, which sign it."""
+        told = f"{self.journal.epoch}.{self.journal.settled_frames}"
+        return f"{told}.{signature}" if (signature := self._sign(told)) else ""
+
+    def inherit(self, receipt: str) -> None:
+        """Count what an earlier head of this job told a consumer: the only one who knows it when no pod is left. Other
+        text than such a receipt is ignored.
+        """
+        told, _, signature = receipt.rpartition(".")
+        wanted = self._sign(told)
+        if not wanted or not hmac.compare_digest(signature.encode(), wanted.encode()):
+            log.info("receipt_ignored", reason=f"{receipt[:80]!r} is no receipt of this job's heads")
+            return
+        epoch, frames = map(int, told.split("."))
+        if epoch < self.journal.epoch:
+            fleet = self.running.fleet
+            fleet.inherit(Settled(epoch=epoch, frames=frames))
+            self.keep_settled_frames(fleet.stats(workers=False))
+
+    def _sign(self, told: str) -> str:
+        about = self.job.metadata
+        return self.tokens.sign(f"settled {about.namespace}/{about.name} {told}")
 
     def keep_restored(self) -> None:
         """Write the epoch, the count and the statistics of a restored fleet down, and count on from there.

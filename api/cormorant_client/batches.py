@@ -220,7 +220,9 @@ class _Fetcher:
     def _ack(self, batch: Delivery) -> None:
         self._acked.append(batch.id)
         with suppress(NotFound):  # of a head that is no more
-            self._head.post(f"/v1/batches/{quoted(batch.id)}/ack")
+            reply = self._head.post(f"/v1/batches/{quoted(batch.id)}/ack")
+            if receipt := reply.headers.get(headers.SETTLED.lower()):
+                self._head.receipts[headers.SETTLED] = receipt
 
     def _release(self, batch: Delivery) -> None:
         batch.forget()
@@ -276,7 +278,7 @@ class _Fetcher:
                 "wait": _POLL_S,
                 "max_staleness": self._wanted.get("max_staleness"),
             },
-            headers={"Accept": accept},
+            headers={"Accept": accept, **self._head.receipts},
             wait_s=_POLL_S,
             is_bulk=True,
         )

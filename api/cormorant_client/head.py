@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -87,6 +87,8 @@ class HeadConnection:
     has_answered: bool = False
     bulk: Address | None = None
     """Where bulk bytes go; None: not known, or it broke since."""
+    receipts: dict[str, str] = field(default_factory=dict)
+    """Headers by which consumers tell the next head what this one settled; shared by twins."""
 
     def twin(self) -> Self:
         """A second client of the same head, with its own connections; `close` aborts its requests."""

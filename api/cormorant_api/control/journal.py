@@ -128,9 +128,13 @@ class Journal:
         self._base = base
 
     def inherit(self, frames: int) -> None:
-        """Earlier heads settled so many frames, in all, beyond the count that this one began with."""
-        self._base += frames - self._inherited
-        self._inherited = frames
+        """Earlier heads settled so many frames, in all, beyond the count that this one began with. A lower number than
+        before is ignored.
+        """
+        with self._lock:
+            new = max(0, frames - self._inherited)
+            self._base += new
+            self._inherited += new
 
     def settle_all(self, frames: int, statistics: Statistics | None = None) -> "Future[None]":
         """Set the settled frames of all heads; a lower count is ignored. Otherwise as `settle`."""

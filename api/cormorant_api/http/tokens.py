@@ -60,6 +60,11 @@ class HeadTokens:
             )
         return role
 
+    def sign(self, text: str) -> str:
+        """A signature that any head with the same operator token makes; empty without tokens."""
+        token = self.by_role.get(Role.OPERATOR, "")
+        return hmac.new(token.encode(), text.encode(), "sha256").hexdigest() if token else ""
+
     def _role_of(self, authorization: str | None) -> Role:
         if not self.by_role:
             return Role.OPERATOR

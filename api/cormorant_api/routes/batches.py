@@ -3,7 +3,7 @@
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from cormorant_api.batches.ledger import Lent
@@ -24,6 +24,7 @@ from cormorant_contract.rest.headers import (
     MEMORY_JSON,
     MIN_VERSION,
     SAFETENSORS,
+    SETTLED,
 )
 from cormorant_contract.rest.pauses import LONGEST_WAIT_S
 from cormorant_contract.rest.problems import ProblemType
@@ -39,6 +40,12 @@ _HEADERS = {
         (DELIVERY, "How often the batch has been delivered, from 1."),
         (ACK_WITHIN, "Seconds to acknowledge the batch before it goes to the next consumer."),
     )
+}
+_RECEIPT = {
+    SETTLED: {
+        "schema": {"type": "string"},
+        "description": "What is settled; send it with the next request for a batch, in case another head answers it.",
+    }
 }
 Consumer = Annotated[Name, Query(description="Name of the consumer, shown in /v1/status.")]
 Staleness = Annotated[
@@ -78,6 +85,7 @@ async def next_batch(
     consumer: Consumer = "anonymous",
     wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="Seconds to wait for a batch.")] = 10.0,
     max_staleness: Staleness = None,
+    settled: Annotated[str, Header(alias=SETTLED, description="From the consumer's last acknowledgement.")] = "",
 ) -> Response:
     """Take the next batch. With `Accept: application/vnd.cormorant.memory+json` the response is its location in shared
     memory, for consumers on the head's machine.
@@ -88,6 +96,8 @@ async def next_batch(
             "the job has no output.queue, its frames go to the dataset only; add output.queue: {} to the manifest",
         )
     running = head.running
+    if settled:
+        await head.quick(head.inherit, settled)
     oldest = None if max_staleness is None else max(0, running.fleet.version - max_staleness)
     lent = await while_connected(request.receive, _lend_next(head, consumer, wait_s=wait, oldest_version=oldest))
     if lent is None:
@@ -137,7 +147,12 @@ async def next_batch(
     "/v1/batches/{batch}/ack",
     status_code=204,
     response_class=Response,
-    **guarded(Role.READ, ProblemType.UNKNOWN_BATCH, ProblemType.STORE_FAILED),
+    **guarded(
+        Role.READ,
+        ProblemType.UNKNOWN_BATCH,
+        ProblemType.STORE_FAILED,
+        also={204: {"description": "It is acknowledged.", "headers": _RECEIPT}},
+    ),
 )
 async def ack_batch(head: TheHead, batch: str) -> Response:
     """Acknowledge a batch: it is never delivered again. Idempotent. Any consumer may acknowledge any batch."""
@@ -153,7 +168,7 @@ async def ack_batch(head: TheHead, batch: str) -> Response:
             "head's directory does not answer; repeat it",
             retry_after_s=_AGAIN_S,
         ) from None
-    return Response(status_code=204)
+    return Response(status_code=204, headers={SETTLED: receipt} if (receipt := head.receipt) else None)
 
 
 @router.post(

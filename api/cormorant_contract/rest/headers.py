@@ -13,6 +13,8 @@ DELIVERY = "Cormorant-Delivery"
 """How often the batch has been delivered, from 1."""
 ACK_WITHIN = "Cormorant-Ack-Within"
 """Seconds after which an unacknowledged batch goes to the next consumer."""
+SETTLED = "Cormorant-Settled"
+"""What a head has settled, signed: a consumer sends it back with its next request for a batch."""
 POLICY_VERSION = "Cormorant-Policy-Version"
 """Version of the weights in the body."""
 

@@ -61,7 +61,7 @@ class FleetCore:
         self.found_frames = options.floor_frames
         """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
         self.inherited_frames = 0
-        """Those of them that workers' pods told of; see `inherit`."""
+        """Those of them that workers' pods or consumers told of; see `inherit`."""
         # What only some fleets have is imported by these alone: pyarrow takes a while to load.
         if collection.episodes is not None:
             from cormorant_worker.evaluation import book

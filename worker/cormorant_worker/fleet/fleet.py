@@ -41,6 +41,7 @@ from cormorant_worker.logs import quiet_by_default
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob, in_models
+from cormorant_worker.weights.cached import Settled
 from cormorant_worker.weights.staged import (
     INITIAL_VERSION,
     PolicyVersion,
@@ -488,8 +489,14 @@ class WorkerFleet:
 
     @property
     def inherited_frames(self) -> int:
-        """Those of them that workers' pods had from an earlier head, beyond `options.floor_frames`."""
+        """Those of them that `inherit` or workers' pods told of, beyond `options.floor_frames`."""
         return self._core.inherited_frames
+
+    def inherit(self, settled: Settled) -> None:
+        """Count what an earlier head settled, as workers' pods tell when they join; nothing that is known already."""
+        with self._changed:
+            self._core.inherit(settled)
+            self._core.waker.wake()
 
     @property
     def epoch(self) -> int:
