@@ -4,6 +4,7 @@ Nothing is stepped between two batches. Used by one thread at a time.
 """
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.build import build_collector, rebuild
 from cormorant_worker.collect.overrides import WorkerOverrides
+from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvRaised, FleetClosed, StateError
 from cormorant_worker.fleet.batch_queue import Loan, LoanPart
@@ -23,6 +25,7 @@ from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
 
 _NAME = "local-0"
+_STOP_S = 10.0
 
 
 class InProcessFleet:
@@ -41,6 +44,7 @@ class InProcessFleet:
         total = job.spec.collection.total_frames
         self._total = None if total is None else -(-total // num_envs) * num_envs
         self._frames = 0
+        self._filling = threading.RLock()
         self._is_closed = False
 
     @property
@@ -55,8 +59,11 @@ class InProcessFleet:
         if left == 0:
             return None
         num_frames = self._steps * self._collector.num_envs
-        with _exceptions_of_environments():
-            filled = self._collector.fill(self._block, num_frames if left is None else min(num_frames, left))
+        with self._filling, _exceptions_of_environments():
+            try:
+                filled = self._collector.fill(self._block, num_frames if left is None else min(num_frames, left))
+            except Stopped:
+                raise FleetClosed("the collector was shut down in the middle of a batch") from None
         self._frames += filled.num_frames
         return _lend(self._block, filled.num_frames, filled.version)
 
@@ -137,7 +144,12 @@ class InProcessFleet:
 
     def close(self) -> None:
         self._is_closed = True
+        self._collector.gate.stop()
+        # Another thread ends its batch at the next vector step.
+        has_ended = self._filling.acquire(timeout=_STOP_S)
         self._collector.close()
+        if has_ended:
+            self._filling.release()
 
 
 def _lend(block: Block, num_frames: int, version: int) -> Loan:

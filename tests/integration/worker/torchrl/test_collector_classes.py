@@ -1,6 +1,8 @@
 """TorchRL's collector classes: the one in this process value by value, the others' signatures over real workers."""
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +28,7 @@ from cormorant_testing.envs import CountingEnv
 from cormorant_testing.policies import Versioned, numbered
 from cormorant_testing.recurrent import Counter
 from cormorant_testing.scripts import until
-from cormorant_worker.errors import StateError
+from cormorant_worker.errors import FleetClosed, StateError
 
 DEFAULTS: dict[str, Any] = {
     "compile_policy": False, "cudagraph_policy": False, "track_traj_ids": True, "interruptor": None,
@@ -341,6 +343,31 @@ def test_a_started_collector_fills_its_buffer() -> None:
     running._thread.join(30)
     collector.async_shutdown()
     assert buffer.frames == 100
+
+
+class Waiting(CountingEnv):
+    def __init__(self) -> None:
+        super().__init__(lengths=100)
+        self.is_stepping, self.may_step = threading.Event(), threading.Event()
+
+    def step(self, action: Any) -> Any:
+        self.is_stepping.set()
+        assert self.may_step.wait(30)
+        return super().step(action)
+
+
+def test_a_started_collector_is_shut_down_in_the_middle_of_a_batch() -> None:
+    env = Waiting()
+    collector = Collector(env, frames_per_batch=10, total_frames=100, replay_buffer=Extended())
+    collector.start()
+    assert env.is_stepping.wait(30)
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(collector.shutdown)
+        until(lambda: collector.fleet._is_closed)
+        env.may_step.set()
+        ended.result(30)
+    with pytest.raises(FleetClosed, match="the collector was shut down; make another one"):
+        collector.fleet.borrow()
 
 
 def test_scripts_read_and_exchange_attributes() -> None:
