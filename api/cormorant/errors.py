@@ -1,5 +1,5 @@
-"""All that is raised on purpose: `CormorantError` and its kinds where frames are collected, `ClientError` and its kinds
-where a learner asks a head. Every message is a sentence with values and what to do.
+"""All deliberate exceptions: `CormorantError` and its subclasses in collectors, `ClientError` and its subclasses in
+clients of a head. Every message says what happened, the values, and what to do.
 """
 
 from cormorant_contract.extras import needs

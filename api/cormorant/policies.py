@@ -1,4 +1,4 @@
-"""Built-in policies, and the modules that they consist of. In manifests: `entrypoint: cormorant.policies:mlp`."""
+"""Built-in policies and their modules. In manifests: `entrypoint: cormorant.policies:mlp`."""
 
 from cormorant_contract.extras import needs
 

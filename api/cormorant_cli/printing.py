@@ -51,7 +51,7 @@ def with_options(
 
 
 def with_json(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with `--json`; inside it, `tell` prints JSON where that is given."""
+    """Add `--json` to a command; with it, `tell` prints JSON."""
     option = Annotated[bool, typer.Option("--json", help="Print JSON, errors included (also: -o json).")]
     return with_options(command, {"as_json": option}, lambda values: speak_json(values.pop("as_json")))
 

@@ -147,7 +147,7 @@ class JsonDisplay:
         _echo_json("finished", {**_counts(summary.stats, summary.fps), **own})
 
     def fail(self, message: str, exit_code: int) -> None:
-        """`{"event": "failed", ...}`: machines read the reason where they read the rest."""
+        """Print `{"event": "failed", ...}`, so that programs find the reason in the same stream."""
         _echo_json("failed", {"message": message, "exit_code": exit_code})
 
     def close(self) -> None: ...

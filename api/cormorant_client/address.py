@@ -1,4 +1,4 @@
-"""Where a head listens, taken from a URL; and its tokens, taken from the file in which it left them."""
+"""Parses a head's URL, and reads the token file that a head writes."""
 
 import json
 import os
@@ -20,11 +20,11 @@ class Address:
     port: int
     is_tls: bool = False
     prefix: str = ""
-    """Path before `/v1`, where a proxy puts the head below one."""
+    """Path before `/v1`, for heads behind a proxy."""
 
     @property
     def is_loopback(self) -> bool:
-        """True when only this machine can be meant."""
+        """True if the address can only be this machine."""
         return self.host in _LOOPBACK
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ def parse_address(url: str) -> Address:
     """Read `http://host:8000`.
 
     Raises:
-        BadAddress: it is no http or https URL.
+        BadAddress: not an http or https URL.
     """
     try:
         parts = urlsplit(url)
@@ -53,10 +53,10 @@ def parse_address(url: str) -> Address:
 
 
 def read_token(path: str | os.PathLike[str], role: Role = "write") -> str:
-    """The token of a role, or of the next higher one that the file has: JSON by role, or one token alone.
+    """Read the token of a role, or of the next higher role in the file: JSON by role, or one token alone.
 
     Raises:
-        BadAddress: it cannot be read, or has no token that may do as much.
+        BadAddress: the file cannot be read, or has no token of this role or a higher one.
     """
     try:
         text = Path(path).read_text().strip()

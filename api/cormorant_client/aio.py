@@ -1,6 +1,6 @@
-"""The client for asyncio: the same calls, each in a thread of its own, so that none holds up the event loop.
+"""The client for asyncio: the same calls, each in its own thread, so that none blocks the event loop.
 
-A cancelled call ends at once for who awaits it; its request runs to its end unseen.
+Cancelling a call returns at once; its request still completes in the background.
 """
 
 import asyncio
@@ -261,7 +261,7 @@ class AsyncBatches(Generic[T]):
 
 
 class AsyncPause:
-    """A pause lease held inside `async with`; see `Pause`. Cancelling its entry or exit gives it back, too."""
+    """A pause lease held inside `async with`; see `Pause`. Cancelling its entry or exit also releases it."""
 
     def __init__(self, begin: Callable[[], Pause], pool: ThreadPoolExecutor) -> None:
         self._begin = begin

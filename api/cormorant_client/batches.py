@@ -3,7 +3,7 @@
 fetched -> ready -> handed out -> acknowledged (the next one was asked for, or the block ended well)
               |          +------> released (the block ended with an error, or was closed): delivered again at once
               +-----------------> released
-a process that dies does neither: the head delivers its batches again after its time to acknowledge
+a process that dies does neither: the head delivers its batches again after their acknowledgement time limit
 """
 
 import socket
@@ -64,7 +64,7 @@ class _Fetched:
 
 
 class RemoteBatches(Generic[T]):
-    """Batches one after the other, for `for` and `with`. Only one thread may iterate."""
+    """Iterator of batches and context manager. Only one thread may iterate."""
 
     def __init__(self, head: HeadConnection, wanted: StreamOptions, read: Callable[[Delivery], T]) -> None:
         self._fetcher = _Fetcher(head, wanted)
@@ -78,7 +78,7 @@ class RemoteBatches(Generic[T]):
         """Acknowledge the last batch and wait for the next; None when the stream ended, or `frames` were delivered.
 
         Raises:
-            BatchTimeout: none came within `timeout` seconds; the next call goes on waiting.
+            BatchTimeout: none arrived within `timeout` seconds; the next call continues to wait.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
             HeadError: the head refused, for example because of the token.
         """

@@ -1,4 +1,4 @@
-"""The learner's handle on one head.
+"""The learner's client of one head.
 
 with connect("http://127.0.0.1:8000", token=token) as client:
     for batch in client.batches():
@@ -93,8 +93,8 @@ def connect(
     Args:
         url: `http://host:8000` (None: environment variable CORMORANT_URL).
         token: read, write or operator token (None: environment variable CORMORANT_TOKEN).
-        token_file: the file in which the head left its tokens, whose write token is taken when no token is given (None:
-            environment variable CORMORANT_TOKEN_FILE).
+        token_file: token file of the head; its write token is used if no token is given (None: environment variable
+            CORMORANT_TOKEN_FILE).
         timeout_s: seconds without data before a request is abandoned, beyond the time that it was asked to wait.
         reconnect_s: how long requests that are safe to repeat are repeated while the head is away; the default outlasts
             a restart with back-off. A head that has not answered once is tried for a minute at most.
@@ -103,7 +103,7 @@ def connect(
         server_name: the host that the certificate names, where it is not the URL's, as behind a forwarded port.
         allow_nonfinite: publish weights with NaN or infinite values, e.g. masks of minus infinity, which the head
             refuses otherwise.
-        dial: makes the connections to the head, as through the Kubernetes API server; by default TCP.
+        dial: opens connections to the head, for example through the Kubernetes API server; by default TCP.
 
     Raises:
         BadAddress: invalid URL, token or certificates.
@@ -229,13 +229,13 @@ class Client(Fleet):
             base: the ETag that the newest version must have (`Update.etag`, `PulledWeights.etag`); None: whatever is
                 newest when the head gets this.
             model: name of the model.
-            wait: as `publish`.
+            wait: as in `publish`.
 
         Raises:
             WeightsError: `weights` contains something that is not a tensor, or tensors of several models.
             WeightsMismatch: names, shapes or dtypes differ from the policy's.
             Conflict: `base` is not the newest, or nothing was published yet.
-            UpdateFailed, HeadUnreachable: as `publish`.
+            UpdateFailed, HeadUnreachable: as in `publish`.
         """
         body = make_body(weights, model=model)
         if not body.model:

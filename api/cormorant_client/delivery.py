@@ -1,4 +1,4 @@
-"""A batch as it came from the head: safetensors bytes, or the workers' own memory, as arrays `[B, T]`.
+"""A batch as the head delivers it: safetensors bytes, or the workers' own memory, as arrays `[B, T]`.
 
 Keys, dtypes and shapes are those of TorchRL: see `Delivery.numpy`.
 
@@ -56,7 +56,7 @@ class Part:
     num_steps: int
     num_frames: int
     arrays: Arrays
-    """By name, without the part's number: `observation` [T+1, B, ...], `next/reward` [T, B], ..."""
+    """Arrays by name, without the part's number: `observation` [T+1, B, ...], `next/reward` [T, B], ..."""
 
 
 class Delivery:
@@ -179,7 +179,7 @@ class Delivery:
 
 
 def decode(data: memoryview, *, on_ack: Callable[[Delivery], None] = lambda _: None) -> Delivery:
-    """Read a safetensors batch. Arrays are views of `data`, which must stay as it is and belongs to the batch.
+    """Read a safetensors batch. Arrays are views of `data`, which must not change.
 
     Raises:
         BadBatch: the bytes are not a batch of this format.
@@ -203,16 +203,16 @@ def decode_memory(
     on_ack: Callable[[Delivery], None],
     on_forget: Callable[[], None],
 ) -> Delivery:
-    """Lay a batch over mapped memory.
+    """Read a batch from mapped memory.
 
     Args:
-        metadata: as a file would have it.
-        parts: each worker's memory, and (dtype, shape, offset) of its tensors by the names that a file would have.
+        metadata: as in a safetensors file.
+        parts: each worker's memory, and (dtype, shape, offset) of its tensors by their names in a safetensors file.
         on_ack: called once, when the batch is acknowledged.
-        on_forget: called when the memory is not read any more, before the head hears of it; may be called twice.
+        on_forget: called when the memory is no longer read, before the head is told; may be called twice.
 
     Raises:
-        BadBatch: the memory does not hold what is said.
+        BadBatch: the memory does not match the description.
     """
     try:
         arrays = {
@@ -226,12 +226,12 @@ def decode_memory(
 
 
 def view(data: memoryview, file: TensorFile, entry: TensorEntry) -> Array:
-    """One tensor of a file as an array over the file's bytes."""
+    """View one tensor of a file as an array over the file's bytes."""
     return array_at(data, entry.dtype, entry.shape, file.data_start + entry.begin)
 
 
 def array_at(data: memoryview, dtype: str, shape: tuple[int, ...], offset: int) -> Array:
-    """An array over bytes that begin somewhere in a buffer; a copy where they begin at an odd address.
+    """View bytes of a buffer as an array; a copy if they are not aligned.
 
     Raises:
         KeyError: numpy has no such dtype.

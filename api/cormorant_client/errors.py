@@ -1,26 +1,26 @@
-"""What can go wrong for a client. Every message is a sentence with values and what to do.
+"""Errors of clients. Every message says what happened, the values, and what to do.
 
-What a local fleet raises too is of the same kind here: `except WeightsMismatch` serves both.
+Errors that local fleets also raise have the same base class: `except WeightsMismatch` catches both.
 
 ClientError, a FleetError
   BadAddress          the URL, the token or the certificate cannot be used
   HeadUnreachable     no answer in the time allowed
     ClientClosed      a FleetClosed: this client was closed
-  BadBatch            bytes of a batch contradict themselves
+  BadBatch            the bytes of a batch do not match its header
   BatchGone           the batch's memory went back to the head
   HeadError           the head answered with a problem; `kind`, `status` and `problem` say which
     Unauthenticated   401: no token, or a wrong one
     Forbidden         403: the token's role may not do this
     NotFound          404, 410: no such model, update, batch, version
     StreamEnded       410: all batches are delivered and acknowledged
-    Conflict          409, 412: the fleet is not paused, has no queue, or the base of a patch is another one
+    Conflict          409, 412: the fleet is not paused, has no queue, or the base of a patch is not the newest version
       VersionTaken    a StaleWeights: the version is not higher than the published one
     Refused           400, 411, 413, 415, 422: the request itself is wrong
       TensorMismatch  a WeightsMismatch: names, shapes or dtypes are not the policy's
       NotFinite       a NonfiniteWeights
       StateMismatch   a StateError: the state is of another job
     NotNow            429, 503: busy, draining, no workers yet
-    HeadFailed        500 and above: the fleet or the head is in trouble
+    HeadFailed        500 and above: the fleet or the head failed
 """
 
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ _DIFFERENCES = ("missing", "unexpected", "shape", "dtype")
 
 
 class ClientError(FleetError):
-    """The head, or the way to it, is in trouble; or the head refused."""
+    """The head failed, refused a request, or could not be reached."""
 
 
 class BadAddress(ClientError):
@@ -142,7 +142,7 @@ class StreamEnded(HeadError):
 
 
 class Conflict(HeadError):
-    """The state of the head does not allow it: `problem.current_version` may say which one holds."""
+    """The head's current state does not allow it: `problem.current_version` may name the current version."""
 
 
 class VersionTaken(Conflict, StaleWeights):
@@ -200,7 +200,7 @@ _BY_STATUS: Mapping[int, type[HeadError]] = {
 
 
 def error_for(status: int, body: bytes, *, where: str) -> HeadError:
-    """Turn an answer into an error.
+    """Turn a response into an error.
 
     Args:
         body: problem+json; other bodies are from a proxy and are quoted.

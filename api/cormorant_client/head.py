@@ -1,4 +1,4 @@
-"""One head, as every part of the client talks to it: requests with retries, the data port found and kept, events.
+"""Connection to one head for every part of the client: requests with retries, discovery of the data port, events.
 
 control  --port       small requests
 bulk     --data-port  batches, weights, state: as `GET /v1/status` tells; the control port where it cannot be reached
@@ -44,7 +44,7 @@ _LONGEST_S = 1.0
 
 
 class Patience:
-    """A budget of time for one thing that may be tried again. Waits grow from 0.1 to 1 s, each with full jitter. Why
+    """A time budget for retries. Waits grow from 0.1 to 1 s, each with full jitter. Why
     not a library: docs/decisions/0034.
     """
 
@@ -62,7 +62,7 @@ class Patience:
         return time.monotonic() - self._began
 
     def wait(self, reason: str, *, at_least_s: float = 0.0) -> bool:
-        """Sleep before the next try. False when the time is used up or it was interrupted: give up then."""
+        """Sleep before the next try. False if the budget is used up or the sleep was interrupted: give up."""
         left = self.total_s - self.spent_s
         if left <= 0:
             return False
@@ -86,7 +86,7 @@ class HeadConnection:
     # Written by any thread: a stale value costs a request, or the patience that a stranger gets.
     has_answered: bool = False
     bulk: Address | None = None
-    """Where bulk bytes go; None: not known, or it broke since."""
+    """Address for bulk bytes; None: unknown, or it has failed since."""
     receipts: dict[str, str] = field(default_factory=dict)
     """Headers by which consumers tell the next head what this one settled; shared by twins."""
 
@@ -95,7 +95,7 @@ class HeadConnection:
         return replace(self, transport=self.transport.twin())
 
     def patience(self, total_s: float) -> Patience:
-        """To wait for this head until it is closed."""
+        """A time budget for this head that ends when the connection is closed."""
         return Patience(total_s, interrupted=self.transport.closed, what=f"the head at {self.address}")
 
     def get(self, model: type[Model], path: str, *, params: Params | None = None, wait_s: float = 0.0) -> Model:
@@ -129,20 +129,20 @@ class HeadConnection:
         is_safe: bool = True,
         patience_s: float | None = None,
     ) -> HttpReply:
-        """Send a request, again and again while the head is away or not ready.
+        """Send a request, retrying while the head is away or not ready.
 
         Args:
             path: below the head's address, from `/v1` on.
-            params: of the query; None values are left out.
-            body: pieces; they must stay as they are until this returns.
+            params: query parameters; None values are omitted.
+            body: pieces, which must not change until this returns.
             wait_s: how long the head was asked to wait before it answers.
             is_bulk: prefer the data port.
-            is_safe: repeating it does no harm.
+            is_safe: the request may be repeated.
             patience_s: instead of `reconnect_s`.
 
         Raises:
             HeadUnreachable: no answer in the time allowed, or this connection was closed.
-            HeadError: the head's answer is a problem.
+            HeadError: the head answered with a problem.
         """
         given = {name: value for name, value in (params or {}).items() if value is not None}
         target = f"{path}?{urlencode(given)}" if given else path
@@ -181,7 +181,7 @@ class HeadConnection:
         """Read a JSON answer.
 
         Raises:
-            HeadError: the body is not what this release of the client reads.
+            HeadError: this release of the client cannot read the body.
         """
         try:
             return model.model_validate_json(bytes(reply.body))
@@ -189,11 +189,11 @@ class HeadConnection:
             raise error_for(reply.status, bytes(reply.body), where=str(self.address)) from error
 
     def stream(self, path: str, headers: Mapping[str, str]) -> AbstractContextManager[http.client.HTTPResponse]:
-        """Open an endless answer on the control port; see `Transport.open`."""
+        """Open an endless response on the control port; see `Transport.open`."""
         return self.transport.open(self.address, "GET", path, headers=headers)
 
     def listeners(self) -> tuple[Address, ...]:
-        """Where requests go at present."""
+        """Addresses that requests currently use."""
         return (self.address, self.bulk) if self.bulk else (self.address,)
 
     def close(self, how: int = socket.SHUT_RDWR) -> None:
@@ -271,7 +271,7 @@ def read_opening(head: HeadConnection) -> Opening:
 
 
 def parse_events(lines: "http.client.HTTPResponse | Iterator[bytes]") -> Iterator[Event]:
-    """Read `id:` and `data:` lines; comments and other fields are left out: the data says the kind."""
+    """Read `id:` and `data:` lines; comments and other fields are ignored: the data contains the kind."""
     data: list[str] = []
     last_id = ""
     for raw in lines:

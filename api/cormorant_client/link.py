@@ -1,4 +1,4 @@
-"""A learner's whole connection in one object: batches in, weights out every n updates, staleness measured."""
+"""A learner's connection in one object: reads batches, publishes weights every n updates, measures staleness."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -18,10 +18,12 @@ _WINDOW = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:
-    """How old the acting weights were: the version published when a batch was handed out, minus the frame's."""
+    """Age of the weights that chose each action: the version published when a batch was handed out, minus the frame's
+    version.
+    """
 
     mean: float
-    """Over the frames of the last 100 batches that a policy acted in; 0 without any."""
+    """Mean over the frames of the last 100 batches with a policy's actions; 0 without any."""
     max: int
 
 

@@ -1,6 +1,6 @@
 """Batches in the head's own memory, for a learner on the same machine: opened by path, mapped, never sent.
 
-A mapping holds a shared lock on its memory (flock), and the head does not reuse it as long as one is held. The
+A mapping holds a shared lock on its memory (flock), and the head does not reuse the memory while a lock is held. The
 lock belongs to the open file: it ends with the batch, with its last array, or with the process, however that ends.
 
 A path like /proc/17/fd/9 means something else on another machine, and in another container: memory is opened only when
@@ -27,7 +27,7 @@ class NotHere(Exception):
 
 
 def is_possible(address: Address) -> bool:
-    """False when it is not worth asking: another machine, or a system without /proc."""
+    """False if shared memory cannot work: another machine, or a system without /proc."""
     return address.is_loopback and Path("/proc/net/tcp").exists()
 
 
@@ -39,7 +39,7 @@ class Held:
         weakref.finalize(self, _close, self._descriptors)
 
     def add(self, descriptor: int) -> None:
-        """Hold one more; its open file is closed with the others."""
+        """Hold one more open file, which is closed with the others."""
         self._descriptors.append(descriptor)
 
     def release(self) -> None:
@@ -48,7 +48,7 @@ class Held:
 
 
 class Mappings:
-    """Opens the head's memory. Each batch gets mappings of its own, which end with its last array."""
+    """Maps the head's memory. Each batch gets its own mappings, which end with its last array."""
 
     def __init__(self, listeners: tuple[Address, ...]) -> None:
         self._ports = {address.port for address in listeners if address.is_loopback}
@@ -56,13 +56,13 @@ class Mappings:
         """Processes that are known to be the head."""
 
     def open(self, path: str, size_bytes: int, held: Held) -> memoryview:
-        """Map one memory and hold it: what is written there later stays ours, and the head does not write.
+        """Map one memory and lock it, so that the head does not write there.
 
         Args:
             held: gets the open file, which `held.release` closes.
 
         Raises:
-            NotHere: the path leads nowhere, elsewhere, or may not be opened.
+            NotHere: the path does not exist, belongs to another process, or may not be opened.
         """
         match = _PATH.match(path)
         if match is None:

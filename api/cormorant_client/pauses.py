@@ -1,4 +1,4 @@
-"""A pause with an owner and an end: as long as it is held, it is renewed; when its holder dies, it ends by itself."""
+"""Pause leases: renewed while held, and expired after their holder dies."""
 
 import os
 import socket
@@ -14,17 +14,17 @@ _RENEWALS = 3
 
 
 def default_owner() -> str:
-    """This process, as others see it in the list of leases."""
+    """Name of this process in the list of leases."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
 class Pause:
-    """A lease of ours. A context manager: renewed inside, given back at the end.
+    """A pause lease of this client. As a context manager it is renewed until the block ends, then released.
 
         with client.pause(reason="evaluating"):
             evaluate()
 
-    Without `with` it ends when its time is over, or at `resume`.
+    Without `with` it ends when it expires, or with `resume`.
     """
 
     def __init__(self, head: HeadConnection, request: PauseRequest) -> None:
@@ -46,7 +46,7 @@ class Pause:
         return self.lease
 
     def resume(self) -> None:
-        """Give it back; the fleet continues when no other lease is left. May be called twice."""
+        """Release the lease; the fleet continues when no other lease is left. May be called twice."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -1,7 +1,7 @@
-"""Weights on their way to the head: what users give, as one safetensors body; what became of it; and what comes back.
+"""Publishing weights to a head: the safetensors body, the state of the update, and fetched weights.
 
-Bodies are a header and views of the tensors' own memory: nothing is joined or copied, unless the caller wants its
-tensors back before they are sent.
+A body is a header and views of the tensors' own memory: nothing is joined or copied, unless the caller may change its
+tensors before they are sent.
 """
 
 import json
@@ -37,7 +37,7 @@ class Body:
     """A safetensors file in pieces."""
 
     model: str
-    """The model that all tensors belong to; empty when names carry theirs (`actor/layer.weight`)."""
+    """The model of all tensors; empty if names begin with it (`actor/layer.weight`)."""
     pieces: tuple[Bytes, ...]
 
     @property
@@ -46,7 +46,7 @@ class Body:
         return sum(len(piece) for piece in self.pieces)
 
     def copied(self) -> "Body":
-        """The same in memory of its own: the tensors may change from here on."""
+        """A copy, after which the tensors may change."""
         whole = memoryview(np.empty(self.size_bytes, np.uint8))  # type: ignore[arg-type]  # numpy arrays are buffers
         at = 0
         for piece in self.pieces:
@@ -56,7 +56,7 @@ class Body:
 
 
 def make_body(weights: Publishable, *, model: str = MAIN_MODEL, metadata: Mapping[str, str] | None = None) -> Body:
-    """Lay weights out as one safetensors file, without copying what is contiguous on the CPU.
+    """Build one safetensors file from weights, without copying tensors that are contiguous on the CPU.
 
     Args:
         weights: see `Publishable`.
@@ -77,7 +77,7 @@ def make_body(weights: Publishable, *, model: str = MAIN_MODEL, metadata: Mappin
 
 
 class Update(Receipt):
-    """Properties are as of the last answer; `wait` and `refresh` ask again."""
+    """Properties reflect the head's last answer; `wait` and `refresh` ask again."""
 
     def __init__(self, head: HeadConnection, answer: rest.Update) -> None:
         self._head = head
@@ -90,7 +90,7 @@ class Update(Receipt):
 
     @property
     def etag(self) -> str:
-        """Names this version, as the base of a `patch`."""
+        """ETag of this version, for `base` of `patch`."""
         return self.answer.etag
 
     @property
@@ -110,7 +110,7 @@ class Update(Receipt):
 
     @property
     def receipts(self) -> tuple[rest.UpdateReceipt, ...]:
-        """Each worker's word."""
+        """Each worker's receipt."""
         return self.answer.receipts
 
     @property
@@ -129,7 +129,7 @@ class Update(Receipt):
         return tuple(found.worker for found in self.receipts if found.state == state)
 
     def refresh(self, *, wait_s: float = 0.0) -> "Update":
-        """Ask how far it is; the head answers at once, or when it ended within `wait_s`."""
+        """Ask for the current state; the head answers at once, or when the update ends within `wait_s`."""
         path = f"/v1/updates/{quoted(self.answer.update_id)}"
         self.answer = self._head.get(rest.Update, path, params={"wait": wait_s or None}, wait_s=wait_s)
         return self
@@ -138,7 +138,7 @@ class Update(Receipt):
         """See `Receipt.wait`.
 
         Raises:
-            UpdateFailed: workers refused them, or not all act with them in time; names those.
+            UpdateFailed: workers refused them, or not all use them in time; names those workers.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`. Publishing
                 them again under the same version is safe.
         """
@@ -191,7 +191,7 @@ class Publisher:
         self._thread.start()
 
     def publish(self, weights: Publishable) -> None:
-        """Send these weights when the previous ones are through. Returns at once; tensors are copied first.
+        """Send these weights after the previous ones. Returns at once; tensors are copied first.
 
         Raises:
             ClientError: an earlier publish failed; this one is not sent.
@@ -208,7 +208,7 @@ class Publisher:
 
     @property
     def last(self) -> Update | None:
-        """The newest publish that the head has."""
+        """The newest publish that the head has received."""
         return self._last
 
     @property
@@ -217,10 +217,10 @@ class Publisher:
         return self._last.version if self._last is not None else 0
 
     def flush(self, timeout_s: float = 60.0) -> Update | None:
-        """Wait until the head has what was published, and return it.
+        """Wait until the head has received the last publish, and return its update.
 
         Raises:
-            ClientError: it failed, or takes too long.
+            ClientError: the publish failed or took too long.
         """
         with self._condition:
             done = self._condition.wait_for(
@@ -282,7 +282,7 @@ class Publisher:
 
 @dataclass(frozen=True, slots=True)
 class PulledWeights:
-    """Weights as the head has them. Tensors are views of the received bytes."""
+    """Weights fetched from the head. Tensors are views of the received bytes."""
 
     model: str
     version: int
@@ -296,7 +296,7 @@ class PulledWeights:
         """Parse the received bytes.
 
         Raises:
-            WeightsError: they are no safetensors file.
+            WeightsError: not a safetensors file.
         """
         return cls(model, version, etag, data, read_header(data, " from the head"))
 

@@ -1,4 +1,4 @@
-"""HTTP over the standard library: connections kept and used again, bodies sent from and received into memory.
+"""HTTP over the standard library: connections are reused, bodies are sent from and received into memory.
 
 One path for control calls and bulk bytes. Why not a library: docs/decisions/0034.
 """
@@ -21,7 +21,7 @@ from cormorant_client.errors import BadAddress, ClientClosed
 
 Bytes = bytes | bytearray | memoryview
 Dial = Callable[[Address, float], socket.socket]
-"""Makes a connection to an address within so many seconds; raises OSError."""
+"""Opens a connection to an address within a time limit in seconds; raises OSError."""
 
 _SEND_AT_ONCE = 4 * 1024 * 1024
 """A socket's timeout covers one `sendall`: pieces make it a limit for standing still, not for the whole body."""
@@ -56,14 +56,14 @@ def dial_tcp(address: Address, timeout_s: float) -> socket.socket:
 
 @dataclass(kw_only=True, eq=False)
 class Transport:
-    """Connections to the listeners of one head. Thread-safe: a request has a connection to itself."""
+    """Connections to the listeners of one head. Thread-safe: each request has its own connection."""
 
     token: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
     server_name: str = ""
     """The host that the certificate names; empty: that of the address."""
     timeout_s: float
-    """A connection that says nothing for so long is broken."""
+    """Seconds without data after which a connection counts as broken."""
     dial: Dial = dial_tcp
     closed: threading.Event = field(default_factory=threading.Event, init=False)
     _lock: "threading.RLock" = field(default_factory=threading.RLock, init=False)
@@ -76,7 +76,7 @@ class Transport:
         weakref.finalize(self, _close_all, self._idle)
 
     def twin(self) -> "Transport":
-        """Another transport to the same head; it can be closed alone, and closes with this one."""
+        """Another transport to the same head. It can be closed separately, and closes with this one."""
         made = replace(self)
         with self._lock:
             self._twins.add(made)
@@ -94,7 +94,7 @@ class Transport:
         body: Sequence[Bytes] = (),
         wait_s: float = 0.0,
     ) -> HttpReply:
-        """Send one request and receive its whole answer; arguments as `open`.
+        """Send one request and receive its whole response; arguments as in `open`.
 
         Raises:
             Broken: the connection broke or none was made.
@@ -115,12 +115,13 @@ class Transport:
         body: Sequence[Bytes] = (),
         wait_s: float = 0.0,
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send one request, and read its answer inside. The connection is used again if all of it was read.
+        """Send one request; read its response within the block. The connection is reused if the whole response was
+        read.
 
         Args:
             path: with the query, from `/v1` on.
             body: pieces, sent one after another without being joined.
-            wait_s: how long the head may think about it, beyond the usual timeout.
+            wait_s: seconds that the head may take beyond the usual timeout.
 
         Raises:
             Broken: the connection broke or none was made, here or while reading.
@@ -142,9 +143,10 @@ class Transport:
                     connection.close()
 
     def close(self, how: int = socket.SHUT_RDWR) -> None:
-        """Close every connection: a request under way breaks, and none can be made any more. May be called twice.
+        """Close every connection: requests in progress fail, and new ones are refused. May be called twice.
 
-        With SHUT_WR the head learns of it, and what it has answered before can still be read.
+        Shuts down only the write side (SHUT_WR): the head notices, and answers that it has already sent can still be
+        read.
         """
         with self._lock:
             self.closed.set()

@@ -1,4 +1,4 @@
-"""What every model of the contract shares: frozen values, camelCase in manifests, strict types, rules over fields."""
+"""The base of every model: frozen values, camelCase in manifests, strict types, rules over fields."""
 
 import math
 import re
@@ -26,7 +26,7 @@ from cormorant_contract.rule import Rule
 _camel = cache(to_camel)
 INT32_MAX = 2**31 - 1
 COUNT_MAX = 2**53 - 1
-"""The largest integer that every reader of JSON gets exactly. The API server compares bounds as floating point: a
+"""The largest integer that every JSON reader parses exactly. The API server compares bounds as floating point: a
 maximum of 2**63 - 1 overflows there, and refuses every number."""
 
 
@@ -41,7 +41,7 @@ def _add_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 def in_json_schema_words(node: Any) -> Any:
-    """A schema of pydantic's with `minimum` and `maximum`: it writes `ge` and `le` behind a validator."""
+    """Convert a pydantic schema to `minimum` and `maximum`: pydantic writes `ge` and `le` behind a validator."""
     if isinstance(node, dict):
         return {_BOUNDS.get(key, key): in_json_schema_words(value) for key, value in node.items()}
     return [in_json_schema_words(item) for item in node] if isinstance(node, list) else node
@@ -136,7 +136,7 @@ def _timestamp(value: object) -> object:
 
 
 Whole = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
-"""An integer; a quoted number and a boolean are none. Fields add their bounds."""
+"""An integer; quoted numbers and booleans are refused. Fields add their bounds."""
 
 Count32 = Annotated[Whole, Field(ge=0, le=INT32_MAX)]
 Count64 = Annotated[Whole, Field(ge=0, le=COUNT_MAX)]
@@ -154,7 +154,7 @@ CountOrPercent = Annotated[
         }
     ),
 ]
-"""A number from 1, or a percentage of what the field speaks of."""
+"""A number from 1, or a percentage of the field's total."""
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, max_length=1024)]
 Time = Annotated[AwareDatetime, BeforeValidator(_timestamp)]
@@ -189,7 +189,7 @@ PATTERN_WORDS = {
 }
 
 Label = Annotated[str, Field(strict=True, max_length=63, pattern=LABEL_PATTERN)]
-"""A DNS-1123 label: what Kubernetes takes as a part of a name."""
+"""A DNS-1123 label, which Kubernetes requires of parts of names."""
 
 Entrypoint = Annotated[str, Field(strict=True, max_length=253, pattern=ENTRYPOINT_PATTERN)]
 """Where to import something from: `package.module:attribute`."""

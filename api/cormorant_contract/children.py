@@ -1,5 +1,5 @@
-"""What the pods and the Secret of a job are called, and where the API server has them: the operator makes them, the
-command line finds them.
+"""Names of a job's pods and Secrets, and their paths in the API server: the operator creates them, the command line
+finds them.
 """
 
 from urllib.parse import quote
@@ -15,11 +15,11 @@ INDEX = f"{PREFIX}/index"
 ATTEMPT = f"{PREFIX}/attempt"
 EPOCH = f"{PREFIX}/epoch"
 RESTARTS = f"{PREFIX}/restarts"
-"""Annotation: failures that this slot ever had before this pod."""
+"""Annotation: number of failures in this slot before this pod."""
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY_CLASS = "kueue.x-k8s.io/priority-class"
-"""Labels of a job: the LocalQueue of Kueue that it waits in, and its WorkloadPriorityClass."""
+"""Labels of a job: Kueue's LocalQueue that it waits in, and its WorkloadPriorityClass."""
 
 HEAD, WORKER = "head", "worker"
 """Roles; also the names of the containers."""
@@ -33,12 +33,12 @@ CODE_ARCHIVE = "packages.zip"
 
 
 def api_service(job: str) -> str:
-    """Service that users reach the control plane by."""
+    """Service through which users reach the control plane."""
     return f"{job}-api"
 
 
 def api_host(job: str, namespace: str) -> str:
-    """The name in the cluster that users reach the control plane by, and that its certificate has."""
+    """Name of the control plane in the cluster, which its certificate must contain."""
     return f"{api_service(job)}.{namespace}.svc"
 
 
@@ -48,7 +48,7 @@ def tls_secret(job: str) -> str:
 
 
 def tokens_secret(job: str) -> str:
-    """Secret of the job's tokens: one key a role."""
+    """Secret of the job's tokens: one key per role."""
     return f"{job}-tokens"
 
 
@@ -81,7 +81,7 @@ _APIS = {
 
 
 def api_path(kind: str, namespace: str = "", name: str = "") -> str:
-    """Where the API server has an object, or all of a kind: `api/v1/namespaces/rl/pods/pong-head-1`."""
+    """Path of an object, or of all objects of a kind, in the API server: `api/v1/namespaces/rl/pods/pong-head-1`."""
     api, plural = _APIS[kind]
     inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     return f"{api}{inside}/{plural}" + (f"/{quote(name, safe='')}" if name else "")

@@ -152,7 +152,7 @@ class Collection(Contract):
 
     @property
     def post_processing(self) -> dict[str, Any]:
-        """What becomes of batches on their way to learners, as plain data that travels with them; often nothing."""
+        """Post-processing of batches before learners get them, as plain data that travels with them; often empty."""
         asked: dict[str, Any] = {}
         if self.multi_step is not None:
             asked["multi_step"] = {"steps": self.multi_step.steps, "gamma": self.multi_step.gamma}

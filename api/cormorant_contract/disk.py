@@ -6,21 +6,21 @@ import secrets
 from pathlib import Path
 
 PART = ".part"
-"""What drafts of `write_durably` end with, for those who remove what a killed process left."""
+"""Suffix of the drafts of `write_durably`, so that the rest of a killed process can be removed."""
 
 
 def write_all(descriptor: int, buffer: memoryview) -> None:
     """Write all bytes, however many calls that takes.
 
     Raises:
-        OSError: the disk does not take them.
+        OSError: the disk refuses them.
     """
     while len(buffer):
         buffer = buffer[os.write(descriptor, buffer) :]
 
 
 def sync_path(path: Path) -> None:
-    """Wait until the disk has a file's bytes, or a folder's names.
+    """Sync a file's bytes, or a folder's entries, to disk.
 
     Raises:
         OSError: the disk failed.
@@ -33,11 +33,11 @@ def sync_path(path: Path) -> None:
 
 
 def write_durably(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
-    """Make a file, or replace one. After a power failure it is the old or the new one, whole; on return the new one.
-    Several processes may write the same file.
+    """Create or replace a file. After a power failure either the old or the new file is complete; after this returns,
+    the new one. Several processes may write the same file.
 
     Raises:
-        OSError: the disk does not take it; the old one stays.
+        OSError: the disk refuses it; the old file stays.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}{PART}")
     try:

@@ -41,7 +41,7 @@ _REFUSED = {"type": "integer", "minimum": -INT32_MAX, "maximum": INT32_MAX, "des
 
 
 class EnvBlock(Contract):
-    """What the blocks of all kinds of environments have in common."""
+    """Base of the blocks of all kinds of environments."""
 
     kind: ClassVar[str]
     """Name of the block in `spec.env`."""
@@ -54,7 +54,7 @@ class EnvBlock(Contract):
     column: ClassVar[tuple[str, str] | None] = None
     """Title and description of the name's column in `kubectl get -o wide`."""
     tuning: ClassVar[tuple[str, ...]] = ("num_envs",)
-    """Fields that change neither a frame nor an episode's numbers, but how fast they come."""
+    """Fields that change only speed, neither frames nor an episode's numbers."""
     num_envs_argument: ClassVar[bool] = False
     """The entrypoint is called with `num_envs` beside kwargs."""
 
@@ -65,11 +65,11 @@ class EnvBlock(Contract):
 
     @property
     def longest_step_s(self) -> float:
-        """Seconds that a step with a reset may take by the block's own limits; 0: it has none."""
+        """Seconds that a step with a reset may take by the block's own limits; 0: no limit."""
         return 0.0
 
     def identity(self) -> dict[str, Any]:
-        """The block as a manifest has it, without `tuning`: what tells the frames of two datasets apart."""
+        """The block as in a manifest, without `tuning`. Datasets with equal identities hold the same kind of frames."""
         tuning = {to_camel(name) for name in self.tuning}
         return {key: value for key, value in self.to_document().items() if key not in tuning}
 

@@ -39,12 +39,12 @@ class PlannedEpisode:
 
     @property
     def start(self) -> str:
-        """The same for every checkpoint that plays this episode."""
+        """Identifies the episode's start; equal for every checkpoint that plays it."""
         return _compact([self.task, self.seed, self.options])
 
     @property
     def key(self) -> str:
-        """What results are stored under."""
+        """Key under which results are stored."""
         return _compact([self.task, self.seed, self.options, self.checkpoint]) if self.checkpoint else self.start
 
 
@@ -100,7 +100,7 @@ class EvaluatedEpisodes(Contract):
 
     @property
     def num_listed(self) -> int:
-        """Episodes of the list, each of which several tasks and checkpoints may play."""
+        """Number of listed episodes; several tasks and checkpoints may play each of them."""
         return self.count or len(self.seeds or self.reset_options or ())
 
     def num_planned(self, num_variants: int) -> int:

@@ -1,13 +1,13 @@
-"""The root of all that is raised on purpose, what every fleet raises alike, and what the contract refuses.
+"""The root of all deliberate exceptions, the errors of every fleet, and what the contract refuses.
 
 CormorantError
   FleetError           the fleet cannot do what was asked
-    FleetClosed        it was closed here
+    FleetClosed        it was closed by this process
     ControlTimeout     workers did not do it in time
-  BatchTimeout         no batch came in the time that was given
+  BatchTimeout         no batch arrived in the given time
   UpdateFailed         published weights did not reach the workers
   StateError           a saved state cannot be written, read or restored
-  WeightsError         these are no weights
+  WeightsError         not weights
     MalformedWeights   the bytes are not safetensors
     WeightsMismatch    missing, extra or misshapen tensors; nothing was applied
     NonfiniteWeights   NaN or infinite values, which were not allowed
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 class CormorantError(RuntimeError):
     """Root of the errors that a user can do something about: shown as one sentence, without a traceback.
 
-    A RuntimeError, and where something given is refused a ValueError, too: scripts that were written for TorchRL and
-    Tianshou catch those.
+    A RuntimeError, and also a ValueError where an argument is refused, because scripts for TorchRL and Tianshou catch
+    those.
     """
 
 
@@ -37,11 +37,11 @@ class FleetClosed(FleetError):
 
 
 class ControlTimeout(FleetError, TimeoutError):
-    """Workers did not do in time what was asked: the message names them, or says how far they are, and the limit."""
+    """Workers did not respond in time. The message names them or their progress, and the limit."""
 
 
 class BatchTimeout(CormorantError, TimeoutError):
-    """No batch came in the time that was given."""
+    """No batch arrived in the given time."""
 
 
 class UpdateFailed(CormorantError):
@@ -83,12 +83,12 @@ class StaleWeights(WeightsError):
 
 
 class ContractError(Exception):
-    """Anything this package refuses."""
+    """Input that this package refuses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing wrong with a manifest: where it stands, what is wrong with which value, and what to do."""
+    """One problem in a manifest: its place, the value, what is wrong with it, and what to do."""
 
     message: str
     """The sentence, without the place: `0 is less than 1; write a number from 1 to 65536`."""
@@ -100,7 +100,7 @@ class Problem:
     """Position among the documents of the source, from 1; 0 when the problem is of the whole source."""
 
     name: str = ""
-    """metadata.name of the document, as far as it has one."""
+    """metadata.name of the document, if it has one."""
 
     location: tuple[str | int, ...] = ()
     """Keys and list positions from the document's root to the field."""
@@ -128,7 +128,7 @@ class Problem:
 
 
 class ManifestError(ContractError):
-    """A manifest is refused; `problems` has all of them, in the order of the documents."""
+    """A manifest is refused; `problems` lists everything found, in the order of the documents."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

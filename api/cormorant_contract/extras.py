@@ -1,17 +1,17 @@
-"""What to install where an import fails."""
+"""Names the extra to install when an import fails."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 def missing_library(error: ModuleNotFoundError, extra: str, *, what: str) -> str:
-    """The sentence that says what to install."""
+    """Message that says what to install."""
     return f"{what} needs {error.name}, which is not installed: pip install 'cormorant[{extra}]'"
 
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Inside, a library that is not installed becomes a sentence that names the extra.
+    """Within the block, a failed import of a library raises an error that names the extra to install.
 
     Raises:
         ImportError: as above.

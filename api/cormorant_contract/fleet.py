@@ -1,11 +1,11 @@
-"""What a learner needs of a fleet, wherever it runs: a script that keeps to these words moves from a laptop to a
-cluster by one line.
+"""The protocol of a fleet, wherever it runs: a script that uses only this moves from a laptop to a cluster by changing
+one line.
 
     with cormorant.open_fleet("job.yaml") as fleet:         # workers of this process
     with cormorant.connect("pong", namespace="rl") as fleet:  # a job of the cluster
         train(fleet)
 
-What both do alike is documented here; `LocalFleet` and `Client` add what differs.
+Behavior that both share is documented here, the rest in `LocalFleet` and `Client`.
 """
 
 import os
@@ -53,7 +53,7 @@ class Shard(Protocol):
 
 
 class Receipt(Protocol):
-    """Which workers use the published weights, and which refused them."""
+    """State of a publish: the workers that use the weights, and those that refused them."""
 
     @property
     def version(self) -> int:

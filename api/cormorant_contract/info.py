@@ -1,4 +1,6 @@
-"""`env.info` and `collection.episodeMetrics`: what of an environment's info is stored, and reported per episode."""
+"""`env.info` and `collection.episodeMetrics`: values of an environment's info that are stored, or reported per
+episode.
+"""
 
 from typing import Annotated, Literal
 
@@ -56,7 +58,7 @@ class InfoKey(Contract):
 
 
 class EpisodeMetric(Contract):
-    """One number per episode, made of the values that one key of env.info has in its frames."""
+    """One number per episode, computed from the values of one key of env.info in its frames."""
 
     name: Annotated[str, Field(strict=True, max_length=63, pattern=IDENTIFIER_PATTERN)]
     """Name in status, events and Prometheus, for example success."""

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with an exit code. Whatever must be closed is closed by now.
+    """End this process with an exit code. Everything that must be closed has been closed before.
 
     Once torch is imported, even in part, the interpreter's own shutdown takes seconds on a busy machine (9 of the 13 s
     after Ctrl-C at load 20), and it waits for threads that still answer a request. Both are skipped; `atexit` functions

@@ -1,7 +1,7 @@
-"""A loaded document becomes a CollectorJob, or a list of all that is wrong with it, in sentences.
+"""Parses a loaded document into a CollectorJob, or into a list of all its problems, in sentences.
 
-Called by all that read a manifest: the command line, the worker, the operator. The verdict is the one of
-the API server with the CRD: strict types, unknown fields refused, a null counted as an absent field.
+Called by all that read a manifest: the command line, the worker, the operator. The result is the API server's with the
+CRD: strict types, unknown fields refused, a null counted as an absent field.
 """
 
 import math
@@ -26,11 +26,11 @@ _METADATA_FIELDS = (
 
 
 def parse_job(document: object, source: str = "", *, position: int = 1) -> CollectorJob:
-    """Make a CollectorJob of what a YAML or JSON reader returned.
+    """Make a CollectorJob from the result of a YAML or JSON reader.
 
     Args:
-        source: Where it came from, as the user wrote it; problems begin with it.
-        position: Which document of the source it is, from 1.
+        source: File name as the user wrote it, with which problems begin.
+        position: Position of the document in the source, from 1.
 
     Raises:
         ManifestError: With every problem found, not only the first.
@@ -85,7 +85,7 @@ def _without_echoes(findings: list[Finding]) -> list[Finding]:
 
 
 def name_of(document: object) -> str:
-    """metadata.name of a document, as far as it has one, for messages."""
+    """metadata.name of a document, if it has one, for messages."""
     metadata = document.get("metadata") if isinstance(document, dict) else None
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) else ""
@@ -129,7 +129,7 @@ def prune(value: Any, schema: Schema, *, path: str = "", unknown: list[str] | No
     """Drop null fields that the schema knows, as the API server does: `dataset:` with nothing after it is absent.
 
     Args:
-        unknown: where given, fields that the schema does not know are dropped, too, and their paths added to it.
+        unknown: if given, fields that the schema does not know are also dropped, and their paths appended to it.
     """
     if isinstance(value, dict) and "properties" in schema:
         known: Schema = schema["properties"]

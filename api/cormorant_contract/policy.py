@@ -1,4 +1,4 @@
-"""`spec.policy` and `spec.code`: what acts in the environments, and where its code comes from."""
+"""`spec.policy` and `spec.code`: the policy, and the code of policies and environments."""
 
 from typing import Annotated, Literal
 

@@ -17,13 +17,13 @@ _PLACEHOLDER = re.compile(r"\{([\w.]+)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value(Generic[M]):
-    """A value that a rule's sentence names."""
+    """A value that a rule's message contains."""
 
     cel: str = ""
     """CEL expression of type string or int over `self`; empty in a rule without CEL."""
 
     get: Callable[[M], object]
-    """The same value of the model."""
+    """Returns the same value from the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Rule(Generic[M]):
 
     holds: Callable[[M], bool] = lambda _: True
     """The rule for pydantic, called only when every field is valid by itself. A rule over `oldSelf`, about what an
-    update may not change, has none: only the API server knows what was before."""
+    update may not change, has none: only the API server knows the previous value."""
 
     sentence: str
     """What is wrong and what to do, with `{self.someField}` where the value of a field belongs, and `{name}` for one of
@@ -74,8 +74,8 @@ class Rule(Generic[M]):
 
 
 def each_once(path: str, sentence: str, *, key: str = "") -> Rule[Any]:
-    """A rule without CEL: the items of a list differ, in the field `key` or as a whole. The list is keyed or a set, so
-    the API server refuses a second item itself.
+    """A rule without CEL: no two items of a list are equal, in the field `key` or as a whole. The API server enforces
+    this itself, because the list is keyed or a set.
 
     `{twice}` in the sentence is the first item that is repeated.
     """

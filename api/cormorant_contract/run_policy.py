@@ -1,4 +1,4 @@
-"""`spec.runPolicy`: deadlines, restarts and what is left of a job that ended."""
+"""`spec.runPolicy`: deadlines, restarts and the cleanup of a finished job."""
 
 from typing import Literal
 
@@ -50,7 +50,7 @@ class RunPolicy(Contract):
     Deleting them or suspending the job removes them all the same."""
 
     def unavailable_of(self, workers: int) -> int:
-        """How many of so many workers a change may take away at one time."""
+        """Number of `count` workers that a change may take away at a time."""
         if isinstance(self.max_unavailable, str):
             return max(1, workers * int(self.max_unavailable.removesuffix("%")) // 100)
         return self.max_unavailable

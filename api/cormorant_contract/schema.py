@@ -83,7 +83,7 @@ def crd() -> Schema:
 
 @cache
 def structural_schema() -> Schema:
-    """The schema of a CollectorJob as the API server takes it. Callers must not change it: it is made once."""
+    """The schema of a CollectorJob for the API server. Cached: callers must not change it."""
     raw = in_json_schema_words(CollectorJob.model_json_schema(by_alias=True))
     root = _inline(raw, raw["$defs"])
     properties = root["properties"]
@@ -126,7 +126,7 @@ def _inline(node: Schema, definitions: Schema) -> Schema:
 
 
 def resolved(node: Schema, definitions: Schema) -> Schema:
-    """Merge what a node refers to into it; what the node says itself wins. `X | None` is X: a null counts as absent."""
+    """Merge a node's references into it; the node's own keys win. `X | None` is X: a null counts as absent."""
     if "$ref" in node:
         target = definitions[node["$ref"].removeprefix("#/$defs/")]
         return resolved(target, definitions) | {key: value for key, value in node.items() if key != "$ref"}

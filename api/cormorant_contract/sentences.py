@@ -1,4 +1,4 @@
-"""pydantic's errors as sentences for users: what was found, why it does not do, what to write instead."""
+"""pydantic's errors as sentences for users: the value, why it is refused, what to write instead."""
 
 import json
 import re
@@ -27,7 +27,7 @@ _UNQUOTED = re.compile(r"[-+]?\d+(\.\d*)?|true|false")
 
 
 def sentences(error: ValidationError, schema: Schema) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Turn a validation error into places and sentences, the broken rules of one model each by itself."""
+    """Turn a validation error into locations and sentences, one per broken rule."""
     for details in error.errors(include_url=False):
         location = details["loc"]
         kind, value, context = details["type"], details["input"], details.get("ctx", {})
@@ -64,19 +64,19 @@ def kind_of(value: object) -> str:
 
 
 def near(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6) -> list[str]:
-    """The known names that look like this one, nearest first; case does not count."""
+    """Known names that resemble this one, nearest first, ignoring case."""
     folded = {candidate.lower(): candidate for candidate in known}
     return [folded[match] for match in get_close_matches(name.lower(), folded, n=most, cutoff=cutoff)]
 
 
 def did_you_mean(name: str, known: Iterable[str], *, most: int = 3, otherwise: str = "", cutoff: float = 0.6) -> str:
-    """The end of a sentence about an unknown name; `otherwise` where no known one looks like it."""
+    """End of a sentence about an unknown name; `otherwise` if no known name resembles it."""
     found = near(name, known, most=most, cutoff=cutoff)
     return f"; did you mean {' or '.join(found)}?" if found else otherwise
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Write the remedy for an unknown field: the nearest known one, or all there are."""
+    """Write the remedy for an unknown field: the nearest known field, or all of them."""
     otherwise = f"; valid fields: {', '.join(known)}" if known else "; no fields are allowed here, write {}"
     return did_you_mean(name.replace("_", "").replace("-", ""), known, most=1, otherwise=otherwise)
 

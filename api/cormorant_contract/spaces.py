@@ -12,7 +12,7 @@ Space = gymnasium.Space[Any]
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
-    """A space as JSON that can be read without gymnasium. Bounds that are equal everywhere are written once.
+    """Write a space as JSON that can be read without gymnasium. Bounds that are equal everywhere are written once.
 
     Raises:
         ValueError: it has no fixed shape.

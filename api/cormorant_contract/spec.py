@@ -69,7 +69,7 @@ class CollectorJobSpec(Contract):
 
     @property
     def target(self) -> int | None:
-        """What the job counts up to: frames, or an evaluation's episodes. None: it has no end."""
+        """Target count of the job: frames, or an evaluation's episodes. None: no limit."""
         if self.collection.episodes is None:
             return self.collection.total_frames
         return self.collection.episodes.num_planned(len(self.env.variants or ()))
@@ -90,7 +90,7 @@ class CollectorJobSpec(Contract):
 
     @property
     def is_served(self) -> bool:
-        """Whether inference servers act for the environments."""
+        """Whether inference servers call the policy."""
         return any(group.serves for group in self.worker_groups)
 
     @classmethod
@@ -419,8 +419,8 @@ _RULES: tuple[Rule[CollectorJobSpec], ...] = (
 
 
 def unplayed(spec: CollectorJobSpec) -> str:
-    """What is wrong where the fleet, scaled as far as the manifest lets it, has no environment for some variants; empty
-    where it has.
+    """Error message if even the largest fleet that the manifest allows has no environment for some variants; else
+    empty.
     """
     variants, num_envs = spec.env.variants or (), spec.env.num_envs
     weight = sum(variant.weight for variant in variants)

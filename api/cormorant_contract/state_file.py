@@ -1,4 +1,4 @@
-"""A fleet's state in a file: what `save` writes, and `restore` takes, wherever the fleet runs."""
+"""State files: written by `save` and read by `restore` of every fleet."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ State = bytes | memoryview | str | os.PathLike[str]
 
 
 def write_state(path: str | os.PathLike[str], state: bytes | memoryview) -> None:
-    """Write a state whole, or leave the file as it is.
+    """Write a state atomically: on failure, the file stays as it is.
 
     Raises:
         StateError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""How a fleet is doing, in the same words wherever it runs: what `stats()` of a fleet and of a client returns."""
+"""Statistics of a fleet: returned by `stats()` of a fleet and of a client."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -123,7 +123,7 @@ class Failure(Contract):
     """Name of the pod."""
 
     reason: Text
-    """Kubernetes' word for it, for example OOMKilled."""
+    """Kubernetes' reason, for example OOMKilled."""
 
     exit_code: Annotated[Whole, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     """Exit code of the container, if it ran."""

@@ -1,10 +1,10 @@
-"""Headers of safetensors files: written for what we send, parsed strictly for what others send. Standard library only.
+"""Headers of safetensors files: writing, and strict parsing of what others send. Standard library only.
 
 A file is 8 bytes (the header's length N, little-endian), N bytes of JSON, then the tensors' bytes:
 
     {"__metadata__": {str: str}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
 
-Format: https://github.com/huggingface/safetensors#format. Bytes cross process borders here as views: the library's own
+Format: https://github.com/huggingface/safetensors#format. Bytes cross process borders as views: the library's own
 `save` and `load` copy everything.
 """
 
@@ -53,7 +53,7 @@ _PICKLE_MAGIC = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x0
 
 
 class MalformedTensorFile(ValueError):
-    """The bytes are not a safetensors file. `offset` is where in them the fault lies."""
+    """The bytes are not a safetensors file. `offset` is the position of the error."""
 
     def __init__(self, message: str, *, offset: int = 0) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class MalformedTensorFile(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """Where one tensor lies."""
+    """Location of one tensor."""
 
     dtype: str
     """The format's name, e.g. "F32"."""
@@ -86,9 +86,9 @@ class TensorFile:
 
 
 def looks_like_pickle(head: bytes) -> bool:
-    """True for the first bytes of what `torch.save` or `pickle` writes (a zip archive, a protocol mark, gzip).
+    """True if these are the first bytes of a file of `torch.save` or `pickle` (zip archive, protocol mark, gzip).
 
-    A safetensors file may begin with the same byte, as the length of its header: what parses is not a pickle.
+    A safetensors file may begin with the same byte, as the length of its header: bytes that parse are not a pickle.
     """
     return head.startswith(_PICKLE_MAGIC)
 
@@ -97,7 +97,7 @@ def header_size(head: bytes | memoryview, *, file_size: int) -> int:
     """Bytes of the length field and the header together, from a file's first 8 bytes.
 
     Raises:
-        MalformedTensorFile: the length cannot be true.
+        MalformedTensorFile: impossible length.
     """
     if len(head) < _LENGTH_BYTES:
         raise MalformedTensorFile(
@@ -119,7 +119,7 @@ def parse_header(data: bytes | bytearray | memoryview, *, file_size: int | None 
         file_size: bytes of the whole file; by default `len(data)`.
 
     Raises:
-        MalformedTensorFile: anything in it cannot be true; names the tensor and the values.
+        MalformedTensorFile: the header contradicts itself or the file's size; names the tensor and the values.
     """
     size = len(data) if file_size is None else file_size
     start = header_size(memoryview(data)[:_LENGTH_BYTES], file_size=size)
@@ -151,7 +151,7 @@ def make_header(
 
     Args:
         tensors: name, the format's dtype and shape of each, in the order in which their bytes will follow.
-        metadata: strings to carry along.
+        metadata: strings to store in the header.
 
     Returns:
         The length field and the header, padded so that the tensors begin at a multiple of 64 bytes; and where each

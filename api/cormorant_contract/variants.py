@@ -8,7 +8,7 @@ from pydantic import Field
 from cormorant_contract.base import INFO_KEY_PATTERN, Contract, JsonObject, Whole, keyed_by
 
 MAX_VARIANTS = 64
-"""Each one is a label value of metrics."""
+"""Maximum number of variants. Each one is a label value of metrics."""
 
 
 class Variant(Contract):
@@ -21,7 +21,7 @@ class Variant(Contract):
     """Instead of envpool.taskId or gymnasium.id."""
 
     kwargs: JsonObject = Field(default={})
-    """Added to the environment's kwargs, or in place of them."""
+    """Keyword arguments that are added to the environment's kwargs, replacing those of the same name."""
 
     weight: Annotated[Whole, Field(ge=1, le=1000)] = 1
     """Relative share of the environments."""
@@ -33,7 +33,7 @@ Variants = Annotated[
 
 
 def seating(weights: Sequence[int]) -> tuple[int, ...]:
-    """Positions of the weights in an order in which every first n are shared as fairly as n allows: position i occurs
+    """Positions of the weights, ordered so that every prefix is shared as fairly as possible: position i occurs
     `weights[i]` times. Webster's method: the seats of weight w are at (2j + 1) / w.
 
     [1, 2] -> (1, 0, 1)
@@ -46,7 +46,7 @@ def seating(weights: Sequence[int]) -> tuple[int, ...]:
 def seats_of(variants: Sequence[Variant], *, group_number: int, index: int, num_envs: int) -> list[int]:
     """Positions in `variants` that the environments of a worker play, ascending.
 
-    Environment c of worker i takes seat i * num_envs + c of the order, repeated without end; the next group begins one
+    Environment c of worker i takes seat i * num_envs + c of the endlessly repeated order; the next group begins one
     seat later.
     """
     if not variants:

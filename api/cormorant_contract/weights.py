@@ -1,4 +1,4 @@
-"""What may be published, on any fleet: a torch module, its state dict, several of either by model name, or a file."""
+"""Weights that every fleet can publish: a torch module, its state dict, several of either by model name, or a file."""
 
 import os
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _EXTRA_STATE = "_extra_state"
 
 
 class HasStateDict(Protocol):
-    """A torch.nn.Module, and what wraps one."""
+    """A torch.nn.Module, or a wrapper of one."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
 
@@ -38,15 +38,15 @@ bytes or path."""
 
 
 def is_extra_state(name: str) -> bool:
-    """Whether an entry of a state dict is what a module's `get_extra_state` gave, which may be anything."""
+    """Whether an entry of a state dict is the result of a module's `get_extra_state`, which may be any object."""
     return name.rpartition(".")[2] == _EXTRA_STATE
 
 
 def tensors_by_name(weights: Any) -> tuple[dict[str, Any], bool]:
-    """The tensors of modules or state dicts, and whether their names have the model's before them: `actor/bias`.
+    """Tensors by name, of modules or state dicts, and whether names begin with the model's name: `actor/bias`.
 
     Raises:
-        WeightsError: these are no weights, or there is nothing in them.
+        WeightsError: `weights` has another type, or contains no tensor.
     """
     flat = _state_of(weights)
     has_models = all(isinstance(value, Mapping) or hasattr(value, "state_dict") for value in flat.values())
@@ -58,11 +58,11 @@ def tensors_by_name(weights: Any) -> tuple[dict[str, Any], bool]:
 
 
 def file_of(weights: Any) -> memoryview | None:
-    """The bytes of a safetensors file, where one was given; None for tensors.
+    """The bytes of a safetensors file if one was given; None for tensors.
 
     Raises:
         MalformedWeights: it is not such a file.
-        WeightsError: it cannot be read.
+        WeightsError: the file cannot be read.
     """
     if isinstance(weights, str | os.PathLike):
         try:

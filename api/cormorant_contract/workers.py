@@ -147,7 +147,7 @@ class WorkerGroup(Contract):
 
     @property
     def serves(self) -> bool:
-        """Whether its members are inference servers."""
+        """Whether its workers are inference servers."""
         return self.role == "inference"
 
     @classmethod

@@ -6,7 +6,7 @@
     padded = split_trajectories(batch)                  # [N, longest], masked
     buffer.extend(frames_of(batch))                     # [N], for a replay buffer
 
-Called by learners, by the collectors that take a `postproc`, and for manifests with `multiStep`,
+Called by learners, by collectors with a `postproc` argument, and for manifests with `multiStep`,
 `splitTrajectories` or `bfloat16`. Each callable takes a batch and returns a new one; nothing is changed in place.
 """
 

@@ -1,6 +1,6 @@
-"""The last n observations of a trajectory in place of the last one, stacked where batches are stored.
+"""Frame stacking on stored batches: the last n observations of a trajectory in place of the last one.
 
-# B rows, T steps, n frames a stack, K trajectories that may go on
+# B rows, T steps, n frames per stack, K trajectories that may continue
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ class FrameStack:
         observation       a0 a0 a0    a0 a0 a1    a0 a1 a2    b0 b0 b0    b0 b0 b1
         next observation  a0 a0 a1    a0 a1 a2    a1 a2 END   b0 b0 b1    b0 b1 ...
 
-    A trajectory's first frame is repeated to fill its first stacks, as in gymnasium's `FrameStackObservation`. A
-    trajectory that continues in a later batch keeps its past frames, by its id: one FrameStack may get the batches of
-    several collectors, each one's in order, split or not. The stack restarts after a frame that is done. If a
+    A trajectory's first frame is repeated to fill its first stacks, as in gymnasium's `FrameStackObservation`. The past
+    frames of a trajectory that continues in a later batch are kept by its id: one FrameStack may get the batches of
+    several collectors, each collector's in order, split or not. The stack restarts after a frame that is done. If a
     trajectory began before the first batch, its oldest known frame is repeated. The past of a trajectory is forgotten
     after 1,024 batches without a frame of it: its collector has died.
 

@@ -1,6 +1,6 @@
-"""Multi-step targets: rewards summed over n steps, and what lies n steps ahead as `next`.
+"""Multi-step targets: rewards summed over n steps, and the frame n steps ahead as `next`.
 
-Sutton 1988, Machine Learning 3(1):9-44. Keys are those of TorchRL's MultiStep; what differs is in `MultiStep`.
+Sutton 1988, Machine Learning 3(1):9-44. Keys are those of TorchRL's MultiStep; `MultiStep` documents the difference.
 
 # T steps; n steps asked for, k <= n steps taken
 """

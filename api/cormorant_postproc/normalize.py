@@ -1,4 +1,4 @@
-"""What the policy saw, from the raw frames of a batch and the statistics of the versions that acted.
+"""What the policy saw, from the raw frames of a batch and the statistics of the versions that collected it.
 
 The same arithmetic as in the workers, in float64: equal bit for bit.
 

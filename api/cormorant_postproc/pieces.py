@@ -1,7 +1,6 @@
-"""Where pieces of trajectories begin and end within a batch, and the protocol of post-processing. No step here waits
-for a GPU.
+"""Pieces of trajectories within a batch, and the protocol of post-processing. No step here waits for a GPU.
 
-A *piece* is what a batch holds of one trajectory: consecutive frames of one row. Rows never share a piece.
+A *piece* is the part of one trajectory in a batch: consecutive frames of one row. Rows never share a piece.
 
 # B rows (all batch dimensions but the last, flattened), T steps
 """

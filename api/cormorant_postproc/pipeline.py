@@ -1,4 +1,4 @@
-"""Steps of post-processing in a row, the one that a manifest asks for, and the steps that change one leaf."""
+"""The pipeline of post-processing, the one of a manifest, and steps that change one leaf."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,10 +29,10 @@ class Pipeline:
 
 
 def of_collection(settings: Mapping[str, Any]) -> Pipeline:
-    """What `spec.collection` of a manifest asks for: multi-step targets first, then trajectories, then dtypes.
+    """Pipeline of a manifest's `spec.collection`: multi-step targets first, then trajectories, then dtypes.
 
     Args:
-        settings: as `Collection.post_processing` gives them; plain data, which travels with batches to clients.
+        settings: the result of `Collection.post_processing`; plain data, which travels with batches to clients.
     """
     steps: list[Callable[[TensorDictBase], TensorDict]] = []
     if (multi_step := settings.get("multi_step")) is not None:

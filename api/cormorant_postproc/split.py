@@ -20,7 +20,7 @@ def split_trajectories(
     prefix: str | None = None,
     as_nested: bool | torch.layout = False,
 ) -> TensorDict:
-    """Cut a batch into the pieces of trajectories that it holds.
+    """Cut a batch into its pieces of trajectories.
 
         traj_ids  0 0 0 1 1      ->      padded   a0 a1 a2    mask  T T T
                   2 2 2 2 3              [4, 4]   a3 a4             T T F

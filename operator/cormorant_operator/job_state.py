@@ -25,7 +25,7 @@ class Waits:
     worker_s: Mapping[str, float]
     """Seconds of all workers together, by group."""
     sizes: Mapping[str, int]
-    """Workers by group, which were all ready, and not paused."""
+    """Number of workers by group; all were ready and not paused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class HeadAnswer:
     env_failures: str = ""
     """Environments keep failing: the first failure with its traceback. Empty: they do not."""
     missing_weights: str = ""
-    """Weights of earlier heads that it does not have, and what it does. Empty: none."""
+    """Weights of earlier heads that it lacks, and what it does about them; empty if none are missing."""
     waits: Waits | None = None
     """Set for jobs with an autoscaled group while every worker is ready. None: also from an older head."""
 

@@ -40,7 +40,7 @@ class PodSet:
     asked: int
     """Pods that the Workload asks for."""
     admitted: int = 0
-    """Fewer than asked for, where the pod set has a minCount."""
+    """Number of pods admitted; below the requested number only if the pod set has a minCount."""
     reclaimed: int = 0
     """Pods whose quota was given back early; never decreases while the quota is reserved."""
     flavors: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
 """Collectors, environments, policies, datasets and fleets. Users import `cormorant`.
 
-Processes of subprocess environments import this package: it stays without torch.
+Environment processes import this package, so it does not import torch.
 """

@@ -1,6 +1,7 @@
-"""Action masks: which discrete actions are legal. The leaf `action_mask` of a Dict observation has them, as in
-PettingZoo and TorchRL, or `info["action_mask"]`, as in gymnasium's Taxi: one number for each action, not 0 where it
-is legal; MultiDiscrete's side by side. The actions of a group of agents are a MultiDiscrete, with a mask a row.
+"""Action masks: which discrete actions are legal. They are the leaf `action_mask` of a Dict observation, as in
+PettingZoo and TorchRL, or `info["action_mask"]`, as in gymnasium's Taxi: one number for each action, nonzero if it is
+legal; those of a MultiDiscrete side by side. The actions of a group of agents are a MultiDiscrete, with one mask per
+row.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ _LONGEST_IN_INFO = 1 << 14
 
 
 def mask_length(action: Space) -> int:
-    """Numbers in the mask of an action space; 0: it has none."""
+    """Length of an action space's mask; 0: the space has no mask."""
     match action:
         case gymnasium.spaces.Discrete():
             return int(action.n)
@@ -29,7 +30,7 @@ def mask_length(action: Space) -> int:
 
 
 def find_masks(observation: Space, action: Space) -> list[int]:
-    """Which leaf of the observation is the mask of each leaf of the action; -1: none."""
+    """For each action leaf, the index of the observation leaf that is its mask; -1: none."""
     seen = [leaf if leaf.key[-1] == ACTION_MASK else None for leaf in leaves(observation, ("observation",))]
 
     def find(leaf: Leaf, part: Space) -> int:
@@ -44,14 +45,14 @@ def find_masks(observation: Space, action: Space) -> list[int]:
 
 
 def info_mask_length(observation: Space, action: Space) -> int:
-    """Numbers in a mask that the info may have; 0: it is not read, for example because the observation has it."""
+    """Length of the mask in the info; 0: it is not read, for example because the observation contains the mask."""
     length = mask_length(action)
     return 0 if length > _LONGEST_IN_INFO or find_masks(observation, action)[0] >= 0 else length
 
 
 def info_mask(info: Any, length: int) -> Array | None:
-    """[length] the mask in an info, also as gymnasium's tuple of one mask for each part; None: it has none, or what it
-    has is none.
+    """[length] the mask in an info, also as gymnasium's tuple of one mask for each part; None: the info contains no
+    valid mask.
     """
     mask = info.get(ACTION_MASK) if isinstance(info, Mapping) else None
     if mask is None:
@@ -64,8 +65,8 @@ def info_mask(info: Any, length: int) -> Array | None:
 
 
 def masked_sampler(action: Space, generator: np.random.Generator) -> Callable[[Array], Array]:
-    """Draws a legal action for each row of a mask [n, ...] of `mask_length` numbers, all with the same probability; the
-    first one where none is legal, as gymnasium does.
+    """Draw uniformly from the legal actions of each row of a mask [n, ...] of `mask_length` numbers; the first action
+    if none is legal, as gymnasium does.
     """
     (part,) = leaf_spaces(action)
 
@@ -90,7 +91,7 @@ def masked_sampler(action: Space, generator: np.random.Generator) -> Callable[[A
 
 
 def legal_action(action: Space, obs: Any, info: Mapping[str, Any], *, seed: int) -> Any:
-    """An action that the mask of a reset allows, in its info or its observation; any action where there is none."""
+    """Draw an action that the mask in the info or observation of a reset allows; any action if there is no mask."""
     length = mask_length(action)
     mask = info_mask(info, length)
     if mask is None:

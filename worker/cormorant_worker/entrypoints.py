@@ -1,6 +1,6 @@
-"""Imports what a manifest names as `package.module:attribute`: environments, their wrappers, policies.
+"""Imports entrypoints (`package.module:attribute`) of a manifest: environments, their wrappers, policies.
 
-Processes of environments import this, so it needs neither torch nor pydantic.
+Environment processes import this, so it needs neither torch nor pydantic.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Everything that the worker raises on purpose, by cause. A message says what happened, the values, and what to do."""
+"""Exceptions of the worker, by cause. A message says what happened, the values, and what to do."""
 
 from cormorant_contract.errors import (
     BatchTimeout,
@@ -53,7 +53,7 @@ __all__ = [
 
 
 class ManifestError(CormorantError, ValueError):
-    """The manifest is valid on paper and cannot be run here (exit code 2)."""
+    """The manifest is valid but cannot run here (exit code 2)."""
 
 
 class DeviceUnavailable(ManifestError):
@@ -89,11 +89,11 @@ class EnvCrashed(EnvError):
 
 
 class EnvRaised(EnvCrashed):
-    """A running environment raised, and its exception is the user's to see: nothing is restarted."""
+    """A running environment raised, and its exception goes to the user: nothing is restarted."""
 
 
 class InvalidAction(EnvError, ValueError):
-    """An action that the environment must not see."""
+    """An action that must not reach the environment."""
 
 
 class PolicyError(CormorantError):
@@ -105,11 +105,11 @@ class PolicyLoadError(PolicyError):
 
 
 class PolicyMismatch(PolicyError, ValueError):
-    """What the policy computes does not fit the environment's action space."""
+    """The policy's output does not fit the environment's action space."""
 
 
 class EnvNotSaved(StateError):
-    """These environments cannot be saved: which, and what they lack."""
+    """The environments cannot be saved; the message names them and what they lack."""
 
 
 class DatasetError(CormorantError):
@@ -121,7 +121,7 @@ class DatasetMismatch(DatasetError):
 
 
 class PartExists(DatasetError):
-    """A part was begun before, by another process: the next attempt has one of its own."""
+    """Another process has begun this part; each attempt writes its own part."""
 
 
 class DatasetCorrupt(DatasetError):
@@ -129,7 +129,7 @@ class DatasetCorrupt(DatasetError):
 
 
 class EvaluationError(CormorantError):
-    """An evaluation cannot keep its results, or they are not exact."""
+    """An evaluation cannot store its results, or they are not exact."""
 
 
 class WorkerFailed(FleetError):
@@ -158,8 +158,8 @@ class SupervisorRefused(CormorantError):
 
 
 class PodRefused(CormorantError):
-    """The head does not let this pod join: its image is another one (exit code 1). A new pod may have the right one."""
+    """The head refuses this pod, whose image differs (exit code 1). A new pod may have the right image."""
 
 
 class PodBlocked(CormorantError):
-    """The pod lacks what every worker in it needs, such as a device or the head's token (exit code 3)."""
+    """The pod lacks something that its workers need, such as a device or the head's token (exit code 3)."""

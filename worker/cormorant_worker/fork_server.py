@@ -4,8 +4,8 @@
     Order ---------------------->   | <--waits for them--
 
 Each process has one fork server of a kind, started when it is first needed (decision 0031). It ends with its process,
-however that ends. `run` is its other side, the whole of its `python -m MODULE SOCKET`: it imports, and runs neither
-threads nor code of users, so that a fork of it is as good as a process that was just started.
+however that ends. `run` is the program of the fork server, `python -m MODULE SOCKET`: it imports, and runs neither
+threads nor user code, so that a fork of it is equivalent to a newly started process.
 """
 
 import atexit
@@ -38,32 +38,32 @@ _LIBRARIES = ("OMP", "MKL", "OPENBLAS", "NUMEXPR")
 
 @dataclass(frozen=True)
 class Imports:
-    """Modules that children of a kind need. None of them may start threads as it is imported."""
+    """Modules that children of a kind need. None of them may start threads when imported."""
 
     now: tuple[str, ...] = ()
     """Before the fork."""
     when_idle: tuple[str, ...] = ()
-    """Some children need them, perhaps: those that come later find them."""
+    """Imported when idle, for later children that may need them."""
 
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """A child to be forked. With it come the child's descriptors, and last the one that it writes its output to."""
+    """A child to fork. Sent with the child's descriptors, the last of which is its output."""
 
     number: int
     name: str
     """Shown by ps and top."""
     imports: Imports
-    """What its siblings will need as well."""
+    """Modules that its siblings will need as well."""
     folder: str
     path: Sequence[str]
-    """Where its imports are looked for."""
+    """Import path of its modules."""
     environment: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Order:
-    """About one child: how did it end? Kill it and its process group, if it lives. It is not asked for again."""
+    """Command about one child: report how it ended, kill its process group, or forget it."""
 
     what: Literal["status", "kill", "release"]
     number: int
@@ -73,13 +73,13 @@ class Order:
 class ChildStatus:
     number: int
     pid: int
-    """0: it is not forked yet."""
+    """0: not forked yet."""
     code: int | None
-    """A return code as subprocess has them, negative for a signal; None: it runs, or is not forked yet."""
+    """Return code as in `subprocess`, negative for a signal; None: running, or not forked yet."""
 
 
 class ForkServer:
-    """The process and the socket to it. Used by any thread."""
+    """The process and the socket to it. Thread-safe."""
 
     def __init__(self, module: str) -> None:
         """Start `python -m module`. It imports first; what it is told meanwhile waits in the socket."""
@@ -110,16 +110,16 @@ class ForkServer:
         return self._process.poll() is None
 
     def fork(self, name: str, descriptors: Sequence[int], *, imports: Imports = Imports()) -> int:
-        """Have a child forked, a process group of its own. Never waits for it. If the fork server is gone, the child's
+        """Fork a child in its own process group, without waiting for it. If the fork server is gone, the child's
         sockets close.
 
         Args:
             name: shown by ps and top.
-            descriptors: what the child gets copies of.
-            imports: what it and its siblings need.
+            descriptors: the child gets copies of them.
+            imports: modules that it and its siblings need.
 
         Returns:
-            The child's number here.
+            The child's number in this process.
         """
         with self._lock, _output() as output:
             self._number += 1
@@ -138,7 +138,7 @@ class ForkServer:
         return self._number
 
     def status(self, number: int) -> ChildStatus:
-        """Whether a child runs, and how it ended. Without a pid if that is not known."""
+        """Whether a child runs, and how it ended. Without a pid if the pid is unknown."""
         deadline = time.monotonic() + _ANSWER_S
         with self._lock, suppress(OSError):
             self._connection.send(Order("status", number))
@@ -150,21 +150,23 @@ class ForkServer:
         return ChildStatus(number, 0, None)
 
     def wait(self, number: int, timeout_s: float) -> int | None:
-        """Wait for a child's end. Returns its code as `status` does; None: it runs, or the fork server is gone."""
+        """Wait for a child's end. Returns its code as `status` does; None: it still runs, or the fork server is
+        gone.
+        """
         deadline = time.monotonic() + timeout_s
         while (code := self.status(number).code) is None and time.monotonic() < deadline and self.is_alive:
             time.sleep(_ASKED_EVERY_S)
         return code
 
     def kill(self, number: int) -> None:
-        """Have a child and its process group killed, unless it has ended. Does not wait; a fork server that has ended
-        kills no child.
+        """Kill a child and its process group, unless it has ended. Does not wait. Has no effect if the fork server has
+        ended.
         """
         with self._lock, suppress(OSError):
             self._connection.send(Order("kill", number))
 
     def forget(self, number: int) -> None:
-        """This child is not asked for again."""
+        """Drop the record of a child."""
         with self._lock, suppress(OSError):
             self._connection.send(Order("release", number))
 
@@ -174,7 +176,7 @@ class ForkServer:
         return "" if code is None else f"went with the process that forks it, which ended with exit code {code}"
 
     def close(self) -> None:
-        """End it and wait for it. Children that live go on."""
+        """End the fork server and wait for it. Living children continue."""
         self._connection.close()
         try:
             self._process.wait(timeout=0.1)
@@ -184,8 +186,8 @@ class ForkServer:
 
 
 def kill_alone(pid: int, connection: Any) -> None:
-    """Kill a child whose fork server has ended, or imports for a long time: as long as it holds the other end of
-    `connection`, the process with this id is the child.
+    """Kill a child whose fork server has ended or is busy importing. While the other end of `connection` is open, the
+    process with this id is the child.
     """
     with suppress(OSError):
         descriptor = os.pidfd_open(pid)
@@ -205,7 +207,7 @@ _started: dict[tuple[int, str], ForkServer] = {}
 
 
 def fork_server(module: str) -> ForkServer:
-    """The fork server of this process for a kind of children, started where there is none or it has ended."""
+    """The fork server of this process for a kind of children, started if there is none or it has ended."""
     key = os.getpid(), module
     with _starting:
         found = _started.get(key)
@@ -302,7 +304,7 @@ class _Children:
 
 
 def run(become: Callable[..., int]) -> NoReturn:
-    """Fork until the other end of the socket is closed. Every fork ends with what `become(*descriptors)` returns."""
+    """Fork until the other end of the socket is closed. Each child exits with the result of `become(*descriptors)`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it would have us lose how children ended
     connection = MessageSocket(socket.socket(fileno=int(sys.argv[1])))

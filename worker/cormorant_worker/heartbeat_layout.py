@@ -1,30 +1,31 @@
-"""What a worker's heartbeat holds, number by number: int64, as this machine writes them.
+"""Layout of a worker's heartbeat: int64 numbers in native byte order.
 
     frames landed | phase | process id | nanoseconds by activity .. | the activity that goes on | since when
 
-Without numpy: the supervisor of a pod reads it, too.
+Does not import numpy, because the supervisor of a pod also reads heartbeats.
 """
 
 import struct
 from collections.abc import Sequence
 
 FRAMES, PHASE, PID, TIMING = range(4)
-"""Where each is; at TIMING begin the numbers of a `Timing`."""
+"""Positions; the numbers of a `Timing` begin at TIMING."""
 NUM_ACTIVITIES = 8
 ACTIVITY, SINCE = NUM_ACTIVITIES, NUM_ACTIVITIES + 1
-"""Within the timing; 0 as SINCE: nothing has begun."""
+"""Positions within the timing; SINCE is 0 before anything has begun."""
 NUM_TIMING = NUM_ACTIVITIES + 2
 STEPPING = -1
-"""As ACTIVITY: shared out between several, when the next vector step is measured."""
+"""Value of ACTIVITY while stepping: this time is divided among several activities when the next vector step is
+measured."""
 _ALL = struct.Struct(f"={TIMING + NUM_TIMING}q")
 SIZE_BYTES = _ALL.size
 
 
 def parse(data: bytes) -> tuple[int, ...]:
-    """The numbers of a heartbeat in a file.
+    """Read the numbers of a heartbeat file.
 
     Raises:
-        struct.error: it is not a whole one.
+        struct.error: the file is incomplete.
     """
     return _ALL.unpack(data)
 
@@ -34,7 +35,8 @@ def spent_ns(timing: Sequence[int], *, until_ns: int) -> tuple[int, ...]:
 
     Args:
         timing: [NUM_TIMING] numbers.
-        until_ns: up to when, by `time.monotonic_ns` of this machine. What goes on is not written until it ends.
+        until_ns: end of the period, by `time.monotonic_ns` of this machine. The current activity is written only when
+            it ends.
     """
     activity, since = timing[ACTIVITY], timing[SINCE]
     spent = list(timing[:NUM_ACTIVITIES])

@@ -1,4 +1,4 @@
-"""The Python API: from a manifest, or Python objects, to a running fleet or to one collector in this process.
+"""The Python API: starts a fleet, or one collector in this process, from a manifest or Python objects.
 
     from cormorant import open_fleet
 
@@ -42,7 +42,7 @@ _ALSO_WITH_MANIFESTS = ("workers", "usual_vectorization")
 """Fields of `Scripted` that callers may have set beside a manifest; the others belong to `env`."""
 
 Manifest = str | os.PathLike[str] | Mapping[str, Any] | CollectorJob
-"""A path to YAML, the document itself as nested mappings, or a job that was parsed already."""
+"""Path of a YAML file, the document as nested mappings, or a parsed job."""
 
 
 def open_fleet(
@@ -233,10 +233,10 @@ def make_collector(
 def describe_job(
     manifest: Manifest | None, name: str | None, env: EnvChoice | None, **given: Any
 ) -> tuple[CollectorJob, WorkerOverrides]:
-    """The job that a manifest or a script describes, and the script's objects. `given`: fields of `Scripted`.
+    """The job of a manifest or a script, and the script's objects. `given`: fields of `Scripted`.
 
     Raises:
-        ManifestError: there is neither, or both, or what there is is refused.
+        ManifestError: neither or both are given, or the given one is refused.
     """
     if env is not None:
         if manifest is not None:
@@ -266,8 +266,7 @@ def load_job(manifest: Manifest, *, name: str | None = None) -> CollectorJob:
         name: metadata.name of the job, for files with several.
 
     Raises:
-        ManifestError: the manifest is refused, with every problem found; or the file holds several jobs and none of
-            that name.
+        ManifestError: the manifest is refused, with every problem found; or none of the file's jobs has that name.
     """
     source = "the manifest"
     try:
@@ -304,7 +303,7 @@ def refuse_unknown_names(job: CollectorJob, *, is_this_machine: bool = True) -> 
 
     Raises:
         UnknownEnv: no such task, with near matches.
-        EnvBuildError: its runtime is missing, or it has no such argument.
+        EnvBuildError: the task's runtime is missing, or it has no such argument.
         ManifestError: an entrypoint's module, attribute or argument does not exist, with near matches.
     """
     from cormorant_worker.envs.kinds import kind_of

@@ -1,4 +1,4 @@
-"""What `open_fleet` gives: a fleet whose workers belong to this process, in the words of `cormorant.Fleet`."""
+"""The result of `open_fleet`: a `cormorant.Fleet` whose workers belong to this process."""
 
 import _thread
 import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class CurrentLoan:
-    """The batch that a reader has. Asking for the next one, by any iteration, gives it back."""
+    """The batch that a reader holds. Any request for the next one returns it."""
 
     def __init__(self) -> None:
         self._loan: Loan | None = None
@@ -33,7 +33,7 @@ class CurrentLoan:
         """Guards the loan: `close` may be called while another thread waits for a batch."""
 
     def swap(self, loan: Loan | None, *, only: Loan | None = None) -> None:
-        """Acknowledge the current batch and give it back; with `only`, only if the current batch is `only`."""
+        """Acknowledge and return the current batch; with `only`, only if the current batch is `only`."""
         with self._lock:
             if only is not None and only is not self._loan:
                 return
@@ -55,7 +55,7 @@ class LocalBatches(Batches):
         self.num_frames = 0
 
     def next(self, timeout: float | None = None) -> "TensorDict | None":
-        """Give the last batch's memory back and wait for the next; None at the end."""
+        """Return the last batch's memory and wait for the next batch; None at the end."""
         self._lent.swap(None)
         try:
             loan = self._owner._fleet.borrow(timeout_s=timeout)
@@ -93,12 +93,12 @@ class LocalShard(Shard):
         self._owner = fleet
 
     def iter_batches(self, *, copy: bool = False) -> LocalBatches:
-        """Iterate; batches lie in memory of their own, with and without `copy`."""
+        """Iterate. Batches own their memory, with or without `copy`."""
         return LocalBatches(self._owner, CurrentLoan(), copy=True)
 
 
 class FleetReceipt(Receipt):
-    """Each look is at the moment."""
+    """Properties reflect the current state."""
 
     def __init__(self, fleet: "LocalFleet", version: int) -> None:
         self._owner = fleet
@@ -138,7 +138,7 @@ class FleetReceipt(Receipt):
 
 
 def owned(fleet: WorkerFleet, owner: object) -> WorkerFleet:
-    """The fleet itself, which is closed when nothing refers to its owner any more."""
+    """The underlying fleet, closed when its owner is garbage-collected."""
     weakref.finalize(owner, _close_forgotten, fleet, os.getpid()).atexit = False
     return fleet
 

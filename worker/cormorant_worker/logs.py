@@ -1,9 +1,9 @@
-"""How processes of a job log: one JSON object per line, with the same five fields on each; for people on a terminal.
+"""Logging of a job's processes: one JSON object per line with the same five fields, or readable text on a terminal.
 
     {"timestamp": ..., "level": "warning", "event": "worker_lost", "job": "pong", "group": "cpu", "worker": "cpu-0",
      "epoch": 2, "version": 17, "reason": ...}
 
-Light: the supervisor uses it, too.
+Imports little, because the supervisor also uses it.
 """
 
 import sys
@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import structlog
 
 FIELDS = ("job", "group", "worker", "epoch", "version")
-"""On each line; null where a process cannot know."""
+"""Fields of every line; null if a process does not know the value."""
 _FIRST = ("timestamp", "level", "event", *FIELDS)
 _NOT_SHOWN = frozenset({"timestamp", "level", "event", "exception", "job", "epoch"})
 _LONGEST_LINE = 2000
@@ -26,14 +26,14 @@ Event = MutableMapping[str, Any]
 
 @dataclass(slots=True)
 class LogContext:
-    """What a process says of itself on each line. Single values, each written by one thread."""
+    """Fields about the process itself. Single values, each written by one thread."""
 
     job: str = ""
     group: str = ""
     worker: str = ""
     """`<group>-<index>`."""
     epoch: int | None = None
-    """Which incarnation of the head, from 1."""
+    """Incarnation of the head, from 1."""
     version: int | None = None
     """The newest policy version that it knows of."""
 
@@ -41,7 +41,7 @@ class LogContext:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedLine:
     number: int
-    """Counts up from 0 in a process."""
+    """Line number, from 0 in each process."""
     time: datetime
     level: str
     text: str
@@ -77,10 +77,10 @@ TAIL = LogTail()
 
 
 def configure_logs(context: LogContext, *, stream: TextIO | None = None) -> None:
-    """Log to a stream from now on: as JSON, or in colors where it is a terminal.
+    """Log to a stream: as JSON, or in color on a terminal.
 
     Args:
-        context: on each line that does not say otherwise; may change later.
+        context: default fields of each line; may change later.
         stream: standard output by default.
     """
     out = stream or sys.stdout
@@ -102,8 +102,8 @@ def configure_logs(context: LogContext, *, stream: TextIO | None = None) -> None
 
 
 def quiet_by_default() -> None:
-    """In scripts and notebooks, log warnings and errors to standard error, and nothing else. A program that has
-    configured structlog decides itself.
+    """In scripts and notebooks, log only warnings and errors, to standard error. Has no effect if the program has
+    configured structlog.
     """
     if structlog.is_configured():
         return

@@ -147,17 +147,17 @@ def evaluation_job(
     device: str = "",
     objects: bytes = b"",
 ) -> CollectorJob:
-    """A manifest with what an evaluation changes of it.
+    """A copy of a manifest with the changes for an evaluation.
 
     Args:
         job: any job.
         folder: for the results.
         weights: URI of a weights file; empty: as in the manifest.
         episodes: as in `evaluate`, as are the other arguments.
-        objects: a script's environment and policy, pickled: what is evaluated, beside the manifest.
+        objects: a script's environment and policy, pickled, which are evaluated in place of the manifest's.
 
     Raises:
-        ManifestError: naming what does not fit together.
+        ManifestError: names the arguments that conflict.
     """
     document = job.to_document()
     spec = document["spec"]
@@ -212,7 +212,7 @@ def run_evaluation(
     should_stop: Callable[[], bool] = lambda: False,
     objects: bytes = b"",
 ) -> ResultTable:
-    """Play what is missing of an evaluation, and write its table to its folder.
+    """Play the missing episodes of an evaluation, and write its table to its folder.
 
     Args:
         job: with `collection.episodes`.
@@ -223,7 +223,7 @@ def run_evaluation(
         objects: `WorkerOverrides.to_bytes()` of a script; empty: none.
 
     Raises:
-        FleetInterrupted: it was told to stop.
+        FleetInterrupted: `should_stop` returned True.
     """
     from cormorant_worker.envs.cpus import available_cpus
     from cormorant_worker.errors import FleetInterrupted

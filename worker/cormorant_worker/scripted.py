@@ -1,7 +1,7 @@
-"""A job that a script describes with Python objects instead of a manifest: `open_fleet(env=MyEnv, policy=network)`.
+"""Jobs that a script describes with Python objects instead of a manifest: `open_fleet(env=MyEnv, policy=network)`.
 
-What a manifest can express becomes a CollectorJob; Python objects become `WorkerOverrides`, cloudpickled to the workers
-alongside it.
+Whatever a manifest can express becomes a CollectorJob; Python objects become `WorkerOverrides`, cloudpickled to the
+workers alongside it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ Mode = Literal["async", "sync"]
 Vectorization = Literal["subprocess", "inline"]
 
 SCRIPT_ENV = "script:environment"
-"""Stands in a manifest for a script's environment."""
+"""Placeholder for a script's environment in a manifest."""
 _DEFAULT_ENVS = 8
 _DEFAULT_STEPS = 64
 _OF_COLLECTION = {
@@ -47,9 +47,9 @@ _ENVPOOL = "envpool:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scripted:
-    """What `open_fleet` and `make_collector` take in place of a manifest; they say what each field means.
+    """Arguments of `open_fleet` and `make_collector` that replace a manifest; documented there.
 
-    None means "not given": a mapping that says the same as an argument is refused, whatever the two values are.
+    None means "not given": a mapping entry that duplicates an argument is refused, even with an equal value.
     """
 
     env: EnvChoice
@@ -75,7 +75,7 @@ class Scripted:
         """The manifest, with placeholders where environment or policy are Python objects.
 
         Raises:
-            ManifestError: what was given does not fit together; says every problem.
+            ManifestError: the arguments conflict; lists every problem.
         """
         self._check()
         env = {**self.env} if isinstance(self.env, Mapping) else {self._kind: self._block()}
@@ -211,7 +211,7 @@ def script_job(spec: Mapping[str, Any]) -> CollectorJob:
 
 
 def info_block(info: Sequence[str | Mapping[str, Any]] | None) -> dict[str, Any]:
-    """`spec.env` of keys, or of items as a manifest spells them."""
+    """`spec.env.info` from keys, or from items as a manifest spells them."""
     if isinstance(info, str):
         raise ManifestError(f'info is the word "{info}"; pass a list of keys: info=["{info}"]')
     return {"info": [{"key": item} if isinstance(item, str) else dict(item) for item in info]} if info else {}

@@ -1,4 +1,4 @@
-"""Shared memory that no crash can leak: it has a descriptor and no name."""
+"""Anonymous shared memory, which no crash can leak: it has a descriptor and no name."""
 
 import mmap
 import os
@@ -8,7 +8,7 @@ from cormorant_worker.errors import FleetError
 
 
 class SharedMemory:
-    """A mapping of anonymous shared memory. Pages take memory once they are written."""
+    """A mapping of anonymous shared memory. Pages use memory once they are written."""
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
         """Map a descriptor that `create` made in this or another process; it belongs to this object from now on."""
@@ -18,9 +18,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, size_bytes: int, *, path: str = "") -> "SharedMemory":
-        """Make new memory, zeroed. `path`: of a file that is to be this memory; what was there is replaced. Empty: it
-        has no name.
-        """
+        """Create zeroed memory. `path`: file that holds this memory, replaced if it exists; empty: anonymous."""
         try:
             if path:
                 # A file of its own: who maps the one that was there before keeps that.

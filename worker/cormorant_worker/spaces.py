@@ -1,7 +1,7 @@
-"""Gymnasium spaces as flat tuples of arrays: what the hot loop moves instead of nested dicts.
+"""Gymnasium spaces as flat tuples of arrays, which the hot loop uses instead of nested dicts.
 
 A space is a tree; its *leaves* are its Box, Discrete, MultiDiscrete and MultiBinary parts. Observations and actions
-travel as `Arrays`, one array a leaf, in the order of `leaves(space, prefix)`:
+travel as `Arrays`, one array per leaf, in the order of `leaves(space, prefix)`:
 
     Dict(pos=Box(3), cam=Tuple(Box(2, 2), Discrete(4)))  ->  cam.0 [n, 2, 2], cam.1 [n], pos [n, 3]
 """
@@ -21,13 +21,13 @@ Key = tuple[str, ...]
 
 Array = npt.NDArray[Any]
 Arrays = tuple[Array, ...]
-"""One array a leaf, in the order of `leaves`."""
+"""One array per leaf, in the order of `leaves`."""
 
 Space = gymnasium.Space[Any]
 
 
 class OneHot(gymnasium.spaces.MultiBinary):
-    """Vectors of `n` numbers, exactly one of which is 1: TorchRL's way to write one of n actions. int64."""
+    """Vectors of `n` numbers, exactly one of which is 1: TorchRL's encoding of one of n actions. int64."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
@@ -55,7 +55,7 @@ class Rooted(gymnasium.spaces.Dict):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
     key: Key
-    """Where it is found in a batch, e.g. `("observation",)` or `("observation", "pos")`."""
+    """Key in a batch, e.g. `("observation",)` or `("observation", "pos")`."""
     shape: tuple[int, ...]
     """The shape for one environment; Discrete has the shape `()`."""
     dtype: np.dtype[Any]
@@ -138,8 +138,7 @@ def flatten(space: Space, value: Any) -> Arrays:
 
 
 def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Cast to the dtype of a space. Floats are rounded, and none becomes infinite; whole numbers and flags stay what
-    they are.
+    """Cast to the dtype of a space. Floats are rounded but never become infinite; integers and flags keep their values.
 
     Raises:
         ValueError, OverflowError: a value does not fit.
@@ -156,9 +155,9 @@ def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def unflattener(space: Space) -> Callable[[Sequence[Any]], Any]:
-    """The reverse of `flatten` for one space, built ahead of time so that a step walks no types: leaves in, the nested
-    value that `env.step` expects out. Discrete parts become Python ints for a single environment (arrays of shape
-    `()`).
+    """The inverse of `flatten` for one space, built in advance so that steps do not inspect types: takes leaves,
+    returns the nested value that `env.step` expects. Discrete parts become Python ints for a single environment (arrays
+    of shape `()`).
     """
     position = 0
 
@@ -186,16 +185,16 @@ def put(stored: Arrays, at: Any, values: Arrays) -> None:
 
 
 def put_nested(target: dict[str, Any], key: Key, value: Any) -> None:
-    """Set a value in nested dicts, making those on the way."""
+    """Set a value in nested dicts, creating missing ones."""
     for part in key[:-1]:
         target = target.setdefault(part, {})
     target[key[-1]] = value
 
 
 def describe(space: Space) -> str:
-    """A space in one line that is the same in every process and version: used in fingerprints and messages.
+    """Describe a space in one line, equal in every process and version: used in fingerprints and messages.
 
-    Bounds are named by their extremes, so that a 4x84x84 Box stays readable.
+    Bounds are given by their extremes, so that a 4x84x84 Box stays readable.
     """
     match space:
         case OneHot():

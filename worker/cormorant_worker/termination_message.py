@@ -14,7 +14,7 @@ _MOST_BYTES = 4000
 
 
 def encode(frames: int, reason: str = "") -> bytes:
-    """Last words, `{"frames": 1000, "reason": "..."}`, with as much of the reason as Kubernetes keeps."""
+    """Encode a message, `{"frames": 1000, "reason": "..."}`, with as much of the reason as Kubernetes keeps."""
     reason = reason[:_MOST_BYTES]
     while True:
         words = {"frames": frames} | ({"reason": reason} if reason else {})
@@ -26,13 +26,13 @@ def encode(frames: int, reason: str = "") -> bytes:
 
 
 def explain(path: Path | None, reason: str, *, frames: int | None = None) -> None:
-    """Add the reason to a head's last words, `{"frames": 1000}`, if it left none of its own.
+    """Add the reason to a head's message, `{"frames": 1000}`, if the head left no reason.
 
     Args:
         path: of the termination message; None: do nothing.
         reason: why the head ends.
-        frames: settled, for a head that ended before it had counted any. None: without last words nothing is done, as
-            Kubernetes takes the end of the log then, and the reason is there.
+        frames: settled frames, for a head that ended before it had counted any. None: do nothing without a message,
+            because Kubernetes then takes the end of the log, which has the reason.
     """
     if path is None:
         return
@@ -49,7 +49,7 @@ def explain(path: Path | None, reason: str, *, frames: int | None = None) -> Non
 
 
 def write_sentence(path: Path | None, reason: str) -> None:
-    """Leave a worker's last words, which are the reason alone. None: Kubernetes takes the end of the log."""
+    """Write a worker's message, which is only the reason. None: Kubernetes takes the end of the log."""
     if path is None:
         return
     try:

@@ -204,7 +204,7 @@ class Journal:
         return self.exported_frames
 
     def reserve_epoch(self, epoch: int) -> None:
-        """Give no later head this epoch, or a lower one: a restored state uses it. Waits as `await_write`."""
+        """Reserve an epoch that a restored state uses: later heads get higher ones. Waits like `await_write`."""
         if self._folder is None or epoch <= self._reserved_epoch:
             return
         self.await_write(self._writer.submit(_write_epoch, self._folder, epoch))

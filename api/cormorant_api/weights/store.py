@@ -73,7 +73,7 @@ class StoredVersion:
     author: str
     models: Mapping[str, StoredModel]
     statistics: Statistics | None = None
-    """What it acts with; None where the manifest normalizes nothing."""
+    """Normalization statistics; None unless the manifest normalizes."""
 
     @property
     def size_bytes(self) -> int:

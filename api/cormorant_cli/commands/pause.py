@@ -125,7 +125,7 @@ def _wait(connection: Connection, cluster: "Cluster", job: "Raw", *, is_paused: 
 
 
 def is_reached(found: "Pauses", *, is_paused: bool) -> bool:
-    """Whether a fleet is as the job's spec says. After a resume the leases of others may hold it."""
+    """Whether the fleet matches the job's spec. After a resume, leases of others may still hold it."""
     goal = found.state == "paused" if is_paused else found.state == "running" or bool(found.leases)
     return found.spec_paused == is_paused and goal
 

@@ -142,4 +142,4 @@ def lines_of(found: "Status") -> Iterator[str]:
         yield f"  paused    by {lease.owner} until {until}{f': {lease.reason}' if lease.reason else ''}"
     for condition in found.conditions:
         if condition.message and (condition.status == "True" or condition.reason.startswith("WaitingFor")):
-            yield f"  {condition.type}: {condition.message}"
+            yield f"  {condition.type}: {condition.message.splitlines()[0]}"

@@ -1,4 +1,6 @@
-"""Every metric there is: names, kinds, labels, buckets, who exports it. Dashboards, alerts and docs come from here."""
+"""All metrics: names, kinds, labels, buckets, exporting process. Dashboards, alerts and docs are generated from
+this.
+"""
 
 from collections.abc import Mapping
 
@@ -23,15 +25,15 @@ METRICS: Mapping[Exporter, tuple[Metric, ...]] = {
     "worker": WORKER_METRICS,
     "operator": OPERATOR_METRICS,
 }
-"""By who exports it."""
+"""Metrics by exporting process."""
 ALL_METRICS = (*HEAD_METRICS, *WORKER_METRICS, *OPERATOR_METRICS)
 SCRAPE_LABELS = ("namespace", "pod", "container", "instance", "job", "node")
-"""Labels that scraping adds; no metric has one of its own of these names."""
+"""Labels that scraping adds; no metric has its own label of the same name."""
 
 BUDGET: Mapping[Exporter, int] = {"head": 500, "worker": 50, "operator": 150}
 """Series that one process may export in use: a head of a job with two groups, a worker's pod, an operator less those
 that it has for each job."""
 BUDGET_PER_GROUP = 80
-"""More series of a head for each further worker group."""
+"""Additional series of a head for each further worker group."""
 BUDGET_PER_JOB_OF_OPERATOR = 3
-"""More series of an operator for each job."""
+"""Additional series of an operator for each job."""

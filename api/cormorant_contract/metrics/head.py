@@ -1,4 +1,4 @@
-"""What a head exports, for the whole job. One scrape of it shows everything."""
+"""Metrics of a head, for the whole job. One scrape of the head shows everything."""
 
 from functools import partial
 
@@ -62,7 +62,7 @@ NORMALIZE_FRAMES = _gauge(
 )
 NORMALIZE_PUBLISHED = _gauge(
     "normalize_published_frames",
-    "Frames in the statistics that the newest published version acts with.",
+    "Number of frames in the statistics of the newest published version.",
     by.STATISTICS_KEY,
     when=_NORMALIZES,
 )
@@ -177,7 +177,7 @@ FLEET_METRICS = (
     GPU_MEMORY, PAUSED, PAUSE_SECONDS, INFERENCE_ROWS, INFERENCE_PADDED_ROWS, INFERENCE_ACTS, INFERENCE_REQUESTS,
     INFERENCE_WAIT, INFERENCE_ACT,
 )  # fmt: skip
-"""Counters of a fleet; `cormorant run --metrics-port` exports these alone."""
+"""Counters of a fleet; `cormorant run --metrics-port` exports only these."""
 HEAD_METRICS = (
     *FLEET_METRICS, FRAMES_PER_SECOND, BATCHES, BATCH_BYTES, LENT_BATCHES, REDELIVERED, CONSUMERS, CONSUMER_SEEN,
     UPDATES, UPDATE_DURATION, UPDATE_BYTES, UPDATE_IN_PROGRESS, LAST_APPLIED, PAUSE_LEASES, HEAD_STATE_METRIC,

@@ -4,7 +4,7 @@ from cormorant_contract.metrics.metric import Label
 
 MOST_GROUPS = 8
 ACTIVITIES = ("env", "inference", "transfer", "weights", "store", "idle", "paused", "build")
-"""What a worker's time goes to, in the order in which workers tell it."""
+"""Activities that a worker's time is spent on, in the order in which workers report them."""
 DROP_REASONS = ("crash", "stale", "drop_oldest", "drain", "restore", "seed", "stale_for_consumer")
 UPDATE_RESULTS = ("applied", "partially_applied", "failed", "superseded", "rejected")
 UPDATE_STAGES = ("receive", "verify", "distribute", "apply", "total")

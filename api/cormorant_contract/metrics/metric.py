@@ -1,4 +1,4 @@
-"""One metric, as every process, dashboard, rule and page of the docs knows it. Plain data."""
+"""One metric, as processes, dashboards, rules and docs use it. Plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ _PARTS = ("_bucket", "_sum", "_count")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """A label, and what it may be."""
+    """A label and its possible values."""
 
     name: str
     help: str
     values: tuple[str, ...] = ()
-    """All values that there are; empty: they come from the manifest or the cluster."""
+    """All possible values; empty: the manifest or the cluster determines them."""
     at_most: int = 1
-    """How many values one process may have of it, where `values` is empty."""
+    """Maximum number of values per process, where `values` is empty."""
 
     @property
     def limit(self) -> int:
-        """Most values that one process has of it."""
+        """Maximum number of values per process."""
         return len(self.values) or self.at_most
 
 
@@ -32,30 +32,30 @@ class Metric:
     """One metric."""
 
     name: str
-    """As it is scraped; a counter's ends with `_total`."""
+    """Name as scraped; counters end with `_total`."""
     kind: Kind
     help: str
     labels: tuple[Label, ...] = ()
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, without +Inf."""
     when: str = ""
-    """Where it is exported under a condition: which."""
+    """Condition under which it is exported; empty: always."""
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Names of its labels, without those that scraping adds."""
+        """Names of its labels, except those that scraping adds."""
         return tuple(label.name for label in self.labels)
 
     @property
     def sample_names(self) -> tuple[str, ...]:
-        """What its samples are called. A histogram of negative values has buckets only: its sum could fall."""
+        """Names of its samples. A histogram of negative values has only buckets, because its sum could decrease."""
         if self.kind != "histogram":
             return (self.name,)
         return tuple(self.name + part for part in (_PARTS if self.buckets[0] >= 0 else _PARTS[:1]))
 
     @property
     def most_series(self) -> int:
-        """Series that one process can make of it at most."""
+        """Maximum number of its series per process."""
         combinations = 1
         for label in self.labels:
             combinations *= label.limit

@@ -1,4 +1,4 @@
-"""What the operator exports of itself and of the jobs that it looks after."""
+"""Metrics of the operator, about itself and its jobs."""
 
 from cormorant_contract.metrics.labels import API_METHOD, CODE, HANDLER, HEARD, JOB, JOB_NAMESPACE, JOB_PHASE, QUEUE
 from cormorant_contract.metrics.metric import Kind, Label, Metric

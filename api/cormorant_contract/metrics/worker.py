@@ -1,4 +1,6 @@
-"""What the supervisor of a worker's pod exports of itself and its worker: named apart, so that no sum counts twice."""
+"""Metrics of a worker pod's supervisor and its worker. Their names differ from the head's, so that no sum counts
+twice.
+"""
 
 from cormorant_contract.metrics.labels import COLLECTORJOB, GPU, GROUP, PHASE
 from cormorant_contract.metrics.metric import Kind, Label, Metric

@@ -23,7 +23,7 @@ class EpisodeResult(Answer):
 
 
 class CheckpointTable(Answer):
-    """What one weights file of a sweep has reached."""
+    """Results of one weights file of a sweep."""
 
     planned: Count
     summary: dict[str, JsonValue]
@@ -31,7 +31,7 @@ class CheckpointTable(Answer):
 
 
 class EvaluationTable(Answer):
-    """The episodes that are recorded, in the order of the plan, and what they sum up to."""
+    """The recorded episodes, in the order of the plan, and their summary."""
 
     planned: Count
     """Episodes of the evaluation; it is complete when as many are listed."""

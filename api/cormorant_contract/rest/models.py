@@ -31,7 +31,7 @@ class Model(ModelSummary):
 
     tensors: tuple[TensorShape, ...]
     workers_by_version: dict[str, Count]
-    """Number of workers acting with each policy version; keys are decimal numbers."""
+    """Number of workers that use each policy version; keys are decimal numbers."""
 
 
 class Models(Answer):

@@ -43,7 +43,7 @@ class WeightsReport(Answer):
 
     version: Version
     min_applied_version: Version
-    """Oldest version that any worker acts with; `version` if there is no worker."""
+    """Oldest version that any worker uses; `version` if there is no worker."""
     update_id: str = ""
     """Id of the newest publish."""
     update_state: str = ""
@@ -72,7 +72,7 @@ class QueueReport(Answer):
 
     @property
     def filled(self) -> int:
-        """Places that are taken. `waiting` also counts batches that are complete and wait for room."""
+        """Occupied places of the queue. `waiting` also counts complete batches that wait for a place."""
         return min(self.waiting, self.capacity)
 
 
@@ -96,7 +96,7 @@ class Worker(Answer):
     phase: str
     attempt: Count
     version: int
-    """Policy version that the worker acts with."""
+    """Policy version that the worker uses."""
     lag: Count
     """Versions by which the worker lags behind the newest published one."""
     frames: Count
@@ -125,24 +125,24 @@ class GroupReport(Answer):
     worker_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Seconds of all its workers."""
     policy_call: str = ""
-    """How its newest worker calls the policy, and what it cost to find out; empty with `compile: off`."""
+    """How its newest worker calls the policy, and the cost of finding out; empty with `compile: off`."""
 
 
 class InferenceReport(Answer):
     """What a group's inference servers did in the last 10 s."""
 
     rows_per_second: float
-    """Environments that they acted for."""
+    """Environments served per second."""
     rows_per_act: float
-    """How full their batches were."""
+    """Mean number of rows per policy call."""
     padding: float
     """Share of the rows that only filled a batch up to its shape."""
     wait_ms: float
-    """Mean time in which a request of a worker waited for its act."""
+    """Mean time that a worker's request waited for its policy call."""
     act_ms: float
     """Mean time of one call of the policy."""
     busy: float
-    """Share of the servers' time that acts took."""
+    """Share of the servers' time spent in policy calls."""
 
 
 class EpisodeReport(Answer):
@@ -171,9 +171,9 @@ class StatisticsReport(Answer):
     """Running statistics of one batch key, for `collection.normalize`."""
 
     frames: Count
-    """Acknowledged frames in them."""
+    """Number of acknowledged frames in the statistics."""
     published_frames: Count
-    """Frames in the statistics that the newest published version acts with."""
+    """Number of frames in the statistics of the newest published version."""
     mean: tuple[float, float]
     """Lowest and highest mean over the values of the key."""
     std: tuple[float, float]
@@ -208,9 +208,9 @@ class Status(Answer):
     desired: DesiredReport | None = None
     """Same as `GET /v1/desired`, so that the operator needs one request. None from an older head."""
     statistics: dict[str, StatisticsReport] = Field(default_factory=dict)
-    """By key, where the manifest normalizes; next/reward has those of the discounted return."""
+    """Statistics by batch key, if the manifest normalizes; next/reward has those of the discounted return."""
     inference: dict[str, InferenceReport] = Field(default_factory=dict)
-    """By group, where inference servers act."""
+    """Inference servers by group; empty without servers."""
     counts: Literal["frames", "episodes"] = "frames"
     """What `collected`, `settled` and `target` of `frames` count: an evaluation counts episodes."""
 

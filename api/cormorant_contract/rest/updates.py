@@ -29,7 +29,7 @@ class UpdateReceipt(Answer):
 
     worker: str
     version: Version
-    """Version that the worker acts with: this one or a newer one."""
+    """Version that the worker uses: this one or a newer one."""
     state: ReceiptState
     latency_ms: Millis | None = None
     """From the last byte of the request to the worker's receipt."""

@@ -194,7 +194,7 @@ def _path_of(manifest: Mapping[str, Any]) -> str:
 
 
 def error_of(code: int, document: dict[str, Any], *, request: str) -> errors.KubeError:
-    """The error of an answer; the arguments are those of `KubeError`."""
+    """Build the error for a response; the arguments are those of `KubeError`."""
     kind = errors.KubeError
     if code in (400, 401, 403, 405, 413, 422):
         kind = errors.KubeRefused

@@ -125,7 +125,7 @@ def tokens_owner(job: Job) -> Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """One token per role, and Ray's."""
+    """One token per role, and the token of the Ray cluster."""
 
     read: str = field(repr=False)
     write: str = field(repr=False)

@@ -1,6 +1,6 @@
 """Hooks: functions of a script that see each vector step, and each whole episode, before they are stored.
 
-    on_step(actions, rollout)       once a vector step, in order, when the batch has been collected
+    on_step(actions, rollout)       once per vector step, in order, when the batch has been collected
     on_episode(episode) -> more     once an episode that ended; arrays of its length are stored beside it
 
 They get Tianshou's Batches where Tianshou is in use, TensorDicts `[n]` otherwise, with Tianshou's names in both.

@@ -165,7 +165,7 @@ class EpisodePool:
             self._complete(self._num_episodes)
 
     def clear(self) -> None:
-        """Forget everything: what comes next goes on with nothing that is here."""
+        """Forget everything: what comes next continues with nothing that is here."""
         self.given_up += len(self._open)
         self._open.clear()
         self._ended.clear()

@@ -42,7 +42,7 @@ Batch: TypeAlias = TensorDictBase | None
 
 
 class NoLength(RuntimeError, TypeError):
-    """The number of batches is unknown. As a TypeError, `list(collector)` goes on without the number."""
+    """The number of batches is unknown. A TypeError, so that `list(collector)` works without a length."""
 
 
 class FleetCollector(ReachesWorkers):

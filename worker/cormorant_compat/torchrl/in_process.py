@@ -68,7 +68,7 @@ class InProcessFleet:
         return _lend(self._block, filled.num_frames, filled.version)
 
     def blank(self) -> Loan:
-        """A whole batch of zeros, for which nothing is stepped."""
+        """A whole batch of zeros. Nothing is stepped."""
         block = Block(self.layout)
         block.begin(self._steps)
         block.lengths[:] = self._steps

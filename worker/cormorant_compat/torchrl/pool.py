@@ -2,7 +2,7 @@
 
 Our environments go on by themselves: a step that ends an episode has begun the next one. Here that first observation
 waits until a reset asks for it, so that nothing is stepped in between, no phantom frame is seen, and a game of several
-lives goes on with its next life.
+lives continues with its next life.
 
 # N environments
 """
@@ -97,7 +97,7 @@ class Pool:
         """Begin an episode in the environments that are `asked` for, bool [N, ...], or in all of them.
 
         Returns:
-            Observations of all environments, nested, [N, ...] a leaf.
+            Observations of all environments, nested, [N, ...] per leaf.
         """
         if self._is_closed:
             self._open(None)

@@ -16,7 +16,7 @@ MEANINGLESS = (
     "return_same_td", "use_buffers", "use_env_creator", "weight_sync_schemes",
 )  # fmt: skip
 """Arguments about how TorchRL's own collectors work; taken, and without a meaning here: states of recurrent policies
-are carried for them in any case, and buffers are extended once a batch."""
+are carried for them in any case, and buffers are extended once per batch."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "collector_class": (None,),

@@ -1,4 +1,4 @@
-"""One batch's memory: preallocated, time-major, one array a key, all in one buffer that processes can share.
+"""One batch's memory: preallocated, time-major, one array per key, all in one buffer that processes can share.
 
 Who writes: the collector, row by row. Who reads: the dataset writer and `batch.py`, after the block was sealed.
 
@@ -65,7 +65,7 @@ class Layout:
 
     @property
     def tasks(self) -> tuple[Leaf, ...]:
-        """The id of the variant that each environment plays, within `collector`, where there are variants."""
+        """Batches have `collector/task_id`, the variant that each environment plays."""
         return (TASK_ID,) if self.task_names else ()
 
     @property
@@ -156,7 +156,7 @@ class Block:
         self._runs = None
 
     def end(self, rows: Array | int, columns: Array, final: Arrays, final_states: Arrays) -> None:
-        """Note that trajectories ended: k columns at their rows, with their true last values [k, ...] a leaf."""
+        """Note that trajectories ended: k columns at their rows, with their true last values [k, ...] per leaf."""
         start, stop = self.num_ends, self.num_ends + len(columns)
         self.end_rows[start:stop] = rows
         self.end_columns[start:stop] = columns

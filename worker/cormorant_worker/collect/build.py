@@ -154,7 +154,7 @@ def statistics_for(normalize: Normalize | None, uri: str) -> Statistics | None:
     """What the weights in a file act with, where the manifest normalizes; None: nothing, or the file does not say.
 
     Raises:
-        WeightsError: it cannot be read.
+        WeightsError: the file cannot be read.
     """
     if normalize is None:
         return None

@@ -1,4 +1,4 @@
-"""Collector: environments + policy, stepping in this process, filling one block a call.
+"""Collector: environments + policy, stepping in this process, filling one block per call.
 
     recv -> act -> send -> write row t          for each EnvGroup in turn, until every column has its rows
 

@@ -212,7 +212,7 @@ class LockstepEnvGroup(EnvGroup):
     def start(self, initial_states: Arrays, layout: Layout) -> None:
         self._initial_states = initial_states
         self.obs: Arrays = tuple(a.copy() for a in self.env.start())
-        """[n, ...] a leaf: what to act on next, between batches."""
+        """[n, ...] per leaf: what to act on next, between batches."""
         self.states: Arrays = ()
         """[n, ...] each recurrent state, between batches."""
         self._reset_states()

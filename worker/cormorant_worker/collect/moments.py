@@ -1,7 +1,7 @@
-"""What one batch adds to the statistics of its job: computed once a batch, over exactly the frames in it.
+"""What one batch adds to the statistics of its job: computed once per batch, over exactly the frames in it.
 
 Observations: those that were acted on, [T, B], without what only followed. Rewards: the discounted return of each
-frame, g_t = r_t + gamma * g_t-1, which goes on over batches and begins again with each trajectory.
+frame, g_t = r_t + gamma * g_t-1, which continues over batches and begins again with each trajectory.
 
 # T rows, B columns
 """

@@ -19,7 +19,7 @@ class WorkerOverrides:
     """For one worker. Fields that are not set follow the manifest."""
 
     envs: tuple[Callable[[], Any], ...] = ()
-    """One callable an environment, each of which returns a gymnasium.Env; or one that returns several environments in
+    """One callable per environment, each of which returns a gymnasium.Env; or one that returns several environments in
     one object: `num_workers`, and `vector_env(seeds)`, called once, which gives a VectorEnv. Empty: the manifest's."""
     policy: Any = None
     """What a policy's factory may return (see `policy.py`)."""

@@ -61,7 +61,9 @@ class Carry:
         return np.where(ids == self._ids, self._values, self._start)
 
     def gather(self, runs: Runs, values: Array, fold: np.ufunc = np.add) -> Array:
-        """[S] what the trajectory of each run of a block has gathered by its end; `values` [S]: in that run."""
+        """[S] running total of the trajectory at the end of each run of a block; `values` [S] are the totals of the
+        runs alone.
+        """
         first = runs.at(0, runs.filled)
         gathered = values.astype(np.float64)
         gathered[first] = fold(gathered[first], self.of(runs.ids[0])[runs.filled])

@@ -133,7 +133,7 @@ class EpisodeMetrics:
         }
 
     def restore(self, state: Mapping[str, Array], ids: Array) -> None:
-        """Go on from `state()`, in the trajectories `ids`. What it knows nothing of is NaN until the open episodes
+        """Continue from `state()`, in the trajectories `ids`. What it knows nothing of is NaN until the open episodes
         end.
         """
         for metric, so_far in zip(self._metrics, self._open, strict=True):
@@ -215,7 +215,7 @@ class Trajectories:
         )
 
     def state(self) -> dict[str, Array]:
-        """What `restore` needs to go on with the same ids."""
+        """What `restore` needs to continue with the same ids."""
         return {
             "next_id": np.array(self.next_id),
             "ids": self.ids.copy(),
@@ -232,7 +232,7 @@ class Trajectories:
         )
 
     def restore(self, state: dict[str, Array], *, keeps_ids: bool) -> None:
-        """Go on from `state()`, with the open trajectories that it held.
+        """Continue from `state()`, with the open trajectories that it held.
 
         Ids are handed out once. New trajectories come after those of the state and those from here. The open ones keep
         their ids only if none of them has gone on here in the meantime.

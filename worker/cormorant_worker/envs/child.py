@@ -37,7 +37,7 @@ def run_child(socket_descriptor: int, wake: int, block: int, report: int) -> int
 
     Args:
         socket_descriptor: of the socket to the parent.
-        wake: reading end of the pipe that wakes this child: cheaper than its socket, once a step.
+        wake: reading end of the pipe that wakes this child: cheaper than its socket, once per step.
         block: the shared block.
         report: writing end of the pipe that wakes the parent.
     """

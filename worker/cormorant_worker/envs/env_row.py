@@ -52,7 +52,10 @@ class Crash:
     def of(cls, error: BaseException, *, row: int, steps: int) -> "Crash":
         cause = next((kind for kind in (BadObservation, UnknownEnv, EnvBuildError) if isinstance(error, kind)), None)
         what = str(error) if cause else f"raised {type(error).__name__}: {error}"
-        details = "".join(traceback.format_exception(error))
+        own = error.__traceback__  # from the first line that is not ours
+        while own and own.tb_next and str(own.tb_frame.f_globals.get("__name__")).startswith("cormorant_worker."):
+            own = own.tb_next
+        details = "".join(traceback.format_exception(type(error), error, own))
         return cls(row=row, what=what, steps=steps, details=details, cause=cause)
 
     def sentence(self) -> str:
@@ -73,9 +76,9 @@ class StepArrays:
     """What n environments write, one row each."""
 
     obs: Arrays
-    """[n, ...] a leaf."""
+    """[n, ...] per leaf."""
     final: Arrays
-    """[n, ...] a leaf; only rows that ended are meaningful."""
+    """[n, ...] per leaf; only rows that ended are meaningful."""
     reward: Array
     """[n] float32."""
     terminated: Array
@@ -116,7 +119,7 @@ class EnvArrays:
     """All that n environments read and write."""
 
     actions: Arrays
-    """[n, ...] a leaf."""
+    """[n, ...] per leaf."""
     illegal: Array | None
     """`VectorEnv.illegal`."""
     sides: tuple[StepArrays, ...]
@@ -160,7 +163,7 @@ class EnvArrays:
 
 
 class NanCheck:
-    """Looks for NaN in the small leaves of a vector of environments, one look a leaf; EnvRow looks at the large ones.
+    """Looks for NaN in the small leaves of a vector of environments, one check per leaf; EnvRow checks large ones.
 
     In a process that has just been woken, the first BLAS call for a row costs as much as a cheap environment's step.
     """
@@ -175,7 +178,7 @@ class NanCheck:
         ]
 
     def look(self, arrays: Arrays, rows: slice | Array) -> None:
-        """Look at [n, ...] a leaf. `rows`: the environments' numbers, for the message; a slice means all."""
+        """Look at [n, ...] per leaf. `rows`: the environments' numbers, for the message; a slice means all."""
         for i, key in self._parts:
             flat = arrays[i].reshape(-1)
             if _has_nan(flat):

@@ -91,7 +91,7 @@ class EnvPoolTask:
     def open(
         self, *, num_threads: int, seeds: Sequence[int], batch_size: int = 0, info: Sequence[InfoField] = ()
     ) -> "EnvPoolVectorEnv | AsyncEnvPoolVectorEnv":
-        """Build one environment a seed, in lockstep or, with a smaller `batch_size`, so many of them at a time. Takes
+        """Build one environment per seed, in lockstep or, with a smaller `batch_size`, so many of them at a time. Takes
         seconds for Atari.
         """
         limit = {"max_episode_steps": self.max_episode_steps} if self.max_episode_steps else {}
@@ -213,7 +213,7 @@ class _OverPool(VectorEnv):
             np.full((num_envs, *leaf.shape), getattr(self.action_space, "start", 0), dtype)
             for leaf, dtype in zip(leaves(self.action_space, ()), self._action_dtypes, strict=True)
         )
-        """[num_envs, ...] a leaf: actions that are valid and mean nothing."""
+        """[num_envs, ...] per leaf: actions that are valid and mean nothing."""
 
     def close(self) -> None:
         # Collected, a pool stops its threads; its own close() does not.

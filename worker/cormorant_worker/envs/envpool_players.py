@@ -1,9 +1,9 @@
-"""EnvPool's tasks of several players as pools whose rows are environments: the players of one lie side by side, as the
-group `agents`. Used by `envpool.py`.
+"""EnvPool's multi-player tasks as pools whose rows are environments: the players of one environment form the group
+`agents`. Used by `envpool.py`.
 
 Games are turn-based: they take one action, the current player's, and `mask` is True for that player alone. In
-Intersection all players act at once. A pool of players waits for ever where a part of its environments was sent, so it
-is built with `batch_size=1`; of what it hands out one by one, a step is made here, in the order of their numbers.
+Intersection all players act at once. A pool of players blocks forever if only some of its environments were sent, so it
+is built with `batch_size=1`. This module assembles its single results into one step, in the order of the environments.
 
 # k environments that were stepped, n players, A actions
 """

@@ -77,7 +77,7 @@ class Stepped(NamedTuple):
     """What one step of all N environments returned."""
 
     obs: Arrays
-    """[N, ...] a leaf; the environment's own memory."""
+    """[N, ...] per leaf; the environment's own memory."""
     reward: Array
     """[N] float32."""
     terminated: Array
@@ -114,7 +114,7 @@ class FlatVector:
         """[N, length]: as `VectorEnv.illegal`."""
 
     def random_actions(self, generator: np.random.Generator) -> Arrays:
-        """[N, ...] a leaf of the action: any that the space has."""
+        """[N, ...] per leaf of the action: any that the space has."""
         self.action_space.seed(int(generator.integers(1 << 31)))
         drawn = [flatten(self.action_space, self.action_space.sample()) for _ in range(self.num_envs)]
         return tuple(np.stack(parts) for parts in zip(*drawn, strict=True))
@@ -187,11 +187,11 @@ class FlatVector:
             self.step(self.random_actions(np.random.default_rng(self.steps)))
 
     def flat_action(self, action: Any) -> Arrays:
-        """[1, ...] a leaf: the action of a single environment."""
+        """[1, ...] per leaf: the action of a single environment."""
         return tuple([np.asarray(part)[None] for part in flatten(self.action_space, action)])
 
     def arrays(self, obs: Any) -> Arrays:
-        """[N, ...] a leaf."""
+        """[N, ...] per leaf."""
         try:
             parts = flatten(self.observation_space, obs)
         except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
@@ -208,8 +208,8 @@ class FlatVector:
         return parts
 
     def final(self, stepped: Stepped) -> Arrays | None:
-        """[k, ...] a leaf: `final_obs` of the rows that ended; None: there is none. Whether there is a `_final_obs` is
-        not asked: ALE's environment has none.
+        """[k, ...] per leaf: `final_obs` of the rows that ended; None: there is none. Does not read
+        `_final_obs`, which ALE's environment lacks.
         """
         found, ended = stepped.info.get("final_obs"), stepped.ended
         if found is None:
@@ -265,7 +265,7 @@ class FlatVector:
         return completed(fields, self.name, find, known=known)
 
     def close(self) -> None:
-        """Close the environment; what it raises then is not of interest."""
+        """Close the environment, ignoring what it raises."""
         with suppress(Exception):  # it may have crashed before
             self.env.close(**({"terminate": True} if self._has_failed and type(self.env) is AsyncVectorEnv else {}))
 

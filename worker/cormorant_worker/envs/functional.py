@@ -351,7 +351,7 @@ class FunctionalVectorEnv(VectorEnv):
 
     Args:
         compiled: shared by all vectors of the environment.
-        seeds: one a row; they decide every episode of it.
+        seeds: one per row; they decide every episode of it.
     """
 
     def __init__(self, compiled: Compiled, *, seeds: Sequence[int]) -> None:
@@ -407,7 +407,7 @@ class FunctionalVectorEnv(VectorEnv):
         return out.getvalue()
 
     def restore(self, state: bytes) -> None:
-        """Go on from `state()`.
+        """Continue from `state()`.
 
         Raises:
             StateError: it is of another environment, or of other rows.
@@ -438,7 +438,7 @@ class FunctionalVectorEnv(VectorEnv):
         return mask
 
     def _checked(self, obs: Sequence[Any], rows: slice | Rows) -> Arrays:
-        """[n, ...] a leaf, in the dtype of its space."""
+        """[n, ...] per leaf, in the dtype of its space."""
         parts = tuple(
             np.asarray(part)[rows].astype(leaf.dtype, copy=False)
             for part, leaf in zip(obs, self._compiled.leaves, strict=True)

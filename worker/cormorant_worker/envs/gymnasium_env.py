@@ -23,7 +23,7 @@ Env = gymnasium.Env[Any, Any]
 
 
 class EnvSource(Protocol):
-    """Builds gymnasium environments, one a row. Pickled once for every process that builds one."""
+    """Builds gymnasium environments, one per row. Pickled once for every process that builds one."""
 
     @property
     def name(self) -> str: ...
@@ -198,7 +198,7 @@ def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 class MadeEnvs(EnvSource):
-    """Builds gymnasium environments by calling one maker a row. Pickled for every process that builds one."""
+    """Builds gymnasium environments by calling one maker per row. Pickled for every process that builds one."""
 
     def __init__(self, makers: Sequence[Callable[[], Any]]) -> None:
         self._makers = tuple(makers)
@@ -227,7 +227,7 @@ class MadeEnvs(EnvSource):
         return construct(self._makers[row], f"the environment of {name_of(self._makers[row])}")
 
     def keep(self, row: int, env: Env) -> None:
-        """Have `build` give this one out, once."""
+        """Let the next `build` return this one, once."""
         self._built[row] = env
 
     def __reduce__(self) -> Any:

@@ -122,7 +122,7 @@ class InfoMisfit(Exception):
 
 
 def info_writer(fields: Sequence[InfoField], views: Sequence[Array]) -> Callable[[Mapping[str, Any]], None]:
-    """What writes one environment's info into its row: `views` of the row, one a complete field.
+    """What writes one environment's info into its row: `views` of the row, one per complete field.
 
     The writer raises InfoMisfit.
     """

@@ -81,7 +81,7 @@ class _Part:
 
 
 class OpenEnvSource(EnvSource):
-    """Builds an `OpenEnvSession` a row. What the server's messages hold is read once.
+    """Builds one `OpenEnvSession` per row. What the server's messages hold is read once.
 
     Raises:
         EnvBuildError: there is no server, or its messages cannot be arrays.

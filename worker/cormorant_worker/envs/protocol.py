@@ -35,7 +35,7 @@ class Step(NamedTuple):
     rows: slice | Rows
     """Whose rows these are: EVERY_ROW, or [n] numbers."""
     obs: Arrays
-    """[n, ...] a leaf: what to act on next. For an ended row, the first observation of its next episode."""
+    """[n, ...] per leaf: what to act on next. For an ended row, the first observation of its next episode."""
     reward: Array
     """[n] float32."""
     terminated: Array
@@ -45,12 +45,12 @@ class Step(NamedTuple):
     ended: Rows
     """[k] positions (0 <= p < n, ascending) where terminated or truncated."""
     final: Arrays
-    """[k, ...] a leaf: the last observation of the episodes that ended, in the order of `ended`."""
+    """[k, ...] per leaf: the last observation of the episodes that ended, in the order of `ended`."""
     fresh: Rows = NO_ROWS
     """[f] positions that carry no transition, only a first observation in `obs`: the environment was restarted
     after a crash or a hang. Its open trajectory ends truncated at its last stored frame; nothing else is stored."""
     info: Arrays = ()
-    """[n, ...] a leaf of `VectorEnv.info_leaves`: of this step, for an ended row too. Anything in fresh rows."""
+    """[n, ...] per leaf of `VectorEnv.info_leaves`: of this step, for an ended row too. Anything in fresh rows."""
 
 
 class VectorEnv(Protocol):
@@ -90,10 +90,10 @@ class VectorEnv(Protocol):
         return NO_ROWS
 
     def start(self) -> Arrays:
-        """Begin the first episode everywhere. Returns the first observations, [num_envs, ...] a leaf."""
+        """Begin the first episode everywhere. Returns the first observations, [num_envs, ...] per leaf."""
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
-        """Begin to step `rows` with `actions` ([n, ...] a leaf, in the order of rows). Returns at once.
+        """Begin to step `rows` with `actions` ([n, ...] per leaf, in the order of rows). Returns at once.
 
         A row that is in flight must not be sent again.
         """
@@ -109,7 +109,7 @@ class VectorEnv(Protocol):
         """Begin a new episode in idle `rows`, whatever state they are in. Returns [n, ...] first observations."""
 
     def state(self) -> bytes:
-        """What is needed to go on from here bit by bit.
+        """Everything needed to continue from here bit by bit.
 
         Raises:
             EnvNotSaved: these environments cannot be saved.
@@ -117,7 +117,7 @@ class VectorEnv(Protocol):
         raise EnvNotSaved(self.why_not_saved)
 
     def restore(self, state: bytes) -> None:
-        """Go on from a `state()` of an equal VectorEnv. Nothing may be in flight."""
+        """Continue from a `state()` of an equal VectorEnv. Nothing may be in flight."""
         raise EnvCrashed(f"nothing can be restored: {self.why_not_saved}")
 
     def close(self) -> None:

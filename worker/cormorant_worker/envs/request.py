@@ -91,7 +91,7 @@ class EnvKind(Protocol):
         """
 
     def open_episodes(self, request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -> VectorEnv:
-        """Open one environment an episode of an evaluation, in lockstep; filmed ones in this process. `wrap` is for
+        """Open one environment per episode of an evaluation, in lockstep; filmed ones in this process. `wrap` is for
         kinds that build single environments.
 
         Raises:

@@ -81,7 +81,7 @@ class Restarts:
             self._recent.popleft()
         if len(self._recent) >= self._limits.total:
             many = f"{len(self._recent)} restarts within {RESTART_WINDOW_S / 60:.0f} minutes"
-            raise self._give_up(crash, f"{many} were used up, the limit")
+            raise self._give_up(crash, f"{many} are the limit")
         self._recent.append(now)
         seed = self.renew(row)
         log.warning(

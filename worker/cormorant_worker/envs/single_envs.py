@@ -155,7 +155,7 @@ class SingleEnvs(VectorEnv, Generic[Running]):
         return pack([answer.state for answer in saved], self._restarts.state())
 
     def restore(self, state: bytes) -> None:
-        """Go on from `state()`.
+        """Continue from `state()`.
 
         Raises:
             StateError: it comes from other environments, or an environment refused it or did not answer. The others

@@ -40,7 +40,7 @@ class _FinalObservations:
         self._looks_lost = 0
 
     def take(self, stepped: Stepped, before: Arrays) -> Arrays:
-        """[k, ...] a leaf. `before`: [N, ...] a leaf, what was acted on.
+        """[k, ...] per leaf. `before`: [N, ...] per leaf, what was acted on.
 
         An environment that returns the same object each time gives a final observation that its reset overwrote: the
         first one of the next episode, which by chance has never been the last of this one.
@@ -67,7 +67,7 @@ class GymVectorEnv(VectorEnv):
 
     Args:
         source: builds it.
-        seeds: one a row, for its first reset.
+        seeds: one per row, for its first reset.
         info: which values of `info` come with every step.
 
     Raises:
@@ -93,7 +93,7 @@ class GymVectorEnv(VectorEnv):
         self._final = _FinalObservations(vector)
         self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in vector.leaves)
         self._actions = tuple(action.copy() for action in vector.random_actions(np.random.default_rng(0)))
-        """[N, ...] a leaf: the last ones of every row, which are valid where they mean nothing."""
+        """[N, ...] per leaf: the last ones of every row, which are valid where they mean nothing."""
         self._before: Arrays = ()
         self._rows: slice | Rows = EVERY_ROW
         self._is_interrupted: Array = np.zeros(num_envs, dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Which episodes of an evaluation are still to be played. A fleet has one, and hands its episodes out with tickets."""
+"""Remaining episodes of an evaluation. A fleet has one book, and hands its episodes out with tickets."""
 
 import hashlib
 from collections import Counter, deque
@@ -17,7 +17,7 @@ _MOST_DEATHS = 3
 
 
 class EpisodeBook:
-    """Guarded by the fleet's condition, but for `table` and `finish`, which ask the folder."""
+    """Guarded by the fleet's condition, except `table` and `finish`, which read the folder."""
 
     def __init__(self, job: CollectorJob) -> None:
         """Look at what earlier fleets of the job recorded.
@@ -39,25 +39,27 @@ class EpisodeBook:
 
     @property
     def num_pending(self) -> int:
-        """Episodes that no ticket has and that are not played."""
+        """Number of episodes that are neither played nor in a ticket."""
         return len(self._pending)
 
     def chunk_size(self, *, num_envs: int, num_workers: int) -> int:
-        """Episodes of one ticket: as many as step side by side, and fewer where others would have none."""
+        """Episodes per ticket: as many as step in parallel, or fewer so that every worker gets some."""
         return max(1, min(num_envs, -(-len(self._pending) // max(1, num_workers))))
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Positions of episodes for a ticket; one alone where a worker died in it, to find out which it was."""
+        """Positions of episodes for a ticket; a single one after a worker died, to identify the episode that kills
+        workers.
+        """
         taken = [self._pending.popleft()]
         while len(taken) < count and not self._deaths[taken[0]] and not self._deaths[self._pending[0]]:
             taken.append(self._pending.popleft())
         return tuple(taken)
 
     def give_back(self, episodes: Sequence[int]) -> str:
-        """Their worker is gone: they are played again, before others.
+        """Return the episodes of a lost worker, which are played again before others.
 
         Returns:
-            That another worker would die in the same way; empty: it may not.
+            Message if another worker would die in the same way; else empty.
         """
         self._pending.extendleft(reversed(episodes))
         self._deaths.update(episodes)
@@ -67,7 +69,7 @@ class EpisodeBook:
         return f"{deaths} workers ended while they played the episode with {named}: fix the environment or the policy"
 
     def table(self) -> ResultTable:
-        """What is recorded by now. Takes as long as the folder takes to read."""
+        """Table of the results so far. Reads the folder."""
         return ResultTable.of(self.planned, self._folder.played())
 
     def finish(self) -> ResultTable:
@@ -102,8 +104,8 @@ _CHANGES_NO_NUMBER = (
 
 
 def subject_of(job: CollectorJob) -> dict[str, Any]:
-    """What decides an episode's numbers beside its seed, in JSON: the spec without what changes no number, so that a
-    field that is new counts.
+    """Everything besides the seed that determines an episode's numbers, as JSON: the spec without fields that change no
+    number, so that new fields count.
     """
     spec, episodes = job.spec, job.spec.collection.episodes
     assert episodes is not None

@@ -3,8 +3,8 @@
 An episode depends on nothing that a fleet decides:
 
 - environments: a new one for each episode, reset once with the episode's seed;
-- inference: one row a call, because a network's rounding depends on how many rows it gets, and on a row's position;
-- the policy: a copy of its own, because `forward` may change buffers; parameters are shared;
+- inference: one row per call, because a network's rounding depends on the number of rows and on a row's position;
+- the policy: its own copy, because `forward` may change buffers; parameters are shared;
 - noise: torch's, numpy's and Python's generators are swapped for the episode's own around each call;
 - threads: one in torch.
 
@@ -49,7 +49,7 @@ from cormorant_worker.spaces import Array, Arrays
 from cormorant_worker.weights.blob import read_file
 
 LONGEST = 100_000
-"""Steps after which an episode without a limit of its own is given up."""
+"""Steps after which an episode without its own limit is aborted."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -267,7 +267,7 @@ class Player:
 
 
 def alone(job: CollectorJob) -> CollectorJob:
-    """The job with one environment, whose policy acts on one row, in its dry run, too, and as it was written."""
+    """The job with one environment, whose policy is called uncompiled on one row, also in its dry run."""
     env, policy = job.spec.env, job.spec.policy.model_copy(update={"compile": "off"})
     if env.variants:
         env = env.of_variant(env.variants[0])

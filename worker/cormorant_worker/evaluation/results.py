@@ -1,10 +1,10 @@
-"""What an evaluation found: durable results of single episodes, and the table made of them.
+"""Results of an evaluation: durable results of single episodes, and the table made from them.
 
     <folder>/evaluation.json           what is evaluated, written first; the table, written last
     <folder>/played/<chunk>.json       episodes that were played, one file each time that a worker reports
 
-A file is written once it is complete, under a name that its episodes decide: a chunk that is played again, because its
-worker died before it could report, writes the same file again. Episodes without a file are played (again).
+A file is written once it is complete, under a name derived from its episodes: a chunk that is played again after its
+worker died writes the same file again. Episodes without a file are played (again).
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from cormorant_worker.errors import EvaluationError
 _Z = 1.959963984540054
 """Quantile of the normal distribution for a 95 % interval."""
 SUCCESS = ("is_success", "success")
-"""Metrics that say whether an episode was a success, the first that there is."""
+"""Names of metrics that mark an episode as a success; the first existing one is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class PlayedEpisode:
     """The undiscounted return."""
     length: int
     terminated: bool
-    """The environment ended it; otherwise it was truncated."""
+    """Whether the environment ended it; otherwise it was truncated."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """`collection.episodeMetrics` by name, without those that are not finite."""
+    """Finite values of `collection.episodeMetrics` by name."""
     checkpoint: str = ""
     """URI of the weights, where the job has several."""
 
@@ -76,10 +76,10 @@ class ResultFolder:
         self._is_local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
 
     def open(self, subject: Mapping[str, Any]) -> None:
-        """Begin, or go on with what an earlier run left.
+        """Begin, or continue an earlier run.
 
         Args:
-            subject: what is evaluated; a folder holds the results of one.
+            subject: description of the evaluated job; a folder holds the results of one subject.
         """
         found = self._read("evaluation.json")
         if found is None:
@@ -93,12 +93,12 @@ class ResultFolder:
             )
 
     def record(self, played: Sequence[PlayedEpisode]) -> None:
-        """Make episodes durable. The same episodes again change nothing."""
+        """Make episodes durable. Idempotent."""
         name = hashlib.sha256("\n".join(row.key for row in played).encode()).hexdigest()[:24]
         self._write(f"played/{name}.json", [row.document() for row in played])
 
     def played(self) -> dict[str, PlayedEpisode]:
-        """Every episode that is recorded, by its key."""
+        """Every recorded episode, by its key."""
         rows: dict[str, PlayedEpisode] = {}
         for path in self._list("played"):
             for document in self._read(f"played/{path}") or ():
@@ -113,7 +113,7 @@ class ResultFolder:
         return rows
 
     def finish(self, subject: Mapping[str, Any], table: "ResultTable") -> None:
-        """Write the table beside what was evaluated, and as Parquet."""
+        """Write the table as JSON, beside the subject, and as Parquet."""
         try:
             with self._fs.open(f"{self._root}/episodes.parquet", "wb") as file:
                 table.write_parquet(file)
@@ -291,6 +291,6 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 
 
 def name_of(planned: PlannedEpisode) -> str:
-    """An episode in messages: its task, seed and options."""
+    """Describe an episode in messages: its task, seed and options."""
     task = f"task {planned.task}, " if planned.task else ""
     return f"{task}seed {planned.seed}" + (f" and options {dict(planned.options)}" if planned.options else "")

@@ -1,4 +1,6 @@
-"""Videos of an evaluation's episodes. Recording plays an episode again: it is a pure function, so nothing changes."""
+"""Videos of an evaluation's episodes. Recording plays an episode again, which gives the same result because an episode
+is a pure function.
+"""
 
 from pathlib import Path
 

@@ -1,1 +1,1 @@
-"""Who runs collectors: processes of this machine, later actors on Ray."""
+"""Fleets of collectors: processes of this machine, or actors on Ray."""

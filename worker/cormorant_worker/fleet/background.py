@@ -1,7 +1,7 @@
-"""Threads for what may take long: starting workers, ending them, opening a dataset.
+"""Threads for slow work: starting workers, ending them, opening a dataset.
 
-The fleet's own thread holds the fleet's condition, under which nothing may wait: it hands such work over, and goes on
-with the result in a later turn.
+The fleet's own thread holds the fleet's condition and must not wait: it hands such work to these threads, and uses the
+result in a later turn.
 """
 
 import queue
@@ -22,7 +22,7 @@ _ENDING_S = 1.0
 
 
 class BackgroundTasks:
-    """Runs functions, in any order. `submit` and `settle` want the fleet's condition held."""
+    """Runs functions, in any order. Call `submit` and `settle` with the fleet's condition held."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         """Begin with nothing to do. `wake`: called by any thread when something is done: `settle` has to look."""
@@ -33,9 +33,7 @@ class BackgroundTasks:
         self._num_under_way = 0
 
     def submit(self, job: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
-        """Run a function in a thread, without the condition. `then`: called by `settle`, with what the job returned or
-        raised.
-        """
+        """Run a function in a thread, without the condition. `then`: called by `settle` with its result or error."""
         self._num_under_way += 1
         self._jobs.put((job, then))
         if len(self._threads) < min(_NUM_THREADS, self._num_under_way):
@@ -50,8 +48,8 @@ class BackgroundTasks:
             then(result)
 
     def finish(self, condition: threading.Condition, *, timeout_s: float) -> None:
-        """Settle all jobs, at most for `timeout_s`, and end the threads. No more jobs come; a thread that never ends
-        dies with the process.
+        """Settle all jobs, at most for `timeout_s`, and end the threads. A thread that never ends dies with the
+        process.
         """
         deadline = time.monotonic() + timeout_s
         while self._num_under_way and time.monotonic() < deadline:

@@ -4,15 +4,15 @@
 
 Tensors of part p (a worker's share, in slot order) are named `p/<key>`:
 
-    observation, recurrent states [T+1, B, ...]    what a step acted on, and what the last one led to
+    observation, recurrent states [T+1, B, ...]    the input of each step, and the result of the last one
     action, policy outputs, next/info/<key> [T, B, ...]
     is_init, next/terminated, next/truncated [T, B] bool    next/reward [T, B] f32
     collector/traj_ids, collector/policy_version [T, B] i64    collector/lengths [B] i64: frames of each column
     collector/task_id [T, B] i64, where the manifest has variants, which the metadata names as "tasks"
-    ends/time, ends/env [K] i64    final/<observation or state> [K, ...]: what those steps really led to
+    ends/time, ends/env [K] i64    final/<observation or state> [K, ...]: true final values of those steps
 
 Groups of agents have next/<group>/reward f32 and flags [T, B, n, 1], and without teamReward there is no next/reward.
-Nested keys are joined by "/". Tensors without elements are left out. Rows past a column's length are zero, but for the
+Nested keys are joined by "/". Tensors without elements are left out. Rows past a column's length are zero, except the
 first one of the carried arrays.
 """
 
@@ -35,7 +35,7 @@ _DTYPES = {np.dtype(attribute): name for name, attribute in NUMPY_NAMES.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFile:
-    """A file in pieces: the header, then the buffers one after another. They are views of the loan's memory."""
+    """A file in pieces: the header, then the buffers, which are views of the loan's memory."""
 
     header: bytes
     buffers: list[memoryview]
@@ -44,14 +44,14 @@ class BatchFile:
 
 
 def encode(loan: Loan, *, batch_id: str, delivery: int) -> BatchFile:
-    """Lay a loan out as a file, without copying it.
+    """Encode a loan as a file, without copying it.
 
     Tensors whose size is a multiple of 64 bytes come first, so that they begin at such multiples in the file.
 
     Args:
-        loan: not released yet, and not before the buffers were sent.
-        batch_id: how consumers name it, `<epoch>-<n>`.
-        delivery: how often it was handed out, this time included; from 1.
+        loan: must not be released before the buffers are sent.
+        batch_id: the batch's id for consumers, `<epoch>-<n>`.
+        delivery: number of this delivery, from 1.
     """
     found = ((i, key, array) for i, part in enumerate(loan.parts) for key, array in arrays_of(part.block))
     tensors = [(f"{i}/{key}", array) for i, key, array in found if array.size]
@@ -63,7 +63,7 @@ def encode(loan: Loan, *, batch_id: str, delivery: int) -> BatchFile:
 
 
 def describe(loan: Loan, batch_id: str, delivery: int) -> dict[str, Any]:
-    """What a file's metadata says of its batch."""
+    """Metadata of a batch's file."""
     parts = [
         {
             "worker": part.worker,
@@ -94,7 +94,7 @@ def describe(loan: Loan, batch_id: str, delivery: int) -> dict[str, Any]:
 
 
 def arrays_of(block: Block) -> Iterator[tuple[str, Array]]:
-    """Every array of a sealed block, by its key: views, each of them contiguous."""
+    """Contiguous views of every array of a sealed block, by key."""
     block.blank_padding()
     layout, rows, ends = block.layout, block.num_rows, block.num_ends
     yield from _named("", layout.observation, block.observation, rows + 1)

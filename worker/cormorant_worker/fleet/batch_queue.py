@@ -1,4 +1,4 @@
-"""From sealed batches to the consumer: complete rounds, the bounded queue, loans, and what was dropped.
+"""From sealed batches to the consumer: complete rounds, the bounded queue, loans, and dropped frames.
 
 sealed -> (round complete) -> backlog -> accepted into the queue -> lent to a consumer -> blocks given back
 """
@@ -35,20 +35,20 @@ class LoanPart:
     block: Block
     """The arrays, with `num_rows` and `num_ends` of this batch."""
     memory: SharedMemory | None
-    """What the block lies in from its first byte on; None where that is no shared memory of this machine."""
+    """Shared memory that begins with the block; None if it is not shared memory of this machine."""
     block_index: int = 0
-    """Where the block is in the pool."""
+    """Index of the block in the pool."""
     handed_at: float = 0.0
-    """When the worker got its ticket, in monotonic seconds of the fleet's process; as `sealed_at`."""
+    """Time at which the worker got its ticket, in monotonic seconds of the fleet's process; likewise `sealed_at`."""
     sealed_at: float = 0.0
     collect_s: float = 0.0
-    """Seconds in which it stepped."""
+    """Seconds spent stepping."""
 
 
 @dataclass(eq=False)
 class Loan:
-    """One complete round: it waits in the queue, then a consumer has it. Use as a context manager, or call `release`;
-    views are worthless afterwards.
+    """One complete round, first in the queue, then with a consumer. Use as a context manager, or call `release`, which
+    invalidates views.
     """
 
     parts: tuple[LoanPart, ...]
@@ -57,27 +57,27 @@ class Loan:
     mode: Mode = "async"
     num_frames: int
     min_version: int
-    """The oldest policy version that acted; -1 where only random actions did."""
+    """Oldest policy version of the frames; -1 if all actions were random."""
     max_version: int
     number: int = 0
     """That of its round."""
     storing_device: str = "cpu"
-    """Torch device of the tensors that `tensordict` gives."""
+    """Torch device of the tensors of `tensordict`."""
     on_copied: Callable[[], None] = lambda: None
     on_release: Callable[[], None] = lambda: None
     post_processing: Mapping[str, Any] = field(default_factory=dict)
-    """What `tensordict` makes of the frames; `parts` has them as they were collected."""
+    """Post-processing by `tensordict`; `parts` holds the frames as collected."""
     accepted_at: float = 0.0
-    """When it entered the queue, in monotonic seconds of the fleet's process."""
+    """Time at which it entered the queue, in monotonic seconds of the fleet's process."""
     moments: Statistics | None = None
-    """What it adds to the book's statistics; None once they have it."""
+    """Moments to merge into the job's statistics; None once merged."""
     book: StatisticsBook | None = None
     _has_memory: bool = field(default=True, init=False)
 
     def tensordict(self, *, copy: bool = False) -> "TensorDict":
-        """The batch, `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`. With `multiStep` and
-        `splitTrajectories` in the manifest, what they make of it. `copy`: make the tensors yours instead of views that
-        `release` invalidates. Sync batches always are.
+        """The batch, `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`. Applies `multiStep`
+        and `splitTrajectories` of the manifest. `copy`: return tensors that own their memory instead of views that
+        `release` invalidates. Sync batches are always copies.
 
         Raises:
             FleetError: the loan was released.
@@ -99,24 +99,26 @@ class Loan:
 
     @property
     def statistics(self) -> dict[int, Document]:
-        """What each policy version in it acted with, as far as the fleet still knows; empty without `normalize`."""
+        """Normalization statistics of each policy version in it, if the fleet still has them; empty without
+        `normalize`.
+        """
         return {} if self.book is None else self.book.between(self.min_version, self.max_version)
 
     def acknowledge(self) -> None:
-        """The batch counts for the job's statistics. May be called twice; one thread at a time."""
+        """Merge the batch into the job's statistics. May be called twice; one thread at a time."""
         moments, self.moments = self.moments, None
         if self.book is not None and moments is not None:
             self.book.merge(moments)
 
     def copied(self) -> None:
-        """Give the memory back early. Until `release` the fleet takes it that weights may still be made of this batch,
-        which counts for `maxStaleness`.
+        """Return the memory early. Until `release`, the fleet assumes that the learner still uses this batch, which
+        counts for `maxStaleness`.
         """
         self._has_memory = False
         self.on_copied()
 
     def release(self) -> None:
-        """Give the batch back. May be called twice, and from any thread."""
+        """Return the batch. May be called twice, and from any thread."""
         self._has_memory = False
         self.on_release()
 
@@ -128,7 +130,7 @@ class Loan:
 
 
 class BatchQueue:
-    """Rounds that are complete or on their way, and frames that were dropped. Guarded by the fleet's condition."""
+    """Complete and open rounds, and counts of dropped frames. Guarded by the fleet's condition."""
 
     def __init__(
         self,
@@ -192,12 +194,12 @@ class BatchQueue:
         attempt: int = 0,
         handed_at: float = 0.0,
     ) -> list[SlotKey]:
-        """A worker sealed its part of a round. Returns those who are to seal what they have of it now.
+        """Add a worker's sealed part of a round. Returns the workers that should seal their parts now.
 
         Args:
-            block_index: where the part lies in the block pool.
-            attempt: which process of its place made it.
-            handed_at: when its ticket was handed out, in monotonic seconds.
+            block_index: index of the part's block in the pool.
+            attempt: attempt of the slot that collected it.
+            handed_at: time at which its ticket was issued, in monotonic seconds.
         """
         assert self.blocks is not None
         block = self.blocks.block(block_index)
@@ -219,7 +221,7 @@ class BatchQueue:
         return late
 
     def complete(self, rounds: Iterable[Round]) -> None:
-        """These rounds wait for no worker any more."""
+        """Mark rounds that no longer wait for any worker."""
         for complete in rounds:
             heappush(self._backlog, (complete.number, self._loan_of(complete)))
 
@@ -242,7 +244,7 @@ class BatchQueue:
         )
 
     def accept(self) -> None:
-        """Move complete rounds into the queue as far as it has room; their frames count from now on."""
+        """Move complete rounds into the queue while it has room; their frames count from now on."""
         while self._backlog and not self._scheduler.waits_for_earlier(self._backlog[0][0]):
             # A consumer at work does not make workers wait where the oldest may be dropped.
             held = len(self._queue) + (0 if self._drops_oldest else len(self._lent))
@@ -261,9 +263,9 @@ class BatchQueue:
     # -- out ---------------------------------------------------------------------------------------------------
 
     def take(self, *, min_version: int | None) -> Loan | None:
-        """The oldest round in the queue, lent until `release`; None when the queue is empty.
+        """Lend the oldest round in the queue until `release`; None if the queue is empty.
 
-        Rounds in which an older version than `min_version` acted are dropped, counted as stale, and collected again
+        Rounds that a version older than `min_version` collected are dropped, counted as stale, and collected again
         unless a dataset has them.
         """
         while self._queue:
@@ -301,7 +303,7 @@ class BatchQueue:
         self._backlog.clear()
 
     def forget_moments(self) -> None:
-        """The job's statistics are others now: what consumers hold does not count in them."""
+        """Called when the job's statistics are replaced: batches of consumers no longer count in them."""
         for loan in self._at_work:
             loan.moments = None
 
@@ -319,12 +321,12 @@ class BatchQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Rounds that are complete and not taken."""
+        """Number of complete rounds that are not taken."""
         return len(self._queue) + len(self._backlog)
 
     @property
     def unsettled_frames(self) -> int:
-        """Frames that count and would be lost with this process: in the queue, or with a consumer."""
+        """Number of counted frames that would be lost with this process: in the queue, or with a consumer."""
         if self._has_dataset:
             return 0
         return sum(loan.num_frames for loan in (*self._queue, *self._at_work))
@@ -336,14 +338,14 @@ class BatchQueue:
 
     @property
     def ahead_of_consumer(self) -> int:
-        """Rounds that consumers see before one that begins now: the queue, and what they still work on."""
+        """Number of rounds that consumers see before one that begins now: those in the queue, and those in use."""
         if self.is_on_demand and self.num_asking > len(self._queue):
             return 0
         return len(self._queue) + len(self._at_work)
 
     @property
     def room(self) -> int:
-        """Blocks that can be lent now, with those that dropping rounds would free."""
+        """Number of blocks that can be lent now, including those that dropping rounds would free."""
         if self.blocks is None:
             return 0
         droppable = sum(len(loan.parts) for loan in self._queue) if self._drops_oldest else 0
@@ -355,13 +357,13 @@ class BatchQueue:
         return self.blocks is not None and not self.room
 
     def free_a_block(self) -> None:
-        """Drop rounds, if need be, until a block can be lent."""
+        """Drop rounds, if necessary, until a block can be lent."""
         assert self.blocks is not None
         while not self.blocks.room and self._make_room():
             pass  # each turn drops one round
 
     def count_dropped(self, reason: str, num_frames: int) -> None:
-        """Frames were stepped and will not be delivered."""
+        """Count frames that were stepped and will not be delivered."""
         if num_frames > 0:
             self.dropped[reason] = self.dropped.get(reason, 0) + num_frames
             self._events.note("dropped", frames=num_frames, reason=reason)

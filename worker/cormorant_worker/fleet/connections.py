@@ -1,4 +1,4 @@
-"""What the fleet's thread waits on: its waker, and the connections of all workers."""
+"""Event sources of the fleet's thread: its waker, and the connections of all workers."""
 
 import selectors
 from collections import deque
@@ -11,7 +11,7 @@ _READ, _BOTH = selectors.EVENT_READ, selectors.EVENT_READ | selectors.EVENT_WRIT
 
 
 class Connections:
-    """Used with the fleet's condition held, except `wait`, which is the fleet's thread's."""
+    """Call with the fleet's condition held, except `wait`, which only the fleet's thread calls."""
 
     def __init__(self, waker: Waker) -> None:
         self._selector = selectors.DefaultSelector()
@@ -22,13 +22,13 @@ class Connections:
         """Workers that do not read as fast as they are sent."""
 
     def add(self, handle: WorkerHandle) -> None:
-        """Listen to a worker, also to what it said before."""
+        """Listen to a worker, including messages that have already arrived."""
         for source in handle.connection.sources():
             self._selector.register(source, _READ, handle)
         self.stuck.add(handle)  # what it was sent may have waited since
 
     def remove(self, handle: WorkerHandle) -> None:
-        """Do not listen to a worker any more: from here on its descriptors may be closed."""
+        """Stop listening to a worker, after which its descriptors may be closed."""
         self.stuck.discard(handle)
         for source in handle.connection.sources():
             self._selector.unregister(source)
@@ -45,11 +45,11 @@ class Connections:
         return bool(self._ready)
 
     def next_ready(self) -> tuple[WorkerHandle, Source] | None:
-        """A worker that has said something, and where; None: there is no more."""
+        """Next worker with a message, and its source; None: no more."""
         return self._ready.popleft() if self._ready else None
 
     def flush(self) -> None:
-        """Send what workers did not take; wait to write to those that still do not."""
+        """Send buffered messages; wait until the remaining sockets are writable."""
         for handle in tuple(self.stuck):
             unsent = handle.connection.flush()
             if not unsent:
@@ -58,5 +58,5 @@ class Connections:
                 self._selector.modify(source, _BOTH if source in unsent else _READ, handle)
 
     def close(self) -> None:
-        """Stop listening. The waker and the sources are others' to close."""
+        """Stop listening. The owners of the waker and the sources close them."""
         self._selector.close()

@@ -1,7 +1,7 @@
-"""What a fleet knows, put together. Each class alone writes its own state; the fleet's condition guards all of it.
+"""State of a fleet. Each class writes only its own part; the fleet's condition guards all of it.
 
-What acts on it is in `fleet/turn/`: the fleet's thread and what workers say (`loop.py`), how slots are filled, given
-tickets and emptied (`life.py`), and a fleet between two batches (`quiesce.py`).
+The code that acts on it is in `fleet/turn/`: the fleet's thread and workers' messages (`loop.py`), the life of slots
+(`life.py`), and operations between two batches (`quiesce.py`).
 """
 
 import threading
@@ -124,8 +124,8 @@ class FleetCore:
         return Settled(epoch=self.options.epoch, frames=self.options.settled_frames())
 
     def inherit(self, settled: Settled) -> None:
-        """Count what an earlier head settled after the count that this fleet was given: a head that is deleted while
-        no operator runs writes it down nowhere else.
+        """Count frames that an earlier head settled beyond the count that this fleet was given. A head that is deleted
+        while no operator runs leaves this count only in workers' pods.
         """
         if settled.epoch >= self.options.epoch or self.dataset is not None or self.episodes is not None:
             return
@@ -146,7 +146,7 @@ class FleetCore:
         self.is_paused = is_paused
 
     def fail(self, error: Exception, *, what: str = "") -> None:
-        """The fleet cannot go on. `what`: what could not be done, for errors that are not ours: "start a worker"."""
+        """End the fleet with an error. `what`: the failed action, for errors that are not ours: "start a worker"."""
         if self.error is None:
             known = isinstance(error, CormorantError)
             self.error = error if known else WorkerFailed(f"cannot {what}: {type(error).__name__}: {error}")  # type: ignore[assignment]  # checked
@@ -170,7 +170,7 @@ class FleetCore:
 
     @property
     def batch_ids(self) -> int:
-        """Trajectory ids that one batch can use: one a frame, and new ones for all environments twice."""
+        """Maximum number of trajectory ids per batch: one per frame, and twice one per environment."""
         return self.scheduler.frames_per_batch + 2 * (self.ready.layout.num_envs if self.ready is not None else 0)
 
     @property
@@ -181,13 +181,13 @@ class FleetCore:
         return 2 * self.num_slots + (queue.capacity_batches * per_round if queue else 0), per_round
 
     def size_blocks(self) -> None:
-        """The number of slots has changed."""
+        """Adapt the block pool to a changed number of slots."""
         if self.queue.blocks is not None:
             limit, fewest = self.blocks_needed
             self.queue.blocks.resize(limit, at_least=fewest)
 
     def stats(self) -> FleetStats:
-        """The whole fleet at this moment, without `workers`."""
+        """Current statistics of the whole fleet, without `workers`."""
         self.hang_detector.sweep(_SWEPT)
         counters = self.counters
         accepted = self.scheduler.accepted_frames

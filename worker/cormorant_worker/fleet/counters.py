@@ -1,4 +1,4 @@
-"""Statistics of a fleet: its workers, those that are gone, failures of environments, and who waited for whom."""
+"""Statistics of a fleet: current and past workers, failures of environments, and waiting times."""
 
 import time
 from collections import Counter, defaultdict, deque
@@ -21,7 +21,7 @@ _MOST_CHARACTERS = 4000
 
 
 class FleetCounters:
-    """Numbers that only grow, and the last episodes. Guarded by the fleet's condition."""
+    """Counters, and the last episodes. Guarded by the fleet's condition."""
 
     def __init__(self) -> None:
         self.episodes = 0
@@ -49,7 +49,7 @@ class FleetCounters:
         books.policy_call = handle.policy_call
 
     def applied(self, handle: WorkerHandle, version: PolicyVersion) -> None:
-        """A worker will act with another version. Called before the handle takes note of it."""
+        """Count that a worker changes its version. Called before the handle is updated."""
         if handle.has_worked:
             books = self.groups[handle.slot.group]
             books.leave(handle.version)
@@ -63,7 +63,7 @@ class FleetCounters:
         self.undurable_frames -= handle.landed_frames - handle.durable_frames
 
     def sealed(self, handle: WorkerHandle, sealed: Sealed) -> None:
-        """A worker finished a batch. Called before the handle takes note of it."""
+        """Count a finished batch. Called before the handle is updated."""
         self.episodes += len(sealed.returns)
         self.returns.extend(sealed.returns)
         self.lengths.extend(sealed.lengths)
@@ -78,7 +78,7 @@ class FleetCounters:
         self.follow(handle)
 
     def follow(self, handle: WorkerHandle) -> None:
-        """Take over what a worker's heartbeat says. What a worker did stays counted when it is gone."""
+        """Update counts from a worker's heartbeat. They stay when the worker is gone."""
         books = self.groups[handle.slot.group]
         frames, spent = handle.take_progress()
         books.frames += frames
@@ -89,7 +89,7 @@ class FleetCounters:
         self.groups[group].restarts[reason] += 1
 
     def tick(self, *, is_full: bool) -> None:
-        """Add up who has waited since the last call; `is_full`: workers wait for room from now on."""
+        """Add the waiting times since the last call; `is_full`: workers wait for room from now on."""
         now = time.monotonic()
         if self._was_full:
             self.waits_s["producer"] += now - self._ticked
@@ -99,7 +99,7 @@ class FleetCounters:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, a consumer waits for a batch."""
+        """Count the duration of the block as a consumer's wait for a batch."""
         self.tick(is_full=self._was_full)
         self._waiting += 1
         try:
@@ -143,7 +143,7 @@ class _Group:
 
 
 class EnvFailures:
-    """By slot. Guarded by the fleet's condition."""
+    """Failures of environments by slot. Guarded by the fleet's condition."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -151,7 +151,7 @@ class EnvFailures:
         self._first = ""
 
     def note(self, slot: SlotKey, worker: str, fields: Mapping[str, Any]) -> None:
-        """A worker restarted an environment. `fields`: of its log line."""
+        """Note that a worker restarted an environment. `fields`: fields of the log line."""
         self._recent[slot].append(self._clock())
         if not self._first:
             cause = f"environment {fields.get('env')} of worker {worker} {fields.get('reason')}"
@@ -167,10 +167,11 @@ class EnvFailures:
         return len(recent)
 
     def sentence(self, *, dropped: int) -> str:
-        """That environments keep failing, how often, and the first failure with its traceback; empty: they do not.
+        """Message that environments keep failing: how often, and the first failure with its traceback; empty if they do
+        not.
 
         Args:
-            dropped: frames that the fleet has dropped, for whatever reason.
+            dropped: frames that the fleet has dropped, for any reason.
         """
         recent = [self.recent(slot) for slot in self._recent]
         if max(recent, default=0) < _MANY:

@@ -1,4 +1,4 @@
-"""The fleet's side of a dataset: opened once, so that workers only append to parts of their own.
+"""The fleet's side of a dataset: opened once, so that workers only append to their own parts.
 
 Imported only by fleets that have a dataset: pyarrow takes a while to load.
 """
@@ -23,7 +23,7 @@ from cormorant_worker.worker.messages import Ready
 
 
 class DatasetRoot:
-    """A dataset that this fleet, and no other process, adds to. It is looked through once."""
+    """A dataset to which only this fleet adds. It is scanned once."""
 
     def __init__(self, uri: str, *, job: str = "", epoch: int = 0) -> None:
         """Lock the place and look at it, before any worker starts.
@@ -67,19 +67,19 @@ class DatasetRoot:
         return self.written.total()
 
     def next_attempt(self, slot: SlotKey) -> int:
-        """The first attempt of a slot that had no part when this fleet began: 0 in a new dataset."""
+        """The first attempt of a slot without a part when this fleet began: 0 in a new dataset."""
         return self._attempts.get(slot, -1) + 1
 
     def durable_frames(self, part: str) -> int:
-        """Frames that a part's manifest has; 0 for a part that was never written."""
+        """Number of frames in a part's manifest; 0 for a part that was never written."""
         return self._dataset.durable_frames(part) if self._dataset is not None else 0
 
     def open(self, job: CollectorJob, ready: Ready) -> None:
-        """Begin the dataset, or go on with one that fits.
+        """Begin the dataset, or continue with one that fits.
 
         Raises:
-            DatasetMismatch: what is there comes from another environment or schema.
-            DatasetError: it cannot be written, or another run began at this moment.
+            DatasetMismatch: the existing dataset is of another environment or schema.
+            DatasetError: it cannot be written, or another run began at the same moment.
         """
         spaces = ready.observation_space, ready.action_space
         self._dataset = open_dataset(self.uri, describe_job(job, ready.layout, *spaces))
@@ -87,7 +87,7 @@ class DatasetRoot:
         self._dataset.begin_run(self.epoch, json.dumps(holder).encode())
 
     def close(self) -> None:
-        """Let others write to it. May be called twice."""
+        """Release the dataset for other writers. May be called twice."""
         if self._lock is not None:
             self._lock.release()
 

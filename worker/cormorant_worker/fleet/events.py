@@ -1,4 +1,4 @@
-"""What happens in a fleet, for listeners: the head's event stream, its update objects, its metrics."""
+"""Events of a fleet, for listeners: the head's event stream, its update objects, its metrics."""
 
 from collections import deque
 from collections.abc import Callable
@@ -32,16 +32,17 @@ EventKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetEvent:
-    """One thing that happened. Fields that mean nothing for a kind keep their defaults."""
+    """One event. Fields that a kind does not use keep their defaults."""
 
     kind: EventKind
-    """applied: `worker` acts with `version` from its next frame on. refused: it cannot take `version`, for
-    `reason`. worker_ready: it may collect; `reason` says how it calls the policy. worker_lost: it is
-    gone for `reason`, and `frames` are collected again. sealed: it finished a batch of `frames`, in which `version` was
-    the oldest that acted; `sealed` says more. accepted: a round of `frames` entered the queue and counts. lent: a
-    consumer has one of `frames`, `version` the oldest that acted, `staleness` versions old. published: `version` is on
-    its way. seeded: every worker is reseeded, with the seed in `reason`. dropped: `frames` will not be delivered, for
-    `reason` (crash, stale, drop_oldest, drain, restore, seed). failed: the fleet cannot go on, for `reason`."""
+    """applied: `worker` uses `version` from its next frame on. refused: it cannot use `version`, for `reason`.
+    worker_ready: it may collect; `reason` says how it calls the policy. worker_lost: it is gone for `reason`, and
+        `frames` are collected again. sealed: it finished a batch of `frames`, whose oldest version is `version`;
+        `sealed` has details. accepted: a round of `frames` entered the queue and counts. lent: a
+    consumer has one of `frames`, whose oldest version is `version`, `staleness` versions old. published: `version` is
+    offered to workers. seeded: every worker is reseeded, with the seed in `reason`. dropped: `frames` will not be
+    delivered, for `reason` (crash, stale, drop_oldest, drain, restore, seed). failed: the fleet failed, for
+    `reason`."""
     worker: str = ""
     """`<group>-<index>`."""
     version: int = 0
@@ -55,14 +56,16 @@ Listener = Callable[[FleetEvent], None]
 
 
 class Events:
-    """What happened and has not been told yet. `note` wants the fleet's condition held, `tell` is its thread's."""
+    """Pending events. Call `note` with the fleet's condition held; only the fleet's thread calls `tell`."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
         self._noted: deque[FleetEvent] = deque()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Tell this listener, too, what happens from now on. Returns what ends it; that may be called twice."""
+        """Call a listener for each event from now on. Returns a function that ends the subscription; it may be called
+        twice.
+        """
         self._listeners.append(listener)
 
         def unsubscribe() -> None:
@@ -91,7 +94,7 @@ class Events:
             self._noted.append(event)
 
     def tell(self) -> None:
-        """Tell all listeners what was noted, in order. One that raises is logged and does no harm."""
+        """Pass noted events to all listeners, in order. Exceptions of listeners are logged."""
         while self._noted:
             event = self._noted.popleft()
             for listener in tuple(self._listeners):

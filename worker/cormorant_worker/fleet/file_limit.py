@@ -1,4 +1,4 @@
-"""Files that this process may have open: every worker needs some."""
+"""Limit of open files, of which every worker needs some."""
 
 import resource
 import sys
@@ -17,8 +17,8 @@ _SPARE = 64
 
 
 def raise_file_limit(num_workers: int, *, each: int) -> None:
-    """Raise this process's own limit (the soft one) as far as so many workers need, where the system allows it. It is
-    never lowered. `each`: descriptors that a worker takes here.
+    """Raise this process's soft limit for a number of workers, if the system allows it. Never lowers it. `each`:
+    descriptors per worker.
     """
     needed = num_workers * each + _OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -63,7 +63,7 @@ class WorkerFleet:
     """
 
     loop: ClassVar[type[FleetLoop]] = FleetLoop
-    """What turns; benchmarks measure one of their own, and tests check what always holds between two turns."""
+    """The fleet's loop; benchmarks and tests replace it."""
 
     def __init__(self, job: CollectorJob, options: FleetOptions | None = None, *, engine: Engine | None = None) -> None:
         """Start the workers and wait until all of them stand at their first observation; where slots come from
@@ -110,9 +110,9 @@ class WorkerFleet:
     # -- life --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let batches under way land, close the datasets, end the workers: at most `drain_timeout_s`, then kill.
+        """Wait for current batches, close the datasets, end the workers: at most `drain_timeout_s`, then kill.
 
-        What was queued and not taken is given up. May be called twice.
+        Drops batches in the queue. May be called twice.
         """
         core = self._core
         with self._changed:
@@ -161,8 +161,8 @@ class WorkerFleet:
     # -- batches -----------------------------------------------------------------------------------------------
 
     def skip(self, *, timeout_s: float | None = None) -> int:
-        """Have the next round counted and not read: its number of frames, or 0 when all have been delivered. Raises
-        what `borrow` does.
+        """Count the next round without reading it. Returns its number of frames, or 0 when all have been delivered.
+        Raises the errors of `borrow`.
         """
         if (loan := self.borrow(timeout_s=timeout_s)) is None:
             return 0
@@ -171,19 +171,19 @@ class WorkerFleet:
             return loan.num_frames
 
     def borrow(self, *, timeout_s: float | None = None) -> Loan | None:
-        """Borrow the next round. Any number may be out at a time; those that are not given back hold up the workers,
-        because each counts against `output.queue.capacityBatches` (with `onFull: drop_oldest`: only once they
-        have all memory). A loan is never dropped. With `maxStaleness: 0` the next round begins only once all loans are
-        given back: consumers that need several at a time set a higher `maxStaleness`.
+        """Borrow the next round. Any number may be lent at a time; loans that are not returned block the workers,
+        because each counts against `output.queue.capacityBatches` (with `onFull: drop_oldest`: only once they use all
+        memory). A loan is never dropped. With `maxStaleness: 0` the next round begins only once all loans are returned:
+        consumers that need several at a time set a higher `maxStaleness`.
 
         Args:
             timeout_s: how long to wait; None waits as long as workers make progress (each of their waits is limited).
 
         Returns:
-            The loan, or None when `totalFrames` have been delivered, or all that a drained fleet had.
+            The loan, or None when `totalFrames`, or all frames of a drained fleet, have been delivered.
 
         Raises:
-            ControlTimeout: no round came in time.
+            ControlTimeout: no round was complete in time.
             WorkerFailed: a worker failed for good.
             FleetClosed: the fleet was closed.
             FleetError: the manifest has no output.queue.
@@ -249,16 +249,15 @@ class WorkerFleet:
         """Hand new weights to every worker; each applies them at its next batch boundary, all of them or none.
 
         Args:
-            weights: as in `Fleet.publish`; or a blob that was checked, which is handed on as it is: do not write to it
-                any more.
+            weights: as in `Fleet.publish`; or a checked blob, which must not change any more.
             version: higher than any before; by default the next number.
-            wait_s: how long to wait for every worker to act with them; 0 returns at once.
-            workers: names of those that alone get them, and their replacements; empty: all. `state()` holds what all
-                have, and staleness is measured by it.
+            wait_s: seconds to wait for every worker to use them; 0 returns at once.
+            workers: names of the only workers that get them, as do their replacements; empty: all. `state()` and
+                staleness consider only weights that were published to all.
             allow_nonfinite: accept NaN and infinite values, as `policy.allowNonfinite` does for every publish.
 
         Returns:
-            Which workers act with this version already, which have it staged, and which refused it.
+            The workers that use this version, that have it staged, and that refused it.
 
         Raises:
             WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
@@ -301,7 +300,9 @@ class WorkerFleet:
                     payload.close()
 
     def receipt(self, version: int, *, wait_s: float = 0.0) -> WorkerReceipts:
-        """What became of a version, at once, or when every worker has taken or refused it within `wait_s`."""
+        """State of a published version, at once, or as soon as every worker has applied or refused it within
+        `wait_s`.
+        """
         offers, number = self._core.offers, PolicyVersion(version)
         behind: list[WorkerHandle] = []
         with self._changed:
@@ -310,7 +311,7 @@ class WorkerFleet:
             return offers.receipt(number)
 
     def pause(self) -> None:
-        """Stop stepping at the next vector step of every worker; batches under way are kept and go on at `resume`.
+        """Stop stepping at the next vector step of every worker; current batches are kept and continue at `resume`.
 
         Raises:
             ControlTimeout: a worker did not stop in time; the others stay paused.
@@ -332,8 +333,8 @@ class WorkerFleet:
             self._core.waker.wake()
 
     def drain(self) -> None:
-        """Hand out no more tickets: what is under way lands and is accepted, `borrow` gives what is queued,
-        then None; workers end. A paused fleet goes on to finish its batches. Returns at once.
+        """Issue no more tickets: current batches are finished and accepted, `borrow` returns queued rounds, then None;
+        workers end. A paused fleet continues to finish its batches. Returns at once.
         """
         with self._changed:
             self._core.raise_error()
@@ -341,15 +342,15 @@ class WorkerFleet:
             self.resume()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Have a function told everything that happens from now on, in order; see `FleetEvent`. It is called by the
-        fleet's own thread: it must return at once and not call the fleet. What it raises is logged. Returns what ends
-        it.
+        """Call a function with each event from now on, in order; see `FleetEvent`. The fleet's own thread calls it: it
+        must return at once and not call the fleet. Its exceptions are logged. Returns a function that ends the
+        subscription.
         """
         return self._core.events.subscribe(listener)
 
     def state(self) -> bytes:
         """Save every collector, the weights and the count of frames at a batch boundary. Batches that are not taken yet
-        are counted and not saved: pause before, and take them afterwards.
+        are counted but not saved: pause before the call, and take them after it.
 
         Raises:
             ControlTimeout: the current batches did not end in time.
@@ -359,10 +360,9 @@ class WorkerFleet:
         return saved.to_bytes()  # without the condition: it copies everything
 
     def restore(self, state: bytes | memoryview) -> None:
-        """Go on from a `state()` of a fleet of the same job and as many workers.
+        """Continue from a `state()` of a fleet of the same job and as many workers.
 
-        What this fleet has collected and was not taken is dropped. With a dataset, the count of frames stays that of
-        the dataset.
+        Drops batches that were not taken. With a dataset, the frame count stays that of the dataset.
 
         Raises:
             StateError: it does not fit; nothing is changed unless a worker refuses, which its message names.
@@ -385,13 +385,13 @@ class WorkerFleet:
 
     def seed(self, seed: int) -> tuple[str, ...]:
         """Reseed every worker at a batch boundary: with new environments and streams, as a new fleet with this seed
-        would have, and so will their replacements. Batches under way are finished first, even in a paused fleet;
-        before the first batch is taken they are dropped, unless a dataset has them: the seed rules from the first
-        batch on.
+        would have, and so will their replacements. Current batches are finished first, even in a paused fleet. Before
+        the first batch is taken, all batches are dropped unless a dataset has them, so that the seed determines the
+        first batch.
 
-        Open trajectories end where their last batch did, under ids that do not come again; what asynchronous
-        environments were ahead of it is dropped. The policy, its weights and versions and the count of frames stay.
-        Returns the workers that were reseeded.
+        Open trajectories end with their last batch, and their ids are not used again; surplus frames of asynchronous
+        environments are dropped. The policy, its weights and versions and the frame count stay. Returns the workers
+        that were reseeded.
 
         Raises:
             FleetError: the seed is negative, or all frames are collected.
@@ -422,8 +422,8 @@ class WorkerFleet:
         """Start workers, or retire those with the highest index after they finish their current work.
 
         Args:
-            workers: of the whole fleet, or by group; groups that are not named keep their size. A group's indices
-                instead of its size: exactly these.
+            workers: number of workers in the fleet, or by group; groups that are not named keep their size. A list of
+                indices instead of a size: exactly these.
             wait: until all of them have started or ended.
 
         Raises:
@@ -438,7 +438,7 @@ class WorkerFleet:
                 self._quiesce.await_workers("to start or retire")
 
     def stats(self, *, workers: bool = True) -> FleetStats:
-        """What is going on; with `workers`, each of them, too, which costs as much as there are."""
+        """Current statistics; with `workers`, also of each worker, at a cost per worker."""
         with self._changed:
             stats = self._core.stats()
             handles = tuple(self._core.slots.workers) if workers else ()
@@ -453,17 +453,17 @@ class WorkerFleet:
 
     @property
     def version(self) -> PolicyVersion:
-        """The newest published version. Costs nothing, and never waits."""
+        """The newest published version. Never waits."""
         return self._core.offers.version
 
     @property
     def statistics(self) -> StatisticsBook | None:
-        """What each version acts with, for `cormorant_postproc.normalized`; None without `normalize`."""
+        """Normalization statistics by version, for `cormorant_postproc.normalized`; None without `normalize`."""
         return self._core.statistics
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the fleet's own thread turned last: more than a few mean that it hangs. Never waits."""
+        """Seconds since the last turn of the fleet's thread: more than a few mean that it hangs. Never waits."""
         return self._loop.silent_s
 
     @property
@@ -484,12 +484,12 @@ class WorkerFleet:
 
     @property
     def found_frames(self) -> int:
-        """Frames that counted before this fleet collected any."""
+        """Number of frames counted before this fleet began."""
         return self._core.found_frames
 
     @property
     def inherited_frames(self) -> int:
-        """Those of them that `inherit` or workers' pods told of, beyond `options.floor_frames`."""
+        """Part of `found_frames` reported by `inherit` or workers' pods, beyond `options.floor_frames`."""
         return self._core.inherited_frames
 
     def inherit(self, settled: Settled) -> None:
@@ -500,7 +500,7 @@ class WorkerFleet:
 
     @property
     def epoch(self) -> int:
-        """That of its seeds and trajectory ids: `options.epoch`, or a later one since a restore."""
+        """Epoch of its seeds and trajectory ids: `options.epoch`, or a later one since a restore."""
         return self._core.lineage.epoch
 
     @property
@@ -510,12 +510,12 @@ class WorkerFleet:
 
     @property
     def specs(self) -> WeightSpecs:
-        """What published weights must look like."""
+        """Names, shapes and dtypes that published weights must have."""
         return self._known.specs
 
     @property
     def layout(self) -> Layout:
-        """What a full batch of one worker holds."""
+        """Layout of one worker's full batch."""
         return self._known.layout
 
     @property
@@ -527,14 +527,14 @@ class WorkerFleet:
     # -- asking one worker -------------------------------------------------------------------------------------
 
     def peek(self, worker: str, *, column: int, leaf: int) -> Array:
-        """What one environment shows now. Its worker answers beside its stepping, also while paused; it costs a copy.
+        """Current observation of one environment. Its worker replies while stepping or paused; costs a copy.
 
         Args:
-            column: the environment, of the layout's B.
-            leaf: the position of the array in the layout's observation.
+            column: index of the environment.
+            leaf: index of the array in the layout's observation.
 
         Returns:
-            One leaf, read-only, in its own shape and dtype. While a batch begins or ends it may be old, or of two rows.
+            One leaf, read-only. While a batch begins or ends it may be outdated or mix two rows.
 
         Raises:
             FleetError: no such worker has started, or it ended meanwhile.
@@ -547,16 +547,19 @@ class WorkerFleet:
         return np.frombuffer(data, shown.dtype).reshape(shown.shape)
 
     def cached_versions(self) -> Mapping[str, PolicyVersion]:
-        """The newest weights that each worker's pod has of an earlier head, by name, until they are fetched."""
+        """Versions of the newest weights that each worker's pod kept from an earlier head, by worker name, until they
+        are fetched.
+        """
         with self._changed:
             handles = tuple(self._core.slots.workers_in(SlotState.WORKING))
         return {h.name: h.cached_version for h in handles if h.cached_version > INITIAL_VERSION}
 
     def fetch_cached(self, worker: str) -> bytes:
-        """What one worker's pod has of an earlier head, for `weights.cached.read_cached`. It is offered once.
+        """Fetch the weights that one worker's pod kept from an earlier head, for `weights.cached.read_cached`. They can
+        be fetched once.
 
         Raises:
-            FleetError: no such worker works, or it ended meanwhile.
+            FleetError: no such worker runs, or it ended meanwhile.
             ControlTimeout: it did not answer within 60 s.
             StateError: its disk failed.
         """

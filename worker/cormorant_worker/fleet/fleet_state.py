@@ -1,4 +1,4 @@
-"""The state of a whole fleet as bytes: what `fleet.state()` gives and `fleet.restore()` takes."""
+"""The state of a whole fleet as bytes: returned by `fleet.state()`, used by `fleet.restore()`."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ FORMAT = 2
 _PLAIN = ("frames", "version", "attempts", "seed", "run", "epoch", "dataset", "written")
 """Fields that are JSON as they are, in the order of the file."""
 CURRENT = -1
-"""Beside versions: the statistics that the next one will be published with."""
+"""Key, beside versions, of the statistics that the next version will be published with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,9 @@ class FleetState:
     weights: bytes | memoryview
     """Safetensors of every model's newest weights; empty when nothing was published."""
     attempts: Mapping[str, int]
-    """The last stream of each place, by worker name: their seeds must not come again."""
+    """The last random stream of each slot, by worker name: their seeds must not be used again."""
     seed: int
-    """What replacements of its workers derive their streams from."""
+    """Seed from which replacement workers derive their random streams."""
     workers: Mapping[str, bytes | memoryview]
     """`state.py`'s bytes by worker name."""
     run: str = ""
@@ -41,14 +41,14 @@ class FleetState:
     dataset: str = ""
     """URI; empty: none."""
     written: Mapping[str, int] = field(default_factory=dict)
-    """Frames that had come from each place, by worker name, with those that the dataset had from earlier fleets."""
+    """Frames received from each slot, by worker name, including those that earlier fleets left in the dataset."""
     statistics: Mapping[int, Statistics] = field(default_factory=dict)
-    """What each published version acts with, and as CURRENT those of all acknowledged frames; empty without
+    """Statistics of each published version, and as CURRENT those of all acknowledged frames; empty without
     `normalize`."""
 
     @property
     def not_saved(self) -> dict[str, list[str]]:
-        """By reason: workers whose environments begin new episodes when this is restored."""
+        """Workers, by reason, whose environments begin new episodes when this is restored."""
         found: dict[str, list[str]] = {}
         for name, data in sorted((name, data) for name, data in self.workers.items() if data):
             told = read_metadata(data)
@@ -57,7 +57,7 @@ class FleetState:
         return found
 
     def to_bytes(self) -> bytes:
-        """Safetensors: one uint8 array a part, JSON in the metadata."""
+        """Encode as safetensors: one uint8 array per part, JSON in the metadata."""
         parts = {"weights": self.weights, **{f"worker/{name}": data for name, data in self.workers.items()}}
         arrays = {name: np.frombuffer(data, dtype=np.uint8) for name, data in parts.items() if data}
         metadata: dict[str, Any] = {"format": FORMAT} | {name: getattr(self, name) for name in _PLAIN}
@@ -68,7 +68,9 @@ class FleetState:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> "FleetState":
-        """Read what `to_bytes` wrote. Weights and workers are views of `data`: a state may be gigabytes."""
+        """Decode the result of `to_bytes`. Weights and workers are views of `data`, because a state may be
+        gigabytes.
+        """
         try:
             parsed = parse_header(data)
             metadata = json.loads(parsed.metadata["cormorant_fleet"])

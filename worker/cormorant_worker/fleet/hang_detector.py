@@ -1,4 +1,4 @@
-"""Reads workers' heartbeats: for the counters, and to find those that make no progress."""
+"""Reads workers' heartbeats, for the counters and to find workers that make no progress."""
 
 import math
 from collections import deque
@@ -25,7 +25,7 @@ _LONGEST_TURN_S = 1.0
 
 
 class HangDetector:
-    """Goes round all workers, a few at a time. Guarded by the fleet's condition."""
+    """Checks all workers, a few at a time. Guarded by the fleet's condition."""
 
     def __init__(self, job: CollectorJob, options: FleetOptions, counters: FleetCounters) -> None:
         self.lived_s = 0.0
@@ -45,7 +45,7 @@ class HangDetector:
         """Read as many heartbeats as are due.
 
         Returns:
-            Workers that make no progress, each with the seconds since it did, and how many it may take.
+            Workers without progress, each with the seconds since its last progress and its limit.
         """
         passed = min(max(0.0, now - self._turned_at), _LONGEST_TURN_S)
         self._turned_at = now
@@ -61,7 +61,7 @@ class HangDetector:
         return hung
 
     def sweep(self, most: int) -> list[WorkerHandle]:
-        """Take over what the heartbeats of some workers say. Returns them."""
+        """Update counters from the heartbeats of some workers. Returns these workers."""
         read = []
         for _ in range(min(most, len(self._round))):
             handle = self._round.popleft()

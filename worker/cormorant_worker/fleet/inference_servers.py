@@ -1,4 +1,4 @@
-"""The inference servers of a fleet: where they listen, and which worker uses which."""
+"""The inference servers of a fleet: their addresses, and the assignment of workers."""
 
 from collections.abc import Collection
 
@@ -10,7 +10,7 @@ from cormorant_worker.worker.messages import AssignServers
 
 
 class InferenceServers:
-    """Writes where servers' slots listen, and which servers workers' slots use. Guarded by the fleet's condition."""
+    """Writes the addresses of servers' slots, and the servers of workers' slots. Guarded by the fleet's condition."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -18,7 +18,9 @@ class InferenceServers:
         """By group, summed over servers that are gone, too: the fields of `Served`."""
 
     def of(self, slot: Slot) -> tuple[ServerAddress, ...]:
-        """Addresses for a worker's slot, the one to use first; empty: it acts itself. Neighbors use different ones."""
+        """Addresses for a worker's slot, the preferred one first; empty: it calls its own policy. Neighbors use
+        different ones.
+        """
         if not slot.is_wanted or slot.is_server:
             return slot.servers  # given up: it keeps what it has until it ends
         if addresses := [known.address for known in self._slots.serving if known.address is not None]:
@@ -27,7 +29,7 @@ class InferenceServers:
         return slot.servers
 
     def can_start(self, slot: Slot) -> bool:
-        """Whether a slot's worker need not wait for a server to tell where it listens."""
+        """Whether a slot's worker can start without waiting for a server's address."""
         serving = self._slots.serving
         return not serving or slot.is_server or any(known.address is not None for known in serving)
 
@@ -36,13 +38,13 @@ class InferenceServers:
         self.reassign()
 
     def gone(self, slot: Slot) -> None:
-        """The process in a slot is gone, and with it its own address: others serve its workers."""
+        """Remove the address of a server that is gone: other servers serve its workers."""
         if slot.address is not None:
             slot.address = None
             self.reassign()
 
     def named(self, names: Collection[str]) -> frozenset[Slot] | None:
-        """The slots that weights for these workers go to; None, and without names: all that act."""
+        """Slots that receive weights published for these workers; without names, None: all slots with a policy."""
         slots = self._slots.named(names) if names else None
         if slots and self._slots.serving and (idle := sorted(slot.name for slot in slots if not slot.is_server)):
             names = ", ".join(idle)
@@ -50,14 +52,14 @@ class InferenceServers:
         return slots
 
     def reassign(self) -> None:
-        """Slots have changed: tell workers whose server changes."""
+        """After slots have changed, notify workers whose server changes."""
         for slot in self._slots.collecting:
             before = slot.servers
             if (now := self.of(slot)) != before and slot.worker is not None and slot.state in LIVING:
                 slot.worker.tell(AssignServers(servers=now))
 
     def joined(self, handle: WorkerHandle) -> None:
-        """A worker was started: servers may have changed meanwhile."""
+        """After a worker has started, notify it if its servers have changed meanwhile."""
         if handle.connection.place.servers != (now := self.of(handle.slot)):
             handle.tell(AssignServers(servers=now))
 

@@ -1,4 +1,4 @@
-"""What slots have used up, so that nothing is handed out twice: streams, trajectory ids, random frames.
+"""Random streams, trajectory ids and random frames that slots have used, so that none is issued twice.
 
 Guarded by the fleet's condition.
 """
@@ -19,7 +19,7 @@ _BATCHES_AHEAD = 4
 
 
 class Lineage:
-    """Writes the fields of slots that say what was used up."""
+    """Writes the fields of slots that record this."""
 
     def __init__(self, *, epoch: int, warmup_frames: int) -> None:
         self.epoch = epoch
@@ -31,11 +31,11 @@ class Lineage:
         self._is_shared_out = False
 
     def begin(self, slot: Slot, place: WorkerPlace, *, first_free: int = 0, batch_ids: int = 0) -> WorkerPlace:
-        """The place with a stream of its own.
+        """The slot's place with a new random stream.
 
         Args:
-            first_free: the first attempt that has no part in the dataset.
-            batch_ids: ids that one batch can use.
+            first_free: the first attempt without a part in the dataset.
+            batch_ids: maximum number of ids per batch.
         """
         slot.attempt = max(slot.attempt + 1, first_free)
         after = slot.next_trajectory + _BATCHES_AHEAD * batch_ids if slot.next_trajectory else 0
@@ -43,14 +43,12 @@ class Lineage:
         return replace(place, first_trajectory=trajectory_base(place))
 
     def is_last(self, saved: FleetState, slot: Slot, dataset: str) -> bool:
-        """True when nothing has come from a slot since a state was saved, as far as this fleet or its dataset knows."""
+        """True if a slot has delivered nothing since a state was saved, according to this fleet and its dataset."""
         knows = saved.run == self.run or bool(dataset and saved.dataset == dataset)
         return knows and saved.written.get(slot.name) == slot.written
 
     def join(self, saved: FleetState, slots: Collection[Slot]) -> None:
-        """Go on after a state's fleet, of which these are all slots: what it or its successors may have used up is not
-        used again.
-        """
+        """Continue a state's fleet, with these slots: nothing that it or its successors may have used is used again."""
         if saved.run != self.run and saved.epoch >= self.epoch:
             if saved.epoch >= MAX_EPOCH:
                 raise StateError(f"the state's epoch {saved.epoch} is the last one; start a new job from its weights")
@@ -59,7 +57,7 @@ class Lineage:
             slot.attempt = max(slot.attempt, saved.attempts.get(slot.name, -1))
 
     def landed(self, slot: Slot, sealed: Sealed) -> None:
-        """A batch has come from a slot."""
+        """Record a batch of a slot."""
         slot.written += sealed.num_frames
         slot.next_trajectory = max(slot.next_trajectory, sealed.next_trajectory)
         if slot.warmup_frames:
@@ -68,9 +66,10 @@ class Lineage:
     # -- random frames -----------------------------------------------------------------------------------------
 
     def warmup_of(self, slot: Slot, slots: Sequence[Slot]) -> int:
-        """Random frames that the next worker of a slot begins with: its share, less what came from the slot.
+        """Number of random frames with which the next worker of a slot begins: its share, less those that the slot
+        delivered.
 
-        The first workers share all of them. A slot that is added later has what slots that were given up still owed.
+        The first workers share all of them. A slot added later takes over the share of removed slots.
         """
         if not self._is_shared_out:
             self._is_shared_out = True
@@ -84,11 +83,11 @@ class Lineage:
         return slot.warmup_frames
 
     def owe_all(self, slots: Collection[Slot]) -> None:
-        """What came so far is dropped: every slot owes its first share again."""
+        """After all frames are dropped, every slot owes its first share again."""
         for slot in slots:
             slot.warmup_frames = slot.warmup_share
 
     def give_up(self, slot: Slot) -> None:
-        """The slot will not be filled: another one collects the random frames that it owed."""
+        """Pass the random frames that a removed slot still owed to another slot."""
         self._warmup_frames += slot.warmup_frames or 0
         slot.warmup_frames = None

@@ -1,9 +1,9 @@
-"""Published weights: the newest of each model, and who has which.
+"""Published weights: the newest of each model, and the version of each worker.
 
     publish -> due -> offered -> answered -> (due again, if there are newer ones) ... -> applied, or refused
 
-A worker has one unanswered offer at most. While it does not answer, what is published costs nothing there, and it gets
-the newest once it answers.
+A worker has at most one unanswered offer. Until it answers, further publishes are skipped for it; then it gets the
+newest.
 """
 
 from collections.abc import Collection
@@ -32,12 +32,12 @@ class PublishedVersion:
     payload: Payload
     """The same bytes as the engine shares them."""
     statistics: Statistics | None = None
-    """What it acts with; None where the manifest normalizes nothing."""
+    """Normalization statistics; None unless the manifest normalizes."""
 
 
 class Offers:
-    """What was published for all workers, and for those of single slots; and who is to get it. What is published for
-    all takes the place of what single ones had of the same models. Guarded by the fleet's condition.
+    """Weights published for all workers and for single slots, and their pending offers. Weights for all replace those
+    of single slots for the same models. Guarded by the fleet's condition.
     """
 
     def __init__(self, slots: Slots, events: Events, *, statistics: StatisticsBook | None = None) -> None:
@@ -59,8 +59,8 @@ class Offers:
     def publish(
         self, blob: WeightsBlob, wanted: int | None, payload: Payload, slots: Collection[Slot] | None = None
     ) -> PolicyVersion:
-        """Offer new weights to all workers, or to those of some slots: one copy in memory for all. Workers that come
-        later get them, too. Lets go of versions that are the newest of nothing any more.
+        """Offer new weights to all workers, or to those of some slots: one copy in memory for all. Later workers also
+        get them. Releases versions that are no longer the newest of any model.
 
         Args:
             wanted: the version; None: one more than the last.
@@ -104,12 +104,12 @@ class Offers:
         return any(one.payload is payload for one in self._kept())
 
     def version_of(self, slot: Slot) -> PolicyVersion:
-        """The newest version that a slot's worker was given."""
+        """Newest version offered to a slot's worker."""
         own = self._own.get(slot, {}).values()
         return max([self.common_version, *(one.version for one in own)])
 
     def to_bytes(self) -> bytes:
-        """Safetensors of what all workers have; empty when nothing was published."""
+        """Weights published for all workers, as safetensors; empty if nothing was published."""
         newest = {model: one.blob.weights()[model] for model, one in self._common.items()}
         return to_bytes(newest) if newest else b""
 
@@ -125,7 +125,7 @@ class Offers:
     # -- who is to get it --------------------------------------------------------------------------------------
 
     def send_due(self, most: int) -> bool:
-        """Offer workers what they do not have, so many at once. Returns whether there are more."""
+        """Offer workers the weights that they lack, to a limited number at once. Returns whether there are more."""
         sent = 0
         while self._due and sent < most:
             handle = next(iter(self._due))
@@ -134,8 +134,8 @@ class Offers:
         return bool(self._due)
 
     def offer_next(self, handle: WorkerHandle) -> bool:
-        """Offer a worker the oldest of what it should have and was not offered, of each model the newest. Does nothing
-        while it has not answered the last one. Returns whether it has something to answer.
+        """Offer a worker the oldest of the weights that it lacks, for each model the newest version. Has no effect
+        until it has answered the last offer. Returns whether an answer is pending.
         """
         if not handle.may_be_offered:
             return False
@@ -157,7 +157,7 @@ class Offers:
         return True
 
     def note_reply(self, handle: WorkerHandle, reply: Reply) -> bool:
-        """A worker has answered an offer: it gets the next one. Returns whether it has all that it should have."""
+        """Record a worker's answer and send the next offer. Returns whether the worker has all its weights."""
         handle.offer = None
         if reply.error:
             handle.refusal = (handle.offered, reply.error)
@@ -165,8 +165,8 @@ class Offers:
         return not self.offer_next(handle)
 
     def is_decided(self, version: PolicyVersion, behind: list[WorkerHandle]) -> bool:
-        """True when every worker has taken or refused a version. `behind`: empty at first, and the same list in each
-        call: workers that had not when all were looked at last, so that a call costs what has changed.
+        """True if every worker has applied or refused a version. `behind`: pass the same, initially empty list to each
+        call; it keeps the workers still to be checked.
         """
         while behind and not self._is_behind(behind[-1], version):
             behind.pop()

@@ -1,4 +1,4 @@
-"""How a fleet behaves beside what the manifest says: sizes, devices, time limits."""
+"""Options of a fleet beyond the manifest: sizes, devices, time limits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,8 +68,6 @@ class FleetOptions:
 
 
 def default_workers(job: CollectorJob, *, is_this_machine: bool = True) -> int:
-    """As many workers as the manifest says, at least one; where all of them share this machine, at most one per
-    CPU.
-    """
+    """The manifest's number of workers, at least one; at most one per CPU if all share this machine."""
     wanted = sum(job.spec.size_of(group) for group in job.spec.worker_groups if not group.serves)
     return max(1, min(wanted, available_cpus()) if is_this_machine else wanted)

@@ -1,6 +1,6 @@
-"""Who may collect how many frames next: pure bookkeeping, without processes, clocks or memory.
+"""Decides which worker collects how many frames next: pure bookkeeping, without processes, clocks or memory.
 
-A *round* is what the consumer gets at once: one ticket in async mode, one ticket of every worker in sync mode.
+A *round* is one delivery to the consumer: one ticket in async mode, one ticket of every worker in sync mode.
 
     open (tickets out) -> complete (all landed) -> accepted (in the queue: its frames count) -> taken
          |                     |                        |
@@ -20,7 +20,7 @@ SlotKey = tuple[str, int]
 
 _ROUNDING = 1e-9
 TICKETS_AHEAD = 2
-"""Tickets a worker may hold: the one it works on, and the next, so that it never waits for the fleet's answer."""
+"""Number of tickets that a worker may hold: the current one and the next, so that it never waits for the fleet."""
 
 
 @dataclass(slots=True)
@@ -29,13 +29,13 @@ class Round:
 
     number: int
     frames: dict[SlotKey, int]
-    """Frames asked of each member."""
+    """Number of frames requested of each member."""
     pending: set[SlotKey] = field(default_factory=set)
-    """Members that have no ticket yet: the round has just been opened, or they have just been lost."""
+    """Members without a ticket: the round has just been opened, or they have just been lost."""
     landed: dict[SlotKey, Any] = field(default_factory=dict)
-    """Members whose batch is complete, each with what it handed over."""
+    """Members whose batch is complete, each with its batch."""
     is_preempted: bool = False
-    """Enough batches have landed: the other workers hand over what they have; those with nothing are not waited for."""
+    """Enough batches have landed: the other workers hand over short batches; workers without frames are skipped."""
 
     @property
     def is_complete(self) -> bool:
@@ -43,7 +43,7 @@ class Round:
 
 
 Grant = tuple[Round, SlotKey]
-"""A ticket that may be handed out now: the round asks so many frames of the slot."""
+"""A ticket that may be issued now: a number of frames of a slot for a round."""
 
 
 class Scheduler:
@@ -88,25 +88,25 @@ class Scheduler:
 
     @property
     def landed_frames(self) -> int:
-        """Frames that were collected, those that the output has not taken yet among them."""
+        """Number of collected frames, including those that the output has not accepted yet."""
         return self.accepted_frames + sum(r.frames[slot] for r in self._open.values() for slot in r.landed)
 
     @property
     def remaining_frames(self) -> int | None:
-        """Frames that no worker has a ticket for yet; None without an end."""
+        """Number of frames without a ticket yet; None without a limit."""
         if self.total_frames is None:
             return None
         return self.total_frames - self.accepted_frames - self.outstanding_frames
 
     @property
     def is_done(self) -> bool:
-        """True when every frame that will be is accepted, and no ticket is out."""
+        """True if every frame is accepted and no ticket is out."""
         if self._open:
             return False
         return self.is_draining or (self.total_frames is not None and self.accepted_frames >= self.total_frames)
 
     def round_up(self, num_envs: int, *, num_workers: int) -> None:
-        """Ask for whole steps of `num_envs` environments, of every worker in sync mode. Called before any decision."""
+        """Round tickets up to whole steps of `num_envs` environments. Called before any decision."""
         self.frames_per_batch += -self.frames_per_batch % num_envs
         if self.total_frames is not None:
             self.total_frames += -self.total_frames % (num_envs * (num_workers if self.mode == "sync" else 1))
@@ -114,7 +114,9 @@ class Scheduler:
     # -- decisions ---------------------------------------------------------------------------------------------
 
     def may_collect(self, slot: SlotKey, *, holds: int) -> None:
-        """A worker may get tickets, and holds so many. Called when either changes; `grants` counts those it gives."""
+        """Set whether a worker may get tickets, and how many it holds. Called when either changes; `grants` counts its
+        own.
+        """
         self.may_not_collect(slot)
         self.held[slot] = holds
         self._num_holding[holds] += 1
@@ -130,10 +132,10 @@ class Scheduler:
         """Tickets to hand out now.
 
         Args:
-            num_workers: how many workers the fleet is meant to have: a sync round waits for all of them.
-            ahead_of_consumer: rounds that are complete and not taken, and the one that the consumer still works on.
-            room: slots of memory that are free.
-            most: so many at once; the others at the next call.
+            num_workers: desired number of workers: a sync round waits for all of them.
+            ahead_of_consumer: number of complete rounds that are not taken, plus the one in use.
+            room: number of free blocks.
+            most: maximum number per call.
         """
         if self.is_draining:
             return []
@@ -211,7 +213,7 @@ class Scheduler:
         return TICKETS_AHEAD if self.max_staleness is None else 1
 
     def _is_fresh_enough(self, ahead: int) -> bool:
-        """A round opened now is consumed after `ahead` + open others; the learner publishes once a round at most."""
+        """A round opened now is consumed after `ahead` + open others; the learner publishes once per round at most."""
         return self.max_staleness is None or ahead + len(self._open) <= self.max_staleness
 
     def _open_round(self, frames: dict[SlotKey, int]) -> Round:
@@ -237,13 +239,13 @@ class Scheduler:
     # -- events ------------------------------------------------------------------------------------------------
 
     def landed(self, round_: Round, slot: SlotKey, num_frames: int, part: object = None) -> None:
-        """A member's batch is complete. What it has less than was asked for is collected later."""
+        """Record a member's complete batch. Missing frames are collected later."""
         round_.landed[slot] = part
         self.outstanding_frames += num_frames - round_.frames[slot]
         round_.frames[slot] = num_frames
 
     def preempt(self, round_: Round) -> list[SlotKey]:
-        """A batch of a round has landed: if enough have by now, those who are to hand over what they have."""
+        """Members that should hand over short batches, once enough batches of a round have landed."""
         enough = math.ceil(self.preemptive_threshold * len(round_.frames) - _ROUNDING)
         if self.preemptive_threshold >= 1 or round_.is_preempted or len(round_.landed) < enough:
             return []
@@ -253,9 +255,9 @@ class Scheduler:
         return sorted(round_.frames.keys() - round_.landed.keys())
 
     def lost(self, round_: Round, slot: SlotKey) -> int:
-        """A member died with its ticket. Returns the frames that have to be collected again.
+        """Record that a member died with its ticket. Returns the number of frames to collect again.
 
-        In sync mode the slot's next worker gets the same ticket; in async mode the frames go back to the rest.
+        In sync mode the slot's next worker gets the same ticket; in async mode the frames return to the remaining ones.
         """
         count = round_.frames[slot]
         if self.mode == "sync":
@@ -266,8 +268,8 @@ class Scheduler:
         return count
 
     def found_durable(self, slot: SlotKey, num_frames: int) -> list[Round]:
-        """Frames of a lost member are in the dataset though they never landed: they count, and its tickets ask for so
-        many less. Returns the rounds that are complete now, without it.
+        """Count frames of a lost member that are in the dataset although they never landed; its tickets shrink
+        accordingly. Returns the rounds that this completes.
         """
         self.accepted_frames += num_frames
         completed: list[Round] = []
@@ -283,11 +285,11 @@ class Scheduler:
         return completed
 
     def forget_member(self, slot: SlotKey, *, only_preempted: bool = False) -> list[Round]:
-        """A slot will not be filled again (the fleet shrank): rounds that wait for it go on without it.
+        """Remove a slot that will not be filled again: rounds that wait for it continue without it.
 
         Args:
-            slot: whose member is gone.
-            only_preempted: it will be filled again, and only preempted rounds go on.
+            slot: slot of the member.
+            only_preempted: the slot will be filled again; only preempted rounds continue without it.
         """
         completed: list[Round] = []
         for round_ in list(self._pending.values()):
@@ -304,24 +306,24 @@ class Scheduler:
         return [round_] if round_.is_complete else []
 
     def waits_for_earlier(self, round_number: int) -> bool:
-        """True while a sync round must not overtake others: a worker's frames are delivered in their order."""
+        """True while a sync round must wait for earlier ones, because a worker's frames are delivered in order."""
         return self.mode == "sync" and any(
             number < round_number and not other.is_complete for number, other in self._open.items()
         )
 
     def drain(self) -> list[Round]:
-        """Ask for nothing more. Returns the rounds that are complete now, without the members that were lost."""
+        """Request no more frames. Returns the rounds that this completes, without lost members."""
         self.is_draining = True
         lost = {slot for round_ in self._pending.values() for slot in round_.pending}
         return [completed for slot in sorted(lost) for completed in self.forget_member(slot)]
 
     def accepted(self, round_number: int) -> None:
-        """A round entered the queue: its frames count."""
+        """Count the frames of a round that entered the queue."""
         self.accepted_frames += self._close_round(round_number)
 
     def forget_open(self) -> list[Round]:
-        """No round that is not accepted will ever be: what is missing is collected again. No ticket may be out. Returns
-        those that were not complete.
+        """Forget all rounds that are not accepted; their frames are collected again. No ticket may be out. Returns the
+        incomplete rounds.
         """
         incomplete = [round_ for round_ in self._open.values() if not round_.is_complete]
         self._open.clear()
@@ -330,9 +332,9 @@ class Scheduler:
         return incomplete
 
     def count_from(self, num_frames: int) -> None:
-        """So many frames are accepted: what earlier fleets collected, or a restored state has."""
+        """Set the number of accepted frames: those of earlier fleets, or of a restored state."""
         self.accepted_frames = num_frames
 
     def take_back(self, num_frames: int) -> None:
-        """Accepted frames turned out to be lost or too stale: they are collected again."""
+        """Subtract accepted frames that were lost or too stale: they are collected again."""
         self.accepted_frames -= num_frames

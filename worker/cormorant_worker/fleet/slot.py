@@ -5,8 +5,8 @@ RETIRED <-> VACANT -> STARTING -> BUILDING -> READY -> WORKING -> LEAVING -> FIN
                |         |            +---------+---------+---- any of them ----+----------+
                +-- it could not start
 
-`Slots.move` alone writes a slot's state, and refuses what is not in TRANSITIONS. What else happens at a transition is a
-method of `SlotLife` (`turn/life.py`), one for each state that is entered.
+Only `Slots.move` writes a slot's state, and refuses transitions that are not in TRANSITIONS. Their side effects are
+methods of `SlotLife` (`turn/life.py`), one per entered state.
 """
 
 import time
@@ -38,17 +38,17 @@ class SlotState(Enum):
     STARTING = auto()
     """The engine was asked for a worker."""
     BUILDING = auto()
-    """Its worker imports, and builds environments and policy."""
+    """Its worker imports modules and builds environments and policy."""
     READY = auto()
-    """It has told its layout. It opens its dataset and takes the current weights."""
+    """Its worker has reported its layout, opens its dataset and applies the current weights."""
     WORKING = auto()
     """It may hold tickets."""
     LEAVING = auto()
-    """It gets no more tickets, and is told to finish when it holds none."""
+    """Its worker gets no more tickets, and is told to finish when it holds none."""
     FINISHING = auto()
     """It was told to finish."""
     GONE = auto()
-    """It has ended, or is being ended: nothing is expected of it, but it is not accounted for yet."""
+    """Its worker has ended or is being ended, but its frames are not accounted for yet."""
 
 
 TRANSITIONS = {
@@ -63,23 +63,23 @@ TRANSITIONS = {
     SlotState.GONE: {SlotState.VACANT, SlotState.RETIRED},
 }
 LIVING = (SlotState.BUILDING, SlotState.READY, SlotState.WORKING, SlotState.LEAVING, SlotState.FINISHING)
-"""States with a worker that is listened to."""
+"""States in which the fleet listens to the worker."""
 SERVING = (SlotState.READY, SlotState.WORKING)
-"""Of those, the ones whose worker gets weights."""
+"""States in which the worker gets weights."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A worker's place in the fleet. It outlives its workers, and is kept when it is given up: it may be wanted again.
+    """A worker's place in the fleet. It outlives its workers, and is kept when retired, because it may be wanted again.
 
     Guarded by the fleet's condition.
     """
 
     key: SlotKey
     is_server: bool = False
-    """Its workers act for the others' environments, and hold no tickets."""
+    """Its workers serve policy calls for the other groups' environments and hold no tickets."""
     written: int = 0
-    """Frames that came from it, with those that the dataset had; they never go back."""
+    """Frames received from it, including those in the dataset. Never decreases."""
     is_wanted: bool = False
     """Written by `Slots.resize`."""
     state: SlotState = SlotState.RETIRED
@@ -89,23 +89,23 @@ class Slot:
     failures: int = 0
     """In a row."""
     not_before: float = 0.0
-    """When its next worker may start, by time.monotonic()."""
+    """Earliest start of its next worker, by time.monotonic()."""
     final_state: bytes | None = None
     """Collector's state of the last worker, once it has finished; empty: it could not be saved."""
     # What was used up, so that nothing is handed out twice: see `Lineage`.
     attempt: int = -1
-    """The last stream that it began: in this fleet, or in one whose state was restored."""
+    """Last random stream that it began, in this fleet or in one whose state was restored."""
     next_trajectory: int = 0
-    """Higher than any id that came from it."""
+    """Higher than all its trajectory ids."""
     warmup_frames: int | None = None
-    """Random frames that it still owes; None until its first worker starts."""
+    """Random frames still to collect; None until its first worker starts."""
     warmup_share: int = 0
     """What it owed first."""
     # Inference: see `InferenceServers`.
     address: ServerAddress | None = None
-    """Where its server listens; None: it has not told."""
+    """Address of its server; None: not reported yet."""
     servers: tuple[ServerAddress, ...] = ()
-    """What a worker was told last."""
+    """Servers last sent to its worker."""
 
     @property
     def name(self) -> str:
@@ -126,13 +126,13 @@ class TicketOut:
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """What a worker was asked beside tickets. One that is dying does not answer: it is gone then."""
+    """A request to a worker besides tickets. A dying worker does not reply; it is gone then."""
 
     handle: "WorkerHandle"
     command: Command | None
     """None: to reseed."""
     is_awaited: bool
-    """Someone waits for the reply, and looks at its error."""
+    """True if a caller waits for the reply and handles its error."""
     reply: Reply | None = None
 
 
@@ -143,40 +143,40 @@ class WorkerHandle:
     slot: Slot
     connection: WorkerConnection
     stuck: "set[WorkerHandle]"
-    """Where it puts itself when it does not read what it is sent."""
+    """Set to which it adds itself while it does not read its messages."""
     last_progress: float
-    """In the fleet's time: see `HangDetector`."""
+    """Time of its last progress; see `HangDetector`."""
     stream: WorkerPlace = field(init=False)
-    """The place whose seeds its environments have: that of its start, until it is reseeded."""
+    """Place whose seeds its environments use: that of its start, until it is reseeded."""
     started: float = field(default_factory=time.monotonic)
     tickets: dict[int, TicketOut] = field(default_factory=dict)
     reached: SlotState = SlotState.BUILDING
-    """The last of BUILDING, READY, WORKING that it was in. Written by `Slots.move`."""
+    """Last of the states BUILDING, READY, WORKING that it reached. Written by `Slots.move`."""
     offer: Question | None = None
-    """The offer of weights that it has not answered, or what it was asked first in place of one. It gets no other one
-    before."""
+    """Unanswered offer of weights, or the first request sent in place of one. It gets no other offer before it
+    answers."""
     offered: PolicyVersion = INITIAL_VERSION
-    """The version that it was offered last."""
+    """Version that it was last offered."""
     refusal: tuple[PolicyVersion, str] = (INITIAL_VERSION, "")
-    """The version that it refused last, and why."""
+    """Version that it last refused, and the reason."""
     version: PolicyVersion = INITIAL_VERSION
     cached_version: PolicyVersion = INITIAL_VERSION
-    """The newest weights that its pod has of an earlier head, until they are fetched."""
+    """Version of the newest weights that its pod kept from an earlier head, until they are fetched."""
     policy_call: str = ""
-    """How it calls the policy, and what it cost to find out; empty: as it is."""
+    """How it calls the policy, and the cost of finding out; empty: unchanged."""
     landed_frames: int = 0
     durable_frames: int = 0
     dropped_frames: int = 0
-    """Stepped by this attempt, and dropped when it was reseeded."""
+    """Frames stepped by this attempt and dropped when it was reseeded."""
     env_restarts: int = 0
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     """Of its tickets and requests."""
     unanswered: dict[int, Question] = field(default_factory=dict)
-    """By the number of the request."""
+    """Unanswered requests by number."""
     signs: int = 0
-    """Times that its heartbeat had changed when it was read."""
+    """Number of reads at which its heartbeat had changed."""
     longest_silence_s: float = 0.0
-    """Between two of them, since it was ready."""
+    """Longest time between two changes of its heartbeat, since it was ready."""
     _last_heartbeat: tuple[int, Phase, tuple[int, ...]] = (-1, Phase.IMPORTING, ())
     _counted_frames: int = 0
     _counted_ns: tuple[int, ...] = ()
@@ -190,28 +190,28 @@ class WorkerHandle:
 
     @property
     def is_gone(self) -> bool:
-        """It has ended, or is being ended; the slot may have another worker already."""
+        """It has ended or is being ended; the slot may already have another worker."""
         return self.slot.worker is not self or self.slot.state is SlotState.GONE
 
     @property
     def is_ready(self) -> bool:
-        """It has told its layout; it may be leaving since."""
+        """It has reported its layout; it may be leaving by now."""
         return self.reached is not SlotState.BUILDING
 
     @property
     def has_worked(self) -> bool:
-        """It could hold tickets; it may be leaving since."""
+        """It was able to hold tickets; it may be leaving by now."""
         return self.reached is SlotState.WORKING
 
     @property
     def gets_weights(self) -> bool:
-        """A policy acts in it, and goes on to."""
+        """It calls a policy, and will continue to."""
         is_serving = self.slot.worker is self and self.slot.state in SERVING
         return is_serving and self._acts
 
     @property
     def may_be_offered(self) -> bool:
-        """It gets weights, or leaves and holds tickets, which wait for the versions that they name."""
+        """It gets weights, or is leaving with tickets that require certain versions."""
         holds = self.slot.worker is self and self.slot.state is SlotState.LEAVING and bool(self.tickets)
         return self.gets_weights or (holds and self._acts)
 
@@ -226,18 +226,20 @@ class WorkerHandle:
     # -- talking -----------------------------------------------------------------------------------------------
 
     def send(self, message: object) -> None:
-        """Send Begin, Reseed or Finish. A worker that is dying hears nothing: its connection tells the fleet."""
+        """Send Begin, Reseed or Finish. A dying worker does not receive it; its connection reports the end to the
+        fleet.
+        """
         self.connection.send(message)
         self._flush()
 
     def send_ticket(self, ticket: Ticket, round_: Round, memory: SharedMemory | None) -> None:
-        """Have a worker's share of a round collected, unless it is dying."""
+        """Request a worker's share of a round, unless it is dying."""
         self.tickets[ticket.number] = TicketOut(ticket, round_)
         self.connection.send_ticket(ticket, memory)
         self._flush()
 
     def ask(self, command: Command, payload: Payload | None = None, *, is_awaited: bool = True) -> Question:
-        """Have a command carried out, with the bytes that belong to it."""
+        """Send a command with its bytes."""
         size_bytes = payload.size_bytes if payload is not None else 0
         request = Request(number=next(self.numbers), command=command, size_bytes=size_bytes)
         self.unanswered[request.number] = question = Question(self, command, is_awaited)
@@ -246,11 +248,11 @@ class WorkerHandle:
         return question
 
     def tell(self, command: Command) -> None:
-        """Have a command carried out, and wait for no reply."""
+        """Send a command without waiting for a reply."""
         self.ask(command, is_awaited=False)
 
     def reseed(self, stream: WorkerPlace) -> Question:
-        """Have its environments built again, with the seeds of a place."""
+        """Rebuild its environments with the seeds of a place."""
         number = next(self.numbers)
         self.unanswered[number] = question = Question(self, None, is_awaited=True)
         self.stream = stream
@@ -271,9 +273,7 @@ class WorkerHandle:
     # -- what it has told --------------------------------------------------------------------------------------
 
     def drop_ahead(self) -> int:
-        """It was reseeded: what its environments were ahead of its last batch will not be delivered. Returns how many
-        frames that are.
-        """
+        """After a reseed, drop the surplus frames of its environments. Returns their number."""
         ahead = max(0, self.stepped_frames - self.landed_frames - self.dropped_frames)
         self.dropped_frames += ahead
         return ahead
@@ -290,8 +290,8 @@ class WorkerHandle:
         return new_frames, new_ns
 
     def silent_for_s(self, now: float, *, is_paused: bool) -> float:
-        """Seconds without a sign of life, while there should be one: it has a ticket and is not paused, or was asked
-        for something.
+        """Seconds without a sign of life while one is expected: it has a ticket and is not paused, or a request is
+        pending.
         """
         # A server counts its turns in place of frames, and turns though it has nothing to do. Who waits for a server
         # looks up twice a second, which ends a stretch of its time.

@@ -1,4 +1,4 @@
-"""All slots of a fleet: which are wanted, and which are in which state."""
+"""All slots of a fleet, by state."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -44,7 +44,7 @@ class Slots:
 
     @property
     def known(self) -> Collection[Slot]:
-        """Also those that are not wanted any more."""
+        """All slots, including retired ones."""
         return self._known.values()
 
     @property
@@ -69,23 +69,23 @@ class Slots:
 
     @property
     def has_collectors(self) -> bool:
-        """True while a worker that collects lives, or is being started."""
+        """True while a collecting worker runs or is being started."""
         return any(not slot.is_server for slot in self.in_state(SlotState.STARTING, *LIVING))
 
     @property
     def is_complete(self) -> bool:
-        """True when every wanted slot has a worker that may hold tickets, and no other worker is left."""
+        """True if every wanted slot has a worker that may hold tickets, and no other worker is left."""
         wanted = len(self.collecting) + len(self.serving)
         return self.count(SlotState.WORKING) == wanted and self.count(*LIVING) == wanted and not self.is_changing
 
     @property
     def is_changing(self) -> bool:
-        """True while a worker is started, or one that has ended is not accounted for."""
+        """True while a worker is being started, or an ended worker is not accounted for."""
         return self.count(SlotState.STARTING, SlotState.GONE) > 0
 
     @property
     def has_begun(self) -> bool:
-        """True when some slot has a worker that may hold tickets, and those that leave have left."""
+        """True if some slot has a worker that may hold tickets, and leaving workers have left."""
         return self.count(SlotState.WORKING) > 0 and not self.count(SlotState.LEAVING, SlotState.FINISHING)
 
     @property
@@ -93,7 +93,7 @@ class Slots:
         return not (self.count(*LIVING) or self.is_changing)
 
     def find(self, name: str) -> WorkerHandle | None:
-        """The worker that is listened to under a name."""
+        """The current worker of this name."""
         slot = self._by_name.get(name)
         return slot.worker if slot is not None and slot.state in LIVING else None
 
@@ -105,7 +105,7 @@ class Slots:
         return frozenset(known[name] for name in names)
 
     def describe(self) -> str:
-        """What workers do, for messages: a few of them."""
+        """Activities of a few workers, for messages."""
         shown = sorted(islice(self.workers, _SHOWN), key=lambda worker: worker.slot.key)
         described = [f"{worker.name} is {worker.connection.describe_doing()}" for worker in shown]
         if (more := self.count(*LIVING) - len(described)) > 0:
@@ -113,7 +113,7 @@ class Slots:
         return ", ".join(described) or "there are no workers"
 
     def ask_all(self, command: Command) -> list[Question]:
-        """Ask every worker that is ready and collects."""
+        """Send a request to every ready collecting worker."""
         return [handle.ask(command) for handle in self.workers if handle.is_ready and not handle.slot.is_server]
 
     def tell_all(self, command: PauseStepping | ResumeStepping | Stop, *, only_ready: bool = True) -> None:
@@ -137,28 +137,28 @@ class Slots:
         self.move(slot, SlotState.BUILDING)
 
     def vacate(self, slot: Slot) -> None:
-        """Nothing is left of a slot's worker, or it could not be started."""
+        """Free a slot whose worker is gone or could not be started."""
         slot.worker = None
         self.move(slot, SlotState.VACANT if slot.is_wanted else SlotState.RETIRED)
 
     def clear(self) -> None:
-        """The fleet is closed: what is left of its workers was ended."""
+        """Clear all slots after the fleet is closed and its workers have ended."""
         for slot in tuple(self.in_state(*LIVING)):
             self.move(slot, SlotState.GONE)
 
     def resize(
         self, workers: int | Mapping[str, int | Collection[int]], *, check: Callable[[int], None] = lambda _: None
     ) -> list[Slot]:
-        """Say how many slots are wanted, in all or by group: groups that are not named keep theirs. The lowest free
-        index is filled first, the highest is given up first.
+        """Set how many slots are wanted, in all or by group; groups that are not named keep their size. The lowest free
+        index is filled first, the highest is retired first.
 
         Args:
             workers: in all, not counting inference servers, or by group; a group's indices instead of its size fill
                 exactly these.
-            check: raises where there cannot be so many.
+            check: raises if that many are impossible.
 
         Returns:
-            Those that are given up.
+            The retired slots.
 
         Raises:
             FleetError: no such group, a negative size, or no worker would be left.

@@ -1,4 +1,4 @@
-"""Counters of a fleet at one moment, and the state of published weights."""
+"""A snapshot of a fleet's counters, and the state of published weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ RestartReason = Literal["crash", "hang", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReceipts:
-    """What became of a published version."""
+    """State of a published version."""
 
     version: PolicyVersion
     applied: tuple[str, ...]
@@ -25,7 +25,7 @@ class WorkerReceipts:
     waiting: tuple[str, ...]
     """Workers that will apply this version at their next batch."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Why workers that are in neither of the others refused it, by name."""
+    """Reasons of the workers that refused it, by worker name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +49,10 @@ class WorkerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStats:
-    """One worker group, with those of its workers that are gone."""
+    """One worker group, including workers that are gone."""
 
     desired: int = 0
-    """Slots that are to be filled."""
+    """Number of wanted slots."""
     ready: int = 0
     """Workers that may collect."""
     starting: int = 0
@@ -66,7 +66,7 @@ class GroupStats:
     min_version: PolicyVersion = INITIAL_VERSION
     """The oldest that acts in it."""
     policy_call: str = ""
-    """How its newest worker calls the policy, and what it cost to find out; empty with `compile: off`."""
+    """How its newest worker calls the policy, and the cost of finding out; empty with `compile: off`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +76,9 @@ class FleetStats:
     frames: int
     """Frames accepted by the output: what `totalFrames` counts."""
     settled_frames: int = 0
-    """Those of them that cannot be lost any more: consumers are done with them, or they were dropped as the oldest, or
-    are in a dataset."""
+    """Frames that can no longer be lost: acknowledged by consumers, dropped as the oldest, or in a dataset."""
     stepped_frames: int = 0
-    """Frames stepped so far, those of unfinished batches among them: for rates."""
+    """Frames stepped so far, including those of unfinished batches: for rates."""
     total_frames: int | None = None
     episodes: int = 0
     """Episodes ended so far."""
@@ -87,7 +86,7 @@ class FleetStats:
     """Returns of the last episodes, 100 at most."""
     recent_lengths: tuple[int, ...] = ()
     recent_metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """What the manifest reports of the same episodes, by name. NaN where a value was missing."""
+    """Episode metrics of the same episodes, by name. NaN for missing values."""
     recent_task_metrics: Mapping[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
     """The same by name and variant, with return and length, of the last 100 episodes of each; empty without
     variants."""
@@ -99,23 +98,23 @@ class FleetStats:
     restarts: int = 0
     """Workers replaced so far."""
     env_failures: str = ""
-    """That environments keep failing, with the first failure and its traceback; empty: they do not."""
+    """Message that environments keep failing, with the first failure and its traceback; empty if they do not."""
     queued_batches: int = 0
     paused: bool = False
     workers: tuple[WorkerStats, ...] = ()
     groups: Mapping[str, GroupStats] = field(default_factory=dict)
     queue_waits_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds waited: producers for room, consumers for a batch."""
+    """Seconds that producers waited for room, and consumers for a batch."""
     undurable_frames: int = 0
-    """In sealed batches that the dataset has not made durable yet; 0 without one."""
+    """Frames in sealed batches that are not durable in the dataset yet; 0 without a dataset."""
     inference: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """What inference servers did so far, by group: the fields of the message `Served`."""
+    """Totals of inference servers, by group: the fields of the message `Served`."""
 
     statistics: Mapping[str, StatisticsGlance] = field(default_factory=dict)
-    """What the manifest normalizes, by batch key."""
+    """Normalization statistics by batch key."""
 
     def summary(self) -> Stats:
-        """The same in the words that fleets and clients share."""
+        """The same as the `Stats` that fleets and clients share."""
         return Stats(
             frames=self.frames,
             total_frames=self.total_frames,
@@ -135,12 +134,12 @@ class FleetStats:
 
     @property
     def metric_means(self) -> dict[str, float | None]:
-        """`recent_metrics` by name, without values that are not numbers; None: nothing is left."""
+        """Means of `recent_metrics` by name, ignoring NaN; None: no values."""
         return _means(self.recent_metrics)
 
     @property
     def task_metric_means(self) -> dict[tuple[str, str], float | None]:
-        """The same by name and variant; without variants, under an empty one."""
+        """The same by name and variant; without variants, under an empty name."""
         return _means(self.recent_task_metrics or {(name, ""): v for name, v in self.recent_metrics.items()})
 
 

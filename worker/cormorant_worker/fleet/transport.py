@@ -1,6 +1,7 @@
-"""What a fleet needs of an engine: a connection to each worker, memory for batches, and who makes both.
+"""Protocols that an engine implements for a fleet: a connection to each worker, memory for batches, and their
+factories.
 
-The fleet knows these protocols only. `local/` implements them with processes and shared memory of this machine, `ray/`
+The fleet uses only these protocols. `local/` implements them with processes and shared memory of this machine, `ray/`
 with actors and objects of a Ray cluster.
 """
 
@@ -17,96 +18,94 @@ from cormorant_worker.worker.messages import Request, Start, Ticket
 
 
 class Source(Protocol):
-    """What the fleet's thread waits on."""
+    """An event source of the fleet's thread."""
 
     def fileno(self) -> int: ...
 
 
 class Payload(Protocol):
-    """Bytes that were laid out once for any number of workers (weights, states)."""
+    """Bytes shared with any number of workers (weights, states)."""
 
     size_bytes: int
 
     def close(self) -> None:
-        """No worker will be sent it any more; those that have it keep it."""
+        """Release it. Workers that have received it keep it."""
 
 
 class WorkerConnection(Protocol):
-    """One worker attempt, as its fleet holds it.
+    """The fleet's connection to one worker attempt.
 
-    Everything but the last group is called with the fleet's condition held, and never waits, least of all for the
-    worker. What ends a worker may take long and is called without the condition.
+    Methods are called with the fleet's condition held and never wait, except the last group, which ends workers, may
+    take long, and is called without the condition.
     """
 
     place: WorkerPlace
 
     @property
     def pid(self) -> int:
-        """The worker's process id, on whichever machine; 0 while it is not known."""
+        """The worker's process id on its machine; 0 while unknown."""
 
     @property
     def phase(self) -> Phase:
-        """What the worker does, as far as it is known here."""
+        """The worker's phase, as far as known here."""
 
     @property
     def frames(self) -> int:
-        """Frames that the worker has stepped, as far as it is known here."""
+        """Frames that the worker has stepped, as far as known here."""
 
     @property
     def spent_ns(self) -> tuple[int, ...]:
-        """Nanoseconds by activity, as far as it is known here."""
+        """Nanoseconds by activity, as far as known here."""
 
     @property
     def is_open(self) -> bool:
-        """False once nothing will come from the worker any more."""
+        """False once the worker will send nothing more."""
 
     def sources(self) -> Sequence[Source]:
-        """What the fleet's thread has to wait for, the same ones for all of the worker's life."""
+        """Event sources of this worker, constant for its lifetime."""
 
     def receive(self, source: Source) -> Sequence[object]:
-        """The worker's messages that have come by a source that is ready."""
+        """Messages that have arrived at a ready source."""
 
     def send(self, message: object) -> None:
-        """Send Begin, Reseed or Finish. As with all that is sent, a worker that is gone does not hear it, and what it
-        does not take now is kept for `flush`.
+        """Send Begin, Reseed or Finish. As for all messages, a worker that is gone does not receive it, and unsent
+        bytes are kept for `flush`.
         """
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
-        """Have a batch collected; `memory` is that of a block which this worker does not know yet."""
+        """Request a batch; `memory` is that of a block that this worker does not know yet."""
 
     def request(self, request: Request, payload: Payload | None) -> None:
-        """Have a request answered, with the bytes that belong to it. Never waits behind tickets."""
+        """Send a request with its bytes. Never waits behind tickets."""
 
     def flush(self) -> Sequence[Source]:
-        """Send what was kept, as far as the worker reads. Returns the sources that take no more now: call it again
-        when they can be written.
-        """
+        """Send pending bytes. Returns the sources that accept no more now: call it again when they are writable."""
 
     def describe_doing(self) -> str:
-        """What the worker does, in words, as far as it is known here: "stepping"."""
+        """The worker's activity in words, as far as known here: "stepping"."""
 
     # -- may take long ------------------------------------------------------------------------------------------
 
     def describe_end(self) -> str:
-        """How the worker ended, as a clause: "was killed by SIGSEGV while building". Waits a moment for its end, which
-        comes after that of its connection.
+        """How the worker ended, as a clause: "was killed by SIGSEGV while building". Waits briefly for the process to
+        end after its connection.
         """
 
     def kill(self) -> None:
         """End the worker at once. May be called twice, and from any thread."""
 
     def close(self) -> None:
-        """Kill what is left and let go of everything."""
+        """Kill the process and release everything."""
 
 
 class BlockPool(Protocol):
-    """The memory of batches, block by block: lent for a ticket, read by the consumer, given back."""
+    """The memory of batches in blocks: lent for a ticket, read by the consumer, returned."""
 
     limit: int
-    """Blocks at most: those that workers fill, those that wait, those that consumers hold."""
+    """Maximum number of blocks, counting those that workers fill, that wait, and that consumers hold."""
 
     def resize(self, limit: int, *, at_least: int) -> None:
-        """Change the limit, to less where there is no room for so many.
+        """Change the limit, to less if there is not enough room.
 
         Raises:
             FleetError: there is no room for `at_least`.
@@ -114,13 +113,13 @@ class BlockPool(Protocol):
 
     @property
     def room(self) -> int:
-        """How many blocks can be lent now."""
+        """Number of blocks that can be lent now."""
 
     def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
-        """Take a block for a worker's ticket: its number, and its memory where the worker has to map it."""
+        """Lend a block for a worker's ticket. Returns its number, and its memory if the worker must map it."""
 
     def give_back(self, block_index: int) -> None:
-        """The block's batch is not needed any more."""
+        """Return a block whose batch is no longer needed."""
 
     def forget(self, pid: int) -> None: ...
 
@@ -128,50 +127,48 @@ class BlockPool(Protocol):
         """The arrays of a batch that has landed."""
 
     def memory(self, block_index: int) -> SharedMemory | None:
-        """What the block lies in from its first byte on; None where that is no shared memory of this machine."""
+        """Shared memory that begins with the block; None if it is not shared memory of this machine."""
 
     def close(self) -> None:
-        """Let go of all memory. Views of blocks stay valid."""
+        """Release all memory. Views of blocks stay valid."""
 
 
 class Engine(Protocol):
-    """Starts workers and keeps what they fill."""
+    """Starts workers and owns the memory of batches."""
 
     descriptors_each: int
-    """File descriptors that a worker takes in this process."""
+    """Number of file descriptors per worker in this process."""
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
-        """Options with what this engine alone knows: how many workers there are unless told, and who brings slots.
+        """Complete options with engine-specific defaults: the number of workers, and who provides slots.
 
         Raises:
-            DeviceUnavailable: workers cannot have a device that the job or the options name, as far as it is known
-                before any starts.
+            DeviceUnavailable: a device of the job or the options is known not to exist.
         """
 
     def start(self, start: Start) -> WorkerConnection:
-        """Start a worker, which will say `Ready` or `Failed`; it is not waited for. May take long, is called without
-        the fleet's condition, and by several threads at once.
+        """Start a worker, which will report `Ready` or `Failed`, without waiting for it. May take long; called without
+        the fleet's condition, by several threads at once.
         """
 
     def device_of(self, device: str, number: int) -> str:
         """The device of the n-th worker that asks for `device`: "cuda" is any of the visible ones."""
 
     def cpus_for(self, num_workers: int) -> int:
-        """Processors that each of so many workers may use; 0: the worker finds out where it runs."""
+        """Number of processors for each of so many workers; 0: the worker determines it."""
 
     def make_blocks(self, layout: Layout, limit: int) -> BlockPool:
-        """Lay out the memory of batches. Called once, when the first worker has told the layout, without the condition:
-        it may take long.
+        """Allocate the memory of batches. Called once, after the first worker has reported the layout, without the
+        condition: it may take long.
 
         Raises:
             FleetError: not even one batch fits.
         """
 
     def share(self, data: bytes | memoryview | SharedMemory) -> Payload:
-        """Lay bytes out for any number of workers. May take long: the memory that it needs may not be there. `data`:
-        bytes are copied. Shared memory is handed on as it is where workers can map it, and has to stay open until the
-        payload is closed.
+        """Share bytes with any number of workers. May take long, until memory is available. `data`: bytes are copied;
+        shared memory is passed on if workers can map it, and must stay open until the payload is closed.
         """
 
     def close(self) -> None:
-        """Let go of everything, after the last worker was closed."""
+        """Release everything, after the last worker was closed."""

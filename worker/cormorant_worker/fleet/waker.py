@@ -1,11 +1,11 @@
-"""Wakes a thread out of its wait for descriptors, when another has changed something."""
+"""Wakes a thread that waits for descriptors."""
 
 import os
 import threading
 
 
 class Waker:
-    """A descriptor that one thread waits for. `wake` may be called by any thread, and after `close`."""
+    """A descriptor on which one thread waits. `wake` may be called by any thread, and after `close`."""
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -16,18 +16,18 @@ class Waker:
         self._is_set = self._is_closed = False
 
     def fileno(self) -> int:
-        """What to wait on: readable after `wake`."""
+        """File descriptor to wait on: readable after `wake`."""
         return self._descriptor
 
     def wake(self) -> None:
-        """Have the thread look at once. Never waits; a second call before it looks changes nothing."""
+        """Wake the thread. Never waits; a second call before it wakes has no effect."""
         with self._lock:
             if not (self._is_set or self._is_closed):
                 self._is_set = True
                 os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> None:
-        """Take back all calls of `wake` so far. Called by the thread that waits."""
+        """Clear all calls of `wake` so far. Called by the waiting thread."""
         with self._lock:
             if self._is_set and not self._is_closed:
                 self._is_set = False

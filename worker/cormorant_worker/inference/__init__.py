@@ -1,1 +1,1 @@
-"""Inference servers: processes that act for the environments of many workers with one copy of the policy."""
+"""Inference servers: processes that serve the environments of many workers with one copy of the policy."""

@@ -1,4 +1,4 @@
-"""Where an inference server is found, and what it did. Light: places and messages carry it."""
+"""Addresses and counters of inference servers. Imports little, because places and messages contain them."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +15,7 @@ class ServerAddress:
     port: int = 0
     """0: all workers are on the server's machine."""
     key: bytes = field(default=b"", repr=False)
-    """Drawn by this server process, and passed on by the fleet: whoever proves that it knows the key may connect."""
+    """Random key of this server process, distributed by the fleet: workers that prove to know it may connect."""
     machine: str = ""
     """`this_machine()` of the server."""
 
@@ -27,19 +27,19 @@ class ServerAddress:
 
 @dataclass(slots=True, kw_only=True)
 class Served:
-    """Inference server -> fleet: what it did since the last of these. Seconds, and counts."""
+    """Inference server -> fleet: seconds and counts since the last report."""
 
     rows: int = 0
     padded_rows: int = 0
     acts: int = 0
     requests: int = 0
     wait_s: float = 0.0
-    """Summed over requests: from arrival until their act began."""
+    """Seconds from arrival to the start of the policy call, summed over requests."""
     act_s: float = 0.0
 
 
 def this_machine() -> str:
-    """Names the kernel and the network namespace: abstract Unix sockets are shared within these. Empty: not known."""
+    """Id of the kernel and network namespace, within which abstract Unix sockets are shared. Empty: unknown."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/net').readlink()}"
@@ -47,7 +47,7 @@ def this_machine() -> str:
 
 
 class AssignedServers:
-    """The servers that a worker may use. Its fleet may assign others at any time, from another thread."""
+    """The servers of a worker. Its fleet may assign others at any time, from another thread."""
 
     def __init__(self, servers: Sequence[ServerAddress] = ()) -> None:
         self._servers = tuple(servers)
@@ -55,7 +55,7 @@ class AssignedServers:
 
     @property
     def current(self) -> ServerAddress:
-        """The one to use now."""
+        """The current server."""
         servers = self._servers
         return servers[self._turn % len(servers)]
 
@@ -64,13 +64,13 @@ class AssignedServers:
         return len(self._servers) > 1
 
     def begin(self, servers: Sequence[ServerAddress]) -> None:
-        """Those that the worker was started with, unless it was told of newer ones already."""
+        """Set the worker's initial servers, unless newer ones were already assigned."""
         self._servers = self._servers or tuple(servers)
 
     def assign(self, servers: Sequence[ServerAddress]) -> None:
-        """The fleet's choice, the one to use first."""
+        """Assign the fleet's choice, the preferred server first."""
         self._servers, self._turn = tuple(servers), 0
 
     def use_next(self) -> None:
-        """The current one does not answer: use the next one from now on."""
+        """Switch to the next server, because the current one does not answer."""
         self._turn += 1

@@ -6,8 +6,8 @@
     server -> worker   Welcome       } checked before they are unpickled, on one machine with the mailbox's descriptor
     both               frames: header, arrays, header, arrays, ...
 
-On one machine the arrays lie in the mailbox that both ends map, and a frame is its header. Between nodes a frame is
-read into the arrays of its slot and sent from them: nothing is pickled, and no byte is copied twice.
+On one machine the arrays are in the mailbox that both ends map, and a frame is only its header. Between nodes a frame
+is read into the arrays of its slot and sent from them: nothing is pickled, and no byte is copied twice.
 """
 
 import hmac
@@ -30,12 +30,12 @@ from cormorant_worker.wire.arrays import ArrayCursor
 from cormorant_worker.wire.messages import MOST_VIEWS, MessageSocket, advance
 
 LOOK_S = 0.5
-"""While it waits for a server, a worker looks this often whether it was told to pause or to stop."""
+"""Interval at which a worker that waits for a server checks whether to pause or stop."""
 _CONNECT_S = 3.0
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 _LARGE, _MOST_AT_ONCE = 1 << 16, 1 << 20
-"""Bytes: of the rest of a frame for which the kernel is to wait, and how many it waits for."""
+"""Sizes in bytes: of a frame's rest from which the kernel waits for more, and of one such wait."""
 _DEAD_AFTER_S = 20
 """A node that acknowledges nothing for so long is taken to be lost: the connection ends, and rows are asked again."""
 
@@ -78,7 +78,7 @@ class ServerConnection:
         """Wait for the server's Welcome.
 
         Raises:
-            TimeoutError: it did not come in `LOOK_S`; call again.
+            TimeoutError: it did not arrive within `LOOK_S`; call again.
         """
         messages = self.messages
         if self._key and not messages.key:
@@ -98,7 +98,7 @@ class ServerConnection:
         return welcome
 
     def hand_in(self, header: Header, arrays: Sequence[Array]) -> None:
-        """Ask for actions. The arrays must not change before the answer is here. Does not wait for the server."""
+        """Request actions, without waiting. The arrays must not change before the answer arrives."""
         stored = self.slots[header.slot].request
         rows: Sequence[Array] = ()
         if self._key:
@@ -109,10 +109,10 @@ class ServerConnection:
         send_frame(self.messages, header, rows)
 
     def receive(self) -> Header | None:
-        """Wait for an answer; its arrays are in the slots. None: it has not come whole.
+        """Wait for an answer; its arrays are in the slots. None: incomplete so far.
 
         Raises:
-            TimeoutError: nothing came in `LOOK_S`.
+            TimeoutError: nothing arrived within `LOOK_S`.
         """
         peer = self.messages.socket
         self._poll.register(peer, select.POLLIN | (select.POLLOUT if self.messages.has_unsent else 0))
@@ -149,11 +149,11 @@ class ConnectedWorker:
 
     @property
     def is_known(self) -> bool:
-        """It is on this machine, or has proved that it knows the key."""
+        """The worker is on this machine, or has proved that it knows the key."""
         return not self.key or bool(self.messages.key)
 
     def read_greeting(self) -> Greeting:
-        """Raises BlockingIOError when it has not come whole."""
+        """Read the Greeting. Raises BlockingIOError while it is incomplete."""
         messages = self.messages
         if not self.is_known:
             said = messages.receive_bytes(_NONCE_BYTES + _PROOF_BYTES)
@@ -165,11 +165,11 @@ class ConnectedWorker:
         return greeting
 
     def read_request(self) -> Header | None:
-        """What the worker asks for; the rows are in its slots. None: it has not come whole."""
+        """The worker's request; the rows are in its slots. None: incomplete so far."""
         return self._reader.read(self.messages.socket, self._request_arrays)
 
     def answer(self, header: Header) -> None:
-        """Tell the worker that its actions are in the slot. They must not change until it asks again."""
+        """Tell the worker that its actions are in the slot. They must not change until its next request."""
         arrays = [a[: header.n] for a in self.slots[header.slot].answer] if self.key else ()
         send_frame(self.messages, header, arrays)
 
@@ -193,13 +193,14 @@ class FrameReader:
         self._at_once = 1
 
     def read(self, peer: socket.socket, arrays: Callable[[Header], Sequence[Array]]) -> Header | None:
-        """The next frame, if it is complete now. The socket is readable as long as another one is there.
+        """The next frame, if it is complete. The socket stays readable while another one is waiting.
 
         Args:
-            arrays: where a frame goes; it raises ConnectionError for a header that the other end may not send.
+            arrays: returns the arrays for a header, and raises ConnectionError for a header that the other end may not
+                send.
 
         Raises:
-            OSError: the other end is gone, or sent what it may not send.
+            OSError: the other end is gone, or sent an invalid frame.
         """
         views, whole = self._views, None
         while whole is None:
@@ -229,7 +230,9 @@ class FrameReader:
 
 
 def send_frame(messages: MessageSocket, header: Header, arrays: Sequence[Array]) -> None:
-    """Send a frame as far as the socket takes it. At most one a slot waits; its arrays must not change until then."""
+    """Send as much of a frame as the socket accepts. At most one frame per slot is pending; its arrays must not change
+    until it is sent.
+    """
     messages.send_bytes([HEADER.pack(*header), *_bytes_of(arrays)])
 
 

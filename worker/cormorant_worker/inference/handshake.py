@@ -1,7 +1,7 @@
-"""How a worker and an inference server meet: one Greeting, one Welcome with the mailbox's descriptor.
+"""Handshake of a worker and an inference server: one Greeting, one Welcome with the mailbox's descriptor.
 
-Each server process listens at an address of its own, and tells it the fleet, which tells the workers. A worker whose
-server is gone tries the others that it knows until it is told of the next one.
+Each server process listens at its own address and reports it to the fleet, which tells the workers. A worker whose
+server is gone tries the other known servers until it is assigned another one.
 """
 
 import os
@@ -22,19 +22,21 @@ _PEER = struct.Struct("=iII")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """Worker -> server: what its rows look like."""
+    """Worker -> server: the format of its rows."""
 
     name: str
     observation_space: Space
     action_space: Space
     rows: int
-    """In one request, at most."""
+    """Maximum number of rows per request."""
     num_slots: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """Server -> worker: what the policy gives. The descriptor of the mailbox comes with it, unless it is refused."""
+    """Server -> worker: the format of the policy's results. Sent with the mailbox's descriptor unless the worker is
+    refused.
+    """
 
     layout: MailboxLayout | None = None
     initial_states: Arrays = ()
@@ -45,10 +47,10 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """What one server accepts workers from."""
+    """The listening sockets of one server."""
 
     address: ServerAddress
-    """Where both are found, with the key that workers of other nodes have to know."""
+    """Address of both sockets, with the key that workers of other nodes need."""
     local: socket.socket
     """For workers of this machine."""
     nodes: socket.socket | None = None
@@ -88,6 +90,6 @@ def listen(host: str = "") -> Listeners:
 
 
 def is_of_this_user(peer: socket.socket) -> bool:
-    """Whether a process of this user is at the other end: abstract addresses have no permissions."""
+    """Whether the other end is a process of this user: abstract addresses have no permissions."""
     data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     return bool(_PEER.unpack(data)[1] == os.getuid())

@@ -1,6 +1,6 @@
 """The memory of one worker's rows at its inference server: rows in, actions out, never pickled.
 
-On one machine both ends map it. Between nodes each end has one of its own, and frames carry the arrays over.
+On one machine both ends map it. Between nodes each end has its own, and frames carry the arrays.
 
 A mailbox has one slot for each EnvGroup, so that the rows of one wait while another one steps. The bytes of a slot
 belong to the worker until it has sent a request, then to the server until it has sent the answer: the socket orders
@@ -29,7 +29,7 @@ class Header(NamedTuple):
 
     number: int
     version: int
-    """In a request, the lowest version that may act; in an answer, the one that acted."""
+    """In a request, the lowest version that may be used; in an answer, the version that was used."""
     slot: int
     n: int
 
@@ -46,18 +46,18 @@ class MailboxSlot(NamedTuple):
 
     @property
     def request(self) -> Arrays:
-        """What the worker writes."""
+        """Arrays that the worker writes."""
         return (*self.observation, *self.states, self.is_init)
 
     @property
     def answer(self) -> Arrays:
-        """What the server writes."""
+        """Arrays that the server writes."""
         return (*self.action, *self.outputs, *self.next_states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MailboxLayout:
-    """What both ends must agree on."""
+    """Layout on which both ends must agree."""
 
     rows: int
     num_slots: int

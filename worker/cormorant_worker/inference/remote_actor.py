@@ -1,8 +1,8 @@
-"""An actor whose policy acts in another process: it hands rows to an inference server and takes the actions later.
+"""An actor whose policy runs in another process: it sends rows to an inference server and receives the actions later.
 
     ask(rows) -> Asked  ...environments of the other EnvGroup step...  Asked.answer() -> Acted, version
 
-When the server is gone, the worker meets the next one and hands the rows in again.
+When the server is gone, the worker connects to the next one and sends the rows again.
 """
 
 import time
@@ -29,7 +29,7 @@ _SILENT_S = 60.0
 
 
 class ServedWeights(StagedWeights):
-    """Weights of a policy on a server: nothing is offered here; the version is that of the newest actions."""
+    """Weights of a policy on a server: nothing is offered here; the version is that of the latest actions."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -37,12 +37,12 @@ class ServedWeights(StagedWeights):
         """No older version may act from now on."""
 
     def wait_until_offered(self, version: PolicyVersion, timeout_s: float) -> bool:
-        """Does not wait: the server does, before it acts."""
+        """Returns at once: the server waits before it computes actions."""
         self.needed = max(self.needed, version)
         return True
 
     def acted(self, version: PolicyVersion) -> None:
-        """Actions of this version have come: another server does not act with an older one."""
+        """Record the version of received actions: no server may use an older one afterwards."""
         self.needed = max(self.needed, version)
         if version > self.version:
             self.version = version
@@ -51,7 +51,7 @@ class ServedWeights(StagedWeights):
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """Rows at the server. Their arrays must not change before `answer` returns."""
+    """Rows sent to the server. Their arrays must not change before `answer` returns."""
 
     _actor: "RemoteActor"
     slot: int
@@ -59,14 +59,14 @@ class Asked:
     arrays: Sequence[Array]
     n: int
     version: PolicyVersion | None = None
-    """The one that acted; None: not answered yet."""
+    """Version that computed the actions; None: not answered yet."""
 
     def answer(self) -> tuple[Acted, PolicyVersion]:
-        """Wait for the actions, and the version that acted. The arrays are valid until this slot's next `ask`.
+        """Wait for the actions and their version. The arrays are valid until this slot's next `ask`.
 
         Raises:
             PolicyError: no server answered in 900 s.
-            Stopped: the fleet gave the batch up meanwhile.
+            Stopped: the fleet abandoned the batch meanwhile.
         """
         return self._actor.answer(self)
 
@@ -108,7 +108,7 @@ class RemoteActor:
         self.weights.specs = {model: dict(tensors) for model, tensors in welcome.specs.items()}
 
     def ask(self, obs: Arrays, states: Arrays, is_init: Array) -> Asked:
-        """Hand rows in: observations [n, ...] a leaf, states [n, ...], is_init [n] bool. Returns at once."""
+        """Send rows: observations [n, ...] per leaf, states [n, ...], is_init [n] bool. Returns at once."""
         n = len(is_init)
         self._number += 1
         asked = Asked(self, self._free.pop(), self._number, (*obs, *states, is_init.copy()), n)
@@ -138,7 +138,7 @@ class RemoteActor:
         return Acted(action, outputs, states), version
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        """`ask` and `answer` at once."""
+        """`ask` followed by `answer`."""
         return self.ask(obs, states, is_init).answer()[0]
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""An inference server: gathers rows that are ready, acts once, scatters the actions. One thread, one policy.
+"""An inference server: gathers ready rows, calls the policy once, scatters the actions. One thread, one policy.
 
     select ──> accept, Greeting -> Welcome
            ──> requests of workers ──> waiting ──(enough, or long enough)──> act ──> answers
 
-A batch is acted on when nothing more can come (every slot of every worker waits), when it has `max_rows`, or when its
-oldest row has waited long enough. Weights begin to act between two batches.
+The policy is called once every slot of every worker waits, the batch has `max_rows`, or its oldest row has waited long
+enough. Weights change between two calls.
 
 # N rows of a batch
 """
@@ -48,17 +48,17 @@ _WEIGHTS_LATE_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering:
-    """When a batch is complete, and how large it is made."""
+    """Rules for completing and padding a batch."""
 
     max_rows: int = 0
     """0: no limit."""
     max_wait_s: float = -1.0
-    """Negative: a quarter of an act."""
+    """Negative: a quarter of a policy call."""
     shapes: tuple[int, ...] = ()
-    """Numbers of rows that batches are padded to, ascending; empty: as they come."""
+    """Batch sizes to which batches are padded, ascending; empty: no padding."""
 
     def padded(self, rows: int) -> int:
-        """The number of rows to act on, of which the first `rows` count."""
+        """Padded batch size; only the first `rows` rows are real."""
         return next((shape for shape in self.shapes if shape >= rows), rows)
 
 
@@ -72,14 +72,14 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPolicy:
-    """What a server acts with."""
+    """The policy of a server."""
 
     actor: Actor
     weights: StagedWeights
     observation_space: Space
     action_space: Space
     call: str = ""
-    """How it is called, and what it cost to find out; empty with `compile: off`."""
+    """How it is called, and the cost of finding out; empty with `compile: off`."""
 
 
 class InferenceServer:
@@ -113,18 +113,18 @@ class InferenceServer:
         self._buffers: list[Array] = []
 
     def watch(self, source: object) -> None:
-        """End a turn when this can be read."""
+        """Also end turns when this descriptor is readable."""
         self._selector.register(source, _READ, source)  # type: ignore[arg-type]  # has a fileno
 
     def use(self, policy: ServedPolicy) -> None:
-        """A policy that was built before the first worker came."""
+        """Set the policy, built before the first worker connects."""
         self.policy = policy
 
     def turn(self, acting: Callable[[], AbstractContextManager[None]]) -> bool:
-        """Wait a moment for rows, and act if it is time. `acting`: entered around an act.
+        """Wait briefly for rows, and call the policy when it is time. `acting`: context entered around a policy call.
 
         Returns:
-            Whether a watched source can be read.
+            Whether a watched descriptor is readable.
         """
         is_told = False
         for key, events in self._selector.select(min(_TURN_S, max(0.0, self._due_s()))):
@@ -319,5 +319,5 @@ class InferenceServer:
 
 
 def make_shapes(max_rows: int) -> tuple[int, ...]:
-    """Powers of two up to a number of rows: what batches on a device are padded to unless told."""
+    """Powers of two up to a number of rows: the default batch shapes on a device."""
     return tuple(1 << power for power in range((max_rows - 1).bit_length() + 1))

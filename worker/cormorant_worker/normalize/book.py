@@ -1,8 +1,8 @@
-"""The statistics of one job: merged from batches that were acknowledged, and what each version was published with.
+"""The statistics of one job, merged from acknowledged batches, and those of each published version.
 
     a batch is acknowledged --merge--> current --stamp--> a version's, which never change
 
-Guarded by a lock of its own: merging takes microseconds, and no caller holds another one's business up.
+Guarded by its own lock: merging takes microseconds.
 """
 
 import threading
@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from cormorant_worker.normalize.moments import Document, Statistics, StatisticsGlance
 
 KEPT_VERSIONS = 256
-"""Versions whose statistics are kept, the newest."""
+"""Number of newest versions whose statistics are kept."""
 
 
 class StatisticsBook(Mapping[int, Document]):
-    """Statistics by policy version, as plain data, which must not be changed. Owned by a fleet, or by a collector that
-    stands alone. Methods may be called from any thread.
+    """Statistics by policy version, as plain data, which must not be changed. Owned by a fleet, or by a collector
+    without a fleet. Methods may be called from any thread.
     """
 
     def __init__(self, found: Statistics | None = None) -> None:
@@ -34,8 +34,8 @@ class StatisticsBook(Mapping[int, Document]):
         return self._current
 
     def begin(self, initial: Statistics) -> None:
-        """What version 0 acts with: nothing, or what came with the initial weights, which is then gone on from. All
-        workers say the same; the first one counts.
+        """Set the statistics of version 0: none, or those of the initial weights, which are then continued. All workers
+        report the same; the first report counts.
         """
         with self._lock:
             self._versions.setdefault(0, initial)
@@ -44,7 +44,7 @@ class StatisticsBook(Mapping[int, Document]):
             self._current = initial.emptied().merged(self._current)
 
     def inherit(self, statistics: Statistics) -> None:
-        """Go on from what an earlier fleet had merged when it published, unless this one knows more already."""
+        """Continue from the statistics that an earlier fleet published, unless this one has merged more frames."""
         with self._lock:
             self._base(statistics)
 
@@ -53,13 +53,13 @@ class StatisticsBook(Mapping[int, Document]):
             self._current, self._is_first = statistics.merged(self._current), False
 
     def merge(self, statistics: Statistics) -> None:
-        """A batch counts. Called once a batch."""
+        """Merge a batch. Called once per batch."""
         with self._lock:
             self._current = self._current.merged(statistics)
 
     def stamp(self, version: int, statistics: Statistics | None = None) -> Statistics:
-        """Record what a version is published with: the given statistics, those that it was published with before, or
-        the current ones.
+        """Record the statistics of a published version: the given ones, else those that it was published with before,
+        else the current ones.
         """
         with self._lock:
             found = self._versions[version] = statistics or self._versions.get(version) or self._current
@@ -68,14 +68,14 @@ class StatisticsBook(Mapping[int, Document]):
             return found
 
     def reset(self, current: Statistics, versions: Mapping[int, Statistics]) -> None:
-        """Go on from a saved state. What this fleet published stays known."""
+        """Continue from a saved state. Statistics of published versions are kept."""
         with self._lock:
             self._current, self._is_first = current, False
             known = {**versions, **self._versions}
             self._versions = OrderedDict((v, known[v]) for v in sorted(v for v in known if v >= 0)[-KEPT_VERSIONS:])
 
     def glance(self) -> dict[str, StatisticsGlance]:
-        """The current statistics by key, beside those of the newest version."""
+        """Summary of the current statistics by key, and of those of the newest version."""
         with self._lock:
             current, published = self._current.moments, next(reversed(self._versions.values()), Statistics()).moments
         return {
@@ -94,8 +94,8 @@ class StatisticsBook(Mapping[int, Document]):
             return dict(self._versions)
 
     def between(self, oldest: int, newest: int) -> dict[int, Document]:
-        """The published versions from `oldest` to `newest`; the newest of all where none of these is known, because
-        random actions have no version.
+        """Statistics of the versions from `oldest` to `newest`; of the newest version if none of these is known,
+        because random actions have no version.
         """
         with self._lock:
             known = list(self._versions)

@@ -22,7 +22,7 @@ from cormorant_worker.spaces import Array
 EPSILON = 1e-8
 """Added to the variance, as gymnasium and Stable-Baselines3 do."""
 REWARD = "next/reward"
-"""Its moments are those of the discounted return."""
+"""Key whose moments are those of the discounted return."""
 
 Document = Mapping[str, Mapping[str, Any]]
 """Statistics as plain data."""
@@ -34,11 +34,11 @@ class RunningMoments:
 
     count: int
     mean: Array
-    """float64, in the shape of one array."""
+    """float64, with the shape of one array."""
     m2: Array
     """float64: sums of squared deviations from the mean."""
     clip: float = 0.0
-    """Bound of what is normalized with them; 0: none."""
+    """Bound of normalized values; 0: none."""
 
     @classmethod
     def none(cls, shape: tuple[int, ...], *, clip: float = 0.0) -> "RunningMoments":
@@ -70,12 +70,12 @@ class RunningMoments:
 
     @property
     def std(self) -> Array:
-        """What deviations from the mean are divided by; 1 before there are two arrays."""
+        """Divisor of deviations from the mean; 1 before there are two arrays."""
         return np.ones_like(self.m2) if self.count < 2 else np.sqrt(self.m2 / self.count + EPSILON)
 
     @property
     def center(self) -> Array:
-        """What is subtracted; 0 before there are two arrays."""
+        """Subtrahend; 0 before there are two arrays."""
         return np.zeros_like(self.mean) if self.count < 2 else self.mean
 
 
@@ -88,7 +88,7 @@ class StatisticsGlance:
     published_frames: int
     """Frames in the statistics that the newest version acts with."""
     mean: tuple[float, float]
-    """The lowest and the highest, over the values of the key."""
+    """Lowest and highest value over the elements of the key."""
     std: tuple[float, float]
 
 
@@ -100,11 +100,11 @@ class Statistics:
 
     @property
     def count(self) -> int:
-        """Frames that they are made of."""
+        """Number of frames in the statistics."""
         return max((moments.count for moments in self.moments.values()), default=0)
 
     def emptied(self) -> "Statistics":
-        """The same keys, shapes and bounds, of no frames."""
+        """Statistics of no frames, with the same keys, shapes and bounds."""
         return Statistics({name: RunningMoments.none(m.mean.shape, clip=m.clip) for name, m in self.moments.items()})
 
     def merged(self, other: "Statistics") -> "Statistics":
@@ -114,7 +114,7 @@ class Statistics:
         return Statistics(found)
 
     def document(self) -> dict[str, dict[str, Any]]:
-        """As plain data, exact: floats are written as JSON reads them back."""
+        """As plain data, exactly: floats round-trip through JSON."""
         return {
             name: {"count": m.count, "mean": m.mean.tolist(), "m2": m.m2.tolist(), "clip": m.clip}
             for name, m in self.moments.items()

@@ -1,1 +1,1 @@
-"""Everything that decides on actions: loading a user's policy, acting with it, the policies that ship."""
+"""Policies: loading a user's policy, computing actions with it, and the built-in policies."""

@@ -1,4 +1,4 @@
-"""Rejects invalid actions once per vector step. EnvPool takes NaN and any number silently."""
+"""Rejects invalid actions once per vector step. EnvPool silently accepts NaN and out-of-range numbers."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ class ActionCheck:
         self._checks = tuple(_value_check(part) for part in self._parts)
 
     def fit(self, actions: Arrays, num_envs: int) -> None:
-        """Refuse actions whose shape or dtype cannot be those of this space."""
+        """Refuse actions whose shape or dtype does not fit this space."""
         if len(actions) != len(self.leaves):
             raise PolicyMismatch(
                 f"the policy returned {len(actions)} action arrays, the action space has {len(self.leaves)}: "

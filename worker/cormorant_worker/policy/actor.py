@@ -1,7 +1,7 @@
-"""Acting: observations in, actions out, as numpy arrays of this process. One call a vector step.
+"""Acting: observations in, actions out, as numpy arrays of this process. One call per vector step.
 
-`PolicyActor` asks the user's policy; `RandomActor` (random_actor.py) draws from the action space. What a policy
-computes beside the action is found by one dry run at the start, so that the hot loop knows every array ahead.
+`PolicyActor` calls the user's policy; `RandomActor` (random_actor.py) draws from the action space. One dry run at the
+start finds the policy's other outputs, so that the hot loop knows every array in advance.
 
 # n rows (environments that act now)
 """
@@ -23,34 +23,34 @@ from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, flatten, le
 
 
 class Acted(NamedTuple):
-    """What an actor decided for n rows. Arrays belong to the receiver until the next `act`."""
+    """Actions and outputs for n rows. Arrays belong to the receiver until the next `act`."""
 
     actions: Arrays
-    """[n, ...] a leaf of the action space, in the space's dtypes."""
+    """[n, ...] per leaf of the action space, in the space's dtypes."""
     outputs: Arrays = ()
     """[n, ...] each of `Actor.outputs`."""
     states: Arrays = ()
     """[n, ...] each of `Actor.states`, as they are after this step."""
     versions: Array | None = None
-    """[n] int64, where not all rows were decided by the same policy version."""
+    """[n] int64, if not all rows were computed by the same policy version."""
 
 
 class Actor(Protocol):
     outputs: tuple[Leaf, ...]
-    """What it computes beside the action."""
+    """Outputs beside the action."""
     states: tuple[Leaf, ...]
-    """Recurrent states: given back to it at the next step, zero (or its own initial value) at the first."""
+    """Recurrent states: passed to the policy at the next step, zero (or the policy's initial value) at the first."""
     initial_states: Arrays
     """[1, ...] each of `states`, at the first step of a trajectory."""
     device: torch.device
-    """Whose generator draws; the CPU's where none does."""
+    """Device whose generator draws actions; the CPU if none does."""
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        """Decide for n rows: observations [n, ...] a leaf, states [n, ...], is_init [n] bool."""
+        """Choose actions for n rows: observations [n, ...] per leaf, states [n, ...], is_init [n] bool."""
 
 
 class PolicyActor:
-    """Asks a policy, on its device. Observations are read where they lie: no copy on a CPU."""
+    """Calls a policy on its device. Observations are read in place: no copy on a CPU."""
 
     def __init__(
         self,
@@ -107,8 +107,8 @@ class PolicyActor:
         )
 
     def twin(self) -> "PolicyActor":
-        """An actor for itself: a copy of everything that the policy may change as it acts (buffers, attributes), with
-        the same parameters.
+        """An independent actor: copies everything that calls may change (buffers, attributes) and shares the
+        parameters.
 
         Raises:
             PolicyError: the policy cannot be copied.
@@ -126,7 +126,7 @@ class PolicyActor:
         return twin
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        """Decide for n rows. The caller holds `no_grad` and the exploration type.
+        """Choose actions for n rows. The caller sets `no_grad` and the exploration type.
 
         Not `inference_mode`: the modules may be the learner's own, and it would leave tensors in them (lazy parameters,
         statistics) that no learner can train with.
@@ -256,10 +256,10 @@ def _to_numpy(tensor: Any, leaf: Leaf, n: int) -> Array:
 
 
 def cast_to(leaf: Leaf, array: Array) -> Array:
-    """An array in a leaf's dtype.
+    """Cast an array to a leaf's dtype.
 
     Raises:
-        PolicyMismatch: the leaf holds whole numbers, and these are none, or too large for it.
+        PolicyMismatch: the leaf is an integer, and the values are not integers or do not fit.
     """
     cast: Array = array.astype(leaf.dtype)
     if leaf.dtype.kind in "iub" and not np.array_equal(cast, array):
@@ -324,14 +324,14 @@ def _flat(value: Any, prefix: Key = ()) -> Iterable[tuple[Key, torch.Tensor]]:
 
 
 def samples(space: Space, n: int) -> Arrays:
-    """Values of a space, the same every time: zeros are not in every one of them."""
+    """Deterministic values of a space (zeros are not valid in every space)."""
     own = copy.deepcopy(space)
     own.seed(0)
     return tuple(np.stack(parts) for parts in zip(*(flatten(own, own.sample()) for _ in range(n)), strict=True))
 
 
 class Staging:
-    """Pinned memory between this process's arrays and a CUDA policy: both copies are asynchronous, one wait a step.
+    """Pinned memory between this process's arrays and a CUDA policy: both copies are asynchronous, one wait per step.
 
         numpy obs -> pinned -> device               (queued, the CPU goes on)
         device action, outputs -> pinned -> numpy   (queued; then wait for this stream's event, not for the device)
@@ -380,7 +380,7 @@ def _fits(buffer: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> boo
 
 
 def device_of(policy: Any) -> torch.device:
-    """Where a policy's first parameter lies, of a mapping of modules the first one's; the CPU where there is none."""
+    """Device of the first parameter of a policy or a mapping of modules; the CPU if there is none."""
     for module in policy.values() if isinstance(policy, Mapping) else (policy,):
         if isinstance(module, torch.nn.Module) and (first := next(module.parameters(), None)) is not None:
             return first.device
@@ -388,11 +388,11 @@ def device_of(policy: Any) -> torch.device:
 
 
 def as_numpy(value: object) -> Array:
-    """A tensor of any device, or anything else that numpy understands, as an array of this process. bfloat16, which
-    numpy does not have, becomes float32.
+    """Convert a tensor of any device, or anything else that numpy accepts, to an array. bfloat16, which numpy lacks,
+    becomes float32.
 
     Raises:
-        TypeError: another dtype that numpy does not have.
+        TypeError: another dtype that numpy lacks.
     """
     if isinstance(value, torch.Tensor):
         # At 8 environments, a `detach` and a `cpu` that change nothing would be a tenth of a policy call.

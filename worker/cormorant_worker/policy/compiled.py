@@ -1,13 +1,13 @@
-"""`spec.policy.compile`: tries faster ways to call a policy when a worker starts, and takes the first that is right.
+"""`spec.policy.compile`: tries faster ways to call a policy when a worker starts, and uses the first correct one.
 
     off    the policy as it is
     auto   layers: the built-in mlp without its modules (dense.py), on a CPU; milliseconds
     on     then torch.compile, with CUDA graphs on a device; up to a minute, and needs a C++ compiler
 
-A candidate is right if, from the same random state, it draws as many random numbers, gives the same actions (whole
-numbers exactly), and its other outputs differ by at most 1e-5. If none is, or when they raise, the policy acts as it
-is, and the log says why. Random streams are left as they were. Which way a worker takes does not depend on timing, so
-that a fixed seed reproduces a run.
+A candidate is correct if, from the same random state, it draws as many random numbers, returns the same actions
+(integers exactly), and its other outputs differ by at most 1e-5. If none is correct, the policy is called unchanged,
+and the log says why. Random streams are left as they were. The choice does not depend on timing, so a fixed seed
+reproduces a run.
 
 # n rows
 """
@@ -39,7 +39,7 @@ _CHECKS = 4
 
 
 def in_dtype(models: PolicyModels, dtype: Dtype, device: torch.device) -> PolicyModels:
-    """The policy with its layers in a dtype: under `torch.autocast`, which leaves the weights in float32."""
+    """The policy with its layers in another dtype: under `torch.autocast`, which leaves the weights in float32."""
     if dtype == "float32":
         return models
     autocast = torch.autocast(device.type, torch.bfloat16)
@@ -63,12 +63,12 @@ class _Within:
 
 
 def compile_actor(actor: PolicyActor, space: Space, *, mode: Mode, num_rows: int, exploration: ExplorationType) -> str:
-    """Give an actor the first right way to call its policy. Returns which, for those who watch the job.
+    """Replace an actor's policy call by the first correct candidate. Returns its description for the job's status.
 
     Args:
         actor: the policy's; its `models.acting` is replaced.
-        num_rows: observations in one call, as the environments will ask for.
-        exploration: the type in force when the actor acts.
+        num_rows: observations in one call, as the environments will request.
+        exploration: the exploration type of the actor's calls.
     """
     began = time.perf_counter()
     eager, chosen = actor.models.acting, "eager"
@@ -164,7 +164,7 @@ def _undisturbed(actor: PolicyActor) -> Iterator[None]:
 
 
 def _observations(space: Space, n: int, seed: int) -> Arrays:
-    """[n, ...] a leaf, of the space; where it is unbounded, about 1: at huge values every network saturates."""
+    """[n, ...] per leaf, of the space; where it is unbounded, about 1: at huge values every network saturates."""
     random = np.random.default_rng(seed)
     drawn = []
     for part, array in zip(leaf_spaces(space), samples(space, n), strict=True):

@@ -1,9 +1,8 @@
-"""The built-in `mlp` with one discrete action, called whole on a CPU. A candidate of `compiled.py`.
+"""The built-in `mlp` with one discrete action, computed in one call on a CPU. A candidate of `compiled.py`.
 
-Environments step between two calls and push torch's code out of the processor's caches: what a module call and an
-operation on few numbers cost there is twice what a loop of calls shows (decision 0043). So this calls torch's BLAS into
-buffers of its own, takes numpy's vectorized tanh, which differs from torch's by one unit in the last place, and draws
-the action in numpy.
+Environments step between two calls and push torch's code out of the processor's caches: there, a module call and a
+small operation cost twice what a loop of calls shows (decision 0043). So this calls torch's BLAS with its own buffers,
+uses numpy's vectorized tanh, which differs from torch's by one unit in the last place, and draws the action in numpy.
 
 # n rows, F features, A actions
 """
@@ -21,7 +20,7 @@ from cormorant_worker.spaces import Array
 
 
 def called_whole(acting: object) -> "DenseCategorical | None":
-    """A call of a policy without its modules; None: it is not the built-in one, or was changed."""
+    """A function that computes the policy without its modules; None: not the built-in policy, or modified."""
     if type(acting) is not Policy or type(acting.body) is not Perceptron or type(acting.heads) is not ActionHeads:
         return None
     head, layers = acting.heads.only, [*acting.body.layers, acting.heads.linear]
@@ -40,7 +39,7 @@ def _is_changed(module: nn.Module) -> bool:
 
 
 class DenseCategorical:
-    """Reads the layers' own memory: weights that are copied into them act at the next call."""
+    """Reads the layers' own memory: weights copied into them are used from the next call on."""
 
     def __init__(self, policy: Policy, head: CategoricalHead, layers: list[nn.Linear], *, is_tanh: bool) -> None:
         self._policy = policy

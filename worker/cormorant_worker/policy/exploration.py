@@ -1,7 +1,7 @@
-"""How a policy explores: TorchRL's exploration types, in force around a batch.
+"""TorchRL's exploration types, set around a batch.
 
-TorchRL's and tensordict's modules ask tensordict for the type; the policies that ship ask here. tensordict is told only
-where something has imported it: importing it takes seconds, and a worker whose policy is a plain module needs none.
+TorchRL's and tensordict's modules read the type from tensordict; the built-in policies read it here. tensordict is
+updated only if it has been imported: importing it takes seconds, and a worker with a plain module does not need it.
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class ExplorationType(StrEnum):
-    """What a policy does with its distribution."""
+    """How an action is chosen from the policy's distribution."""
 
     RANDOM = "random"
     """Draw from it."""
@@ -28,7 +28,7 @@ _in_force = ExplorationType.RANDOM
 
 
 def is_greedy() -> bool:
-    """True when the type in force asks for the best action instead of a random one.
+    """True if the current type asks for the best action instead of a random one.
 
     A type that the caller set with TorchRL's `set_exploration_type` counts, too.
     """
@@ -41,7 +41,7 @@ def is_greedy() -> bool:
 
 @contextmanager
 def exploring(exploration: ExplorationType) -> Iterator[None]:
-    """Put a type in force, here and for tensordict's modules. Not for use from several threads."""
+    """Set the type within the block, here and for tensordict's modules. Not thread-safe."""
     global _in_force
     before, _in_force = _in_force, exploration
     theirs = _tensordict_nn()

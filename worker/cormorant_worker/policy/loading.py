@@ -1,4 +1,4 @@
-"""The user's policy: found by its import path, built by its factory. Called by `build.py` in every worker.
+"""Loads the user's policy by its import path and factory. Called by `build.py` in every worker.
 
 A factory is `factory(observation_space, action_space, **kwargs)` and returns one of
 
@@ -25,7 +25,7 @@ MAIN_MODEL = "policy"
 
 @dataclass(frozen=True, slots=True)
 class PolicyModels:
-    """What a factory returned: the callable that acts, and the modules that take weights, by name."""
+    """A factory's result: the callable that computes actions, and the modules that take weights, by name."""
 
     acting: Acting
     modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
@@ -50,7 +50,7 @@ def load_policy(entrypoint: str, kwargs: Mapping[str, Any], observation: Space, 
 
 
 def wrap_policy(made: object, source: str) -> PolicyModels:
-    """Sort what a factory returned into what acts and what takes weights."""
+    """Split a factory's result into the acting callable and the modules that take weights."""
     if isinstance(made, Mapping):
         modules = {str(name): module for name, module in made.items() if isinstance(module, torch.nn.Module)}
         if set(modules) != {str(name) for name in made} or MAIN_MODEL not in modules:

@@ -1,9 +1,8 @@
-"""Modules that the built-in policies are made of: encoders of observations, and heads for actions of any space.
+"""Modules of the built-in policies: encoders of observations, and heads for actions of any space.
 
-Sampling is written with as few torch calls as it takes, because at 8 environments a torch call costs more than its
-arithmetic: categorical actions by the Gumbel-max trick (argmax of logits plus Gumbel noise draws from the softmax;
-Gumbel 1954, Maddison et al. 2014), in 3 calls where `torch.distributions` takes 20; on a CPU, in numpy, whose
-calls cost less.
+Sampling uses few torch calls, because with 8 environments a torch call costs more than its arithmetic: categorical
+actions by the Gumbel-max trick (argmax of logits plus Gumbel noise draws from the softmax; Gumbel 1954, Maddison et al.
+2014), in 3 calls where `torch.distributions` takes 20; on a CPU, in numpy, whose calls cost less.
 
 # n rows, F features, P parameters of the action distributions, A actions of one categorical
 """
@@ -105,7 +104,7 @@ class ImageEncoder(nn.Module):
 
 
 class ActionHead(Protocol):
-    """Turns `num_params` numbers a row into one leaf of the action space."""
+    """Turns `num_params` numbers per row into one leaf of the action space."""
 
     num_params: int
 
@@ -168,7 +167,7 @@ class MultiCategoricalHead:
 
 
 class BernoulliHead:
-    """MultiBinary: one logit a bit."""
+    """MultiBinary: one logit per bit."""
 
     def __init__(self, space: gymnasium.spaces.MultiBinary) -> None:
         self._shape = tuple(space.shape)

@@ -1,8 +1,8 @@
-"""Observations as a policy sees them where the manifest normalizes, with the statistics of the version that acts.
+"""Normalizes observations for the policy, with the statistics of its current version.
 
     raw [n, ...] -> (raw - mean) / std in float64 -> clipped -> float32 -> the policy
 
-Frames keep the raw values. Statistics change where weights do: between batches, by `Normalizer.use`.
+Frames keep the raw values. Statistics change with the weights, between batches, through `Normalizer.use`.
 """
 
 import gymnasium
@@ -17,7 +17,7 @@ _MOST_VALUES = 4096
 
 
 class Normalizer:
-    """Which leaves are normalized, and with what now. Used by the thread that acts."""
+    """The normalized leaves and their current statistics. Used by the thread that calls the policy."""
 
     def __init__(self, settings: Normalize, observation: Space) -> None:
         """Choose the leaves.
@@ -43,7 +43,7 @@ class Normalizer:
         self.use(self.empty)
 
     def use(self, statistics: Statistics) -> None:
-        """Act with these from now on."""
+        """Use these statistics from now on."""
         scales: list[tuple[Array, Array, float] | None] = []
         for name, leaf in zip(self.names, self._leaves, strict=True):
             moments = statistics.moments.get(name) if name else None
@@ -57,7 +57,7 @@ class Normalizer:
         self._scales, self.statistics = scales, statistics
 
     def __call__(self, obs: Arrays) -> Arrays:
-        """Observations [n, ...] a leaf, as the policy sees them."""
+        """Observations [n, ...] per leaf, as the policy sees them."""
         return tuple([a if scale is None else _scaled(a, *scale) for a, scale in zip(obs, self._scales, strict=True)])
 
 

@@ -1,4 +1,4 @@
-"""Actions drawn from the space: the random policy, and the warm-up frames of any other."""
+"""Actions drawn from the space: the random policy, and warm-up frames of other policies."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +15,8 @@ _STEPS_AHEAD = 64
 
 
 class RandomActor:
-    """Draws uniformly from the action space, as gymnasium's `sample` does, many steps at a time; from the legal actions
-    where an action mask is in the observation or was set as `illegal`.
+    """Draws uniformly from the action space, like gymnasium's `sample`, many steps at a time; only legal actions if the
+    observation has an action mask or `illegal` is set.
     """
 
     def __init__(self, space: Space, seed: int, *, observation: Space | None = None) -> None:
@@ -48,11 +48,11 @@ class RandomActor:
         return Acted(tuple(legal.get(i, leaf[start : self._used]) for i, leaf in enumerate(self._chunk)))
 
     def reseed(self, seed: int) -> None:
-        """Go on as a new one with this seed would begin."""
+        """Restart as a new actor with this seed would begin."""
         self.restore(dict(np.random.default_rng(seed).bit_generator.state))
 
     def state(self) -> dict[str, Any]:
-        """The generator's state as plain JSON values. What was drawn ahead is dropped."""
+        """The generator's state as plain JSON values. Actions drawn ahead are dropped."""
         self._chunk, self._used = (), 0
         return dict(self.generator.bit_generator.state)
 

@@ -1,1 +1,1 @@
-"""Where batches go: the durable dataset."""
+"""The durable dataset."""

@@ -1,8 +1,8 @@
-"""A dataset: `dataset.json` at the root, and one part a worker attempt. Opened by the fleet, by workers, by readers.
+"""A dataset: `dataset.json` at the root, and one part per worker attempt. Opened by the fleet, by workers, by readers.
 
 <uri>/dataset.json
-<uri>/run-000000.json ...    one a run that wrote here, by its epoch
-<uri>/<group>-<index>-<attempt>/frames-000000.arrow ...    and manifest.jsonl, one line a sealed shard
+<uri>/run-000000.json ...    one per run that wrote here, by its epoch
+<uri>/<group>-<index>-<attempt>/frames-000000.arrow ...    and manifest.jsonl, one line per sealed shard
 """
 
 import errno
@@ -39,7 +39,7 @@ class DatasetPart:
     records: tuple[ShardRecord, ...]
     """Sealed shards, in order."""
     is_torn: bool
-    """A crash cut the manifest's last line off; the shard it was about does not count."""
+    """A crash truncated the manifest's last line; its shard does not count."""
 
     @property
     def frames(self) -> int:
@@ -53,9 +53,7 @@ class DatasetPart:
 
 
 class StoredDataset:
-    """The files of a dataset that exists, for those who write, check and read it. Cheap to hold; every call reads the
-    files again.
-    """
+    """The files of an existing dataset, for writing, checking and reading. Every call reads the files again."""
 
     def __init__(self, store: "DatasetStore", description: DatasetDescription) -> None:
         """Use `open_dataset`, `find_dataset` or `existing_dataset`."""
@@ -67,11 +65,11 @@ class StoredDataset:
         return self.store.uri
 
     def parts(self, *, have_ended: bool = False) -> tuple[DatasetPart, ...]:
-        """All parts, by group, index and attempt. `have_ended`: no part has a writer any more. What still arrives from
-        one that died does not count.
+        """All parts, by group, index and attempt. `have_ended`: no part has a writer any more, and late writes of a
+        dead writer do not count.
 
         Raises:
-            DatasetCorrupt: a manifest holds something else than manifest lines.
+            DatasetCorrupt: a manifest contains anything other than manifest lines.
             DatasetError: it cannot be read.
         """
         return tuple(self.part(name, has_ended=have_ended) for name in self.part_names())
@@ -82,17 +80,17 @@ class StoredDataset:
         return tuple(sorted((name for name in names if _PART.fullmatch(name)), key=split_part_name))
 
     def runs(self) -> tuple[int, ...]:
-        """Epochs of the runs that wrote here, in order; those of versions that did not number them are missing."""
+        """Epochs of the runs that wrote here, in order; runs of older versions without epochs are missing."""
         with _explained(self.uri):
             names = self.store.root_files()
         return tuple(sorted(int(match["number"]) for match in map(_RUN.fullmatch, names) if match))
 
     def begin_run(self, epoch: int, holder: bytes) -> None:
-        """Note a run, before it writes anything.
+        """Record a run before it writes anything.
 
         Args:
-            epoch: of the run: its trajectory ids have it.
-            holder: who it is; no two runs say the same.
+            epoch: epoch of the run, part of its trajectory ids.
+            holder: unique name of the run.
 
         Raises:
             DatasetError: another run has this epoch, or the dataset cannot be written.
@@ -108,7 +106,7 @@ class StoredDataset:
             )
 
     def holder(self, epoch: int) -> bytes:
-        """What a run said of itself in `begin_run`; empty: there was none."""
+        """The holder given to `begin_run`; empty: no such run."""
         with _explained(self.uri):
             return self.store.read_root(f"run-{epoch:06d}.json") or b""
 
@@ -121,10 +119,10 @@ class StoredDataset:
 
         Args:
             part: the folder of one worker attempt, `<group>-<index>-<attempt>`, never written before.
-            layout: of the blocks to come.
+            layout: layout of the blocks that will be written.
 
         Raises:
-            DatasetMismatch: the layout has other leaves than the dataset.
+            DatasetMismatch: the layout's leaves differ from the dataset's.
             DatasetError: the name is not a part name, the part exists, or the folder cannot be written.
         """
         if not _PART.fullmatch(part):
@@ -135,7 +133,7 @@ class StoredDataset:
         return ShardWriter(self.store, part, layout, limits=limits)
 
     def durable_frames(self, name: str) -> int:
-        """Frames of one part whose writer has ended, by its manifest alone; see `parts` for what it raises."""
+        """Number of frames of one part whose writer has ended, by its manifest; raises the errors of `parts`."""
         return self.part(name, has_ended=True).frames
 
     def part(self, name: str, *, has_ended: bool = False) -> DatasetPart:
@@ -151,7 +149,7 @@ class StoredDataset:
         """A part's durable frames, batch by batch, as they were collected. Holds one batch at a time.
 
         Arrays look into the shard's file (or, for compressed shards, into memory that the batch owns). Digests are not
-        looked at; `verify` does that.
+        checked; `verify` does that.
 
         Args:
             part: of this dataset; its records say which shards are read.
@@ -171,7 +169,7 @@ class StoredDataset:
 
     @contextmanager
     def reading(self, part: DatasetPart, record: ShardRecord, columns: Collection[str] | None = None) -> Iterator[Any]:
-        """Open one shard as a pyarrow.ipc.RecordBatchFileReader, of all columns or of these.
+        """Open one shard as a pyarrow.ipc.RecordBatchFileReader, with all or the given columns.
 
         Raises:
             DatasetCorrupt: the shard is missing, not an Arrow file, or of another schema.
@@ -230,10 +228,10 @@ def open_store(uri: str) -> "DatasetStore":
 
 
 def find_dataset(uri: str) -> StoredDataset | None:
-    """The dataset at a URI, or None when nothing is there yet.
+    """The dataset at a URI, or None if nothing is there yet.
 
     Raises:
-        DatasetError: it cannot be read, or something else lies there.
+        DatasetError: it cannot be read, or the folder holds something else.
     """
     store = open_store(uri)
     with _explained(uri):
@@ -256,11 +254,11 @@ def existing_dataset(uri: str) -> StoredDataset:
 
 
 def open_dataset(uri: str, description: DatasetDescription) -> StoredDataset:
-    """Begin a dataset at a URI, or go on with the one that is there. Called by every process that writes. `uri`: a
+    """Create a dataset at a URI, or continue the existing one. Called by every process that writes. `uri`: a
     path, `file://`, or what fsspec opens.
 
     Raises:
-        DatasetMismatch: what is there comes from another environment or has other leaves; names each difference.
+        DatasetMismatch: the existing dataset is of another environment or has other leaves; names each difference.
         DatasetError: the folder cannot be made, read or written.
     """
     dataset = find_dataset(uri)

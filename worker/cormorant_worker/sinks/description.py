@@ -1,4 +1,4 @@
-"""What a dataset is of: its environment, its spaces and the leaves of its frames. Kept in `dataset.json`."""
+"""Description of a dataset, stored in `dataset.json`: its environment, its spaces and the leaves of its frames."""
 
 import hashlib
 import json
@@ -20,11 +20,11 @@ from cormorant_worker.spaces import Leaf, Space, describe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetDescription:
-    """What every frame of a dataset has in common. The last four fields are notes: a rerun may differ in them."""
+    """Properties common to all frames of a dataset. The last four fields are notes: a rerun may differ in them."""
 
     env: Mapping[str, Any]
     """JSON values that tell environments apart, for example `{"envpool": {"taskId": "Pong-v5", "kwargs": {}}}`;
-    without what may change from run to run, such as the number of environments."""
+    without values that may change from run to run, such as the number of environments."""
     observation_space: Space
     """Space of one environment."""
     action_space: Space
@@ -62,7 +62,7 @@ class DatasetDescription:
         """Read `dataset.json`.
 
         Raises:
-            DatasetCorrupt: it is not such a file, or a later version wrote it; the message begins with `where`.
+            DatasetCorrupt: not such a file, or written by a later version; the message begins with `where`.
         """
         try:
             value = json.loads(data)
@@ -90,7 +90,9 @@ class DatasetDescription:
             raise DatasetCorrupt(f"{where} does not describe a dataset: {error!r}; restore it from a copy") from error
 
     def differences(self, new: "DatasetDescription") -> tuple[str, ...]:
-        """What a rerun would store otherwise than this dataset: `env.envpool.taskId: "Pong-v5" is stored, now ...`."""
+        """What a rerun would store differently from this dataset: `env.envpool.taskId: "Pong-v5" is stored, now
+        ...`.
+        """
         ours, theirs = self._compared(), new._compared()
         found = []
         for name in dict.fromkeys((*ours, *theirs)):
@@ -124,7 +126,7 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, tuple[Any, str]]]:
 
 
 def describe_job(job: CollectorJob, layout: Layout, observation: Space, action: Space) -> DatasetDescription:
-    """What a dataset says about the job that fills it; the same in the fleet and in its workers."""
+    """The description for the dataset of a job; equal in the fleet and in its workers."""
     document = job.to_document()
     manifest = json.dumps(document, sort_keys=True).encode()
     return DatasetDescription(

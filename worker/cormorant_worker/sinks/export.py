@@ -5,9 +5,9 @@ Minari's layout, written with h5py alone:
     <target>/data/metadata.json
     <target>/data/main_data.hdf5     episode_0/{observations, actions, rewards, terminations, truncations, infos} ...
 
-Observations have one value more than actions: the true final one. `infos` has per frame `policy_version` and the
+There is one more observation than actions: the true final one. `infos` has per frame `policy_version` and the
 policy's outputs, and per frame `traj_id` (two attempts of one worker never share one). Images are compressed with lzf,
-which h5py brings along. HDF5 takes a "/" in a key for a path: such keys are percent-encoded, in `main_data.hdf5` and in
+which h5py includes. HDF5 treats a "/" in a key as a path: such keys are percent-encoded, in `main_data.hdf5` and in
 the metadata's spaces.
 """
 
@@ -29,7 +29,7 @@ from cormorant_worker.spaces import Array, Key, Space
 
 ExportFormat = Literal["minari", "parquet", "lerobot", "huggingface"]
 MINARI_VERSION = "0.5.4"
-"""The layout's version; loaders look at it."""
+"""Version of the layout, which loaders check."""
 _COMPRESS_BYTES = 1 << 16
 
 
@@ -39,10 +39,10 @@ class Exported:
     """The folder to open."""
     frames: int
     episodes: int
-    """Trajectories; for Parquet, which Hugging Face has too, those that ended."""
+    """Number of trajectories; in Parquet (also for Hugging Face), only those that ended."""
     cut: int
-    """Trajectories whose end the dataset does not have. Minari and LeRobot: among `episodes`; Minari: truncated at
-    their last frame."""
+    """Trajectories whose end is not in the dataset. Minari and LeRobot count them in `episodes`; Minari truncates them
+    at their last frame."""
 
 
 def export(uri: str, target: Path, *, to: ExportFormat, fps: int = 30) -> Exported:
@@ -51,8 +51,8 @@ def export(uri: str, target: Path, *, to: ExportFormat, fps: int = 30) -> Export
 
     Args:
         target: a folder that does not exist yet, or is empty.
-        to: minari (HDF5 layout, opened by `minari.MinariDataset(target / "data")`), parquet (a file a part), lerobot
-            (v3.0) or huggingface (Parquet and a card, opened by `datasets.load_dataset(target)`).
+        to: minari (HDF5 layout, opened by `minari.MinariDataset(target / "data")`), parquet (one file per part),
+            lerobot (v3.0) or huggingface (Parquet and a card, opened by `datasets.load_dataset(target)`).
         fps: frames per second, for LeRobot's timestamps.
 
     Raises:

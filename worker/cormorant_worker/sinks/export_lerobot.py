@@ -1,6 +1,6 @@
 """LeRobot's dataset format v3.0: https://huggingface.co/docs/lerobot/lerobot-dataset-v3.
 
-    <target>/data/chunk-000/file-000.parquet            frames, whole episodes, up to 100 MB a file
+    <target>/data/chunk-000/file-000.parquet            frames, whole episodes, up to 100 MB per file
     <target>/meta/episodes/chunk-000/file-000.parquet   where each episode lies
     <target>/meta/info.json, stats.json, tasks.parquet  features, their statistics, the names of tasks
     <target>/meta/cormorant.json                        the dataset's own description
@@ -123,7 +123,7 @@ class LeRobotWriter:
             self._write_file()
 
     def close(self) -> None:
-        """Write what is held and all of `meta`."""
+        """Write the remaining frames and all of `meta`."""
         self._write_file()
         features = {
             name: {"dtype": dtype, "shape": list(shape), "names": None}
@@ -225,7 +225,7 @@ def _named_by_index(tasks: list[str]) -> pa.Table:
 
 
 def write_lerobot(dataset: StoredDataset, target: Path, *, fps: int) -> tuple[int, int, int]:
-    """Write a dataset into an empty folder; returns frames, episodes and those of them that were cut.
+    """Write a dataset into an empty folder; returns the numbers of frames, of episodes, and of cut episodes.
 
     Raises:
         DatasetError: the dataset has no frames, or a leaf does not fit.

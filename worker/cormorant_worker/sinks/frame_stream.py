@@ -1,4 +1,4 @@
-"""A dataset's frames for torch's DataLoader: split among ranks and workers. Made by `Dataset.to_torch`."""
+"""A dataset's frames for torch's DataLoader, split among ranks and workers. Made by `Dataset.to_torch`."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from cormorant_worker.spaces import Key
 
 
 class FrameSource(Protocol):
-    """What a stream needs of a `Dataset`, which says what the methods do."""
+    """The methods of `Dataset` that a stream needs; documented there."""
 
     def __len__(self) -> int: ...
     def reopened(self) -> "FrameSource": ...
@@ -32,7 +32,7 @@ class FrameSource(Protocol):
 class FrameStream(IterableDataset[TensorDict]):
     """Iterates over this rank's share of a dataset; in a worker of a DataLoader, over the worker's share of that.
 
-    Shares are ranges of the shards in an order that all ranks draw alike, so that each shard is read by few of them.
+    Shares are ranges of the shards in an order that is equal on all ranks, so that few ranks read each shard.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FrameStream(IterableDataset[TensorDict]):
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers that persist see it change
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle the next pass in another way. Call it on every rank, before each epoch, with the same number."""
+        """Choose another shuffle for the next pass. Call it on every rank before each epoch, with the same number."""
         self._epoch.fill_(epoch)
 
     @staticmethod
@@ -83,10 +83,10 @@ class FrameStream(IterableDataset[TensorDict]):
 
 
 def place_among_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """This process's rank and how many there are.
+    """This process's rank and the number of ranks.
 
     Raises:
-        DatasetError: only one of them is given or set, or there is no such rank.
+        DatasetError: only one of the two is set, or the rank does not exist.
     """
     if (rank is None) != (world_size is None):
         raise DatasetError(f"rank is {rank} and world_size is {world_size}; give both or neither")

@@ -1,8 +1,8 @@
-"""A block as one Arrow record batch, one row a frame, and back. Called by the shard writer and by readers.
+"""Converts a block to one Arrow record batch, one row per frame, and back. Called by the shard writer and by readers.
 
 Rows are time-major: (step 0, env 0), (step 0, env 1), ... A full block is not copied: its arrays are the columns.
 
-# T steps, B envs, n frames, k frames whose `next` is stored apart
+# T steps, B envs, n frames, k frames whose `next` is stored separately
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -128,13 +128,13 @@ class Frames:
     part: str
     """The worker attempt that wrote them, `<group>-<index>-<attempt>`."""
     observation: Arrays
-    """[n, ...] a leaf."""
+    """[n, ...] per leaf."""
     action: Arrays
     outputs: Arrays
     states: Arrays
     info: Arrays
     tasks: Arrays
-    """[n] int64 of the one leaf that there is with variants."""
+    """[n] int64, the only leaf of this kind, with variants."""
     reward: Array
     """[n] float32."""
     terminated: Array
@@ -150,9 +150,9 @@ class Frames:
     is_init: Array
     """[n] bool; empty for policies without recurrent state."""
     next_rows: Array
-    """[k] ascending rows whose `next` is stored apart."""
+    """[k] ascending rows whose `next` is stored separately."""
     next_observation: Arrays
-    """[k, ...] a leaf, for `next_rows`."""
+    """[k, ...] per leaf, for `next_rows`."""
     next_states: Arrays
     """[k, ...] each state, for `next_rows`."""
 
@@ -161,7 +161,7 @@ class Frames:
 
     @property
     def is_cut(self) -> bool:
-        """Of a trajectory's frames: the dataset does not have its end (the job ended, the worker or its environment
+        """For a trajectory's frames: its end is not in the dataset (the job ended, or the worker or its environment
         died).
         """
         return not (self.terminated[-1] or self.truncated[-1])
@@ -173,7 +173,7 @@ class Frames:
         return np.split(order, np.flatnonzero((env[1:] != env[:-1]) | (traj_id[1:] != traj_id[:-1])) + 1)
 
     def following(self) -> Iterator[Array]:
-        """What each frame led to: [n, ...] of each observation leaf, then of each state, copied."""
+        """Next values of each frame: [n, ...] of each observation leaf, then of each state, copied."""
         order = np.argsort(self.env, kind="stable")
         after = np.zeros(len(self), dtype=np.int64)
         after[order[:-1]] = order[1:]
@@ -186,7 +186,7 @@ class Frames:
     def to_tensordict(self, keys: Collection[Key] | None = None) -> "TensorDict":
         """The frames as a TensorDict `[n]` with the keys of a batch, or those of `FrameSchema.keys` that are given.
 
-        Observations and actions are views of the shard, what followed is a copy.
+        Observations and actions are views of the shard; next observations are copies.
         """
         # Verifying and exporting a dataset need no torch and start faster without it.
         import torch
@@ -225,7 +225,7 @@ def decode(schema: FrameSchema, part: str, batch: Any, *, marks: str = "") -> Fr
     Args:
         schema: the leaves to read.
         part: the worker attempt that wrote the batch.
-        marks: the `next.` column that says where a `next` is stored apart; empty: that of the first leaf.
+        marks: the `next.` column that says which rows store `next` separately; empty: that of the first leaf.
     """
 
     def read(leaves: tuple[Leaf, ...]) -> Iterator[Array]:

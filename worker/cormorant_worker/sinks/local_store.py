@@ -1,10 +1,10 @@
-"""A dataset in a folder of this machine: fsync, rename, and a manifest that lines are added to.
+"""A dataset in a local folder: fsync, rename, and a manifest to which lines are appended.
 
     frames-000000.arrow.open -> fsync -> rename to frames-000000.arrow -> fsync of the folder -> manifest line
 
-A shard belongs to the dataset from the moment its manifest line is on disk. Whatever a crash leaves behind before
-that (an `.open` file, a renamed shard without a line, a line without its newline) is never read and never repaired:
-a part is written by one attempt only, so no process continues it.
+A shard belongs to the dataset once its manifest line is on disk. Whatever a crash leaves behind before that (an `.open`
+file, a renamed shard without a line, a line without its newline) is never read and never repaired: a part is written by
+one attempt only, so no process continues it.
 """
 
 import contextlib
@@ -44,18 +44,18 @@ def local_path(uri: str) -> Path | None:
 class Notes:
     lines: tuple[str, ...]
     is_torn: bool = False
-    """True when a last line was cut off by a crash; it is not among `lines`."""
+    """True if a crash cut off the last line, which is not among `lines`."""
 
 
 class LocalStore:
-    """The files of a dataset below one folder. Raises OSError, which the caller explains."""
+    """The files of a dataset below one folder. Raises OSError; callers add the explanation."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.uri = str(root)
 
     def read_root(self, name: str) -> bytes | None:
-        """A file at the root, or None when there is none."""
+        """A file at the root, or None if there is none."""
         try:
             return (self.root / name).read_bytes()
         except FileNotFoundError:
@@ -99,7 +99,9 @@ class LocalStore:
         return LocalShardFile(self.root / part / name)
 
     def note(self, part: str, number: int, line: str) -> None:
-        """Add the `number`-th line to a part's manifest, durably; what does not fit on the disk is taken back."""
+        """Append the `number`-th line to a part's manifest, durably; a line that does not fit on the disk is removed
+        again.
+        """
         descriptor = os.open(self.root / part / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             size = os.fstat(descriptor).st_size
@@ -124,7 +126,7 @@ class LocalStore:
         return Notes(lines=tuple(line.decode("utf-8", "replace") for line in lines), is_torn=bool(rest))
 
     end_part = notes
-    """The lines of a part whose writer has ended; nothing is on its way to a folder then."""
+    """Manifest lines of a part whose writer has ended. Local writes are synchronous, so none are pending."""
 
     def files(self, part: str) -> dict[str, int]:
         """Names and sizes in bytes of a part's shards, published or not; the manifest is not among them."""
@@ -132,7 +134,7 @@ class LocalStore:
         return {entry.name: entry.stat().st_size for entry in entries if entry.name != MANIFEST}
 
     def open(self, part: str, name: str) -> Any:
-        """A published shard, mapped into memory, as a pyarrow.NativeFile: what is written there stays in this process.
+        """A published shard, mapped into memory, as a pyarrow.NativeFile: writes there stay in this process.
         Raises FileNotFoundError.
         """
         # Not mmap.mmap, which holds a descriptor for each mapping: a dataset has thousands of shards.
@@ -144,7 +146,7 @@ class LocalStore:
         return file
 
     def free_bytes(self) -> int | None:
-        """Bytes that can still be written, where that is known."""
+        """Free bytes, if known."""
         with contextlib.suppress(OSError):
             return shutil.disk_usage(self.root).free
         return None
@@ -171,7 +173,7 @@ class LocalShardFile:
         return size
 
     def flush(self) -> None:
-        """For pyarrow; `publish` writes what was gathered."""
+        """Has no effect, as pyarrow may call it; `publish` writes the buffered bytes."""
 
     def publish(self) -> str:
         """Make the shard durable under its name: fsync, rename, fsync of the folder. Returns its SHA-256, 64 hex
@@ -187,7 +189,7 @@ class LocalShardFile:
         return digest
 
     def discard(self) -> None:
-        """Close, and remove the `.open` file if it still is one. May be called twice."""
+        """Close, and remove the `.open` file if it was not published. May be called twice."""
         with contextlib.suppress(OSError):
             self._file.close()  # tries again to write what the disk did not take
         self._draft.unlink(missing_ok=True)

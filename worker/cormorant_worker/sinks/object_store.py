@@ -2,11 +2,11 @@
 
 Weaker than a folder: there is no lock; an open shard lives in this process's memory; each manifest line is an object of
 its own, `<part>/manifest/000000.json`, which repeats the lines before it, up to 64 in all; and an object is as durable
-as its service says once it was put.
+as its service guarantees.
 
 A request may arrive after its sender has died. The fleet therefore ends a part before it counts its frames:
-`<part>/ended.json` has the number of lines that count. The first writer of such an object wins, which needs conditional
-writes (S3 and MinIO have them).
+`<part>/ended.json` has the number of lines that count. The first writer of such an object wins, which requires
+conditional writes (S3 and MinIO support them).
 """
 
 import hashlib
@@ -36,7 +36,7 @@ _BUCKET_SCHEMES = frozenset({"s3", "gs", "az"})
 
 
 class ObjectStore:
-    """The files of a dataset as objects; what its methods promise is said at `LocalStore`."""
+    """The files of a dataset as objects; `LocalStore` documents the methods."""
 
     def __init__(self, uri: str, *, patience_s: float = 120.0) -> None:
         """Make a client; nothing is requested.
@@ -66,7 +66,7 @@ class ObjectStore:
         return data
 
     def write_root_once(self, name: str, data: bytes) -> None:
-        """Put an object unless there is one. Of several that are put at the same moment one stays."""
+        """Put an object unless it exists. If several are put at the same moment, one stays."""
         with suppress(FileExistsError):  # a repeated request may find its own object
             self.put(name, data, mode="create")
 
@@ -74,7 +74,7 @@ class ObjectStore:
         return self._list("file")
 
     def parts(self) -> list[str]:
-        """Names of the prefixes at the root, sorted. What is below them is not looked at."""
+        """Names of the prefixes at the root, sorted. Objects below them are not listed."""
         return self._list("directory")
 
     def _list(self, kind: str) -> list[str]:
@@ -85,7 +85,7 @@ class ObjectStore:
         return sorted(entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in found if entry["type"] == kind)
 
     def create_part(self, part: str) -> None:
-        """Objects need no folder: an object in it says whose it is, to other jobs at the same URI."""
+        """Put an object that claims the part, since objects need no folder: other jobs at the same URI see it."""
         owner, ours = f"{part}/{_MANIFEST}/{_OWNER}", uuid.uuid4().hex.encode()
         if not self._find(part):
             self.write_root_once(owner, ours)

@@ -1,4 +1,4 @@
-"""What was collected, for learners and for analysis: `cormorant.read_dataset`.
+"""Reading datasets, for learners and analysis: `cormorant.read_dataset`.
 
 # N frames of a batch, T frames of a trajectory
 """
@@ -59,7 +59,7 @@ class DatasetInfo:
 
 
 class Dataset:
-    """A dataset as it was when it was opened: frames that are collected later are not part of it.
+    """A dataset as it was when opened, without frames that are collected later.
 
     Read-only, and safe to use in several threads and processes at once.
     """

@@ -1,17 +1,17 @@
-"""The Arrow schema of a shard: which columns a frame has, and how one leaf becomes one column.
+"""The Arrow schema of a shard: the columns of a frame, one per leaf.
 
     observation leaves     observation, observation.pos, ...    fixed-shape tensors, or plain numbers for shape ()
     action leaves          action, ...
     policy outputs         action_log_prob, ...
     recurrent states       hidden, ... and is_init (bool)
-    info, where declared   info.<key>: of the step that the frame is
+    info, where declared   info.<key>: of the frame's step
     task_id int64, where the manifest has variants
     reward float32; terminated, truncated bool
     traj_id int64, step int32, env int32, policy_version int64
     next.<leaf>            list of 0 or 1 values, for each observation leaf and each state
 
 `next.<leaf>` is filled where the following observation is not simply the next row of the same `env`: at the end of a
-trajectory (the true final observation) and at a column's last frame of a batch. So a record batch stands by itself.
+trajectory (the true final observation) and at a column's last frame of a batch. So a record batch is self-contained.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ KINDS = {
     "info": "info",
     "task": "tasks",
 }
-"""Kinds of leaves as files name them, and as layouts, schemas, blocks and frames do."""
+"""Names of the kinds of leaves in files, layouts, schemas, blocks and frames."""
 _PLAIN = (
     ("reward", np.dtype(np.float32)),
     ("terminated", np.dtype(np.bool_)),
@@ -53,7 +53,7 @@ _PLAIN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameSchema:
-    """The leaves of a dataset's frames. Equal schemas give equal columns, whatever T and B were."""
+    """The leaves of a dataset's frames. Equal schemas give equal columns for any T and B."""
 
     observation: tuple[Leaf, ...]
     action: tuple[Leaf, ...]
@@ -80,8 +80,8 @@ class FrameSchema:
         return self.observation + self.states
 
     def keys(self) -> dict[Key, Leaf | None]:
-        """Keys of the frames as a TensorDict, and the leaf of each; what every frame has beside its leaves has none.
-        `is_init` comes with the states.
+        """Keys of the frames as a TensorDict, and the leaf of each; None for columns that every frame has. `is_init`
+        belongs to the states.
         """
         roots = {"info": ("next",), "tasks": ("collector",)}
         found: dict[Key, Leaf | None] = {
@@ -93,7 +93,7 @@ class FrameSchema:
         return found | dict.fromkeys(("collector", name) for name in ("traj_ids", "policy_version"))
 
     def select(self, keys: Collection[Key]) -> "FrameSchema":
-        """The leaves that these of `keys()` are made of."""
+        """The leaves of the given keys."""
         wanted = {leaf for key, leaf in self.keys().items() if key in keys}
         return FrameSchema(
             **{name: tuple(leaf for leaf in getattr(self, name) if leaf in wanted) for name in KINDS.values()}
@@ -101,7 +101,7 @@ class FrameSchema:
 
     @property
     def plain(self) -> tuple[tuple[str, np.dtype[Any]], ...]:
-        """Columns that every frame has beside its leaves: name and dtype."""
+        """Columns of every frame besides its leaves: name and dtype."""
         return (*_PLAIN, ("is_init", np.dtype(np.bool_))) if self.states else _PLAIN
 
     def columns(self) -> tuple[str, ...]:
@@ -172,7 +172,7 @@ def next_type(leaf: Leaf) -> Any:
 
 
 def to_arrow(leaf: Leaf, values: Array) -> Any:
-    """View [n, ...] values as an Arrow array; copies only what is not contiguous.
+    """View [n, ...] values as an Arrow array; copies only noncontiguous values.
 
     Args:
         leaf: shape and dtype of one value.
@@ -191,8 +191,8 @@ def to_arrow(leaf: Leaf, values: Array) -> Any:
 
 
 def plain_to_arrow(values: Array) -> Any:
-    """View [n] numbers as an Arrow array; flags are packed. `pa.array` would import pandas where that is installed:
-    most of a second of each worker's first batch.
+    """View [n] numbers as an Arrow array; flags are packed. `pa.array` would import pandas if it is installed, which
+    takes most of a second.
     """
     data = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(data)])

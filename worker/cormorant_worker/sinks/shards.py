@@ -4,7 +4,8 @@
                              └ kill -9 loses this one ┘
 
 Sealing (digest, fsync, rename, manifest line) runs in a thread while the collector collects its next batch. The next
-`append` waits for it before it writes anything: so a crash loses one shard at most, the open one or the one in sealing.
+`append` waits for it before it writes anything: so a crash loses at most one shard, the open one or the one being
+sealed.
 """
 
 import errno
@@ -36,12 +37,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLimits:
-    """When a shard is sealed: with the first batch that reaches one of these."""
+    """Limits of a shard, which is sealed with the first batch that reaches one of them."""
 
     size_bytes: int = 64 << 20
     """Bytes of frames before compression."""
     seconds: float = 10.0
-    """Age of the shard, looked at whenever a batch is appended."""
+    """Age of the shard, checked whenever a batch is appended."""
 
 
 @dataclass(slots=True)
@@ -113,8 +114,7 @@ class ShardWriter:
             raise DatasetError(f"{store.uri}/{part} cannot be created: {error.strerror or error}") from error
 
     def append(self, block: Block, moments: Statistics | None = None) -> None:
-        """Store a sealed block, and what it adds to the job's statistics. When this returns, the block's memory may be
-        written again.
+        """Store a sealed block and its statistics. When this returns, the block's memory may be reused.
 
         Costs about a file write of the frames; compresses (lz4) when observations are images.
 
@@ -150,7 +150,9 @@ class ShardWriter:
             self._begin_seal()
 
     def go_on(self, ids: Array, lengths: Array) -> None:
-        """The next block's open trajectories are `ids` [B], of which `lengths` [B] frames were stored before."""
+        """Declare that the next block continues the trajectories `ids` [B], of which `lengths` [B] frames were stored
+        before.
+        """
         self._encoder.open_steps.go_on(ids, lengths)
 
     def flush(self) -> None:
@@ -161,7 +163,7 @@ class ShardWriter:
         self._wait_for_seal()
 
     def close(self) -> None:
-        """Seal what is open. May be called twice; after a failure it only tidies up.
+        """Seal the open shard. May be called twice; after a failure it only cleans up.
 
         Raises:
             DatasetError: the last shard could not be sealed.
@@ -268,7 +270,7 @@ class ShardRecord(BaseModel, frozen=True, extra="forbid", strict=True):
     sha256: str
     """Digest of the file, 64 hex digits."""
     fingerprint: str = Field(alias="schema")
-    """Of the schema: `FrameSchema.fingerprint`."""
+    """Fingerprint of the schema: `FrameSchema.fingerprint`."""
     sealed_at: str
     """UTC, ISO 8601; for people."""
     statistics: Document | None = None

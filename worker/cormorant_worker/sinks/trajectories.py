@@ -16,13 +16,13 @@ from cormorant_worker.sinks.schema import KINDS, FrameSchema
 def iter_trajectories(
     dataset: StoredDataset, *, parts: Sequence[DatasetPart] | None = None, schema: FrameSchema | None = None
 ) -> Iterator[Frames]:
-    """Every trajectory of a dataset whole, slot by slot, in the order in which they ended; what was cut comes last. One
-    that a later attempt of its worker went on with is one, under the name of the first part. `next` is stored after the
-    last frame alone. Holds the open trajectories of one worker.
+    """Every trajectory of a dataset whole, slot by slot, in the order in which they ended; cut ones last. A trajectory
+    that a later attempt of its worker continued is one trajectory, under the name of the first part. `next` is stored
+    only after the last frame. Holds the open trajectories of one worker.
 
     Args:
         dataset: what to read.
-        parts: those of its parts to read; None: all.
+        parts: the parts to read; None: all.
         schema: the leaves to read; None: all.
 
     Raises:

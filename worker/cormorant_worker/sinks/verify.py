@@ -1,6 +1,6 @@
 """Checks a dataset against its manifests: every digest, every count, every trajectory. Called by the command line.
 
-Holds 32 bytes a trajectory: rows that share a trajectory and a step may lie in any two parts.
+Uses 32 bytes per trajectory, because rows that share a trajectory and a step may be in any two parts.
 """
 
 import hashlib
@@ -28,9 +28,9 @@ class Report:
     """Bytes of sealed shards, as the manifests say."""
     ends: int
     problems: tuple[str, ...]
-    """What is wrong, one sentence each; empty for a good dataset."""
+    """Problems found, one sentence each; empty for a valid dataset."""
     notes: tuple[str, ...]
-    """What a crash left behind; not part of the dataset, and no harm."""
+    """Harmless files that a crash left behind; not part of the dataset."""
 
     @property
     def is_good(self) -> bool:
@@ -38,7 +38,7 @@ class Report:
 
 
 def verify(uri: str) -> Report:
-    """Read all of a dataset and compare it with its manifests.
+    """Read a whole dataset and compare it with its manifests.
 
     Raises:
         DatasetError: there is no dataset at the URI, or `dataset.json` cannot be read.

@@ -3,11 +3,11 @@
     python -m cormorant_worker.supervisor head -- COMMAND...
     python -m cormorant_worker.supervisor worker
 
-`head` ends with COMMAND's exit code, with 1 when Ray failed or ended first, or with 4 when Ray ended itself for want of
-CPU time, which is not the head's failure.
-`worker` ends with 0 after SIGTERM, with 1 when the head runs another version of Ray, which a new pod may cure, and with
-3 when no worker can run in this pod (no device), which another node may cure, or the head refuses its token; the reason
-is its termination message. Both end with 2 when what they were given cannot be used. Settings come from the
+`head` ends with COMMAND's exit code, with 1 when Ray failed or ended first, or with 4 when Ray ended because it got no
+CPU time, which does not count as a failure of the head. `worker` ends with 0 after SIGTERM, with 1 when the head runs
+another version of Ray, which a new pod may cure, and with 3 when no worker can run in this pod (no device), which
+another node may cure, or the head refuses its token; the reason is its termination message. Both end with 2 when their
+arguments or settings are invalid. Settings come from the
 environment: `settings.py`.
 """
 

@@ -30,7 +30,7 @@ class Diagnosis:
 
 
 class HeadWatch:
-    """A connection to a head that carries nothing: it ends together with the head's Ray, however that ends.
+    """An idle connection to a head: it ends together with the head's Ray, however Ray ends.
 
     Ray itself waits for half a minute, because a head without CPU time answers late.
     """
@@ -40,7 +40,7 @@ class HeadWatch:
         self._connection: socket.socket | None = None
 
     def connect(self, *, limit_s: float) -> str:
-        """Connect to whichever head the address leads to. Returns the reason for a failure, or "" on success.
+        """Connect to the head at the address. Returns the reason for a failure, or "" on success.
 
         A DNS server that does not answer blocks its caller for minutes and cannot be interrupted, so the attempt runs
         in a thread that is abandoned at the limit.
@@ -65,7 +65,7 @@ class HeadWatch:
         return ""
 
     def is_head_gone(self) -> bool:
-        """Whether the connection has ended and its address refuses another one. Silence is no answer."""
+        """Whether the connection has ended and the address refuses another one. No response does not count."""
         try:
             # Ray's head may say something, and closes connections that do not answer: that is not its end.
             if self._connection is not None and self._connection.recv(1 << 16):
@@ -100,7 +100,7 @@ def _connect(address: tuple[str, int]) -> socket.socket:
 
 
 def has_starved(last_words: str) -> bool:
-    """Whether a head's Ray gave itself up because its processes got no CPU time."""
+    """Whether a head's Ray ended because its processes got no CPU time."""
     return _says(last_words, _STARVED)
 
 
@@ -108,10 +108,10 @@ def diagnose(last_words: str, *, code: int | None, head: str, has_joined: bool) 
     """Why Ray ended.
 
     Args:
-        last_words: the end of its output.
-        code: its exit code; None: it was ended because it took too long.
-        head: where the head should be.
-        has_joined: it was a member of the head's cluster before.
+        last_words: the last lines of its output.
+        code: its exit code; None: it was killed because it took too long.
+        head: address of the head.
+        has_joined: whether it had joined the head's cluster before.
     """
     if has_joined:
         # A raylet that meets another head than its own calls that an authentication error, too.

@@ -1,7 +1,7 @@
-"""What a worker's pod tells the kubelet and Prometheus: `/livez`, `/readyz` and `/metrics`. Liveness is about the
-supervisor alone: a pod without a head is alive and waits.
+"""Endpoints of a worker's pod for the kubelet and Prometheus: `/livez`, `/readyz` and `/metrics`. Liveness concerns
+only the supervisor: a pod that waits for a head is alive.
 
-Light: of the contract it imports the metrics alone, which need no pydantic.
+Imports only the metrics of the contract, which do not need pydantic.
 """
 
 import os
@@ -119,7 +119,9 @@ class PodProbes(TextServer):
 
 
 def answer(target: str, state: PodState, metrics: PodMetrics, accept: str = "") -> Answer:
-    """Answer a path with its query. `/readyz?wait=SECONDS` waits that long for the pod's first membership."""
+    """Answer a request for a path with its query. `/readyz?wait=SECONDS` waits that long for the pod's first
+    membership.
+    """
     path, _, query = target.partition("?")
     wait = query.removeprefix("wait=")
     deadline = time.monotonic() + (min(int(wait), _HUNG_S) if wait.isdecimal() else 0.0)

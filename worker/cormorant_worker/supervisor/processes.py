@@ -1,5 +1,5 @@
-"""What process 1 of a pod takes care of: its children, of which none is left as a zombie and none survives; and
-signals, which are recorded on arrival and handled in the supervisor's next turn.
+"""Duties of process 1 of a pod: children, which are reaped and never survive it; and signals, which are recorded on
+arrival and handled in the supervisor's next turn.
 """
 
 import ctypes
@@ -25,19 +25,19 @@ _SIGNAL_BASE = 128
 
 
 class PodSignals:
-    """SIGTERM and SIGINT as they came in, in order."""
+    """Received SIGTERM and SIGINT, in order."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
 
     def install(self) -> None:
-        """Note both from now on. Main thread only."""
+        """Install the handlers. Main thread only."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self.received.append(number))
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a process that the first signal ended."""
+        """Exit code for the first signal."""
         return _SIGNAL_BASE + self.received[0]
 
     def __bool__(self) -> bool:
@@ -46,7 +46,7 @@ class PodSignals:
 
 
 class Child:
-    """A process whose output is read as it comes; its last lines are kept."""
+    """A process whose output is read continuously; its last lines are kept."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, watch_for: str) -> None:
         """Start it. `watch_for`: `has_said` becomes true when a line of its output contains this."""
@@ -78,7 +78,7 @@ class Child:
         return time.monotonic() - self.started
 
     def output_tail(self) -> str:
-        """The end of its output; once it has ended, all of its end."""
+        """Last lines of its output, complete once it has ended."""
         if self._process.poll() is not None:
             self._reader.join(1.0)  # what it started may hold the pipe open for longer
         return "\n".join(tuple(self._tail))
@@ -98,13 +98,13 @@ def exit_code(code: int | None) -> int | None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever a child leaves behind, as process 1 is anyway: Linux only."""
+    """Become the parent of orphans of children, as process 1 always is. Linux only."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap(known: Sequence[int]) -> None:
-    """Reap ended children that no other code waits for. `known`: process ids whose owners wait for them."""
+    """Reap ended children that no other code waits for. `known`: process ids that other code waits for."""
     with suppress(ChildProcessError):
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return  # one system call, ten times a second; scanning all processes costs more
@@ -116,7 +116,7 @@ def reap(known: Sequence[int]) -> None:
 
 
 def kill_all(known: Sequence[int]) -> bool:
-    """End every process below this one at once, whatever it is. False: some were left after ten seconds."""
+    """Kill every descendant process. False: some were left after ten seconds."""
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         reap(known)

@@ -15,7 +15,7 @@ from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
 log = structlog.get_logger()
 
 STARTED = "Ray runtime started."
-"""What `ray start` prints once the node is registered with the head."""
+"""Output of `ray start` once the node is registered with the head."""
 
 _FIXED_PORTS = {
     "--node-manager-port": 6380,
@@ -47,7 +47,7 @@ _PRELOADED = "cormorant_worker.fleet.ray.actor"
 """What the process of a slot imports while the head still starts."""
 _MIB = 1 << 20
 SMALLEST_STORE = 75 * _MIB
-"""With less Ray does not start."""
+"""Smallest object store with which Ray starts."""
 _SHM = Path("/dev/shm")  # where Ray keeps the object store
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Of cgroup v2 and v1."""
@@ -58,13 +58,13 @@ _MEMORY_SHARE = 0.4
 
 
 def head_command(settings: RaySettings) -> list[str]:
-    """Start the Ray of a head, with no place for workers. In the foreground."""
+    """Command for a head's Ray in the foreground, without resources for workers."""
     head = ("--head", f"--port={settings.gcs_port}", "--no-monitor", "--include-dashboard=false")
     return _start(settings, *head, "--num-cpus=0")
 
 
 def worker_command(settings: WorkerSettings) -> list[str]:
-    """Start the Ray of a worker's pod, which has one resource: the slot. In the foreground."""
+    """Command for a worker pod's Ray in the foreground, with one resource: the slot."""
     address = join_address(*settings.head)
     slot = json.dumps({f"slot:{settings.slot}": 1})
     # Ray starts a process for each CPU ahead of need: the one that becomes the slot's actor.
@@ -72,7 +72,7 @@ def worker_command(settings: WorkerSettings) -> list[str]:
 
 
 def ray_environment(environment: Mapping[str, str], settings: RaySettings) -> dict[str, str]:
-    """The environment of Ray and of all that it starts."""
+    """Environment variables of Ray and its children."""
     return {
         **_LIMITS,
         **environment,
@@ -122,7 +122,7 @@ def store_bytes() -> int:
 
 
 def decide_store_bytes(*, free_shm: int, memory_limit: int) -> int:
-    """The smaller share of both, and no less than Ray needs to start."""
+    """The smaller share of both, but at least what Ray needs to start."""
     return max(SMALLEST_STORE, min(int(_SHM_SHARE * free_shm), int(_MEMORY_SHARE * memory_limit)))
 
 

@@ -1,4 +1,4 @@
-"""What the pod's environment says. The only module of the supervisor that reads it."""
+"""Settings from the pod's environment. The only module of the supervisor that reads it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ _Value = TypeVar("_Value")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
     pod_ip: str
-    """POD_IP: where other pods reach this one."""
+    """POD_IP: address at which other pods reach this one."""
     gcs_port: int
-    """CORMORANT_GCS_PORT: where a head's Ray listens."""
+    """CORMORANT_GCS_PORT: port of a head's Ray."""
     folder: Path
-    """CORMORANT_RAY_FOLDER: Ray's sessions; removed and made again with each start. A short path: Ray puts sockets
+    """CORMORANT_RAY_FOLDER: folder of Ray's sessions, recreated at each start. A short path, because Ray puts sockets
     below it."""
     ports: Literal["fixed", "free"]
     """CORMORANT_RAY_PORTS. fixed: those that network policies can name. free: any, for several nodes on one machine."""
@@ -26,17 +26,17 @@ class RaySettings:
 
     @property
     def ready_file(self) -> Path:
-        """Its appearance tells the head's command that Ray answers."""
+        """File whose appearance tells the head's command that Ray answers."""
         return Path(f"{self.folder}.ready")
 
     @property
     def leave_file(self) -> Path:
-        """Its appearance tells the worker's actor to leave."""
+        """File whose appearance tells the worker's actor to leave."""
         return Path(f"{self.folder}.leave")
 
     @property
     def blocked_file(self) -> Path:
-        """The worker's actor says here why no worker can run in this pod."""
+        """File in which the worker's actor writes why no worker can run in this pod."""
         return Path(f"{self.folder}.blocked")
 
     @property
@@ -46,7 +46,7 @@ class RaySettings:
 
     @property
     def kept_folder(self) -> Path:
-        """Actors keep the newest weights here; it outlives Ray, and ends with the pod."""
+        """Folder in which actors keep the newest weights; it outlives Ray, and ends with the pod."""
         return Path(f"{self.folder}.kept")
 
 
@@ -73,7 +73,7 @@ def read_ray_settings(environment: Mapping[str, str]) -> RaySettings:
     """Settings of a head's Ray.
 
     Raises:
-        SupervisorRefused: a variable is not what it must be.
+        SupervisorRefused: a variable is invalid.
     """
     return RaySettings(
         pod_ip=environment.get("POD_IP", "127.0.0.1"),
@@ -85,7 +85,9 @@ def read_ray_settings(environment: Mapping[str, str]) -> RaySettings:
 
 
 def read_termination_path(environment: Mapping[str, str]) -> Path | None:
-    """CORMORANT_LAST_WORDS: where a head's command or a worker's supervisor leaves its last words; None: nowhere."""
+    """Read CORMORANT_LAST_WORDS: path of the termination message of a head's command or a worker's supervisor; None:
+    unset.
+    """
     text = environment.get("CORMORANT_LAST_WORDS", "")
     return Path(text) if text else None
 
@@ -94,7 +96,7 @@ def read_worker_settings(environment: Mapping[str, str]) -> WorkerSettings:
     """Settings of a worker.
 
     Raises:
-        SupervisorRefused: a variable is missing, or not what it must be.
+        SupervisorRefused: a variable is missing or invalid.
     """
     group = _read(environment, "CORMORANT_GROUP", "", _name)
     return WorkerSettings(

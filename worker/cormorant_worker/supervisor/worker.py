@@ -1,4 +1,4 @@
-"""The supervisor of a worker's pod: joins whichever head the Service leads to, again and again, until SIGTERM.
+"""The supervisor of a worker's pod: joins the head behind the Service, repeatedly, until SIGTERM.
 
 probing -> starting -> joined -> (Ray ended: the rest of it is killed) -> probing ...
 joined -> (no device) -> the actor ends -> Ray is killed -> PodBlocked
@@ -39,7 +39,7 @@ _LAST_WORDS = 500
 _MOST_REFUSALS = 3
 """In a row, after which this pod is given up: a new one may have the right token or image."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
-"""Before Ray is started again."""
+"""Shortest and longest pause before Ray is started again."""
 _HEALTHY_S = 10.0
 _KILL_MARGIN_S = 5.0
 """Seconds of the grace period that are reserved for stopping Ray."""
@@ -127,7 +127,7 @@ class WorkerPod:
 
     def next_pause_s(self, *, joined_s: float) -> float:
         """How long to wait before Ray is started again: 0.4, 0.8, 1.6 ... 5 s; 0.2 s after a membership of ten seconds
-        or more, and from the beginning again. `joined_s`: how long the node was a member this time; 0: it never was.
+        or more, which resets the sequence. `joined_s`: seconds of the last membership; 0: never joined.
         """
         self._failures = 0 if joined_s >= _HEALTHY_S else self._failures + 1
         return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures, 16))

@@ -51,7 +51,7 @@ class CachedPublish:
     data: memoryview
     """The safetensors file."""
     statistics: Statistics | None = None
-    """What it acts with; None where the manifest normalizes nothing."""
+    """Normalization statistics; None unless the manifest normalizes."""
 
 
 class CachedWeights:

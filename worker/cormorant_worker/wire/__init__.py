@@ -1,1 +1,1 @@
-"""What processes of one machine share: arrays over one buffer, and sockets with messages and descriptors."""
+"""Communication between processes of one machine: arrays over one buffer, and sockets with messages and descriptors."""

@@ -1,4 +1,4 @@
-"""Arrays one after another over one buffer, the same for every process that maps it."""
+"""Consecutive arrays over one buffer, equal in every process that maps it."""
 
 import math
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ Field = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 class ArrayCursor:
-    """Hands out the next array of a buffer. Without a buffer it only measures: arrays are empty."""
+    """Allocates consecutive arrays from a buffer. Without a buffer it only measures: arrays are empty."""
 
     def __init__(self, buffer: Any = None, *, offset: int = 0) -> None:
         self.size_bytes = offset

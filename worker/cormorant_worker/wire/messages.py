@@ -2,7 +2,7 @@
 
     size of the body, u64 | number of descriptors, u32 | pickle | authentication code, where the ends share a key
 
-Never for a socket that strangers can reach, unless both ends share a key: what comes is unpickled.
+Never use it for a socket that strangers can reach, unless both ends share a key: messages are unpickled.
 """
 
 import hmac
@@ -23,7 +23,7 @@ _CHUNK_BYTES = 256 * 1024
 _MOST_DESCRIPTORS = 16
 _DESCRIPTOR_ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
 MOST_VIEWS = 512
-"""In one call: the kernel takes 1024."""
+"""Maximum number of views per call: the kernel accepts 1024."""
 _CODE_BYTES = 32
 
 
@@ -34,7 +34,7 @@ class PeerGone(ConnectionResetError):
 class MessageSocket:
     """One end of a socket. Each direction is used by one thread at a time.
 
-    It reads no more than the message that it returns: the socket is readable as long as another one is there.
+    It reads no more than the message that it returns, so the socket stays readable while another one is waiting.
     """
 
     def __init__(self, peer: socket.socket, key: bytes = b"") -> None:
@@ -52,14 +52,14 @@ class MessageSocket:
 
     @property
     def has_unsent(self) -> bool:
-        """The other end has not read enough for everything to be sent: `flush` when the socket can be written."""
+        """True while bytes wait to be sent: call `flush` when the socket is writable."""
         return bool(self._unsent)
 
     def send(self, message: object, *descriptors: int) -> None:
-        """Send a message, and descriptors with it, of which it keeps duplicates until they are sent. A socket that does
-        not block takes what it can; the rest is kept for `flush`: it costs memory, and never time.
+        """Send a message with descriptors, of which it keeps duplicates until they are sent. A nonblocking socket sends
+        what it can; the rest is buffered for `flush`.
 
-        Raises what `flush` does.
+        Raises the errors of `flush`.
         """
         body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         if self.key:
@@ -67,12 +67,12 @@ class MessageSocket:
         self.send_bytes([_HEADER.pack(len(body), len(descriptors)) + body], descriptors)
 
     def send_bytes(self, parts: Iterable[bytes | memoryview], descriptors: Sequence[int] = ()) -> None:
-        """Send bytes as they are, one part or more, none of them empty. They must not change until they are sent."""
+        """Send raw bytes, one or more nonempty parts. They must not change until they are sent."""
         self._unsent.append((deque([memoryview(part) for part in parts]), [os.dup(one) for one in descriptors]))
         self.flush()
 
     def flush(self) -> None:
-        """Send what was kept, as far as the socket takes it.
+        """Send pending bytes, as many as the socket accepts.
 
         Raises:
             PeerGone: the other end is gone.
@@ -97,10 +97,10 @@ class MessageSocket:
                 self._unsent.popleft()
 
     def receive(self) -> tuple[Any, tuple[int, ...]]:
-        """The next message, and its descriptors, which are the caller's.
+        """Receive the next message and its descriptors, which the caller owns.
 
         Raises:
-            BlockingIOError, TimeoutError: it has not come whole. What has come is kept for the next call.
+            BlockingIOError, TimeoutError: it has not arrived completely. The received part is kept for the next call.
             ConnectionRefusedError: it is signed with another key, and was not unpickled.
             PeerGone: the other end is gone.
         """
@@ -119,14 +119,14 @@ class MessageSocket:
         return pickle.loads(body), descriptors  # noqa: S301  # from a process of ours
 
     def receive_bytes(self, size: int) -> bytes:
-        """The next bytes of a peer that does not send messages yet. Raises what `receive` does."""
+        """Receive raw bytes of a peer that does not send messages yet. Raises the errors of `receive`."""
         self._fill(size)
         data = bytes(self._incoming)
         self._incoming.clear()
         return data
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until there is something to receive, or the other end is gone."""
+        """Wait until data can be received, or the other end is gone."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(timeout_s * 1000))
@@ -159,7 +159,7 @@ class MessageSocket:
 
 
 def advance(views: deque[memoryview], count: int) -> None:
-    """Take `count` bytes off the front."""
+    """Drop the first `count` bytes."""
     while count:
         if count < len(views[0]):
             views[0] = views[0][count:]

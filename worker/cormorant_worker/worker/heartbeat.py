@@ -1,4 +1,4 @@
-"""What a worker is doing right now, readable by its fleet without asking: a few numbers in shared memory."""
+"""A worker's heartbeat: a few numbers in shared memory, which its fleet reads without asking."""
 
 import os
 from enum import IntEnum
@@ -12,7 +12,7 @@ from cormorant_worker.spaces import Array
 
 
 class Phase(IntEnum):
-    """What the main thread of a worker is doing.
+    """Activity of a worker's main thread.
 
     IMPORTING -> BUILDING -> WAITING <-> STEPPING -> STORING -> WAITING
                                 STEPPING <-> ASKING
@@ -25,7 +25,7 @@ class Phase(IntEnum):
     STEPPING = 3
     STORING = 4
     ASKING = 5
-    """For an inference server that is gone, or does not answer."""
+    """Looking for an inference server, because its own is gone or does not answer."""
 
 
 class Heartbeat:
@@ -41,8 +41,8 @@ class Heartbeat:
 
     @classmethod
     def create(cls, path: str = "") -> "Heartbeat":
-        """Make a heartbeat for a new worker. `path`: of a file that others on this machine can read it in; empty: those
-        who get its descriptor alone.
+        """Create the heartbeat of a new worker. `path`: file in which other processes of this machine can read it;
+        empty: readable only through its descriptor.
         """
         return cls(SharedMemory.create(SIZE_BYTES, path=path))
 
@@ -55,7 +55,7 @@ class Heartbeat:
 
     @property
     def pid(self) -> int:
-        """The worker's process id; 0 before it is born."""
+        """The worker's process id; 0 before it starts."""
         return int(self._numbers[PID])
 
     def enter(self, phase: Phase) -> None:

@@ -1,9 +1,9 @@
-"""What a fleet and its worker processes say to each other. Plain data, pickled over a socket pair made for them.
+"""Messages between a fleet and its worker processes. Plain data, pickled over a socket pair.
 
-Two sockets a worker, so that control never waits behind data:
+Two sockets per worker, so that control messages never wait behind data:
 
     data     Start -> Ready -> Begin -> (Ticket -> Sealed | Reseed)* -> Finish -> Finished   (or Failed, then the end)
-    control  (Request -> Reply)*, and Applied whenever new weights begin to act; the Reply to Reseed, too
+    control  (Request -> Reply)*, and Applied whenever new weights come into use; also the Reply to Reseed
 """
 
 from collections.abc import Mapping
@@ -23,18 +23,18 @@ from cormorant_worker.weights.staged import WeightSpecs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Fleet -> worker: who you are."""
+    """Fleet -> worker: the worker's identity and settings."""
 
     job: CollectorJob
     place: WorkerPlace
     frames_per_batch: int
     overrides: bytes = b""
-    """What the script made for this worker: see `WorkerOverrides`."""
+    """A script's objects for this worker: see `WorkerOverrides`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Worker -> fleet: environments stand at their first observation."""
+    """Worker -> fleet: environments have their first observations."""
 
     layout: Layout
     observation_space: Space
@@ -42,11 +42,11 @@ class Ready:
     specs: WeightSpecs
     num_threads: int
     kept_version: int = 0
-    """The newest weights that this worker's pod kept from an earlier head; 0: none."""
+    """Version of the newest weights that this worker's pod kept from an earlier head; 0: none."""
     kept_settled: Settled = NOTHING_SETTLED
-    """What the last head that this worker's pod had counted as settled."""
+    """Frames that the pod's previous head had counted as settled."""
     statistics: Statistics | None = None
-    """What its initial weights act with; None where the manifest normalizes nothing."""
+    """Statistics of the initial weights; None unless the manifest normalizes."""
     policy_call: str = ""
     """See `ServedPolicy.call`."""
 
@@ -61,7 +61,7 @@ class BuildPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Inference server -> fleet: where workers find it."""
+    """Inference server -> fleet: its address for workers."""
 
     address: ServerAddress
 
@@ -78,7 +78,7 @@ class ServerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Fleet -> worker: where your frames go, beside the tickets' blocks."""
+    """Fleet -> worker: where to store frames, besides the tickets' blocks."""
 
     dataset_uri: str
     """Empty: no dataset."""
@@ -88,16 +88,17 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """Fleet -> worker: collect one batch into a block. The descriptor of a block that is new to the worker follows."""
+    """Fleet -> worker: collect one batch into a block. If the block is new to the worker, its descriptor follows."""
 
     number: int
     block_index: int
     block_is_new: bool
     num_frames: int
     version: int
-    """Published when this ticket was handed out: no older weights may act, even if the offer is still on its way."""
+    """Version published when this ticket was issued: no older weights may be used, even if the offer has not arrived
+    yet."""
     episodes: tuple[int, ...] = ()
-    """Evaluations: positions of the episodes to play; they are counted in place of frames."""
+    """For evaluations: positions of the episodes to play, counted in place of frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +110,9 @@ class Sealed:
     num_rows: int = 0
     num_ends: int = 0
     min_version: int
-    """The oldest policy version that acted; RANDOM_VERSION frames do not count unless there are no others."""
+    """Oldest policy version of the frames; RANDOM_VERSION only if all frames are random."""
     max_version: int
-    """The newest. An asynchronous pool's batch begins with frames that an older version acted in."""
+    """Newest policy version. An asynchronous pool's batch begins with frames of an older version."""
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     num_terminated: int
@@ -121,16 +122,16 @@ class Sealed:
     """Frames of this attempt that the dataset has made durable so far."""
     env_restarts: int = 0
     metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """What the manifest reports of the same episodes, by name. NaN where a value is missing."""
+    """Episode metrics of the same episodes, by name. NaN for missing values."""
     tasks: tuple[str, ...] = ()
-    """Variants that the same episodes played; empty without variants."""
+    """Variants of the same episodes; empty without variants."""
     next_trajectory: int = 0
     """Higher than any trajectory id in this batch and in earlier ones."""
     random_frames: int = 0
     num_steps: int = 0
     """Evaluations: environment steps in the episodes that `num_frames` counts."""
     moments: Statistics | None = None
-    """What the batch adds to the job's statistics, once it is acknowledged."""
+    """The batch's moments, which are merged into the job's statistics once it is acknowledged."""
 
     @property
     def landed_frames(self) -> int:
@@ -140,8 +141,8 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reseed:
-    """Fleet -> worker: build environments and streams again, with the seeds of another place. On the data
-    socket, because the thread that steps them builds them.
+    """Fleet -> worker: rebuild environments and random streams with the seeds of another place. Sent over the data
+    socket, because the stepping thread builds them.
     """
 
     number: int
@@ -154,14 +155,14 @@ class Finish:
     """Fleet -> worker: close everything and end."""
 
     saves: bool = False
-    """Everything is collected: tell what the collector's state is, for `fleet.state()` after the end."""
+    """Everything is collected: report the collector's state, for `fleet.state()` after the end."""
     settled: Settled = NOTHING_SETTLED
-    """What this worker's pod tells the next head."""
+    """Number of settled frames, which this worker's pod reports to the next head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """Worker -> fleet: what I run on is about to end. Send no more tickets, and start another worker in my slot."""
+    """Worker -> fleet: my pod is about to end. Send no more tickets, and start another worker in my slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,12 +170,12 @@ class Finished:
     """Worker -> fleet: the dataset is closed; nothing more will come."""
 
     state: bytes = b""
-    """The collector's, if it was asked for and could be saved."""
+    """The collector's state, if it was requested and could be saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Worker -> fleet: why this process ends."""
+    """Worker -> fleet: the error that ends this process."""
 
     kind: str
     """The error's class."""
@@ -183,8 +184,7 @@ class Failed:
     is_final: bool
     """True when a replacement would fail the same way: the user has to change something."""
     may_pass: bool = False
-    """It is not final in a fleet that has collected before: no environment steps here, or no device is found, and
-    elsewhere they do."""
+    """Not final in a fleet that has collected before: environments or devices fail here but work on other machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,15 +198,15 @@ class Logged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Take published weights, which are the payload."""
+    """Use published weights, which are the payload."""
 
     version: int
     default_model: str = ""
-    """Model of the tensors whose names carry none."""
+    """Model of tensors whose names contain no model."""
     models: tuple[str, ...] = ()
-    """Models to apply; the payload's others are out of date."""
+    """Models to apply; other models in the payload are outdated."""
     statistics: Statistics | None = None
-    """Statistics that the version acts with."""
+    """Normalization statistics of the version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Give the batch under way up, and end."""
+    """Abandon the current batch and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +238,12 @@ class Save:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """Go on from a collector's state, which is the payload."""
+    """Continue from a collector's state, which is the payload."""
 
     first_trajectory: int = 0
     """Open trajectories get new ids from this one on; 0: they keep their ids."""
     rewinds: bool = True
-    """Environments are put back as well as counters."""
+    """Whether environments are restored as well as counters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,12 +265,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ReadCached:
-    """Reply with the newest weights that this worker's pod has of an earlier head."""
+    """Reply with the newest weights that this worker's pod kept from an earlier head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignServers:
-    """These inference servers act for you from now on; see `WorkerPlace.servers`."""
+    """Use these inference servers from now on; see `WorkerPlace.servers`."""
 
     servers: tuple[ServerAddress, ...]
 
@@ -282,12 +282,12 @@ Command = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Fleet -> worker, control: carry a command out and reply."""
+    """Fleet -> worker, control: execute a command and reply."""
 
     number: int
     command: Command
     size_bytes: int = 0
-    """Bytes of the payload (weights, state) that comes with it; 0: none."""
+    """Size in bytes of the payload (weights, state) that follows; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,13 +296,13 @@ class Reply:
 
     number: int
     state: bytes = b""
-    """What was saved, cached, or looked at."""
+    """The saved state, cached weights, or observation."""
     error: str = ""
     """Empty: done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """Worker -> fleet, control: this version acts from the next frame on."""
+    """Worker -> fleet, control: this version is used from the next frame on."""
 
     version: int

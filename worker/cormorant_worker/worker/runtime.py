@@ -1,6 +1,6 @@
-"""A worker's runtime: one collector, its sink, and the answers to its fleet. It knows no transport.
+"""A worker's runtime: one collector, its sink, and the replies to its fleet. Independent of the transport.
 
-One thread runs it and steps; others answer requests beside it. `worker.py` gives it sockets and shared memory, the Ray
+One thread steps; other threads answer requests. `worker.py` gives it sockets and shared memory, the Ray
 actor gives it calls and objects.
 """
 
@@ -68,10 +68,10 @@ class Uplink(Protocol):
         """Wait for the fleet's next message, at most `timeout_s`. Called by the stepping thread."""
 
     def fileno(self) -> int:
-        """Readable when the fleet's next message is here, for those who wait for other things, too."""
+        """File descriptor that is readable when the fleet's next message is there."""
 
     def block(self, ticket: messages.Ticket, layout: Layout) -> Block:
-        """The memory that a ticket's batch goes to. Called by the stepping thread, right after it got the ticket."""
+        """Memory for a ticket's batch. Called by the stepping thread, right after it received the ticket."""
 
 
 class WorkerRuntime:
@@ -95,7 +95,7 @@ class WorkerRuntime:
 
     @property
     def acts_as_published(self) -> bool:
-        """Whether published weights act, and not those that the policy was built with."""
+        """Whether the policy uses published weights instead of its initial ones."""
         return self._is_built and self.collector.weights.version > INITIAL_VERSION
 
     # -- the stepping thread -----------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class WorkerRuntime:
         """Build, report, and fill blocks until told to finish.
 
         Raises:
-            Stopped: the fleet gave the batch under way up; everything was closed.
+            Stopped: the fleet abandoned the current batch; everything was closed.
         """
         self._heartbeat.enter(Phase.BUILDING)
         timing = self._timing = Timing(self._heartbeat.timing)
@@ -315,8 +315,8 @@ class WorkerRuntime:
 
     def answer(self, request: messages.Request, payload: memoryview) -> messages.Reply:
         """Answer one request of the fleet. One at a time, in the order in which they were sent. `payload`: the bytes
-        that came with it. Weights are not copied before they act: a memoryview of them is kept until then, and its
-        memory must not be written to meanwhile.
+        that came with it. Weights are not copied before they are applied: a memoryview of them is kept until then, and
+        its memory must not change meanwhile.
         """
         return reply_to(request, lambda: self._answer(request, payload))
 
@@ -385,8 +385,8 @@ def reply_to(request: messages.Request, answer: Callable[[], bytes]) -> messages
 def take_offer(
     weights: StagedWeights, offer: messages.Offer, payload: memoryview, *, boundary: threading.Lock, kept: CachedWeights
 ) -> None:
-    """Stage a publish, let it act if that can be now, and keep it for a new head. `boundary`: held by the thread that
-    acts, within a batch or while it acts for rows.
+    """Stage a publish, apply it if possible now, and keep it for a new head. `boundary`: lock held by the acting thread
+    during a batch or a policy call.
     """
     version = PolicyVersion(offer.version)
     try:
@@ -423,7 +423,7 @@ def _open_sink(begin: messages.Begin, start: messages.Start, collector: Collecto
 
 
 def forward_logs(uplink: Uplink) -> None:
-    """Log events travel to the fleet, which knows where the user reads them: as plain data, whatever was logged."""
+    """Send log events to the fleet, which knows where the user reads them, as plain data."""
 
     def forward(_: object, level: str, event: MutableMapping[str, Any]) -> str:
         fields = {}
@@ -454,11 +454,11 @@ def _plain(value: object) -> str | int | float | bool | None:
 
 
 def describe_failure(error: Exception, *, acts_as_published: bool = False) -> messages.Failed:
-    """What to tell the fleet of the error that ends this worker.
+    """Describe the error that ends this worker, for the fleet.
 
     Args:
         error: what ends it.
-        acts_as_published: the policy acted with published weights: the next ones may be better.
+        acts_as_published: the policy used published weights, so that the next version may fix the error.
     """
     known = isinstance(error, CormorantError)
     # Environments that never made a step will not do so in another process; a part of the dataset that is another's

@@ -1,6 +1,6 @@
-"""An inference server's runtime: one policy, the rows of many workers, and the answers to its fleet.
+"""An inference server's runtime: one policy, the rows of many workers, and the replies to its fleet.
 
-One thread acts; another one answers the fleet's requests beside it, as in `runtime.py`.
+One thread calls the policy; another one answers the fleet's requests, as in `runtime.py`.
 """
 
 import os
@@ -40,7 +40,7 @@ _MOST_ROWS = 1024
 
 
 class ServerRuntime:
-    """The thread that calls `run` acts; `answer` is called by others."""
+    """The thread that calls `run` calls the policy; other threads call `answer`."""
 
     def __init__(
         self, uplink: Uplink, heartbeat: Heartbeat, listeners: Listeners, kept: CachedWeights | None = None
@@ -59,10 +59,10 @@ class ServerRuntime:
         return self._policy is not None and self._policy.weights.version > INITIAL_VERSION
 
     def run(self, start: messages.Start) -> None:
-        """Act for workers until told to finish.
+        """Serve workers until told to finish.
 
         Raises:
-            CormorantError: the policy cannot be built, or cannot act.
+            CormorantError: the policy cannot be built or called.
         """
         self._heartbeat.enter(Phase.BUILDING)
         timing = self._timing = Timing(self._heartbeat.timing)
@@ -141,7 +141,7 @@ class ServerRuntime:
     # -- other threads -------------------------------------------------------------------------------------------
 
     def answer(self, request: messages.Request, payload: memoryview) -> messages.Reply:
-        """Answer one request of the fleet: weights, or nothing to do."""
+        """Answer one request of the fleet: apply weights, or do nothing."""
         return reply_to(request, lambda: self._answer(request.command, payload))
 
     def _answer(self, command: messages.Command, payload: memoryview) -> bytes:

@@ -111,7 +111,6 @@ function show(news) {
   showPhase(word === status.phase ? word : "Waiting", word);
   showTrouble(failingOf(status) || waitOf(status));
   if (before && before !== word) say(`${status.job}: ${word}.`);
-  document.title = `${status.job}: ${word}`;
   setText($("epoch"), status.epoch);
   setText($("since"), clock(status.started_at));
   showTiles(status);
@@ -166,6 +165,7 @@ function showTrouble(text) {
 function showPhase(name, text) {
   $("phase").dataset.phase = name;
   setText($("phase"), text);
+  if (moment) document.title = `${moment.status.job}: ${text}`;
 }
 
 function showTiles(status) {
@@ -246,7 +246,7 @@ function leftOf(frames) {
 function showPlots() {
   const now = points.length ? points[points.length - 1].at : Date.now() / 1000;
   const chosen = $("window").value === "all" ? Infinity : Number($("window").value);
-  const seconds = Math.min(chosen, Math.max(SHORTEST_S, now - (points[0]?.at ?? now))); // a young job fills its plots
+  const seconds = Math.min(chosen, Math.max(endState ? 1 : SHORTEST_S, now - (points[0]?.at ?? now))); // a young job fills its plots
   const span = { seconds, now };
   plots.fps.show(points.map((p) => [p.at, p.per_second]), span);
   plots.return.show(points.map((p) => [p.at, p.mean_return, p.return_low, p.return_high]), span);
@@ -340,7 +340,6 @@ function showEnd() {
   setText($("link-text"), sentence(byeReason));
   showTrouble("");
   if (!moment) return;
-  document.title = `${moment.status.job}: ${endState}`;
   showTiles(moment.status);
   showPlots();
   showPause(moment.status, false);

@@ -39,7 +39,7 @@ def test_restarts_are_limited_within_ten_minutes() -> None:
     restarts = Restarts([1], RestartLimits(total=2, inherited=1), clock=lambda: now[0])
     crash = Crash(row=0, what="raised ValueError: no", steps=5)
     restarts.record(crash, has_stepped=True)
-    with pytest.raises(EnvCrashed, match="2 restarts within 10 minutes were used up"):
+    with pytest.raises(EnvCrashed, match="2 restarts within 10 minutes are the limit"):
         restarts.record(crash, has_stepped=True)
     now[0] = 600.0
     restarts.record(crash, has_stepped=True)

@@ -32,7 +32,7 @@ _MOST_MESSAGES = 64
 
 
 class SharedPayload:
-    """Bytes in shared memory, of which workers get the descriptor."""
+    """Bytes in shared memory; workers get the descriptor."""
 
     def __init__(self, memory: SharedMemory, *, is_borrowed: bool) -> None:
         self.memory = memory
@@ -174,7 +174,7 @@ def _whole_messages(channel: MessageSocket) -> tuple[list[object], bool]:
 
 
 class SharedBlockPool:
-    """At most `limit` blocks, made when they are first needed, used again last in first out. Owned by one thread."""
+    """At most `limit` blocks, created when first needed and reused last in, first out. Owned by one thread."""
 
     def __init__(self, layout: Layout, limit: int) -> None:
         self.layout = layout
@@ -244,7 +244,7 @@ class SharedBlockPool:
 
 
 class LocalEngine:
-    """Has worker processes forked and owns the shared memory that they fill."""
+    """Forks worker processes and owns the shared memory that they fill."""
 
     descriptors_each = 9
     """2 sockets, 2 for its heartbeat, 4 for two batches, 1 spare."""
@@ -285,4 +285,4 @@ class LocalEngine:
         return SharedPayload(memory, is_borrowed=False)
 
     def close(self) -> None:
-        """Nothing is left: workers are closed one by one, and the fork server serves the next fleet."""
+        """Has no effect: workers are closed separately, and the fork server serves the next fleet."""

@@ -58,7 +58,7 @@ class SocketUplink:
         return self._data.wait(timeout_s)
 
     def block(self, ticket: Ticket, layout: Layout) -> Block:
-        """The slot that the ticket names; one that is new here comes as a descriptor with the ticket."""
+        """The ticket's block; the descriptor of a block that is new here arrives with the ticket."""
         if ticket.block_is_new:
             memory = SharedMemory(self.descriptors[0], layout.size_bytes)
             self._slots[ticket.block_index] = Block(layout, memory.buffer)
@@ -82,11 +82,11 @@ def _answer_requests(control: MessageSocket, uplink: SocketUplink, runtime: Work
 
 
 def run_worker(data_socket: int, control_socket: int, heartbeat_memory: int) -> int:
-    """Be a worker until its end, in a process that is this worker's own.
+    """Run a worker until its end, in its own process.
 
     Args:
-        data_socket: descriptor of Start, tickets and what is said of them.
-        control_socket: descriptor of requests that do not wait behind tickets.
+        data_socket: descriptor of the socket for Start, tickets and their results.
+        control_socket: descriptor of the socket for requests that do not wait behind tickets.
         heartbeat_memory: descriptor of the Heartbeat's memory.
 
     Returns:

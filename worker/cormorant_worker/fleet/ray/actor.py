@@ -1,11 +1,11 @@
 """A worker as a Ray actor: a runtime behind calls.
 
-Four kinds of calls, each with threads of its own, so that none waits behind another:
+Four kinds of calls, each with its own threads, so that none waits behind another:
 
-    collect   a ticket; its result is what was sealed, and the arrays      2 threads
+    collect   a ticket; its result is the sealed batch and its arrays      2 threads
     tell      Begin, Reseed and Finish
     answer    a control request
-    listen    what else there is to say, and the heartbeat; returns at once when there is news
+    listen    other messages and the heartbeat; returns at once if there are messages
 
 The runtime steps in one thread. Each of the two threads of `collect` has a block of its own: while one copies its
 batch into the object store, the runtime fills the other's.
@@ -44,7 +44,7 @@ GROUPS = {"collect": 2, "tell": 1, "answer": 1, "listen": 1}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 LISTEN_S = 0.5
-"""How long `listen` waits for news: the heartbeat comes at least this often."""
+"""Seconds that `listen` waits for messages: the heartbeat is sent at least this often."""
 
 
 def _method(*, concurrency_group: str) -> Callable[[_Function], _Function]:
@@ -54,7 +54,7 @@ def _method(*, concurrency_group: str) -> Callable[[_Function], _Function]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What a worker reports, and its heartbeat."""
+    """A worker's reports and its heartbeat."""
 
     messages: tuple[object, ...]
     is_from_listen: bool
@@ -66,7 +66,7 @@ class News:
 
 
 class CallUplink:
-    """The runtime's way to the fleet: calls bring messages, and take the answers back."""
+    """The runtime's connection to the fleet: calls carry messages, and return the replies."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -142,7 +142,7 @@ class CallUplink:
 
 
 class WorkerActor:
-    """The actor. Its constructor returns at once; `Ready` or `Failed` come as news."""
+    """The actor. Its constructor returns at once; `listen` reports `Ready` or `Failed`."""
 
     def __init__(self, start: Start, import_path: Sequence[str]) -> None:
         """Begin to build. `import_path`: folders on the fleet's import path; those that exist here are searched, too,
@@ -179,7 +179,7 @@ class WorkerActor:
 
     @_method(concurrency_group="collect")
     def collect(self, turn: int, ticket: Ticket) -> tuple[Sealed, dict[str, Array]]:
-        """Collect one batch: what was sealed, and the used part of every array, which arrive together."""
+        """Collect one batch. Returns the seal and the used part of every array together."""
         return self._uplink.collect(turn, ticket)
 
     @_method(concurrency_group="tell")
@@ -190,8 +190,8 @@ class WorkerActor:
 
     @_method(concurrency_group="answer")
     def answer(self, request: Request, payload: Sequence[Any]) -> News:
-        """Answer a request. `payload`: no or one reference to uint8 bytes. In a list, so that Ray does not hold other
-        calls back until they are here.
+        """Answer a request. `payload`: a list of at most one reference to uint8 bytes, so that Ray does not delay other
+        calls until they arrive.
         """
         # Only read, but torch warns of every view of memory that it may not write.
         data = writable(ray.get(payload[0])) if payload else np.empty(0, np.uint8)
@@ -199,7 +199,7 @@ class WorkerActor:
 
     @_method(concurrency_group="listen")
     def listen(self, settled: Settled) -> News:
-        """Wait for news. `settled`: what this pod tells the next head."""
+        """Wait for messages. `settled`: number of settled frames, which this pod reports to the next head."""
         self._kept.keep_settled(settled)
         messages = self._uplink.news(LISTEN_S)
         leave_file = os.environ.get(LEAVE_FILE, "")

@@ -1,4 +1,4 @@
-"""The memory of batches in a Ray fleet: objects in Ray's store, mapped here and never copied. The local counterpart is
+"""The memory of batches in a Ray fleet: objects in Ray's store, mapped without copies. The local counterpart is
 `SharedBlockPool`.
 """
 
@@ -23,7 +23,7 @@ _pools: "WeakSet[RayBlockPool]" = WeakSet()
 
 
 class RayBlockPool:
-    """At most `limit` blocks: those that workers fill or have filled, and those that consumers hold."""
+    """At most `limit` blocks, counting those that workers fill or have filled, and those that consumers hold."""
 
     def __init__(self, layout: Layout, limit: int, *, store_bytes: int) -> None:
         self._layout = layout
@@ -64,7 +64,7 @@ class RayBlockPool:
         return self._next, None
 
     def land(self, block_index: int, arrays: Mapping[str, Array], *, num_rows: int, num_ends: int) -> None:
-        """A ticket's arrays are in this process's memory."""
+        """Add a ticket's arrays, which are mapped in this process."""
         block = Block.of_arrays(self._layout, {name: writable(array) for name, array in arrays.items()})
         block.num_rows, block.num_ends = num_rows, num_ends
         self._lent[block_index] = block
@@ -73,7 +73,7 @@ class RayBlockPool:
         self._lent.pop(block_index, None)  # the object goes with the last view of it; the pool may be closed
 
     def forget(self, pid: int) -> None:
-        """A worker is gone; it has mapped nothing."""
+        """Has no effect: a worker that is gone has mapped nothing."""
 
     def block(self, block_index: int) -> Block:
         block = self._lent[block_index]
@@ -102,5 +102,5 @@ class _Alias:
 
 
 def writable(array: Array) -> Array:
-    """The same memory, without the flag that keeps torch from viewing it in peace."""
+    """The same memory, without the read-only flag, about which torch would warn."""
     return array if array.flags.writeable else np.asarray(_Alias(array))

@@ -1,4 +1,4 @@
-"""The Ray cluster that a fleet uses: started for it, connected to, or there already."""
+"""The Ray cluster of a fleet: started for it, connected to, or already connected."""
 
 import logging
 import os
@@ -85,7 +85,7 @@ class RayCluster:
         self.has_connected = True
 
     def check(self) -> None:
-        """Refuse to go on where this process is cut off. Waits for Ray's head."""
+        """Raise if this process is cut off from the cluster. Waits for Ray's head."""
         self._nodes = [node for node in ray.nodes() if node["Alive"]]
         if not any(node["NodeID"] == self.node_id for node in self._nodes):
             raise FleetError(
@@ -94,8 +94,8 @@ class RayCluster:
             )
 
     def describe(self) -> str:
-        """What the living nodes had at the last `check`, for messages: no caller may wait for Ray's head. A node that
-        died is listed by Ray for a while; not here.
+        """Resources of the living nodes at the last `check`, for messages, without waiting for Ray's head. Unlike in
+        Ray's list, dead nodes are missing at once.
         """
         total: dict[str, float] = {}
         for node in self._nodes:
@@ -106,12 +106,12 @@ class RayCluster:
         return f"{number} living node{'s' * (number != 1)} with {describe_resources(total)}"
 
     def store_bytes(self) -> int:
-        """Object store memory of the living node that has least."""
+        """Smallest object store memory of the living nodes."""
         return min(int(node["Resources"].get("object_store_memory", 0)) for node in ray.nodes() if node["Alive"])
 
     def close(self) -> None:
-        """End what this process's fleets started, with the last of them; leave what they only connected to, and touch
-        nothing that was there before. May be called twice.
+        """With the last fleet of this process, stop a cluster that they started; leave clusters that they only
+        connected to. May be called twice.
         """
         with _lock:
             if self in _holders:
@@ -122,7 +122,9 @@ class RayCluster:
 
 
 def disconnect() -> None:
-    """End this process's connection to Ray, also one that no fleet made, and what it has there. May be called twice."""
+    """End this process's connection to Ray, even if no fleet made it, and everything that it runs there. May be called
+    twice.
+    """
     ray.shutdown()
 
 

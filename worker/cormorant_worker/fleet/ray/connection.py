@@ -1,6 +1,6 @@
-"""One actor as the fleet holds it: the `WorkerConnection` of the Ray engine.
+"""The fleet's connection to one actor: the `WorkerConnection` of the Ray engine.
 
-Results arrive in threads of Ray's; they are only put into the inbox there. The fleet's thread looks at them.
+Results arrive in Ray's threads, which only put them into the inbox. The fleet's thread handles them.
 """
 
 import os
@@ -45,7 +45,7 @@ class ObjectPayload:
         self.size_bytes = size_bytes
 
     def close(self) -> None:
-        """Drop the reference; requests under way keep theirs."""
+        """Drop the reference; pending requests keep theirs."""
         self.reference = None
 
 
@@ -103,12 +103,12 @@ class RayConnection:
 
     @property
     def phase(self) -> Phase:
-        """What the worker does, as of its last heartbeat; one without a heartbeat is not taken to be waiting."""
+        """The worker's phase as of its last heartbeat; without a heartbeat it does not count as waiting."""
         is_silent = time.monotonic() - self._last_heartbeat > _SILENT_S
         return Phase.STEPPING if is_silent and self._phase in (Phase.WAITING, Phase.STORING) else self._phase
 
     def describe_doing(self) -> str:
-        """What the worker does, in words; of one that has not begun, why it may not have."""
+        """The worker's activity in words; before it has begun, the likely reason."""
         if self.pid:
             return self.phase.name.lower()
         return f"not placed: it asks for {self._demand}; Ray has {self._cluster.describe()}"
@@ -122,11 +122,11 @@ class RayConnection:
         return (self._news,)
 
     def flush(self) -> Sequence[Source]:
-        """Ray keeps what an actor has not taken. It is little: one offer, two tickets."""
+        """Has no effect: Ray queues the few calls that an actor has not taken (one offer, two tickets)."""
         return ()
 
     def receive(self, source: Source) -> Sequence[object]:
-        """Whatever has arrived, batches in the order of their tickets."""
+        """Messages that have arrived, batches in the order of their tickets."""
         self._news.clear()
         messages: list[object] = []
         while self.is_open and self._inbox:
@@ -179,7 +179,7 @@ class RayConnection:
     # -- talking -----------------------------------------------------------------------------------------------
 
     def send(self, message: object) -> None:
-        """Call `tell`. An actor that is gone is found out by its other calls."""
+        """Call `tell`. Other calls detect an actor that is gone."""
         self.handle.tell.remote(self._next_turn(), message)
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:

@@ -24,10 +24,10 @@ from cormorant_worker.worker.messages import Start
 
 
 class RayEngine:
-    """Asks a cluster for actors, one a worker. Ray restarts none of them: the fleet does, with seeds of their own."""
+    """Requests actors from a cluster, one per worker. The fleet restarts them, not Ray, with new seeds."""
 
     descriptors_each = 4
-    """Ray's connections to the actor and to its node, and what tells of news."""
+    """Descriptors of Ray's connections to the actor and its node, and of notifications."""
 
     def __init__(self, options: RayOptions | None = None) -> None:
         self._options = options = RayOptions() if options is None else options
@@ -41,9 +41,9 @@ class RayEngine:
         self._settled: Callable[[], Settled] = lambda: NOTHING_SETTLED  # until `complete`
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
-        """As many workers as the manifest says unless told otherwise; in a cluster of the fleet's own, at most one a
-        processor. With `slot_resources`, pods bring the slots. Nothing is known of devices of other machines: a worker
-        that finds none says so, and one without GPUs is not placed.
+        """The manifest's number of workers unless given; in the fleet's own cluster, at most one per processor. With
+        `slot_resources`, pods provide the slots. Devices of other machines are unknown: a worker that finds none
+        reports it, and a worker whose GPUs do not exist is not placed.
         """
         self._settled = lambda: Settled(epoch=options.epoch, frames=options.settled_frames())
         workers = options.workers or default_workers(job, is_this_machine=self.cluster.is_own)
@@ -52,15 +52,15 @@ class RayEngine:
 
     @property
     def actors(self) -> tuple[Any, ...]:
-        """Ray's handles of the workers that live now, in the order of their slots."""
+        """Ray's handles of the running workers, in the order of their slots."""
         living = [slot for slot, known in tuple(self._connections.items()) if known.is_open]
         return tuple(self._connections[slot].handle for slot in sorted(living))
 
     def start(self, start: Start) -> RayConnection:
-        """Ask for an actor. It is placed when the cluster has what it needs.
+        """Request an actor. It is placed when the cluster has its resources.
 
         Raises:
-            FleetError: this process's own node is gone; no actor of it would ever be placed.
+            FleetError: this process's own node is gone, so no actor would be placed.
             ManifestError: a quantity in the group's resources cannot be read.
         """
         self.cluster.check()

@@ -1,4 +1,4 @@
-"""How a fleet uses Ray: which cluster, and what each worker asks of it. Light: imports no Ray."""
+"""Options of a fleet on Ray: the cluster, and each worker's resources. Does not import Ray."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,11 +45,11 @@ class RayOptions:
 
 
 def actor_options(job: CollectorJob, place: WorkerPlace, options: RayOptions, *, is_own: bool) -> dict[str, Any]:
-    """What a worker's actor asks of Ray, as `ray.remote` takes it.
+    """Options of a worker's actor for `ray.remote`.
 
     Args:
-        job: whose manifest may say requests and limits of the group.
-        is_own: the cluster is this fleet's alone: CPUs need no accounting.
+        job: the job, whose manifest may set requests and limits of the group.
+        is_own: only this fleet uses the cluster, so CPUs need no accounting.
 
     Raises:
         ManifestError: a quantity cannot be read.
@@ -76,7 +76,7 @@ def actor_options(job: CollectorJob, place: WorkerPlace, options: RayOptions, *,
 
 
 def describe_resources(resources: Mapping[str, float]) -> str:
-    """Amounts as text: "CPU: 4, GPU: 1"; those that are 0 are left out."""
+    """Amounts as text: "CPU: 4, GPU: 1", without those that are 0."""
     return ", ".join(f"{name}: {amount:g}" for name, amount in sorted(resources.items()) if amount) or "nothing"
 
 

@@ -1,1 +1,1 @@
-"""What a fleet does: its thread hears workers, hands tickets out, fills slots and ends workers."""
+"""Actions of a fleet: its thread reads workers' messages, issues tickets, fills slots and ends workers."""

@@ -1,4 +1,4 @@
-"""The life of a slot: a method for each state that it enters. `slot.py` draws the states.
+"""The life of a slot: one method per state that it enters. `slot.py` draws the states.
 
 GONE -> (background) the worker has ended, and its dataset was asked -> every frame is accounted for -> VACANT
 """
@@ -81,11 +81,11 @@ class SlotLife:
 
     @property
     def is_idle(self) -> bool:
-        """True when no worker holds a ticket, and all that held one are accounted for."""
+        """True if no worker holds a ticket, and all former holders are accounted for."""
         return self.num_tickets == 0 and not self._core.slots.count(SlotState.GONE)
 
     def resize(self, workers: int | Mapping[str, int | Collection[int]]) -> None:
-        """Say how many slots are wanted: see `Slots.resize`. Workers finish what they hold before they leave."""
+        """Set how many slots are wanted: see `Slots.resize`. Workers finish their tickets before they leave."""
         core = self._core
         check = partial(raise_file_limit, each=core.engine.descriptors_each)
         for slot in core.slots.resize(workers, check=check):
@@ -99,7 +99,7 @@ class SlotLife:
     # -- STARTING ----------------------------------------------------------------------------------------------
 
     def start_missing(self, now: float) -> None:
-        """Start workers in vacant slots that need not wait."""
+        """Start workers in vacant slots that do not have to wait."""
         core = self._core
         if core.error or core.is_closing or core.scheduler.is_done:
             return
@@ -175,15 +175,15 @@ class SlotLife:
             self.lose(handle, is_killed=True)  # it has nothing to lose yet
 
     def tell_spaces(self, handle: WorkerHandle) -> None:
-        """An inference server need not wait for a worker, once one has told what its environments are."""
+        """Tell inference servers the spaces, once a worker has reported them."""
         if (ready := self._core.ready) is not None and handle.slot.is_server:
             handle.send(BuildPolicy(observation_space=ready.observation_space, action_space=ready.action_space))
 
     # -- READY -------------------------------------------------------------------------------------------------
 
     def welcome(self, handle: WorkerHandle, ready: Ready | ServerReady) -> None:
-        """A worker stands at its first observation, and the fleet knows how batches are laid out; or an inference
-        server can be offered weights. The reply comes when it has opened its dataset and has the current weights.
+        """Accept a worker that has its first observations and reported its layout, or an inference server that is ready
+        for weights. It replies once it has opened its dataset and has the current weights.
         """
         core, slot = self._core, handle.slot
         # From here on it is held to the hang limit, which its start may exceed.
@@ -207,7 +207,7 @@ class SlotLife:
     # -- WORKING -----------------------------------------------------------------------------------------------
 
     def put_to_work(self, handle: WorkerHandle, reply: Reply) -> None:
-        """A worker has the current weights."""
+        """Let a worker with the current weights collect."""
         core, slot = self._core, handle.slot
         core.slots.move(slot, SlotState.WORKING)
         core.counters.put_to_work(handle)
@@ -218,7 +218,7 @@ class SlotLife:
             core.fail(WorkerFailed(f"worker {handle.name} refused the current weights: {reply.error}"))
 
     def hand_out_tickets(self) -> bool:
-        """Hand out what the scheduler allows. Returns whether there may be more."""
+        """Issue the tickets that the scheduler allows. Returns whether there may be more."""
         core = self._core
         grants = core.scheduler.grants(
             num_workers=core.num_slots,
@@ -245,7 +245,7 @@ class SlotLife:
         return len(grants) >= _MOST_GRANTS
 
     def end_ticket(self, handle: WorkerHandle, number: int) -> TicketOut:
-        """A worker does not hold a ticket any more."""
+        """Record that a worker no longer holds a ticket."""
         self.num_tickets -= 1
         out = handle.tickets.pop(number)
         if handle.slot.state is SlotState.WORKING:
@@ -255,14 +255,14 @@ class SlotLife:
     # -- LEAVING, FINISHING ------------------------------------------------------------------------------------
 
     def let_go(self, handle: WorkerHandle) -> None:
-        """A worker gets no more tickets, and ends when it holds none."""
+        """Issue no more tickets to a worker, which ends when it holds none."""
         if handle.slot.state in (SlotState.BUILDING, SlotState.READY, SlotState.WORKING):
             self._core.slots.move(handle.slot, SlotState.LEAVING)
             self._core.scheduler.may_not_collect(handle.slot.key)
 
     def finish_idle(self) -> bool:
-        """Tell workers without a ticket to finish, when they leave or nothing is left to do. Returns whether there may
-        be more of them.
+        """Tell workers without a ticket to finish if they are leaving or nothing is left to do. Returns whether there
+        may be more of them.
         """
         core = self._core
         is_done = core.scheduler.is_done
@@ -296,7 +296,7 @@ class SlotLife:
             self.lose(handle, reason=reason, kind="hang", is_killed=True)
 
     def fail(self, handle: WorkerHandle, failed: Failed) -> None:
-        """A worker says that it cannot go on."""
+        """Handle a worker's report that it failed."""
         core = self._core
         log.warning("worker_traceback", worker=handle.name, exception=failed.traceback)
         # No worker can run in its pod, which ends and has a successor: not a failure of the slot.
@@ -317,7 +317,7 @@ class SlotLife:
         is_killed: bool = False,
         is_misplaced: bool = False,
     ) -> None:
-        """A worker has ended, or has to: its slot is free once it is accounted for."""
+        """Handle a worker that has ended or must end: its slot is free once its frames are accounted for."""
         core, slot = self._core, handle.slot
         is_told = bool(reason) or slot.final_state is not None
         part = handle.connection.place.attempt_name
@@ -419,11 +419,10 @@ class SlotLife:
         if slot.failures > limit:
             # A script has no manifest whose field it could change.
             field = "max_restarts" if core.options.overrides else "spec.runPolicy.maxRestartsPerSlot"
-            between = f", and never lived {healthy_s:g} s in between" if math.isfinite(healthy_s) else ""
+            between = f", and no replacement ran for {healthy_s:g} s" if math.isfinite(healthy_s) else ""
             often = "once" if limit == 1 else f"{limit} times"
-            core.fail(
-                WorkerFailed(f"worker {handle.name} {reason}; it was restarted {often} already ({field}){between}")
-            )
+            spent = f"it was restarted {often} already ({field}){between}" if limit else f"{field} allows no restart"
+            core.fail(WorkerFailed(f"worker {handle.name} {reason}; {spent}"))
         elif slot.failures > 1:
             slot.not_before = now + min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (slot.failures - 1))
 

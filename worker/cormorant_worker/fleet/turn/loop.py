@@ -1,7 +1,7 @@
-"""The fleet's thread: one turn after the other, each with the fleet's condition held for a moment.
+"""The fleet's thread: a loop of turns, each of which briefly holds the fleet's condition.
 
-A turn costs what has happened since the last one, whatever the number of workers, and waits for nothing. Between two
-turns the thread waits for `Connections`.
+The cost of a turn depends on the events since the last one, not on the number of workers. A turn never waits. Between
+two turns the thread waits for `Connections`.
 """
 
 import threading
@@ -69,7 +69,7 @@ class FleetLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """Make no more turns. With the condition held."""
+        """Stop the loop. Call with the condition held."""
         self._is_stopped = True
         self._core.waker.wake()
 

@@ -1,6 +1,6 @@
-"""A fleet between two batches, and waiting for workers' replies: what callers' threads do.
+"""Operations between two batches, and waiting for workers' replies: code of callers' threads.
 
-All of it wants the fleet's condition held, and lets go of it while it waits.
+Call with the fleet's condition held; it is released while waiting.
 """
 
 import time
@@ -49,18 +49,18 @@ class Quiesce:
 
     @property
     def is_wanted(self) -> bool:
-        """True while no ticket may be handed out."""
+        """True while no ticket may be issued."""
         return self._holders > 0
 
     @contextmanager
     def between_batches(self) -> Iterator[None]:
-        """Inside, every slot is filled and no worker holds a ticket: batches under way are finished first, even in a
-        paused fleet.
+        """Within the block, every slot is filled and no worker holds a ticket: current batches are finished first, even
+        in a paused fleet.
 
         Raises:
             ControlTimeout: they did not end in time.
             FleetClosed: the fleet was closed.
-            StateError: an evaluation has nothing to change between batches.
+            StateError: an evaluation cannot be changed between batches.
         """
         core, timeout_s = self._core, self._core.options.control_timeout_s
         slots = core.slots
@@ -99,7 +99,7 @@ class Quiesce:
     # -- between batches ---------------------------------------------------------------------------------------
 
     def save(self) -> FleetState:
-        """Everything that going on from here needs. Between batches."""
+        """Everything needed to continue from here. Call between batches."""
         core = self._core
         # Workers of a fleet that drains may stay until what is queued is settled: see `SlotLife.finish_idle`.
         if core.scheduler.is_done and not (core.scheduler.is_draining and core.slots.is_complete):
@@ -141,14 +141,14 @@ class Quiesce:
     def restore(
         self, saved: FleetState, states: Mapping[str, Payload], *, weights: tuple[WeightsBlob, Payload] | None
     ) -> None:
-        """Go on from what `save` gave. Between batches.
+        """Continue from a result of `save`. Call between batches.
 
-        Environments that were saved go back to where they were, unless the dataset has frames of their slot that came
-        later: those would be written twice. All others are reseeded, with seeds that no worker of this job had.
+        Saved environments are restored, unless the dataset has later frames of their slot, which would be written
+        twice. All others are reseeded, with new seeds.
 
         Args:
-            states: each worker's, by name, as the engine shares them.
-            weights: the state's, and as the engine shares them; None: there are none, or not newer ones.
+            states: each worker's state by name, as engine payloads.
+            weights: the state's weights and their engine payload; None: none, or not newer ones.
 
         Raises:
             StateError: it does not fit this fleet.
@@ -196,7 +196,7 @@ class Quiesce:
         core.scheduler.count_from(saved.frames if core.dataset is None else collected)
 
     def reseed(self, seed: int) -> tuple[str, ...]:
-        """Reseed every worker. Between batches. Returns those that have."""
+        """Reseed every worker. Call between batches. Returns the reseeded workers."""
         core = self._core
         if core.scheduler.is_done or not core.slots.is_complete:
             raise FleetError("this fleet has collected all its frames; there is nothing left to seed")
@@ -233,7 +233,7 @@ class Quiesce:
     # -- waiting -----------------------------------------------------------------------------------------------
 
     def wait_until(self, predicate: Callable[[], bool], deadline: float) -> bool:
-        """Wait until something holds; False when it does not by `deadline`, by time.monotonic()."""
+        """Wait until a condition is true. Returns False at `deadline`, by time.monotonic()."""
         while not predicate():
             left = deadline - time.monotonic()
             if left <= 0:
@@ -242,8 +242,8 @@ class Quiesce:
         return True
 
     def await_workers(self, what: str) -> None:
-        """Wait until every slot is filled and no other worker is left, or everything is collected. Where slots come
-        from elsewhere (`waits_for_places`), one that is filled is enough.
+        """Wait until every slot is filled and no other worker is left, or everything is collected. With
+        `waits_for_places`, one filled slot is enough.
         """
         core, options = self._core, self._core.options
         timeout_s = core.job.spec.run_policy.startup_deadline_seconds or _LONGEST_START_S
@@ -271,7 +271,7 @@ class Quiesce:
         raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {core.slots.describe()}")
 
     def replies(self, asked: Sequence[Question], what: str, *, timeout_s: float) -> dict[Slot, Reply]:
-        """Wait for every worker's reply; one that died meanwhile needs none, nor does its replacement."""
+        """Wait for every worker's reply, ignoring workers that died and their replacements."""
 
         def late() -> list[str]:
             return [question.handle.name for question in asked if not (question.reply or question.handle.is_gone)]
