@@ -133,7 +133,7 @@ class Cluster:
         self._ask("DELETE", _Place(kind, namespace, name))
 
     def may(self, verb: str, resource: str, *, namespace: str, group: str = "", subresource: str = "") -> bool:
-        """Whether the user may do something; nothing is done."""
+        """Whether the user is allowed to do something, without doing it."""
         attributes = {"verb": verb, "resource": resource, "group": group, "namespace": namespace}
         spec = {"resourceAttributes": attributes | ({"subresource": subresource} if subresource else {})}
         kind = "SelfSubjectAccessReview"

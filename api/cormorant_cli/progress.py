@@ -110,7 +110,7 @@ class JsonDisplay:
     """JSON Lines on stdout; log events as JSON on stderr."""
 
     interval_s = 1.0
-    """Seconds between two calls of `progress` that are worth making."""
+    """Interval of useful calls of `progress`, in seconds."""
 
     def __init__(self, *, is_verbose: bool = False) -> None:
         self._is_verbose = is_verbose

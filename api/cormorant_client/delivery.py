@@ -92,7 +92,7 @@ class Delivery:
         """What each policy version in the batch acted with, for `cormorant_postproc.normalized`; empty unless the
         manifest has `normalize`."""
         self.task_names = tuple(metadata.get("tasks", ()))
-        """Names of the manifest's variants, in the order of their ids; empty: it has none."""
+        """Names of the manifest's variants, in the order of their ids; empty without variants."""
         self.is_shared = is_shared
         self._on_ack = on_ack
         self._on_forget = on_forget

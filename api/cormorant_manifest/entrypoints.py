@@ -36,7 +36,7 @@ class Entrypoint:
 
 
 def missing_entrypoints(job: CollectorJob, *, folder: Path | None = None) -> list[Problem]:
-    """What a manifest names and no source file has. `folder`: searched first; the manifest's own."""
+    """Entrypoints of a manifest that no source file defines. `folder`: the manifest's folder, searched first."""
     path = ([str(folder)] if folder is not None else []) + sys.path
     return [
         Problem(message=sentence, name=job.metadata.name, location=location)

@@ -18,7 +18,7 @@ RESET_AFTER_S = 600.0
 _BASE_S = 10.0
 _MAX_S = 360.0
 _BLOCKED_S, _STARVED_S = 120.0, 10.0
-"""After a pod that lacked a disk or a device, or CPU time. It is not counted."""
+"""Delays after a pod that lacked a disk or a device, and after one that lacked CPU time. Not counted as failures."""
 _REJECTED_S = 30.0
 """After a kubelet rejected a pod. It is not counted, so it does not grow."""
 

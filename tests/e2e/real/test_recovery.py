@@ -1,4 +1,4 @@
-"""How long a learner waits for its next batch after each kind of loss: the table of docs/explanation/failures.md.
+"""How long a learner waits for its next batch after each kind of loss: the table of docs/explanation/speed.md.
 
     CORMORANT_RECOVERY_ROUNDS=5 pytest tests/e2e/real/test_recovery.py -rP
 

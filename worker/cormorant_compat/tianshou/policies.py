@@ -57,7 +57,7 @@ def batch_class() -> Any:
 
 
 class FrontActor:
-    """The actor of a collector: asks another one, under the gradient when told to, and adds noise.
+    """The actor of a collector: calls another actor, with gradients if requested, and adds noise.
 
     Used by a Collector; `keeps_grad` is set for the time of one `collect`.
     """

@@ -78,8 +78,8 @@ def mark_padding(batch: TensorDictBase) -> None:
 
 
 def track(batch: TensorDictBase, *, ids: bool, versions: bool) -> None:
-    """Write the version that acted where TorchRL has it, `policy_version` and `("next", "policy_version")`, and leave
-    out trajectory ids (with them versions that are not wanted): the mask of padding stays. In place.
+    """Write the policy version to TorchRL's keys, `policy_version` and `("next", "policy_version")`, and remove
+    trajectory ids (and versions that are not requested), but not the mask. In place.
     """
     if versions:
         batch["policy_version"] = batch["next", "policy_version"] = batch[_VERSION]

@@ -51,10 +51,10 @@ class FreeRunning:
                 self._changed.notify_all()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop after the batch under way, at most `timeout_s` from now.
+        """Stop after the current batch, at most `timeout_s` from now.
 
         Raises:
-            Exception: what ended it before.
+            Exception: the error that ended the thread earlier.
         """
         with self._changed:
             self._is_wanted = False

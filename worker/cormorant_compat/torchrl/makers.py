@@ -74,7 +74,7 @@ class Calls:
 
 
 def count_collectors(create_env_fn: Any, given: int | None, name: str = "num_collectors") -> int:
-    """How many collectors there are to be: as many as a list has entries, else the number given, else one."""
+    """Number of collectors: the length of a list, else the given number, else one."""
     if given is not None and (isinstance(given, bool) or given < 1):
         raise ValueError(f"{name} {given!r}; give 1 or more")
     if not isinstance(create_env_fn, list | tuple):

@@ -24,7 +24,7 @@ class CollectionPlan:
     overrides: tuple[Mapping[str, Any], ...] = ()
     """By collector: settings of its own."""
     seed: int = 0
-    """What all environments and streams derive theirs from, until `set_seed`."""
+    """Base seed, from which environments and random streams derive theirs, until `set_seed`."""
 
     @property
     def num_collectors(self) -> int:

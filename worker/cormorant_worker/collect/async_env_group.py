@@ -1,7 +1,7 @@
-"""Environments that return whenever they are ready, in no fixed order (EnvPool with `batchSize < numEnvs`).
+"""Environments that return as they become ready, in any order (EnvPool with `batchSize < numEnvs`).
 
-Rows fill unevenly, so frames are kept in a ring, a block of their own with one column for each environment, and copied
-into the block when the slowest column has its quota. What faster columns have beyond it begins the next batch.
+Columns fill unevenly, so frames are kept in a ring, a separate block with one column per environment, and copied into
+the block when the slowest column has its quota. Surplus frames of faster columns begin the next batch.
 
 # S rows of the ring, n columns, k of them at a time; "position" counts frames of a column from its first one
 """
@@ -40,7 +40,7 @@ class AsyncEnvGroup(EnvGroup):
         put(self._obs + self._states, 0, self.env.start() + initial_states)
 
     def restart(self) -> None:
-        """Begin new trajectories: the environments are under way and play on, under new ids from here."""
+        """Begin new trajectories: the environments continue, under new ids."""
         self._trajectories.open(self.columns)
         self.is_init[:] = True
         columns = np.arange(self.env.num_envs)
@@ -64,7 +64,7 @@ class AsyncEnvGroup(EnvGroup):
         return [pair for both in lengths for pair in zip(*(part.tolist() for part in both), strict=True)]
 
     def act(self, actor: Actor, version: int) -> None:
-        """Act for all rows that are back. Rows that are far ahead wait, as long as enough go on."""
+        """Choose actions for all returned rows. Rows that are far ahead wait while enough others continue."""
         room = self._size - 2 - self.landed[self._idle]
         under_way = self.env.num_envs - len(self._idle)
         if not (room > 0).all() and under_way + int((room > 0).sum()) < self.env.min_in_flight:
@@ -77,7 +77,7 @@ class AsyncEnvGroup(EnvGroup):
         self._act_at(actor, version, columns, rows % self._size, (rows + 1) % self._size)
 
     def land(self) -> int:
-        """Wait for some rows and keep them. Returns the number of frames."""
+        """Wait for some rows and store them. Returns the number of frames."""
         step = self._receive()
         columns = np.arange(self.env.num_envs) if isinstance(step.rows, slice) else step.rows
         rows, following = self._landed[columns] % self._size, (self._landed[columns] + 1) % self._size
@@ -107,7 +107,7 @@ class AsyncEnvGroup(EnvGroup):
         self._handed += self.quota
 
     def look(self, column: int, leaf: int) -> Array:
-        """A copy of one leaf of what a column acts on next, or acted on last."""
+        """A copy of one leaf of a column's next or latest observation."""
         ring = self._obs[leaf]  # it may be moved meanwhile: its own length counts, of S + 1
         return np.array(ring[int(self._landed[column]) % (len(ring) - 1), column])
 

@@ -20,9 +20,9 @@ _MASK = ("collector", "mask")
 def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
     """View a sealed block as a batch.
 
-    Every leaf is a view of the block, but for `("next", ...)` observations and states of a batch in which a
-    trajectory ended: those are copies, because the block keeps what follows an end apart. With `copy` nothing is
-    a view of the block; `observation` and `("next", "observation")` may still be views of the same memory.
+    Every leaf is a view of the block, except `("next", ...)` observations and states of a batch in which a trajectory
+    ended: those are copies, because the block stores final values separately. With `copy` nothing is a view of the
+        block; `observation` and `("next", "observation")` may still be views of the same memory.
 
     Returns:
         TensorDict `[B, T]` with `observation`, `action`, the policy's other outputs, recurrent states and `is_init`
@@ -86,7 +86,7 @@ def stack_workers(batches: Sequence[TensorDict]) -> TensorDict:
 
 
 def with_mask(batch: TensorDict) -> TensorDict:
-    """A batch `[B, T]` that has a mask, also where it is full."""
+    """A batch `[B, T]` with a mask, even if it is full."""
     if _MASK in batch.keys(True):
         return batch
     masked: TensorDict = batch.copy().set(_MASK, torch.ones(batch.shape, dtype=torch.bool))

@@ -1,12 +1,12 @@
 """One batch's memory: preallocated, time-major, one array per key, all in one buffer that processes can share.
 
-Who writes: the collector, row by row. Who reads: the dataset writer and `batch.py`, after the block was sealed.
+The collector writes it, row by row. The dataset writer and `batch.py` read it after it is sealed.
 
 # T rows (steps), B columns (environments), K ends of trajectories
 
-Observations and recurrent states are *carried*: row t is what step t acted on and, at the same time, what step t-1
-led to; so they have T+1 rows and nothing is stored twice. Where a trajectory ends, the row after it belongs to the
-next trajectory, and the true last value is kept apart in `final`:
+Observations and recurrent states are *carried*: row t is the input of step t and also the result of step t-1; so they
+have T+1 rows and nothing is stored twice. Where a trajectory ends, the next row belongs to the next trajectory, and the
+true last value is stored in `final`:
 
     T=3, B=2, column 1 ends at step 1        obs       next          final
                                         t=0  a0  b0    a1  b1
@@ -32,7 +32,7 @@ _ENDS = ("end_rows", "end_columns", "final", "final_state")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What a block holds. Equal layouts give equal bytes: workers of one fleet must agree on it."""
+    """Arrays of a block. Equal layouts give equal bytes: workers of one fleet must agree on it."""
 
     num_rows: int
     """T: steps of every environment in a full batch."""
@@ -41,7 +41,7 @@ class Layout:
     observation: tuple[Leaf, ...]
     action: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...] = ()
-    """What the policy computes beside the action, e.g. `("action_log_prob",)`."""
+    """Outputs of the policy beside the action, e.g. `("action_log_prob",)`."""
     states: tuple[Leaf, ...] = ()
     """Recurrent states, stored as they were when the step began."""
     info: tuple[Leaf, ...] = ()
@@ -49,7 +49,7 @@ class Layout:
     agents, `(group, "reward")`.
     """
     task_names: tuple[str, ...] = ()
-    """Names of the manifest's variants, in the order of their ids; empty: it has none."""
+    """Names of the manifest's variants, in the order of their ids; empty without variants."""
     has_team_reward: bool = False
     """Batches have a reward beside those of groups of agents."""
 
@@ -60,7 +60,7 @@ class Layout:
 
     @property
     def hides_reward(self) -> bool:
-        """The block's reward is for statistics alone."""
+        """The block's reward is only for statistics."""
         return bool(self.groups) and not self.has_team_reward
 
     @property
@@ -114,7 +114,7 @@ class Block:
 
     @classmethod
     def of_arrays(cls, layout: Layout, arrays: Mapping[str, Array]) -> "Block":
-        """A sealed block over what `used_arrays` of another one gave: as many rows as it used, and no room for more."""
+        """A sealed block over `used_arrays` of another one, with exactly as many rows."""
         block = cls.__new__(cls)
         block._take(layout, arrays)
         return block
@@ -144,13 +144,13 @@ class Block:
         self._runs: Runs | None = None
 
     def used_arrays(self) -> dict[str, Array]:
-        """The part of every array that the batch uses, by name: views, each in one piece."""
+        """Contiguous views of the used part of every array, by name."""
         used = {"lengths": self.layout.num_envs}
         used |= dict.fromkeys(_CARRIED, self.num_rows + 1) | dict.fromkeys(_ENDS, self.num_ends)
         return {name: array[: used.get(name.partition(".")[0], self.num_rows)] for name, array in self._arrays.items()}
 
     def begin(self, num_rows: int) -> None:
-        """Forget the last batch and make room for one of `num_rows` <= T steps."""
+        """Forget the last batch and prepare for one of `num_rows` <= T steps."""
         self.num_rows = num_rows
         self.num_ends = 0
         self._runs = None
@@ -165,7 +165,7 @@ class Block:
 
     @property
     def num_frames(self) -> int:
-        """Frames in this batch; fewer than rows * B when columns have different lengths."""
+        """Number of frames in this batch; fewer than rows * B if columns have different lengths."""
         return int(self.lengths.sum())
 
     @property
@@ -192,7 +192,7 @@ class Block:
         return bool((self.lengths == self.num_rows).all())
 
     def end_agents(self) -> None:
-        """The end of a trajectory is the end of all agents in it. Idempotent."""
+        """Mark all agents of ended trajectories as ended. Idempotent."""
         rows = slice(self.num_rows)
         found = {leaf.key: array[rows] for leaf, array in zip(self.layout.info, self.info, strict=True)}
         for group in self.layout.groups:
@@ -204,7 +204,7 @@ class Block:
             done |= goes_on
 
     def blank_padding(self) -> None:
-        """Zero what earlier batches left in the rows past a column's end. Does nothing to a full batch."""
+        """Zero the rows past a column's end, which may hold earlier batches. Has no effect on a full batch."""
         if (mask_TB := self.mask) is None:
             return
         rows, columns = np.nonzero(~mask_TB)

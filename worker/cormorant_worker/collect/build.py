@@ -1,4 +1,4 @@
-"""From a CollectorJob to a Collector: the one place where classes of environments and actors are chosen."""
+"""Builds a Collector from a CollectorJob: the only place where classes of environments and actors are chosen."""
 
 import os
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltCollector:
-    """A collector and what was found out while it was built."""
+    """A collector and the facts found while building it."""
 
     collector: Collector
     num_threads: int
@@ -57,12 +57,12 @@ def build_collector(
     *,
     servers: AssignedServers | None = None,
 ) -> BuiltCollector:
-    """Build environments and policy as the manifest says, and start the first episodes. `servers`: the inference
-    servers, where the fleet may assign others than the place's while this waits for them.
+    """Build environments and policy according to the manifest, and start the first episodes. `servers`: the inference
+    servers; the fleet may assign others while this waits for them.
 
     Raises:
         ManifestError: settings that cannot work together, or a device that is not there.
-        EnvError, PolicyError, WeightsError: what the parts say.
+        EnvError, PolicyError, WeightsError: a part cannot be built.
     """
     device = find_device(overrides.device or place.device)
     if device.index is not None:  # MuJoCo renders where the worker's policy is, not everywhere on the first device
@@ -140,7 +140,7 @@ def _refuse_reward(collection: Collection) -> None:
 
 
 def make_normalizer(job: CollectorJob, observation: Space) -> Normalizer | None:
-    """What normalizes observations, with what came with the initial weights; None: nothing does."""
+    """Build the normalizer of observations, with the statistics of the initial weights; None without `normalize`."""
     normalize, uri = job.spec.collection.normalize, job.spec.policy.initial_weights
     if normalize is None:
         return None
@@ -151,7 +151,7 @@ def make_normalizer(job: CollectorJob, observation: Space) -> Normalizer | None:
 
 
 def statistics_for(normalize: Normalize | None, uri: str) -> Statistics | None:
-    """What the weights in a file act with, where the manifest normalizes; None: nothing, or the file does not say.
+    """Statistics stored with a weights file, if the manifest normalizes; None: none stored.
 
     Raises:
         WeightsError: the file cannot be read.
@@ -180,7 +180,7 @@ def build_policy(
     num_rows: int,
     is_server: bool = False,
 ) -> ServedPolicy | None:
-    """Build what acts, and its weights as the manifest says; None: actions are random."""
+    """Build the policy and load its weights according to the manifest; None: random actions."""
     policy, seen = job.spec.policy, observation if normalizer is None else normalizer.space
     # Built under the job's own seed: the policy's first weights are the same in every worker.
     with torch.random.fork_rng(devices=[]):
@@ -210,12 +210,12 @@ def build_policy(
 
 
 def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides) -> None:
-    """Give a collector new environments and streams, between two batches. Its policy and its weights stay.
+    """Give a collector new environments and random streams, between two batches, keeping its policy and weights.
 
-    The old environments are closed first: they may hold what only one process can have.
+    The old environments are closed first, because they may hold exclusive resources.
 
     Raises:
-        ManifestError, EnvError: as `build_collector`; the collector has no environments any more.
+        ManifestError, EnvError: as in `build_collector`; the collector then has no environments.
     """
     collector.close()
     built, _ = build_envs(job, place, overrides)

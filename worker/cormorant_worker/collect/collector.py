@@ -47,7 +47,7 @@ _EPISODE_ROWS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorConfig:
-    """What a collector does beside stepping."""
+    """Settings of a collector beyond stepping."""
 
     seeds: SeedPath
     max_frames_per_trajectory: int = 0
@@ -55,29 +55,28 @@ class CollectorConfig:
     reset_at_each_batch: bool = False
     """Begin every batch with new episodes."""
     variants: Assignment | None = None
-    """Which environment plays which variant; None: the manifest has none."""
+    """Assignment of variants to environments; None without variants."""
     has_team_reward: bool = False
     """See `Layout`."""
     init_random_frames: int = 0
-    """Number of first frames with random actions."""
+    """Number of frames at the start with random actions."""
     exploration_type: ExplorationType = ExplorationType.RANDOM
     episode_metrics: tuple[EpisodeMetric, ...] = ()
     post_processing: Mapping[str, Any] = field(default_factory=dict)
-    """What `collect` makes of its frames, as `Collection.post_processing` gives it; blocks that are filled have them as
-    they were collected."""
+    """Post-processing by `collect`, as returned by `Collection.post_processing`; not applied to filled blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """What one call of `fill` did."""
+    """Result of one call of `fill`."""
 
     num_frames: int
     version: PolicyVersion
-    """The version that acted, or RANDOM_VERSION when the policy is random."""
+    """Policy version of the frames, or RANDOM_VERSION if the policy is random."""
     episodes: Episodes
     """Episodes that ended in this batch."""
     moments: Statistics | None = None
-    """What the batch adds to the job's statistics; None where the manifest normalizes nothing."""
+    """Moments to merge into the job's statistics; None unless the manifest normalizes."""
 
 
 class Collector(Saveable):
@@ -190,7 +189,7 @@ class Collector(Saveable):
 
     @property
     def warmup_left(self) -> int:
-        """Frames with random actions (`initRandomFrames`) that are still to be collected."""
+        """Number of random frames (`initRandomFrames`) still to be collected."""
         return self._first.left
 
     @warmup_left.setter
@@ -199,7 +198,7 @@ class Collector(Saveable):
 
     @property
     def env_restarts(self) -> int:
-        """Environments that were restarted after a crash or a hang, so far."""
+        """Number of environments restarted so far after a crash or a hang."""
         return self._gone_restarts + sum(env.restarts for env in self._envs)
 
     def layout(self, num_rows: int) -> Layout:

@@ -1,9 +1,9 @@
 """An EnvGroup: environments that step together and fill some columns of the block. The inner half of the hot loop.
 
-With two groups, one steps while the policy acts for the other. Where an inference server acts, `act` hands the rows in,
-and `land` takes the actions and sends them. A lockstep group writes rows with plain slices while all of its columns are
-at the same row, and with indexed writes otherwise (a restarted environment lags by one row; the last row of a short
-batch does not cover every column).
+With two groups, one steps while the policy is called for the other. With an inference server, `act` sends the rows to
+it, and `land` receives the actions and forwards them. A lockstep group writes rows with plain slices while all of its
+columns are at the same row, and with indexed writes otherwise (a restarted environment lags by one row; the last row of
+a short batch does not cover every column).
 
 # T rows, n columns of this group, k of them at a time
 """
@@ -84,7 +84,7 @@ class EnvGroup(ABC):
     @property
     @abstractmethod
     def landed(self) -> Array:
-        """[n] frames of each column that have landed in this batch, those beyond its quota among them."""
+        """[n] frames of each column that have landed in this batch, including those beyond its quota."""
 
     @property
     def is_done(self) -> bool:
@@ -93,33 +93,35 @@ class EnvGroup(ABC):
 
     @abstractmethod
     def act(self, actor: Actor, version: int) -> None:
-        """Decide and send the next actions, or hand the rows to the server. Returns at once."""
+        """Choose and send the next actions, or send the rows to the server. Returns at once."""
 
     @abstractmethod
     def land(self) -> int:
-        """Wait for what was sent and write it. Returns the number of frames."""
+        """Wait for the steps and write them. Returns the number of frames."""
 
     def stop(self, columns: Array | slice) -> None:
         """End the batch of these columns with the frames that have landed."""
         self.quota[columns] = np.minimum(self.quota[columns], self.landed[columns])
 
     def ends_ahead(self) -> list[tuple[int, int]]:
-        """(column, frames up to and with it) of ends that have landed and are not handed over, oldest first."""
+        """(column, number of frames up to and including it) of landed ends that are not handed over yet, oldest
+        first.
+        """
         return []
 
     @abstractmethod
     def finish(self) -> None:
-        """The batch is complete: keep what the next one starts from."""
+        """Complete the batch: keep the start of the next one."""
 
     @abstractmethod
     def look(self, column: int, leaf: int) -> Array:
-        """A copy of one leaf of what a column acts on next. For onlookers in other threads: in the moment in which a
-        batch begins or ends it may be older, or of two rows.
+        """A copy of one leaf of a column's next observation. May be called from other threads: while a batch begins or
+        ends, it may be outdated or mix two rows.
         """
 
     @abstractmethod
     def state(self) -> dict[str, Array]:
-        """What `restore` needs to go on bit by bit.
+        """State with which `restore` continues bit by bit.
 
         Raises:
             EnvNotSaved: the environments cannot be saved.
@@ -207,7 +209,7 @@ class EnvGroup(ABC):
 
 
 class LockstepEnvGroup(EnvGroup):
-    """Steps one VectorEnv and writes what happens. Driven by a Collector: begin, (act, land)*, finish."""
+    """Steps one VectorEnv and writes its frames. Driven by a Collector: begin, (act, land)*, finish."""
 
     def start(self, initial_states: Arrays, layout: Layout) -> None:
         self._initial_states = initial_states
@@ -262,7 +264,7 @@ class LockstepEnvGroup(EnvGroup):
         self._dense_rows = int(self.quota.min())
 
     def finish(self) -> None:
-        """Take what the next batch begins with out of the block."""
+        """Copy the start of the next batch out of the block."""
         columns = np.arange(self.env.num_envs)
         self.obs = tuple(a[self.quota, columns] for a in self._obs)
         self.states = tuple(a[self.quota, columns] for a in self._states)

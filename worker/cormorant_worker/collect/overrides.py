@@ -1,4 +1,4 @@
-"""Python objects of a script for one worker, in place of entrypoints in the manifest: callables, modules, settings.
+"""Python objects of a script for one worker, which replace the manifest's entrypoints: callables, modules, settings.
 
 They are cloudpickled to workers alongside the manifest, so functions of a main script and closures work, too.
 """
@@ -16,13 +16,13 @@ from cormorant_worker.errors import ManifestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOverrides:
-    """For one worker. Fields that are not set follow the manifest."""
+    """A script's objects for one worker. Unset fields follow the manifest."""
 
     envs: tuple[Callable[[], Any], ...] = ()
     """One callable per environment, each of which returns a gymnasium.Env; or one that returns several environments in
     one object: `num_workers`, and `vector_env(seeds)`, called once, which gives a VectorEnv. Empty: the manifest's."""
     policy: Any = None
-    """What a policy's factory may return (see `policy.py`)."""
+    """A possible result of a policy's factory (see `policy.py`)."""
     policy_factory: Callable[..., Any] | None = None
     """Called in the worker for such a policy."""
     takes_spaces: bool = False
@@ -34,7 +34,7 @@ class WorkerOverrides:
     device: str = ""
     """Torch device of this worker's policy; empty: as the fleet's options say."""
     raises: bool = False
-    """What an environment raises ends the fleet; else the environment is restarted."""
+    """Exceptions of an environment end the fleet; otherwise the environment is restarted."""
     shares_policy: bool = False
     """The policy is the learner's own, in the learner's process: it is called as it is, not compiled."""
 

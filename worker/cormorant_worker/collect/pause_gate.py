@@ -1,4 +1,4 @@
-"""Run, pause, stop: what a control thread asks of the collector's thread, which looks once per vector step.
+"""Requests of a control thread to the collector's thread: run, pause, stop. Checked once per vector step.
 
 RUNNING <-> PAUSED      -> STOPPED       and, independently: sealed, until the current batch has ended
 """
@@ -13,7 +13,7 @@ class Stopped(CormorantError):
 
 
 class PauseGate:
-    """Written by a control thread, passed by the collector. Attributes are read without a lock on purpose."""
+    """Written by a control thread, checked by the collector. Attributes are deliberately read without a lock."""
 
     def __init__(self) -> None:
         self.is_closed = False

@@ -1,4 +1,4 @@
-"""A collector's place in its fleet, and what it may use of the machine. Light: fleets import it, too."""
+"""A collector's place in its fleet, and its share of the machine. Imports little, because fleets also import it."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class WorkerPlace(SeedPath):
     device: str = "cpu"
     """Torch device of the policy."""
     servers: tuple[ServerAddress, ...] = ()
-    """Addresses of the inference servers that act for this worker, the one to use first; empty: it acts itself."""
+    """Addresses of this worker's inference servers, the preferred one first; empty: it calls its own policy."""
     is_server: bool = False
 
     @property
@@ -43,13 +43,13 @@ def find_device(name: str) -> torch.device:
 
 
 def egl_device(index: int, *, visible: str) -> str:
-    """What EGL calls a CUDA device of this process. It counts all of the machine, whatever CUDA_VISIBLE_DEVICES says
-    (`visible`).
+    """EGL's number of a CUDA device of this process. EGL counts all devices of the machine, ignoring
+    CUDA_VISIBLE_DEVICES (`visible`).
     """
     names = visible.split(",")
     return names[index] if index < len(names) and names[index].isdigit() else str(index)
 
 
 def spread(name: str, number: int, *, num_devices: int) -> str:
-    """Device of the n-th worker on a machine with several: workers that share one leave the others idle."""
+    """Device of the n-th worker, spread over the machine's devices."""
     return f"{name}:{number % num_devices}" if name == "cuda" and num_devices > 1 else name

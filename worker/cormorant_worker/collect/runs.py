@@ -1,7 +1,7 @@
-"""Where trajectories begin and go on in a complete block: found once per block (`Block.runs`) for all that follow them.
+"""Where trajectories begin and continue in a complete block, computed once per block (`Block.runs`).
 
-A *run* is what one column holds of one trajectory. What a trajectory gathers over several blocks (steps, a discounted
-return, a metric) is in a `Carry`.
+A *run* is the part of one trajectory in one column. Totals of a trajectory over several blocks (steps, a discounted
+return, a metric) are in a `Carry`.
 
 # T rows, B columns, S runs, F columns with frames
 """
@@ -39,7 +39,7 @@ class Runs:
         return np.searchsorted(self._starts, columns * len(self.ids) + rows, side="right") - 1
 
     def lengths(self) -> Array:
-        """[S] frames; of runs that no frame is in, anything."""
+        """[S] frames; undefined for runs without frames."""
         return np.diff(self._starts, append=self.ids.size)
 
     def fold(self, ufunc: np.ufunc, values: Array) -> Array:
@@ -48,7 +48,7 @@ class Runs:
 
 
 class Carry:
-    """[B] what the trajectory of each column's last frame had gathered by then, for blocks given once and in order."""
+    """[B] running total of each column's trajectory at its last frame, for blocks given once and in order."""
 
     def __init__(self, num_envs: int, *, start: float = 0.0) -> None:
         """`start`: of a trajectory without a frame."""
@@ -57,7 +57,7 @@ class Carry:
         self._ids: Array = np.full(num_envs, -1, dtype=np.int64)
 
     def of(self, ids: Array) -> Array:
-        """[B] what these trajectories have gathered so far."""
+        """[B] running totals of these trajectories."""
         return np.where(ids == self._ids, self._values, self._start)
 
     def gather(self, runs: Runs, values: Array, fold: np.ufunc = np.add) -> Array:
@@ -71,9 +71,9 @@ class Carry:
         return gathered
 
     def keep(self, runs: Runs, values: Array) -> None:
-        """`values` [F]: what has been gathered by the last frames of a block."""
+        """Store `values` [F], the running totals at the last frames of a block."""
         self._values[runs.filled], self._ids[runs.filled] = values, runs.ids[runs.last_rows, runs.filled]
 
     def go_on(self, ids: Array, values: Array) -> None:
-        """These trajectories have gathered `values`."""
+        """Continue these trajectories with the running totals `values`."""
         self._ids, self._values = ids.copy(), np.array(values, np.float64)

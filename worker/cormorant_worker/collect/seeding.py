@@ -1,4 +1,5 @@
-"""Seeds: no two environments of a fleet share a stream, a replacement does not repeat its predecessor's.
+"""Seeds: no two environments of a fleet share a random stream, and replacements never repeat their predecessors'
+streams.
 
 Streams of a worker's own (policy noise, random actions) come from numpy's SeedSequence with spawn keys:
 https://numpy.org/doc/stable/reference/random/parallel.html. EnvPool takes 31-bit seeds, where independent draws would
@@ -21,7 +22,7 @@ class SeedPath:
     """A worker's place in the fleet. Together with the job's seed it fixes every stream of that worker."""
 
     seed: int = 0
-    """The manifest's, or the one that took its place."""
+    """The manifest's seed, or the one that replaced it."""
     index: int = 0
     """The slot's index within its group."""
     attempt: int = 0
@@ -33,7 +34,7 @@ class SeedPath:
     """The group's position in the manifest, from 0."""
     num_groups: int = 1
     first_trajectory: int = 0
-    """No trajectory id may be lower; 0: as the other numbers say."""
+    """Lower bound of trajectory ids; 0: derived from the other fields."""
 
     def sequence(self, purpose: str) -> np.random.SeedSequence:
         """The seed sequence of one purpose ("policy", "actions") of this worker."""

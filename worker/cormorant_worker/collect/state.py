@@ -1,4 +1,4 @@
-"""What a collector was doing, as bytes: saved at a batch boundary, restored by an equal collector.
+"""A collector's state as bytes: saved at a batch boundary, restored by an equal collector.
 
 Format: safetensors, arrays by name, JSON in its metadata. Holds the generators, the environments where they can be
 saved, first observations, recurrent states, open trajectories, the count of frames, the policy version, and the
@@ -157,7 +157,7 @@ class Saveable:
 
 
 def read_metadata(data: bytes | memoryview) -> dict[str, Any]:
-    """What a state says of itself: `envs_saved`, `why_not`, `warmup_left`, ..."""
+    """Metadata of a state: `envs_saved`, `why_not`, `warmup_left`, ..."""
     try:
         metadata: dict[str, Any] = json.loads(parse_header(data).metadata["cormorant"])
         found, kinds = metadata["format"], [type(metadata.get(name)) for name in ("envs_saved", "warmup_left")]

@@ -2,8 +2,8 @@
 
     rest(IDLE) .. rest(WEIGHTS) .. begin .. vector steps .. [rest(PAUSED) .. begin ..] .. rest(STORE) .. rest(IDLE)
 
-Everything between two calls belongs to one activity. While stepping it is shared out between waiting for environments,
-the policy, and the rest, as in the steps that were measured last.
+Everything between two calls belongs to one activity. Stepping time is divided among environments, the policy, and the
+rest, in the proportions of the last measured steps.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class BatchTiming:
 
 @dataclass(slots=True)
 class Laps:
-    """What an EnvGroup adds to while one vector step is measured."""
+    """Times that EnvGroups add up during a measured vector step."""
 
     env_ns: int = 0
     """In `recv`."""
@@ -58,7 +58,7 @@ class Timing:
         self.rest(BUILD)
 
     def rest(self, activity: int) -> None:
-        """From now on the worker does something else than stepping."""
+        """Begin an activity other than stepping."""
         now = monotonic_ns()
         elapsed, self._since = now - self._since, now
         if self._activity == STEPPING:
@@ -74,15 +74,15 @@ class Timing:
 
     @property
     def now_s(self) -> float:
-        """When the activity that goes on began, by `time.monotonic`."""
+        """Start of the current activity, by `time.monotonic`."""
         return self._since / 1e9
 
     def begin(self) -> None:
-        """From now on the worker steps."""
+        """Begin stepping."""
         self.rest(STEPPING)
 
     def next_laps(self) -> Laps | None:
-        """What the vector step that begins now is measured with: nothing, but once in 16."""
+        """`Laps` for the next vector step if it is measured, which is one in 16; else None."""
         self._left -= 1
         if self._left:
             return None
@@ -91,7 +91,7 @@ class Timing:
         return Laps()
 
     def measured(self, laps: Laps) -> None:
-        """The vector step is over that was measured with this."""
+        """Record a measured vector step."""
         total_ns = max(1, monotonic_ns() - self._since)
         weight = _WEIGHT if self._env_share or self._inference_share else 1.0
         self._env_share += weight * (laps.env_ns / total_ns - self._env_share)
@@ -101,7 +101,7 @@ class Timing:
         self._measured += 1
 
     def take(self) -> BatchTiming:
-        """How the time since the last call went, between two batches."""
+        """Timings since the last call, between two batches."""
         steps = self._measured or 1
         found = BatchTiming(
             seconds=self._stepped_ns / 1e9,

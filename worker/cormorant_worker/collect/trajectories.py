@@ -1,6 +1,6 @@
-"""Which trajectory each environment is in, and what it has earned so far. Owned by one collector.
+"""The open trajectory of each environment and its return so far. Owned by one collector.
 
-A trajectory id is unique over the whole job, for all time:
+A trajectory id is unique in the job, including later heads:
 
     63 bits = group (3) | slot index (14) | epoch (12) | n-th trajectory of this slot in this epoch (34)
 
@@ -23,7 +23,7 @@ from cormorant_worker.spaces import Array, Leaf
 _GROUP_BITS, _INDEX_BITS, _EPOCH_BITS, _COUNTER_BITS = 3, 14, 12, 34
 _ATTEMPT_STEP_BITS = 24
 MAX_EPOCH = (1 << _EPOCH_BITS) - 1
-"""Epochs count from 0."""
+"""Highest epoch; epochs count from 0."""
 
 _FOLDS = {"sum": np.add, "mean": np.add, "max": np.maximum, "any": np.maximum}
 """How the values of an episode become one metric; NaN stays NaN in all of them. `any` is about absolute values."""
@@ -87,8 +87,8 @@ class EpisodeTally:
 
 
 class EpisodeMetrics:
-    """What a job reports of each episode beside its return and length, made of declared keys of info: over one
-    collector's batches, each given once and in order, from the info that their blocks store anyway.
+    """Metrics of each episode beside its return and length, computed from declared keys of info, over one collector's
+    batches, each given once and in order.
     """
 
     def __init__(self, metrics: Sequence[EpisodeMetric], info: Sequence[Leaf], num_envs: int) -> None:
@@ -102,7 +102,7 @@ class EpisodeMetrics:
         self._open = [Carry(num_envs, start=-np.inf if each.reduce == "max" else 0.0) for each in self._metrics]
 
     def of(self, block: Block, rows: Array, columns: Array, *, lengths: Array) -> dict[str, list[float]]:
-        """The metrics by name of the episodes of `lengths` [k] frames whose last ones are these of a complete block."""
+        """Metrics, by name, of the episodes that end at these frames of a complete block; `lengths` [k] frames."""
         found = {}
         for metric, leaf, so_far in zip(self._metrics, self._leaves, self._open, strict=True):
             info = block.info[leaf][: block.num_rows]
@@ -127,15 +127,13 @@ class EpisodeMetrics:
         return found
 
     def state(self, ids: Array) -> dict[str, Array]:
-        """What the open episodes, of the trajectories `ids` [B], have gathered, by name."""
+        """Running values of the open episodes of the trajectories `ids` [B], by name."""
         return {
             f"metric.{metric.name}": so_far.of(ids) for metric, so_far in zip(self._metrics, self._open, strict=True)
         }
 
     def restore(self, state: Mapping[str, Array], ids: Array) -> None:
-        """Continue from `state()`, in the trajectories `ids`. What it knows nothing of is NaN until the open episodes
-        end.
-        """
+        """Continue from `state()`, in the trajectories `ids`. Unknown metrics are NaN until the open episodes end."""
         for metric, so_far in zip(self._metrics, self._open, strict=True):
             so_far.go_on(ids, state.get(f"metric.{metric.name}", np.full(ids.shape, np.nan)))
 
@@ -195,11 +193,11 @@ class Trajectories:
         self.next_id += count
 
     def skip_to(self, base: int) -> None:
-        """Trajectories that open from now on have this id or higher ones. Never goes back."""
+        """Use this id or higher ones for new trajectories. Never decreases."""
         self.next_id = max(self.next_id, base)
 
     def lose(self, columns: Array) -> None:
-        """The environments of these columns crashed: their trajectories end, and new ones begin."""
+        """End the trajectories of crashed environments and begin new ones."""
         self.lost.update(self.ids[columns].tolist())
         self.open(columns)
 
@@ -224,7 +222,7 @@ class Trajectories:
         } | self.metrics.state(self.ids)
 
     def is_at(self, state: dict[str, Array]) -> bool:
-        """True when nothing has happened since `state()` gave this."""
+        """True if nothing has happened since this result of `state()`."""
         ours = self.state()
         return all(
             name in state and np.array_equal(value.reshape(-1), state[name].reshape(-1), equal_nan=True)
@@ -234,8 +232,8 @@ class Trajectories:
     def restore(self, state: dict[str, Array], *, keeps_ids: bool) -> None:
         """Continue from `state()`, with the open trajectories that it held.
 
-        Ids are handed out once. New trajectories come after those of the state and those from here. The open ones keep
-        their ids only if none of them has gone on here in the meantime.
+        Ids are handed out once. New trajectories come after those of the state and those from here. Open ones keep
+        their ids only if none of them has continued here in the meantime.
         """
         self.skip_to(int(state["next_id"].item()))  # an array of one: files know no scalars
         self.lengths[:] = state["lengths"]

@@ -1,6 +1,6 @@
 """Which environment plays which of `env.variants`.
 
-The slot of a worker alone decides (`cormorant_contract.variants.seats_of`): shares are right over a worker group, also
+Only the slot of a worker decides (`cormorant_contract.variants.seats_of`): shares are right over a worker group, also
 where workers have one environment each, and a slot keeps its variants when the fleet is scaled, when its worker is
 replaced, and over restores and new seeds.
 

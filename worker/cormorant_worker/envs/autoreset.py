@@ -1,5 +1,5 @@
-"""When a gymnasium vector environment resets its rows, and whether it resets some of them on request: as it declares,
-or as is found out by playing it. Everything here leaves the environment in need of a `seed`.
+"""When a gymnasium vector environment resets its rows, and whether it can reset some of them on request: as declared,
+or determined by stepping it. Call `seed` afterwards.
 """
 
 import time
@@ -21,10 +21,10 @@ _TRIES = 4
 
 
 def find_mode(vector: FlatVector) -> AutoresetMode:
-    """As declared, else as it behaves.
+    """The declared mode, else the observed one.
 
     Raises:
-        EnvBuildError: it declares nothing, and what it does cannot be told.
+        EnvBuildError: it declares no mode, and its behavior is unclear.
     """
     env = vector.env
     # An environment's own attribute comes first: ALE's writes the mode into a dict that every class shares.
@@ -43,7 +43,7 @@ def find_mode(vector: FlatVector) -> AutoresetMode:
 
 def resets_some(vector: FlatVector, mode: AutoresetMode) -> bool:
     """True where `reset(options={"reset_mask": ...})` begins new episodes in some rows and leaves the others alone.
-    Where a look cannot tell, the class or the mode is believed.
+    If the observation is inconclusive, the class or the mode decides.
     """
     is_known = _forgets_pending_resets(vector)
     if mode is AutoresetMode.NEXT_STEP and not is_known:

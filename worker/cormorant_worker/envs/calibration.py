@@ -1,8 +1,8 @@
-"""How many EnvPool threads pay, found by timing a few steps at the start.
+"""Finds the best number of EnvPool threads by timing a few steps at the start.
 
 More threads help as long as a vector step takes longer than waking them: cheap environments (CartPole) are faster on
 one, Atari on all that the CPU limit allows. One thread is timed as it will run: on the CPU of the policy, where it may
-keep to that (cpus.py). What is found is told to replacements, so that they need not ask again.
+keep to that (cpus.py). Replacements get the result, so that they do not calibrate again.
 """
 
 import time

@@ -1,5 +1,5 @@
-"""What a SubprocessVectorEnv and its children say and share: single bytes over a pipe, one block of memory, and
-messages over a socket for what happens rarely.
+"""Communication of a SubprocessVectorEnv with its children: single bytes over a pipe, one block of shared memory, and
+messages over a socket for rare events.
 
     parent                                    child
     BuildRequest           ->

@@ -1,4 +1,4 @@
-"""One gymnasium environment that reads its action from, and writes its steps into, one row of preallocated arrays.
+"""One gymnasium environment that reads its actions from one row of preallocated arrays, and writes its steps there.
 
 Used by InlineVectorEnv for each of its environments, and by the child processes of SubprocessVectorEnv.
 """
@@ -33,7 +33,7 @@ class BadObservation(EnvCrashed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """Why the environment of a row does not go on."""
+    """Why the environment of a row failed."""
 
     row: int
     what: str
@@ -46,7 +46,7 @@ class Crash:
     cause: type[EnvError] | None = None
     """UnknownEnv, EnvBuildError or BadObservation, where it raised that."""
     error: BaseException | None = field(default=None, repr=False)
-    """What it raised, where it steps in this process."""
+    """Its exception, if it steps in this process."""
 
     @classmethod
     def of(cls, error: BaseException, *, row: int, steps: int) -> "Crash":
@@ -73,7 +73,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepArrays:
-    """What n environments write, one row each."""
+    """Arrays that n environments write, one row each."""
 
     obs: Arrays
     """[n, ...] per leaf."""
@@ -89,7 +89,7 @@ class StepArrays:
     """[n, ...] a declared key of info."""
 
     def read(self, rows: slice | Rows, numbers: Rows, replaced: Sequence[int], nan: "NanCheck") -> Step:
-        """What some rows wrote. `numbers`: theirs; `replaced`: the numbers of those that were restarted.
+        """Read the steps of some rows. `numbers`: their numbers; `replaced`: numbers of restarted environments.
 
         Raises:
             BadObservation: an environment returned NaN.
@@ -116,7 +116,7 @@ class StepArrays:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvArrays:
-    """All that n environments read and write."""
+    """All arrays that n environments read and write."""
 
     actions: Arrays
     """[n, ...] per leaf."""
@@ -310,14 +310,14 @@ class EnvRow:
         return write
 
     def save(self) -> Saved:
-        """Raises whatever the environment's own get_state raises."""
+        """Save the environment's state. Raises the errors of its get_state."""
         try:
             return Saved(state=save_env(self.env))
         except EnvNotSaved as error:
             return Saved(why_not=str(error))
 
     def load(self, saved: Saved) -> Saved:
-        """Put the environment where `save` found an equal one. The answer says why not, if it did not work."""
+        """Restore a state of `save`. The result says why, if that failed."""
         self._may_be_illegal = True  # restored as well
         try:
             load_env(self.env, saved.state)

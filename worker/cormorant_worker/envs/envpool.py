@@ -136,7 +136,7 @@ def task_ids() -> list[str]:
 
 
 def check_pool(pool: object) -> None:
-    """Refuse what is not a pool whose environments are stepped together. Any `env_type` will do."""
+    """Refuse anything but a pool whose environments are stepped together, of any `env_type`."""
     if not all(hasattr(pool, name) for name in ("_send", "_recv", "_reset", "_state_keys", "config", "spec")):
         raise EnvBuildError(
             f"{type(pool).__module__}.{type(pool).__name__} is not an EnvPool environment; "

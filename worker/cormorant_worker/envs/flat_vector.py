@@ -74,7 +74,7 @@ class VectorSource:
 
 
 class Stepped(NamedTuple):
-    """What one step of all N environments returned."""
+    """Result of one step of all N environments."""
 
     obs: Arrays
     """[N, ...] per leaf; the environment's own memory."""

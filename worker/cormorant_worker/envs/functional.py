@@ -32,7 +32,7 @@ Tree = Any
 
 
 class Outcome(NamedTuple):
-    """What a step of one row returned."""
+    """Result of a step of one row."""
 
     state: Tree
     obs: Tree
@@ -224,7 +224,7 @@ def _space(seen: Any, spec: Any, what: str) -> Space:
 
 
 class RowStates(NamedTuple):
-    """What goes from step to step; [N, ...] each."""
+    """State carried from step to step; [N, ...] each."""
 
     state: Tree
     key: Any

@@ -21,7 +21,7 @@ IMPORTS: tuple[str, ...] = ()
 
 
 def check(env: Env, *, is_own_process: bool = False) -> None:
-    """Nothing is known before a worker builds one; entrypoints are looked for elsewhere."""
+    """Has no effect: only a worker can build one, and entrypoints are checked elsewhere."""
 
 
 def open_envs(request: EnvRequest) -> OpenedEnvs:

@@ -1,5 +1,5 @@
-"""Sources of gymnasium environments: from what a manifest says (id or entrypoint, kwargs, wrappers, a step limit), from
-callables of a script, and of several variants. Imported in the processes of environments, so without the contract.
+"""Sources of gymnasium environments: from a manifest (id or entrypoint, kwargs, wrappers, step limit), from callables
+of a script, and with variants. Environment processes import this, so it does not import the contract.
 """
 
 import inspect
@@ -29,7 +29,7 @@ class EnvSource(Protocol):
     def name(self) -> str: ...
 
     def called(self, row: int) -> str:
-        """What messages call the environment of a row."""
+        """Name of a row's environment in messages."""
         return f"environment {row}"
 
     def build(self, row: int) -> Env:
@@ -133,8 +133,8 @@ _AGENTS = (
 
 
 def why_unsupported(env: Any) -> str:
-    """What an environment, its class, or a function that is known to make one is, and what to use instead: "a
-    SyncVectorEnv, a gymnasium vector environment, ...". Empty: nothing is known against it.
+    """Why an environment, its class or its factory is unsupported, and what to use instead: "a SyncVectorEnv, a
+    gymnasium vector environment, ...". Empty: no objection.
     """
     while isinstance(env, partial):
         env = env.func

@@ -1,5 +1,5 @@
-"""The values of `info` that a job stores: declared in its manifest, completed by a look at an environment, read at
-every step. What `Step.info` holds, in the order of the declaration.
+"""The values of `info` that a job stores: declared in its manifest, completed from an environment, and read at every
+step into `Step.info`, in the order of the declaration.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,7 +24,7 @@ class InfoField:
     """One declared key. Pickled for the processes of environments, which do not import the contract."""
 
     key: str
-    """In info; with dots, a path into nested dicts."""
+    """Key in info; with dots, a path into nested dicts."""
     dtype: str = ""
     """Numpy's name; empty: the environment's own."""
     shape: tuple[int, ...] | None = None

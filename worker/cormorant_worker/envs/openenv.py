@@ -388,7 +388,7 @@ IMPORTS: tuple[str, ...] = ()
 
 
 def check(env: Env, *, is_own_process: bool = False) -> None:
-    """Nothing is known before a server answers."""
+    """Has no effect: only a running server can tell."""
 
 
 def open_envs(request: EnvRequest) -> OpenedEnvs:

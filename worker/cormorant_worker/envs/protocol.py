@@ -1,4 +1,4 @@
-"""What the hot loop sees of environments, however they are stepped (EnvPool, subprocesses, this process).
+"""The interface of environments for the hot loop, however they are stepped (EnvPool, subprocesses, this process).
 
 Autoreset is *same-step with the true final observation*: a row that ended carries its final observation in `final`
 and the first observation of the next episode in `obs`. No phantom step ever leaves an implementation.
@@ -27,7 +27,7 @@ NO_ROWS: Rows = np.empty(0, dtype=np.int64)
 
 
 class Step(NamedTuple):
-    """What happened to some rows since they were sent. n rows; k of them ended; f of them are fresh.
+    """Steps of some rows since they were sent. n rows; k of them ended; f of them are fresh.
 
     Arrays belong to the receiver until the next `recv` of the same environment; it copies what it keeps.
     """
@@ -66,7 +66,7 @@ class VectorEnv(Protocol):
     action_space: Space
     """Space of one environment."""
     info_leaves: tuple[Leaf, ...] = ()
-    """What of `info` comes with every step; mostly nothing."""
+    """Leaves of `info` in every step; usually none."""
     illegal: Array | None = None
     """[num_envs, length] bool: which actions the info of each idle environment's last step or reset forbids next, by an
     `action_mask`; None: infos are not read for that. `length` as `action_mask.mask_length` has it."""
@@ -75,11 +75,11 @@ class VectorEnv(Protocol):
     min_in_flight: int = 1
     """`recv` may block indefinitely with fewer rows in flight than this; 1 when lockstep."""
     why_not_saved: str = "these environments have no states"
-    """A sentence, where `state` is not written."""
+    """Why environments cannot be saved, if `state` is not implemented."""
 
     @property
     def restarts(self) -> int:
-        """How many environments were restarted after a crash or a hang, so far."""
+        """Number of environments restarted so far after a crash or a hang."""
         return 0
 
     @property
@@ -102,7 +102,7 @@ class VectorEnv(Protocol):
         """Wait for rows that were sent. Bounded by the implementation's own time limit.
 
         Raises:
-            EnvCrashed: the environments cannot go on.
+            EnvCrashed: the environments failed and cannot be restarted.
         """
 
     def restart(self, rows: Rows) -> Arrays:

@@ -1,5 +1,5 @@
-"""What a worker or an evaluation asks a kind of environment for, and what every kind answers. Each kind is a module, in
-the table of `kinds.py`.
+"""Requests of workers and evaluations to a kind of environment, and the protocol of kinds. Each kind is a module in the
+table of `kinds.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from cormorant_worker.envs.restarts import RestartLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvRequest:
-    """Which environments to open, and with what of the machine."""
+    """The environments to open, and their share of the machine."""
 
     env: Env
     """`spec.env`, whose `num_envs` says how many."""

@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 ENV_RESTARTED = "env_restarted"
 """The log line of a restart, which fleets count."""
 RESTART_WINDOW_S = 600.0
-"""Restarts count for so long."""
+"""Seconds for which a restart counts."""
 _TOLD = 3
 """Restarts that are logged with their traceback; later ones are one line each."""
 
@@ -29,7 +29,7 @@ class RestartLimits:
     total: int = 100
     """Restarts over all environments of one VectorEnv, within RESTART_WINDOW_S."""
     inherited: int = 0
-    """Those of them that came before it was built: of the workers that had its slot."""
+    """Restarts by earlier workers of its slot."""
     barren: int = 3
     """Restarts in a row of one environment that does not complete a step in between."""
     recycle_rss_mib: int = 0

@@ -1,4 +1,4 @@
-"""What environments that are stepped one by one share, in this process (`inline.py`) or in processes of their own
+"""Base of environments that are stepped one by one, in this process (`inline.py`) or in their own processes
 (`subprocess.py`): each one crashes and is restarted alone.
 
     built -> idle -> (send | reset | save | load) -> idle
@@ -22,7 +22,7 @@ from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, Stat
 from cormorant_worker.spaces import Arrays, Space
 
 Running = TypeVar("Running")
-"""What steps the environment of one row."""
+"""Steps the environment of one row."""
 
 
 class SingleEnvs(VectorEnv, Generic[Running]):

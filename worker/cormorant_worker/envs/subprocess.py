@@ -1,4 +1,4 @@
-"""Gymnasium environments in processes of their own: parallel, and each one crashes, hangs and restarts alone."""
+"""Gymnasium environments in their own processes: parallel, and each one crashes, hangs and restarts alone."""
 
 import contextlib
 import math

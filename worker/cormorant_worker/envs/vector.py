@@ -260,7 +260,7 @@ IMPORTS: tuple[str, ...] = ()
 
 
 def check(env: Env, *, is_own_process: bool = False) -> None:
-    """Nothing is known before a worker builds it; entrypoints are looked for elsewhere."""
+    """Has no effect: only a worker can build it, and entrypoints are checked elsewhere."""
 
 
 def open_envs(request: EnvRequest) -> OpenedEnvs:

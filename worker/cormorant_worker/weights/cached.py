@@ -81,8 +81,8 @@ class CachedWeights:
         return PolicyVersion(max(self._models, default=INITIAL_VERSION))
 
     def keep_settled(self, settled: Settled) -> None:
-        """Keep the count of a head, unless a higher one of any head is kept: a new head tells its own before it has
-        heard that one. Any thread may call it.
+        """Keep the count of a head, unless a higher one is kept: a new head reports its own count before it has
+        received the kept one. Thread-safe.
         """
         if self._folder is None:
             return
