@@ -54,7 +54,7 @@ def test_every_method_of_a_fleet_is_used_in_an_example() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("checker", ["mypy", "basedpyright"])
+@pytest.mark.parametrize("checker", [pytest.param("mypy", marks=pytest.mark.slow), "basedpyright"])
 def test_type_checkers_accept_the_examples(checker: str, tmp_path: Path) -> None:
     script = tmp_path / "reference.py"
     script.write_text(EXAMPLES)
@@ -79,6 +79,7 @@ def test_type_checkers_read_the_installed_packages() -> None:
     assert [room for room in ours if not Path(str(import_module(room).__file__)).with_name("py.typed").is_file()] == []
 
 
+@pytest.mark.slow
 def test_a_type_checker_refuses_what_is_no_weights(tmp_path: Path) -> None:
     script = tmp_path / "wrong.py"
     script.write_text("import cormorant\n\n\ndef f(fleet: cormorant.Fleet) -> None:\n    fleet.publish(7)\n")
