@@ -69,6 +69,7 @@ def draw_pages() -> None:
     with tempfile.TemporaryDirectory() as name, chromium() as browser:
         folder = Path(name)
         manifest = write_manifest(folder, "Pong-v5", totalFrames=10**6)
+        manifest.write_text(manifest.read_text().replace("drop_oldest", "wait"))
         with HeadProcess(manifest, folder / "head", "--workers", "2") as head:
             api = head.api("write")
             learner = threading.Thread(

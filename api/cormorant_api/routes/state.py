@@ -165,7 +165,7 @@ class _Document(BaseModel):
 
 
 def read_state(data: memoryview) -> FleetState:
-    """Parse a fleet's state; 400, 415 or 422 if it is none."""
+    """Parse a fleet's state; 400, 415 or 422 if the body is not a state."""
     parsed = parse_body(data)
     try:
         document = _Document.model_validate(json.loads(parsed.metadata.get(_KEY, "")))

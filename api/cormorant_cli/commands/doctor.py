@@ -179,7 +179,7 @@ def _lacking(cluster: Cluster, namespace: str) -> Iterator[Finding]:
 
 
 def of_job(job: Raw, *, now: datetime, options: str = "") -> Iterator[Finding]:
-    """What the operator says of a job. `options`: what a command about it must say beside its name."""
+    """The operator's findings about a job. `options`: options that commands about it need besides its name."""
     name, metadata = identity(job), job["metadata"]
     if "deletionTimestamp" in metadata:
         yield Finding("problem", f"{name} is being deleted")

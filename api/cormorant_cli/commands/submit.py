@@ -82,8 +82,8 @@ def submit(
 
 
 def document_of(job: CollectorJob, files: CodeMap | None, *, namespace: str) -> Raw:
-    """A job as it is sent: what the user wrote and no default, so that the sender owns nothing else. `namespace`: where
-    the manifest names none; empty leaves it out.
+    """The document to send: the fields that the user wrote, without defaults, so that the sender owns no other fields.
+    `namespace`: used if the manifest has none; empty omits it.
     """
     written = _written(job)
     given = written["metadata"]

@@ -14,7 +14,7 @@ DELIVERY = "Cormorant-Delivery"
 ACK_WITHIN = "Cormorant-Ack-Within"
 """Seconds after which an unacknowledged batch goes to the next consumer."""
 SETTLED = "Cormorant-Settled"
-"""What a head has settled, signed: a consumer sends it back with its next request for a batch."""
+"""A head's signed count of settled frames, which a consumer sends back with its next request for a batch."""
 POLICY_VERSION = "Cormorant-Policy-Version"
 """Version of the weights in the body."""
 

@@ -1,10 +1,10 @@
-"""Jobs with a queue: what is asked of Kueue, and what Kueue is told.
+"""Jobs with a queue: requests to Kueue, and reports to it.
 
     no Workload -> pending -> admitted: pods are created -> evicted: drains, gives the quota back -> pending ...
                                                          -> the job ends: Finished
 
-Only Kueue's own word stops a running job: a Workload that was deleted or cannot be read creates no pods and deletes
-none. A new Workload takes the place of a deleted one.
+Only an eviction by Kueue stops a running job: if a Workload was deleted or cannot be read, no pod is created or
+deleted. A new Workload takes the place of a deleted one.
 """
 
 from collections.abc import Iterator

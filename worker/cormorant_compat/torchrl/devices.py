@@ -7,12 +7,12 @@ import torch
 
 
 def check_device(given: Any, name: str, *, is_remote: bool = False) -> str:
-    """A device as torch writes it, "" where none was said.
+    """A device as torch writes it, "" if none was given.
 
     Args:
         given: what `torch.device` takes, or None.
         name: of the argument, for messages.
-        is_remote: it belongs to another machine; whether it exists there is not known here.
+        is_remote: the device belongs to another machine, so its existence cannot be checked.
     """
     if given is None:
         return ""
@@ -37,7 +37,7 @@ def check_device(given: Any, name: str, *, is_remote: bool = False) -> str:
 
 
 def devices_of(given: Any, name: str, num_collectors: int, *, is_remote: bool) -> tuple[str, ...]:
-    """One device for each collector, "" where none was said."""
+    """One device for each collector, "" if none was given."""
     if isinstance(given, Sequence) and not isinstance(given, str):
         several = [check_device(one, name, is_remote=is_remote) for one in given]
         if len(several) == 1:

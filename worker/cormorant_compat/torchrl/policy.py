@@ -105,7 +105,7 @@ def read_weights(given: Any, *, policy: Any) -> Mapping[str, torch.Tensor]:
 
     Args:
         given: the weights.
-        policy: the policy as it acts: where it was wrapped, the names get what is before them there.
+        policy: the policy in use; if it was wrapped, names get the wrapper's prefix.
     """
     if isinstance(given, nn.Module):
         found: dict[str, Any] = dict(given.state_dict())

@@ -22,7 +22,7 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
 
     Every leaf is a view of the block, except `("next", ...)` observations and states of a batch in which a trajectory
     ended: those are copies, because the block stores final values separately. With `copy` nothing is a view of the
-        block; `observation` and `("next", "observation")` may still be views of the same memory.
+    block; `observation` and `("next", "observation")` may still be views of the same memory.
 
     Returns:
         TensorDict `[B, T]` with `observation`, `action`, the policy's other outputs, recurrent states and `is_init`
@@ -33,7 +33,7 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
         `("collector", "policy_version")` int64 `[B, T]`, with variants `("collector", "task_id")` int64 `[B, T]`; and,
         when columns have different lengths,
         `("collector", "mask")` bool `[B, T]`. Where the mask is False every value is zero, except that the
-        observation and the recurrent states right after a column's last frame stay what that frame led to.
+        observation and the recurrent states right after a column's last frame keep the result of that frame.
     """
     layout, rows = block.layout, slice(0, block.num_rows)
     own = np.copy if copy else (lambda array: array)

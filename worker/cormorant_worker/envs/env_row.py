@@ -37,7 +37,7 @@ class Crash:
 
     row: int
     what: str
-    """A sentence's end: "raised ValueError: ...", "gave no answer within 5 s", "was killed by SIGKILL"; with a `cause`
+    """End of a sentence: "raised ValueError: ...", "gave no answer within 5 s", "was killed by SIGKILL"; with a `cause`
     a whole sentence."""
     steps: int
     """Steps that it had completed since it was built; it failed in the next one, or in a reset."""

@@ -149,7 +149,7 @@ def why_unsupported(env: Any) -> str:
 
 
 def has_agents(env: Any) -> bool:
-    """True of a PettingZoo environment, its class, or a function of PettingZoo that makes one."""
+    """True for a PettingZoo environment, its class, or a PettingZoo function that makes one."""
     while isinstance(env, partial):
         env = env.func
     kind = env if isinstance(env, type) else type(env)
@@ -176,7 +176,7 @@ def form_of(env: Any) -> str:
 
 
 def makes_vector(env: Any) -> bool:
-    """True of a function, also `gymnasium.make_vec`, and of a VectorEnv's class that takes `num_envs` by name and needs
+    """True for a function, also `gymnasium.make_vec`, and for a VectorEnv class that takes `num_envs` by name and needs
     no other argument.
     """
     if not callable(env) or (isinstance(env, type) and issubclass(env, gymnasium.Env)):

@@ -23,7 +23,7 @@ IMPORTS: tuple[str, ...] = ()
 
 
 def is_functional(env: Any) -> bool:
-    """True of what `form_of` knows, and of what `gymnax.make` returns."""
+    """True for objects that `form_of` knows, and for results of `gymnax.make`."""
     return bool(form_of(env[0] if isinstance(env, tuple) and env else env))
 
 
