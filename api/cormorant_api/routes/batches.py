@@ -96,7 +96,7 @@ async def next_batch(
             "the job has no output.queue, its frames go to the dataset only; add output.queue: {} to the manifest",
         )
     running = head.running
-    if settled:
+    if settled and not settled.startswith(f"{head.journal.epoch}."):  # its own, as a rule, which tell it nothing
         await head.quick(head.inherit, settled)
     oldest = None if max_staleness is None else max(0, running.fleet.version - max_staleness)
     lent = await while_connected(request.receive, _lend_next(head, consumer, wait_s=wait, oldest_version=oldest))
