@@ -37,8 +37,8 @@ _LOOK_S = 0.05
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first drains, the second exits immediately. So does the first while there is nothing to
-    close yet: imports take long on a busy machine.
+    """SIGTERM and SIGINT: the first drains, the second exits immediately. The first also exits immediately while there
+    is nothing to close, such as during slow imports.
 
     Neither raises: an exception inside Ray's code would abort the process.
     """
@@ -46,7 +46,7 @@ class Signals:
     def __init__(self) -> None:
         self.number = 0
         self.is_idle = True
-        """Nothing has to be closed."""
+        """Nothing needs to be closed yet."""
 
     def install(self) -> None:
         """Install both handlers. Main thread only."""
@@ -112,7 +112,7 @@ def _engine(given: argparse.Namespace, should_stop: "Callable[[], bool]") -> "En
         raise HeadFault(
             f"--fleet ray needs {error.name}, which is not installed: pip install 'cormorant[ray]'"
         ) from error
-    # The pod's supervisor starts Ray meanwhile, and ends this process if that takes too long.
+    # Meanwhile the pod's supervisor starts Ray; it ends this process if Ray takes too long.
     ready_file = os.environ.get(READY_FILE, "")
     while ready_file and not Path(ready_file).exists():
         if should_stop():
@@ -174,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--published-version",
         type=_from(0),
-        default=os.environ.get("CORMORANT_PUBLISHED_VERSION", "0"),  # an older head ignores it, and refuses an option
+        default=os.environ.get("CORMORANT_PUBLISHED_VERSION", "0"),  # older heads ignore a variable, not an option
         help="Newest version of the weights that earlier heads published (default: CORMORANT_PUBLISHED_VERSION, or 0).",
     )
     parser.add_argument(

@@ -57,8 +57,8 @@ _PAGE_HEADERS = {
 
 def make_app(head: Head | None = None) -> FastAPI:
     """Make the application; without a head it serves only the OpenAPI document."""
-    app = FastAPIOffline(  # brings the files of `/docs`: a cluster may have no way out
-        docs_url=None,  # its page works only at the root
+    app = FastAPIOffline(  # ships the files of `/docs`: a cluster may have no internet access
+        docs_url=None,  # FastAPI's own page works only at the root
         redoc_url=None,
         static_url="/docs-static",
         title="Cormorant",
@@ -81,7 +81,7 @@ def make_app(head: Head | None = None) -> FastAPI:
                 separate_input_output_schemas=False,
             )
             for operation in (one for path in document["paths"].values() for one in path.values()):
-                # A collapsed row shows the summary alone: a sentence, and not the function's name again.
+                # A collapsed row shows only the summary: use a sentence instead of the function's name.
                 operation["summary"] = operation["description"].partition(". ")[0].partition("\n")[0].rstrip(".")
             parts = document.setdefault("components", {})
             for model in (Problem, MemoryBatch, Event, Hello, Opening, Moment, Bye):
@@ -131,7 +131,7 @@ class _PageFiles(StaticFiles):
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
     ) -> Response:
-        """The file, or that it has not changed."""
+        """The file, or 304 if it has not changed."""
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update(_PAGE_HEADERS)
         return response
@@ -158,7 +158,7 @@ class _RequestMetrics:
         try:
             await self._app(scope, receive, noting)
         except asyncio.CancelledError:
-            # uvicorn would answer 500, which a learner takes for the end of its job.
+            # uvicorn would answer 500, which a learner takes for a failed job.
             if status:
                 raise
             try:

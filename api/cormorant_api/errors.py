@@ -1,4 +1,4 @@
-"""Errors of the head, and the exit codes that they end it with.
+"""Errors of the head, and their exit codes.
 
 ApiError             the error response to a request: a status and a problem type
 HeadFault            the head cannot start or continue
@@ -16,7 +16,9 @@ class ApiError(Exception):
     """Raised anywhere below a route; one handler turns it into problem+json."""
 
     def __init__(self, kind: ProblemType, detail: str, /, **members: Any) -> None:
-        """`members`: further ones of the problem. `retry_after_s` is a header, too; `status` replaces the type's."""
+        """`members`: further members of the problem. `retry_after_s` is also sent as a header; `status` overrides the
+        type's.
+        """
         super().__init__(detail)
         self.status: int = members.pop("status", kind.status)
         self.kind = kind
@@ -59,7 +61,7 @@ def exit_code_of(error: Exception) -> int:
 
 
 def _is_of_the_volume(error: BaseException | None) -> bool:
-    """Whether a file system error caused it (full, stale, read-only, no permission), rather than a wrong path."""
+    """Whether the file system caused the error (full, stale, read-only, no permission), rather than a wrong path."""
     while error is not None:
         if isinstance(error, OSError):
             return not isinstance(error, _NOT_OF_THE_VOLUME)

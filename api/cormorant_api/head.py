@@ -53,7 +53,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _TICK_S = 0.5
 _WORKERS_A_SECOND = 1000
-"""Workers that housekeeping reads per second, for their rates: its cost does not grow with the fleet."""
+"""Workers whose rates housekeeping samples per second: its cost does not grow with the fleet."""
 _NEXT_HEAD_S = 2.0
 """Retry-After for clients that should reach the next head."""
 _MOST_UPLOADS = 8
@@ -71,7 +71,7 @@ class Threads:
         self._head.refuse_while_closing()
         try:
             asked = asyncio.get_running_loop().run_in_executor(self.pool, functools.partial(call, *args, **kwargs))
-        except RuntimeError:  # the pool was shut down just now
+        except RuntimeError:  # the pool was shut down in the meantime
             self._head.refuse_while_closing()
             raise
         return await asked
@@ -99,7 +99,7 @@ class Running:
 
     @property
     def statistics(self) -> Statistics | None:
-        """Those of the settled frames; None where the manifest normalizes nothing."""
+        """Normalization statistics of the settled frames; None without `normalize`."""
         return None if self.fleet.statistics is None else self.fleet.statistics.current
 
 
@@ -139,22 +139,23 @@ class Head:
         self.watchers: list[Callable[[FleetStats], None]] = []
         """Called with the counters twice a second by the housekeeping thread; must be quick and not raise."""
         self.missing_weights = ""
-        """Which weights of earlier heads this one does not have, and what it does; empty: it has them all."""
+        """Weights of earlier heads that this one lacks, and how it continues; empty: none are missing."""
         self._found_version = 0
-        """The newest of an earlier head that it had at its start, or took from a worker."""
+        """Newest version of an earlier head that was restored at the start, from the store or from a worker."""
         self.is_draining = False
         self.is_closing = False
         self.uploads = UploadRoom(most_bytes=settings.max_body_bytes, most=_MOST_UPLOADS)
         self._running: Running | None = None
         self._resume_is_start = False
-        """The fleet starts paused for `attach`, so its first resume is its start and not an event."""
+        """The fleet starts paused for `attach`, so its first resume is not an event."""
         self.quick = Threads(self, 4, name="control")
         """For short calls."""
         self.bulk = Threads(self, 16, name="bulk")
         """For long calls."""
         self.at_boundary = Threads(self, 2, name="boundary")
-        """For calls that wait for all workers to finish their batches. A worker that does not holds up others of these
-        calls, and no batch."""
+        """For calls that wait for all workers to finish their batches. A worker that does not finish delays the other
+        calls of this pool, but no batch.
+        """
         self._ended = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -181,7 +182,7 @@ class Head:
         self._housekeeper.start()
 
     def _miss_weights(self, running: Running) -> None:
-        """Pause a fleet that would begin with older weights than earlier heads had, for a limited time."""
+        """For a limited time, pause a fleet that would start with older weights than earlier heads had."""
         wanted = running.publisher.published_version = self.settings.published_version
         self._found_version = running.publisher.version
         if wanted <= self._found_version or not running.fleet.specs:
@@ -197,7 +198,7 @@ class Head:
         )
 
     def _find_weights(self, running: Running) -> None:
-        """End the pause when there are newer weights, or say that there are none."""
+        """End the pause once newer weights arrive; report an expired pause without them."""
         if not self.missing_weights:
             return
         newest = running.publisher.version
@@ -237,7 +238,7 @@ class Head:
             self._housekeeper.join(timeout=5)
         self._add_end_event()
         self._tell_last()
-        self.is_closing = True  # streams of events send what is left, and end
+        self.is_closing = True  # event streams send their remaining events and end
         if self._running is not None:
             self._running.pauses.close()
             self._running.feeder.close()
@@ -251,7 +252,7 @@ class Head:
         self.journal.close()
         self.traces.close()
 
-    # -- asking ------------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> Running:
@@ -266,7 +267,7 @@ class Head:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last turn of the fleet's thread; 0 before the fleet starts. Never blocks."""
+        """Seconds since the last iteration of the fleet's thread; 0 before the fleet starts. Never blocks."""
         return 0.0 if self._running is None else self._running.fleet.silent_s
 
     def settled_frames(self, stats: FleetStats) -> int:
@@ -278,20 +279,20 @@ class Head:
         return max(self.journal.settled_frames, new)
 
     def keep_settled_frames(self, stats: FleetStats) -> None:
-        """Write them down for the next head."""
+        """Record the settled frames for the next head."""
         if self._running is not None:
             self.journal.inherit(self._running.fleet.inherited_frames)
         self.journal.settle_all(self.settled_frames(stats))
 
     @property
     def receipt(self) -> str:
-        """What is settled, for a consumer to tell the next head; empty without tokens, which sign it."""
+        """Signed count of settled frames, which a consumer hands to the next head; empty without a token to sign it."""
         told = f"{self.journal.epoch}.{self.journal.settled_frames}"
         return f"{told}.{signature}" if (signature := self._sign(told)) else ""
 
     def inherit(self, receipt: str) -> None:
-        """Count what an earlier head of this job told a consumer: the only one who knows it when no pod is left. Other
-        text than such a receipt is ignored.
+        """Count the frames in a receipt that an earlier head of this job gave a consumer: without pods, only the
+        consumer has this count. Ignores text that is not such a receipt.
         """
         told, _, signature = receipt.rpartition(".")
         wanted = self._sign(told)
@@ -309,10 +310,10 @@ class Head:
         return self.tokens.sign(f"settled {about.namespace}/{about.name} {told}")
 
     def keep_restored(self) -> None:
-        """Write the epoch, the count and the statistics of a restored fleet down, and count on from there.
+        """Record the epoch, the count and the statistics of a restored fleet, and continue counting from them.
 
         Raises:
-            StoreError: the disk does not take them.
+            StoreError: they could not be written.
         """
         running = self.running
         self.journal.reserve_epoch(running.fleet.epoch)
@@ -374,7 +375,7 @@ class Head:
         if event.kind == "accepted":
             self.metrics.batches["queue"].inc()
         if event.kind in ("sealed", "published", "refused", "lent"):
-            return  # too frequent for the event ring, or added by the publisher with the update's id
+            return  # too frequent for the event ring, or already added by the publisher with the update's id
         if event.kind in ("paused", "resumed"):
             is_start, self._resume_is_start = self._resume_is_start, False
             if event.kind == "resumed" and is_start:
@@ -386,7 +387,7 @@ class Head:
         )
 
     def update_ended(self, update: Update) -> None:
-        """A publish was applied, failed, is late or superseded."""
+        """Report a publish that was applied, failed, is late or was superseded."""
         self.metrics.update_ended(update)
         self.traces.update_ended(update)
         self.events.add(
@@ -407,10 +408,10 @@ class Head:
         self.events.add("ended", state=self.end_state, frames=frames, reason=self.failure)
 
     def _tell_last(self) -> None:
-        """Show the final numbers to those who watch."""
+        """Send the final numbers to the watchers."""
         if self._running is None or self.is_closing:
             return
-        with suppress(CormorantError):  # the fleet is gone: what was shown last stays
+        with suppress(CormorantError):  # the fleet is gone: the last numbers stay
             stats = self._running.fleet.stats()
             self.rates.sample(stats)
             for watch in self.watchers:
@@ -432,7 +433,7 @@ class Head:
                 self.rates.sample(stats)
                 self.sample(stats)
                 self.keep_settled_frames(stats)
-                # Workers join one by one, and may have kept an older version than the lost one.
+                # Workers join one by one; one that joins may have kept newer weights than these.
                 if not self.is_draining and running.publisher.inherit():
                     self._found_version = running.publisher.version
                 self._find_weights(running)

@@ -47,8 +47,8 @@ class HeadServer:
     """A head with its listeners and fleet. Use as a context manager."""
 
     def __init__(self, job: CollectorJob, settings: HeadSettings, context: LogContext | None = None) -> None:
-        """Read tokens and the directory, and listen. `context`: context of this process's log lines; gets the epoch and
-        published versions.
+        """Read tokens and the directory, and listen. `context`: fields of this process's log lines; the server adds the
+        epoch and the newest version.
 
         Raises:
             HeadFault: settings, tokens, directory or port cannot be used.
@@ -69,7 +69,7 @@ class HeadServer:
         self.fleet: WorkerFleet | None = None
         app = make_app(self.head)
         self.moments: Moments = app.state.live
-        """What pages and the report show."""
+        """Data of live pages and the report."""
         self._listeners: list[Listener] = []
         try:
             self._listeners.append(Listener(app, settings, port=settings.port, name="control-port"))
@@ -97,7 +97,7 @@ class HeadServer:
         return f"{self.url}/#token={token}" if token else f"{self.url}/"
 
     def waits_for(self, stats: FleetStats) -> str:
-        """Why nothing is collected; empty while frames are."""
+        """Why no frames are collected; empty while they are."""
         if not self.head.is_running or self.head.is_draining:
             return ""
         return wait_for_learner(self.head, stats)
@@ -105,8 +105,8 @@ class HeadServer:
     def start_fleet(
         self, options: FleetOptions, *, engine: Engine | None = None, make: Callable[..., WorkerFleet] = WorkerFleet
     ) -> WorkerFleet:
-        """Start the workers, paused until they have the weights of an earlier head. `engine`: as `Fleet` takes it;
-        `make`: the class of the fleet.
+        """Start the workers, paused until they have the weights of an earlier head. `engine`: see `Fleet`; `make`:
+        class of the fleet.
 
         Raises:
             CormorantError: the fleet did not start.
@@ -136,8 +136,8 @@ class HeadServer:
             if self.head.is_complete:
                 if self.fleet.episodes is not None:
                     self.fleet.episodes.finish()
-                # Consumers get the end of the stream, and callers the whole table of an evaluation, not a refused
-                # connection.
+                # Let consumers receive the end of the stream, and callers the whole evaluation table, instead of a
+                # refused connection.
                 self.head.events.notifier.notify()
                 is_awaited = self.head.has_queue or self.job.spec.collection.episodes is not None
                 time.sleep(self.settings.linger_s if is_awaited else 0.0)
@@ -193,7 +193,7 @@ class HeadServer:
         deadline = now + self.settings.drain_s
         self.head.drain()
         running = self.head.running
-        # A consumer is invisible between an acknowledgement and its next request, so allow a gap.
+        # A consumer holds and awaits nothing between an acknowledgement and its next request: allow a gap.
         seen_at = now if running.ledger.consumers() else -math.inf
         while now < deadline and now - seen_at < _GONE_S and not self.head.is_complete:
             time.sleep(_LOOK_S)

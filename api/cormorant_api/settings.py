@@ -13,9 +13,9 @@ class HeadSettings:
     port: int = 8000
     """0: any free port."""
     data_port: int = 0
-    """For batches, weights and state; 0: the port after `port`, or any free port if `port` is 0."""
+    """Port for batches, weights and state; 0: the port after `port`, or any free port if `port` is 0."""
     directory: Path | None = None
-    """For weights, the frame count and tokens; None: keep them in memory."""
+    """Directory of weights, the frame count and tokens; None: keep them in memory."""
     token_file: Path | None = None
     has_tokens: bool = True
     """False: every caller has the role operator; loopback only."""
@@ -29,7 +29,7 @@ class HeadSettings:
     """Newest version that earlier heads published. A head that does not find it waits for it, or for a learner that
     publishes, before it collects with older weights."""
     weights_within_s: float = 30.0
-    """How long it waits."""
+    """Seconds to wait for `published_version`."""
     termination_message_file: Path | None = None
     """File for the settled frames as JSON, always current (Kubernetes' termination message)."""
     keep_versions: int = 5

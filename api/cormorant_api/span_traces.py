@@ -1,4 +1,4 @@
-"""Traces as OpenTelemetry spans. Imported only where the OTEL_* variables ask for traces."""
+"""Traces as OpenTelemetry spans. Imported only if the OTEL_* variables enable traces."""
 
 import os
 import threading
@@ -24,12 +24,12 @@ log = structlog.get_logger()
 
 _OTLP = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 _MOST = 256
-"""Publishes that are remembered; the trace of the oldest ends first."""
+"""Publishes to remember; beyond that, the oldest trace ends."""
 _CLOSE_S = 3.0
 
 
 def make_exporter(name: str) -> SpanExporter:
-    """The exporter that OTEL_TRACES_EXPORTER names, as its package declares it."""
+    """Create the exporter that OTEL_TRACES_EXPORTER names, from its package's entry point."""
     protocol = os.environ.get(
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     )
@@ -55,9 +55,11 @@ class SpanTraces(Traces):
         log.info("traces_on", exporter=type(exporter).__name__, endpoint=endpoint)
         self._tracer = self._provider.get_tracer("cormorant")
         self._lock = threading.Lock()
-        """Guards what follows."""
+        """Guards the fields below."""
         self._publishes: OrderedDict[int, tuple[Span, float, float]] = OrderedDict()
-        """By version: root, when it began and was staged; also those that have ended, because rounds link to them."""
+        """By version: root span, and times of its begin and staging. Ended publishes stay, because rounds link to
+        them.
+        """
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
 
     def staged(self, version: int, headers: Mapping[str, str], *, began: float) -> None:
@@ -107,7 +109,7 @@ class SpanTraces(Traces):
                 "cormorant.max_version": loan.max_version,
             },
         )
-        if not root.is_recording():  # OTEL_TRACES_SAMPLER left it out
+        if not root.is_recording():  # OTEL_TRACES_SAMPLER dropped it
             return RoundTrace()
         for part in loan.parts:
             who = {"cormorant.worker": part.worker, "cormorant.attempt": part.attempt}
@@ -121,7 +123,7 @@ class SpanTraces(Traces):
         with self._lock:
             for root, _, _ in self._publishes.values():
                 _end(root)
-        # An exporter without a collector retries for longer than a head may take to end.
+        # An exporter that cannot reach its collector retries for longer than a head may take to exit.
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(_CLOSE_S)
@@ -129,7 +131,7 @@ class SpanTraces(Traces):
     def span(
         self, name: str, parent: Span, began: float, ended: float, attributes: Mapping[str, Any] | None = None
     ) -> Span:
-        # Clocks of several threads: a part may seem to begin a moment after it ended.
+        # Times come from several threads: a span may seem to begin shortly after it ended.
         span = self._tracer.start_span(
             name,
             context=set_span_in_context(parent),
@@ -160,7 +162,7 @@ class _SpanRound(RoundTrace):
     def over(self, how: str) -> None:
         now = time.monotonic()
         if how == "acknowledged":
-            # It may overtake the end of the response.
+            # It may arrive before the end of the response.
             self._span("acknowledge", self._sent_at if self._sent_at >= self._lent_at else now, now)
         self._root.set_attribute("cormorant.end", how)
         self._root.end(self._traces.ns(now))

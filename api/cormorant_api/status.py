@@ -96,7 +96,7 @@ def describe(head: Head, stats: FleetStats) -> Status:
 
 
 def tasks_of(stats: FleetStats) -> dict[str, TaskReport]:
-    """What each variant's episodes came to."""
+    """Episode results of each variant."""
     means: dict[str, dict[str, float | None]] = {task: {} for task in stats.task_episodes}
     # Read once: each access to this property computes every mean.
     for (name, task), mean in stats.task_metric_means.items():
@@ -181,7 +181,7 @@ def _conditions(head: Head, stats: FleetStats) -> tuple[Condition, ...]:
 
 
 def _progressing(head: Head, stats: FleetStats) -> Condition:
-    """Whether frames are being collected, and what the fleet waits for otherwise."""
+    """Whether frames are being collected; otherwise, what the fleet waits for."""
     starting = sum(group.starting for group in stats.groups.values())
     serving = [group.name for group in head.job.spec.worker_groups if group.serves]
     if (sentence := wait_for_learner(head, stats)) and not head.is_draining:
@@ -200,7 +200,7 @@ def _progressing(head: Head, stats: FleetStats) -> Condition:
 
 def wait_for_learner(head: Head, stats: FleetStats) -> str:
     """Message for a fleet that is idle because its queue is full and no consumer takes batches; empty otherwise. Does
-    not need `stats.workers`: the rate says whether workers step.
+    not need `stats.workers`: the rate shows whether workers step.
     """
     running = head.running
     if stats.paused or not stats.queued_batches or running.feeder.num_waiting or head.rates.rate() > 0:

@@ -1,4 +1,4 @@
-"""What the head reports to traces."""
+"""Interface through which the head reports traces."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from cormorant_worker.fleet.batch_queue import Loan
 
 
 class RoundTrace:
-    """The trace of a round; this one records nothing. Methods may be called from any thread and never block."""
+    """The trace of a round; this base class records nothing. Methods may be called from any thread and never block."""
 
     headers: Mapping[str, str] = {}
     """`traceparent`, for the response that delivers the round; empty when it is not traced."""
@@ -22,19 +22,20 @@ class RoundTrace:
 
 
 class Traces:
-    """Where the head reports publishes and rounds; this one records nothing. Methods may be called from any thread and
+    """Receives publishes and rounds from the head; this base class records nothing. Methods may be called from any
+    thread and
     never block.
     """
 
     def staged(self, version: int, headers: Mapping[str, str], *, began: float) -> None:
-        """A publish is verified and stored. `began`: when its first byte came, in monotonic seconds."""
+        """A publish is verified and stored. `began`: when its first byte arrived, in monotonic seconds."""
 
     def update_ended(self, update: Update) -> None:
-        """Every worker has it, or it failed or is superseded."""
+        """The update is applied, failed or superseded."""
 
     def begin_round(self, loan: Loan) -> RoundTrace:
-        """A round came out of the fleet's queue."""
+        """A round left the fleet's queue."""
         return RoundTrace()
 
     def close(self) -> None:
-        """Send what is left, for at most three seconds."""
+        """Send pending spans, for at most three seconds."""

@@ -4,8 +4,9 @@ unless the standard OTEL_* variables name an exporter.
     publish: receive, verify, store, distribute, one "apply" for each worker
     round:   for each worker ticket > collect, then seal, queue, deliver (each delivery), acknowledge
 
-The head writes all spans, from times that workers and fleet report anyway: workers record nothing, and no context has
-to cross Ray. A publish continues the caller's trace (`traceparent`); a round links to the publish whose weights acted.
+The head writes all spans, from times that workers and fleet report anyway: workers record nothing, and no trace context
+crosses Ray. A publish continues the caller's trace (`traceparent`); a round links to the publish of the weights that
+collected it.
 """
 
 import os
@@ -17,10 +18,10 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 
 
 def open_traces(*, job: str, namespace: str) -> Traces:
-    """Traces as the OTEL_* variables ask for them.
+    """Create the traces that the OTEL_* variables select.
 
     Raises:
-        HeadFault: the variables ask for what is not installed, or for an unknown exporter.
+        HeadFault: the variables require a package that is not installed, or name an unknown exporter.
     """
     endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
     exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp" if endpoint else "none")

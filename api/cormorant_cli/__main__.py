@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 INTERRUPTED = 130
 
-# Ctrl-C while Python still imports ends the process by the signal. As an exception it could be lost: C code in what is
-# imported clears exceptions that it does not expect.
+# Ctrl-C during imports ends the process by the signal. An exception could be lost: C code in imported modules clears
+# exceptions that it does not expect.
 handler = signal.getsignal(signal.SIGINT)
 if handler is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -32,12 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def kubectl_main() -> None:
-    """As `main`, under the name of a plugin: kubectl runs `kubectl-cormorant` for `kubectl cormorant`."""
+    """Entry point of the kubectl plugin: kubectl runs `kubectl-cormorant` for `kubectl cormorant`."""
     leave(run(prog_name="kubectl cormorant"))
 
 
 def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant") -> int:
-    """Run one command and return its exit code; what went wrong stands on stderr in one sentence."""
+    """Run one command and return its exit code; an error is printed on stderr in one sentence."""
     words = in_one_spelling(sys.argv[1:] if arguments is None else arguments)
     speak_json("--json" in words)
     try:
@@ -49,11 +49,11 @@ def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant")
     except (typer.Abort, KeyboardInterrupt):  # typer lets Ctrl-C through while it builds its commands
         return say_end("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # The reader went away (`cormorant crd | head`): stdout cannot be written, also not at the interpreter's exit.
+        # The reader closed the pipe (`cormorant crd | head`): redirect stdout, which Python flushes once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        # Usage errors: typer brings its own click along, so they are known by what they can do.
+        # Usage errors: typer vendors click, so they are recognized by their methods.
         show = getattr(error, "show", None)
         if show is None:
             raise
@@ -69,9 +69,9 @@ def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant")
 
 
 def in_one_spelling(arguments: Sequence[str]) -> list[str]:
-    """The words of a command, then `--json`, which every command knows, where `--json` or `-o json` is among them."""
+    """The arguments, with `--json` or `-o json` anywhere moved to the end as `--json`, which every command has."""
     command = next((word for word in arguments if not word.startswith("-")), "")
-    options = ("-o", "--output") if command != "evaluate" else ("-o",)  # --output is a folder there
+    options = ("-o", "--output") if command != "evaluate" else ("-o",)  # its --output is a folder
     given, words, is_json = list(arguments), list[str](), False
     while given:
         word = given.pop(0)
@@ -85,7 +85,7 @@ def in_one_spelling(arguments: Sequence[str]) -> list[str]:
 
 
 def in_our_words(message: str) -> str:
-    """A usage error without the words of the library that checks values."""
+    """A usage error without pydantic's phrases."""
     message = message.replace("Value error, ", "").replace("Input should be ", "must be ")
     return message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
 

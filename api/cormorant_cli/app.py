@@ -1,7 +1,7 @@
-"""The `cormorant` command: the modules of `commands`, put together here.
+"""The `cormorant` command, assembled from the modules of `commands`.
 
-A command's module imports typer, the contract and the standard library; what is heavy (torch, EnvPool, the worker) it
-imports in the body of the command. So `cormorant validate` starts in a blink, and help needs no worker installed.
+A command's module imports typer, the contract and the standard library; heavy packages (torch, EnvPool, the worker) are
+imported in the body of the command. So `cormorant validate` starts at once, and help needs no worker installed.
 """
 
 from typing import Annotated
@@ -95,4 +95,4 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options before the command."""
+    """Global options."""

@@ -1,6 +1,7 @@
-"""The API server, as the command line speaks to it; the only module of it that imports the Kubernetes client.
+"""The command line's client of the API server; its only module that imports the Kubernetes client.
 
-Objects are plain JSON, as the server sends them. Every request has a time limit, and every refusal is a sentence.
+Objects are plain JSON, as the server sends them. Every request has a time limit, and every refusal becomes a
+one-sentence error.
 """
 
 import json
@@ -35,16 +36,16 @@ if TYPE_CHECKING:
 Raw = dict[str, Any]
 """An object as the API server sends it."""
 MANAGER = "cormorant-cli"
-"""Field manager of what the command line writes."""
+"""Field manager of the command line's writes."""
 CONNECT_S, ANSWER_S = 5.0, 30.0
-"""For a connection, and between two bytes of an answer."""
+"""Timeouts of a connection attempt, and between two bytes of an answer."""
 _CHUNK = 500
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-"""Where a pod finds its own."""
+"""File with a pod's own namespace."""
 
 
 class _Place(NamedTuple):
-    """What a request is about: an object, or all of a kind; no kind: the server itself."""
+    """Target of a request: an object, or all objects of a kind; no kind: the server itself."""
 
     kind: str = ""
     namespace: str = ""
@@ -63,9 +64,9 @@ class Cluster:
 
         Args:
             api: closed by `close`.
-            namespace: the one that commands work in when they name none.
-            context: its name in the kubeconfig, for sentences.
-            is_chosen: it is not the one that commands use when they name none.
+            namespace: namespace of commands that name none.
+            context: its name in the kubeconfig, for messages.
+            is_chosen: the context is not the current one, so commands must name it.
         """
         self._api = api
         self.namespace = namespace
@@ -78,7 +79,7 @@ class Cluster:
         self._api.close()
 
     def options_of(self, job: Raw) -> str:
-        """What a command about a job must say beside its name: ` -n rl --context far`, or nothing."""
+        """Options that a command about a job needs besides its name: ` -n rl --context far`, or nothing."""
         namespace = job["metadata"]["namespace"]
         options = f" -n {namespace}" if namespace != self.namespace else ""
         return options + (f" --context {self.context}" if self._is_chosen else "")
@@ -89,7 +90,7 @@ class Cluster:
         """One object.
 
         Raises:
-            ObjectMissing: there is none of this name; the sentence has near names.
+            ObjectMissing: there is none of this name; the message suggests similar names.
         """
         return self._ask("GET", _Place(kind, namespace, name))
 
@@ -100,7 +101,7 @@ class Cluster:
             return None
 
     def objects(self, kind: str, *, namespace: str = "", labels: str = "") -> list[Raw]:
-        """Every object of a kind with these labels, in one namespace or in all."""
+        """All objects of a kind with these labels, in one namespace or in all."""
         query = {"limit": str(_CHUNK), "labelSelector": labels}
         found: list[Raw] = []
         while True:
@@ -111,7 +112,7 @@ class Cluster:
                 return found
 
     def apply(self, manifest: Raw, *, is_dry_run: bool = False, is_forced: bool = False) -> tuple[Raw, bool]:
-        """Bring an object about by server-side apply. Returns it, and True when it is new.
+        """Create or update an object by server-side apply. Returns it, and True if it is new.
 
         Raises:
             BadInput: the server refuses the manifest.
@@ -133,7 +134,7 @@ class Cluster:
         self._ask("DELETE", _Place(kind, namespace, name))
 
     def may(self, verb: str, resource: str, *, namespace: str, group: str = "", subresource: str = "") -> bool:
-        """Whether the user is allowed to do something, without doing it."""
+        """Whether the user may do something (SelfSubjectAccessReview)."""
         attributes = {"verb": verb, "resource": resource, "group": group, "namespace": namespace}
         spec = {"resourceAttributes": attributes | ({"subresource": subresource} if subresource else {})}
         kind = "SelfSubjectAccessReview"
@@ -149,10 +150,10 @@ class Cluster:
         """A new connection to a port of a pod, through the API server. Any thread.
 
         Raises:
-            ClusterFailed: there is no way there, or none within `timeout_s`.
+            ClusterFailed: the port could not be reached within `timeout_s`.
         """
-        # What `kubernetes.stream.portforward` ends in: by way of its generated class, models that are not needed here
-        # cost every command two seconds, and the client could open one connection at a time.
+        # The function beneath `kubernetes.stream.portforward`. The generated class above it would import unused models,
+        # which costs two seconds per command, and allow one connection at a time.
         from kubernetes.stream.ws_client import portforward_call
 
         place = _Place("Pod", namespace, pod)
@@ -168,10 +169,10 @@ class Cluster:
                 )
                 # A thread of the Kubernetes client copies between this socket and the web socket until one ends.
                 opened.set_result(socket.socket(fileno=forward.socket(port).detach()))
-            except BaseException as error:  # noqa: BLE001  # the edge of a thread: the one that waits raises it
+            except BaseException as error:  # noqa: BLE001  # the edge of a thread: the waiting thread raises it
                 opened.set_exception(error)
 
-        # The Kubernetes client connects without a time limit, and takes Ctrl-C for a refusal.
+        # The Kubernetes client connects without a time limit, and reports Ctrl-C as a refusal.
         threading.Thread(target=connect, name="cormorant-port-forward", daemon=True).start()
         with self._translated("GET", place):
             return opened.result(timeout_s)
@@ -194,8 +195,8 @@ class Cluster:
 
         headers = {"Accept": "application/json", **({"Content-Type": content_type} if body is not None else {})}
         given = {key: value for key, value in (query or {}).items() if value}
-        # The generated client would read our plain JSON as models, and its patches are merges that custom resources do
-        # not know: it writes the address and the headers alone.
+        # The generated client makes only the address and the headers: it would parse our plain JSON as models, and send
+        # patches of a type that custom resources do not support.
         _, url, sent_headers, _, _ = self._api.param_serialize(
             method=method,
             resource_path=f"{place.path}?{urlencode(given)}" if given else place.path,
@@ -225,7 +226,7 @@ class Cluster:
         except HTTPError as error:
             raise ClusterAway(_away(self.server, self.context, error)) from error
         except ApiException as error:
-            # A web socket that was refused: the client writes the whole answer into one text, its body last.
+            # A refused web socket: the client puts the whole answer into one string, with the body last.
             reason = str(error.reason or error)
             answer = _read_json(reason.rpartition("-+-+-")[2].strip().encode())
             if answer.get("code"):
@@ -280,8 +281,8 @@ class Cluster:
         return f'{kind} "{name}" not found{inside}{did_you_mean(name, self._names(kind, namespace))}'
 
     def _names(self, kind: str, namespace: str) -> list[str]:
-        """Names of a kind, for hints: none when the user may not list them."""
-        if kind == "Secret":  # a list has their contents
+        """Names of a kind, for hints; empty if the user may not list them."""
+        if kind == "Secret":  # a list would contain their contents
             return []
         try:
             found = self._ask("GET", _Place(kind, namespace), query={"limit": str(_CHUNK)})
@@ -292,7 +293,8 @@ class Cluster:
 
 @contextmanager
 def connected(context: str = "") -> Iterator[Cluster]:
-    """A client of the cluster of a context, by default the current one; in a pod without a kubeconfig, of its own.
+    """A client of the cluster of a context (default: the current one); in a pod without a kubeconfig, of the pod's
+    cluster.
 
     Raises:
         BadInput: there is no kubeconfig, or no such context.
@@ -301,7 +303,7 @@ def connected(context: str = "") -> Iterator[Cluster]:
     cluster, before = _connect(context), threading.excepthook
 
     def handle(given: threading.ExceptHookArgs) -> None:
-        # The request over a broken connection reports it.
+        # A request over the broken connection reports the error.
         if given.thread is None or not given.thread.name.startswith("Kubernetes port forward proxy"):
             before(given)
 
@@ -309,7 +311,7 @@ def connected(context: str = "") -> Iterator[Cluster]:
     try:
         yield cluster
     finally:
-        if threading.excepthook is handle:  # not one that was set in the meantime
+        if threading.excepthook is handle:  # unless it was replaced in the meantime
             threading.excepthook = before
         cluster.close()
 
@@ -320,7 +322,7 @@ def _connect(context: str) -> Cluster:
         from kubernetes.client import ApiClient, Configuration
 
     configuration = Configuration()
-    # The library would ask the environment once, when it is imported.
+    # The library reads the environment only once, when it is imported.
     files = os.environ.get("KUBECONFIG") or "~/.kube/config"
     try:
         contexts, current = config.list_kube_config_contexts(files)

@@ -4,7 +4,7 @@
     assets.bin                -> binaryData["assets.bin"]
     my_pkg/__init__.py, ...   -> binaryData["packages.zip"]  a ConfigMap has no folders; Python imports from the archive
 
-The same files make the same name and the same bytes: code that changed is another ConfigMap, and its pods are replaced.
+Equal files give the same name and bytes; changed code becomes another ConfigMap, and the job's pods are replaced.
 """
 
 import base64
@@ -21,7 +21,7 @@ from cormorant_cli.errors import BadInput
 from cormorant_contract.children import CODE_ARCHIVE, JOB, code_config_map
 
 MOST_BYTES = 1024 * 1024
-"""What the API server takes as the data of one ConfigMap."""
+"""Largest data of one ConfigMap that the API server accepts."""
 _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _SKIPPED = ("__pycache__", "node_modules")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -34,19 +34,19 @@ class CodeMap:
 
     @property
     def digest(self) -> str:
-        """Eight characters that differ when the files do."""
+        """Eight characters that differ if the files differ."""
         found = hashlib.sha256()
         for name, data in sorted(self.files.items()):
             found.update(f"{name}\0{len(data)}\0".encode() + data)
-        # Base 32 in lower case: every character may stand in a name.
+        # Lower-case base 32: every character is valid in a name.
         return base64.b32encode(found.digest()).decode().lower()[:8]
 
     def name(self, job: str) -> str:
         return code_config_map(job, self.digest)
 
     def manifest(self, job: str, *, namespace: str, owner: Raw | None = None) -> Raw:
-        """The ConfigMap. `owner`: the job as the server has it: the ConfigMap goes when it goes. None: it does not
-        exist yet.
+        """The ConfigMap. `owner`: the job as the server returned it: Kubernetes deletes the ConfigMap with the job.
+        None: the job does not exist yet.
         """
         text = {name: data.decode() for name, data in self.files.items() if _is_text(data)}
         binary = {name: base64.b64encode(data).decode() for name, data in self.files.items() if name not in text}
@@ -72,7 +72,7 @@ def read_code(folder: Path) -> CodeMap:
     """The files of a folder. Hidden ones, bytecode and links are left out.
 
     Raises:
-        BadInput: it is no folder, has no Python in it, or is too large for a ConfigMap.
+        BadInput: not a folder, without Python files, or too large for a ConfigMap.
     """
     if not folder.is_dir():
         raise BadInput(f"--code {folder}: {'is a file; name its folder' if folder.exists() else 'no such folder'}")
@@ -101,7 +101,7 @@ def read_code(folder: Path) -> CodeMap:
     if not any(name.endswith(".py") for name in names):
         raise BadInput(f"--code {folder}: no Python files found")
     if packed:
-        buffer = io.BytesIO()  # bytes that depend on nothing but the files
+        buffer = io.BytesIO()  # reproducible bytes: no timestamps or modes
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
             for name in sorted(packed):
                 archive.writestr(zipfile.ZipInfo(name, _EPOCH), packed[name], zipfile.ZIP_DEFLATED)

@@ -1,9 +1,9 @@
-"""Which head a command speaks to, and how it gets there: the one notion that all commands share.
+"""The head that a command connects to; shared by all commands.
 
     --url URL                        a head that can be reached: `cormorant run --serve`, an Ingress, a forwarded port
-    JOB [-n NS] [--context CTX]      a job of a cluster: its head's pod by the API server, its token from the Secret
+    JOB [-n NS] [--context CTX]      a job in a cluster: its head's pod via the API server, the token of its Secret
 
-What goes wrong on the way becomes a sentence.
+Connection errors become one-sentence messages.
 """
 
 import os
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from cormorant_client.address import Role
 
 _RECONNECT_S = 3.0
-"""A person waits: a head that restarts is asked for again by the next command."""
+"""Short, because a person waits and can repeat the command."""
 TIMEOUT_S = 30.0
-"""A head that says nothing for so long does not answer."""
+"""A head that is silent for this long counts as unreachable."""
 _URL, _TOKEN, _TOKEN_FILE = "CORMORANT_URL", "CORMORANT_TOKEN", "CORMORANT_TOKEN_FILE"
 
 Job = Annotated[str, typer.Argument(metavar="[JOB]", help="Job in the cluster; use instead of --url.")]
@@ -105,10 +105,10 @@ class Connection:
 
     @contextmanager
     def client(self, role: "Role") -> Iterator["Client"]:
-        """A client with the token of a role; what goes wrong inside becomes a sentence.
+        """A client with the token of a role; errors within the block become one-sentence messages.
 
         Raises:
-            BadInput: the URL, the token or what shall be sent cannot be used.
+            BadInput: the URL, the token or the data to send is invalid.
             CommandFailed: the head refuses, or does not answer.
         """
         if not self.job:
@@ -131,12 +131,12 @@ class Connection:
     def client_in(
         self, cluster: "Cluster", job: "Raw", role: "Role", *, timeout_s: float = TIMEOUT_S
     ) -> Iterator["Client"]:
-        """A client of a job's head, as `client`."""
+        """A client of a job's head; see `client`."""
         from cormorant_cli.job_head import connect_to_head, head_pod, token_of
         from cormorant_cli.jobs import identity
 
-        head_pod(cluster, job)  # what it lacks is the reason, not that its Secret is not there either
-        # What the environment says is of a head without a cluster.
+        head_pod(cluster, job)  # report why there is no head, not that its Secret is missing, too
+        # CORMORANT_URL and CORMORANT_TOKEN are for heads without a cluster.
         is_own = _given(self.token, _TOKEN) or _given(self.token_file, _TOKEN_FILE)
         options: ConnectOptions = {
             "token": self._own_token(role) if is_own else token_of(cluster, job, role),
@@ -161,7 +161,7 @@ class Connection:
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say which head it speaks to; it gets them as `connection`."""
+    """Add the options that select the head to a command, which receives them as `connection`."""
 
     def take(values: dict[str, Any]) -> None:
         values["connection"] = Connection(**{name: values.pop(name) for name in _OPTIONS})
@@ -171,7 +171,9 @@ def with_connection(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def client_errors(hint: str = "") -> Iterator[None]:
-    """What the client raises inside, as errors of the command line. `hint`: ends the sentence about a bad token."""
+    """Turn the client's errors within the block into those of the command line. `hint`: ends the message about a bad
+    token.
+    """
     from cormorant_client import BadAddress, FleetError, HeadUnreachable, NotNow, Unauthenticated, WeightsError
 
     try:
@@ -191,5 +193,5 @@ def client_errors(hint: str = "") -> Iterator[None]:
 
 
 def _given(value: str, variable: str) -> bool:
-    """Whether the user wrote a value, and not only the environment."""
+    """Whether a value is from the command line, not the environment."""
     return bool(value) and value != os.environ.get(variable, "")

@@ -1,17 +1,17 @@
-"""How a command ends badly.
+"""Errors that end a command.
 
-CliError             exit code 1; every one is a sentence for the user
-  CommandFailed      the work was begun and did not succeed; errors of heavier rooms are translated into this
+CliError             exit code 1; each message is a sentence for the user
+  CommandFailed      the work failed; errors of the worker and the head are translated into this
     ClusterFailed      the API server refused, or does not answer
       ObjectMissing      there is no object of that name, or no such kind
-      NotAllowed         the user may not do that
+      NotAllowed         the user lacks a permission
       ObjectConflict     another writer changed it, or owns it
       ClusterAway        no answer within the time
-    NotReady           what the job lacks may come
+    NotReady           the job is not ready yet
       HeadAway           the head does not answer
-      NoHead             the job has no head that could answer
-        HeadGone           nor will it have one: it has ended
-  BadInput           what the user wrote cannot be used; exit code 2
+      NoHead             the job has no running head
+        HeadGone           it has ended and will have none
+  BadInput           invalid input; exit code 2
 
 cormorant_contract.errors.ManifestError ends a command with exit code 2 as well, KeyboardInterrupt with 130.
 """
@@ -66,7 +66,7 @@ class BadInput(CliError):
 
 @contextmanager
 def installed(extra: str) -> Iterator[None]:
-    """Inside, an import that fails becomes a sentence that says what to install."""
+    """Within the block, a failed import becomes an error that says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:

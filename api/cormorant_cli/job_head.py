@@ -1,4 +1,4 @@
-"""The head of a job of a cluster: its pod, its token and certificate, and connections to it through the API server.
+"""The head of a job in a cluster: its pod, token and certificate, and connections to it through the API server.
 
 client ──> socket of the Kubernetes client ──web socket──> API server ──> kubelet ──> pod:port
 """
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def connect_to_head(cluster: Cluster, job: Raw, **options: Unpack["ConnectOptions"]) -> "Client":
-    """A client each of whose connections goes to the head that the job has by then. `cluster` must outlive it.
+    """A client that opens each connection to the job's newest head. `cluster` must outlive it.
 
     Args:
-        options: as of `cormorant_client.connect`, with a token. The authority of a head with TLS is ca.crt of the job's
-            Secret; for one without it, or that the user may not read, the system's.
+        options: those of `cormorant_client.connect`, with a token. Trusts ca.crt of the job's Secret for a head with
+        TLS, or the system's authorities if the Secret lacks it or the user may not read it.
     """
     from cormorant_client import connect
 
@@ -47,7 +47,7 @@ def connect_to_head(cluster: Cluster, job: Raw, **options: Unpack["ConnectOption
 
 
 def head_pod(cluster: Cluster, job: Raw) -> str:
-    """The running pod of the newest head that has not been told to end.
+    """The running pod of the newest head that is not being deleted.
 
     Raises:
         NoHead: there is none, with the reason.

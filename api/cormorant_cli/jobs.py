@@ -1,4 +1,4 @@
-"""Jobs of a cluster as the API server sends them: their conditions, and words for sentences."""
+"""Jobs as the API server returns them: conditions, and phrases for messages."""
 
 from datetime import datetime
 
@@ -6,7 +6,7 @@ from cormorant_cli.cluster import Raw
 
 
 def condition(raw: Raw, kind: str) -> Raw:
-    """One of an object's conditions; empty when nothing has written it."""
+    """One of an object's conditions; empty if it was never written."""
     conditions = (raw.get("status") or {}).get("conditions") or ()
     return next((dict(found) for found in conditions if found.get("type") == kind), {})
 
@@ -22,13 +22,13 @@ def is_current(job: Raw) -> bool:
 
 
 def why(fact: Raw) -> str:
-    """A condition's reason and message, as the end of a sentence."""
+    """A condition's reason and message, as the end of a message."""
     message = str(fact.get("message") or "").strip()
     return f"{fact.get('reason', '')}{f': {message}' if message else ''}"
 
 
 def age(time: str, now: datetime) -> str:
-    """How long ago, as kubectl writes it: 45s, 12m, 3h4m, 5d."""
+    """Age in kubectl's format: 45s, 12m, 3h4m, 5d."""
     seconds = max(0, int((now - datetime.fromisoformat(time)).total_seconds()))
     minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
     if seconds < 120:
@@ -41,5 +41,5 @@ def age(time: str, now: datetime) -> str:
 
 
 def identity(job: Raw) -> str:
-    """`rl/pong`, for sentences."""
+    """`rl/pong`, for messages."""
     return f"{job['metadata']['namespace']}/{job['metadata']['name']}"

@@ -1,4 +1,4 @@
-"""What several commands print: results (`--json`), columns, counts and sizes."""
+"""Output shared by commands: results (`--json`), columns, counts and sizes."""
 
 import functools
 import inspect
@@ -15,7 +15,7 @@ import typer
 from pydantic_core import to_jsonable_python
 
 RECENT_EPISODES = 100
-"""Episodes that a fleet keeps returns and lengths of."""
+"""Number of episodes whose returns and lengths a fleet keeps."""
 _SLOW_S = 3.0
 _SPEAKS_JSON = ContextVar("speaks_json", default=False)
 
@@ -30,9 +30,9 @@ def with_options(
     """A command with further options.
 
     Args:
-        options: annotation by name; the annotated type makes the default.
-        take: takes the options out of the values before the command gets them.
-        makes: the parameter of the command that `take` puts there instead.
+        options: annotation by name; calling the annotated type gives the default.
+        take: removes the options from the values before the command receives them.
+        makes: the parameter of the command that `take` adds instead.
     """
     given = inspect.signature(command)
     parameters = [known for name, known in given.parameters.items() if name != makes]
@@ -45,7 +45,7 @@ def with_options(
         take(values)
         command(**values)
 
-    run.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]  # what typer reads
+    run.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
 
@@ -57,7 +57,7 @@ def with_json(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def speak_json(is_asked: bool) -> None:
-    """Set what results and errors are printed in from now on."""
+    """Set the format of results and errors from now on."""
     _SPEAKS_JSON.set(is_asked)
 
 
@@ -66,7 +66,7 @@ def speaks_json() -> bool:
 
 
 def say_end(sentence: str, code: int) -> int:
-    """Print on stderr why a command ends, with its exit code where JSON is spoken. Returns the code."""
+    """Print on stderr why a command ends; as JSON, with its exit code. Returns the code."""
     typer.echo(json.dumps({"error": sentence, "exit_code": code}) if speaks_json() else sentence, err=True)
     return code
 
@@ -82,7 +82,9 @@ def tell(document: object, *lines: str, indent: int | None = 2) -> None:
 
 @contextmanager
 def told_when_slow(what: str, *, after_s: float = _SLOW_S) -> Iterator[None]:
-    """Print what is waited for on stderr, once, if the body takes longer: waiting must not look like hanging."""
+    """If the block takes longer than this, print once on stderr what it waits for: waiting must not look like
+    hanging.
+    """
     timer = threading.Timer(after_s, typer.echo, [f"waiting {what}"], {"err": True})
     timer.daemon = True
     timer.start()
@@ -107,7 +109,7 @@ def columns_of(rows: Iterable[Sequence[str]], *, numbers: Collection[int] = ()) 
 
 
 def size_of(size_bytes: float) -> str:
-    """A size as people read it, in binary units."""
+    """A human-readable size in binary units."""
     if size_bytes < 1024:
         return counted(int(size_bytes), "byte")
     size = size_bytes / 1024
@@ -125,7 +127,7 @@ def counted(count: int, noun: str) -> str:
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Inside, warnings and errors of the fleet go to standard error, and nothing else."""
+    """Within the block, log only the fleet's warnings and errors, to standard error."""
     import structlog
 
     before = structlog.get_config()

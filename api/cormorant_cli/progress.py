@@ -1,7 +1,7 @@
 """How `cormorant run` shows a fleet: a live bar on a terminal, plain lines into a pipe, JSON lines for machines.
 
-Log events of the fleet go to stderr in all three. The main thread calls a display, the fleet's thread `log` as well,
-and a signal handler `close`, maybe for the second time.
+Log events of the fleet go to stderr in all three. The main thread calls a display; the fleet's thread also calls `log`,
+and a signal handler `close`, possibly a second time.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _SENTENCES = {
     "pause_granted": "paused by {owner}",
     "pause_ended": "{owner} ended its pause",
 }
-"""Events that people look for, in words."""
+"""Sentences for the events that users look for."""
 _NOT_OF_USERS = re.compile(r'  File "(?:<frozen|[^"]*/(?:cormorant_\w+|\w+-packages|lib/python3[.\d]*)/)')
 
 
@@ -48,10 +48,10 @@ _NOT_OF_USERS = re.compile(r'  File "(?:<frozen|[^"]*/(?:cormorant_\w+|\w+-packa
 class RunPlan:
     job: str
     env: str
-    """The environment and how many of it a worker steps, for people."""
+    """The environment, and how many of them a worker steps, as text."""
     workers: int
     replicas: int
-    """Workers that the manifest asks for; more than `workers` where this machine has fewer cores."""
+    """Workers in the manifest; more than `workers` if this machine has fewer cores."""
     total_frames: int | None
     dataset: str
     """URI; empty when frames go to the queue alone."""
@@ -63,11 +63,11 @@ class Snapshot:
     fps: float
     """Frames stepped per second over the last ten seconds."""
     waits_for: str = ""
-    """Why nothing is collected at the moment, in a sentence; empty while frames come."""
+    """Why no frames are collected at the moment, in a sentence; empty while they are."""
 
     @property
     def trouble(self) -> str:
-        """What a person should know: environments that keep failing, before a wait."""
+        """The problem to show: environments that keep failing come before a wait."""
         return self.fleet.env_failures.partition("\n")[0] or self.waits_for
 
 
@@ -76,18 +76,18 @@ class Summary:
     reason: Literal["done", "already_complete", "interrupted"]
     stats: "Stats"
     new_frames: int
-    """Those of this run."""
+    """Frames of this run."""
     seconds: float
-    """From the first ticket to the end of the last worker."""
+    """Seconds from the first ticket to the end of the last worker."""
     fps: float
-    """Frames of this run that count, per second."""
+    """Stored frames of this run per second."""
     dataset: str
     dataset_bytes: int | None
     """Size of the dataset's shards; None without a dataset."""
     was_served: bool = False
     """Batches went to consumers over HTTP."""
     report: str = ""
-    """Its HTML file; empty: there is none."""
+    """The report's HTML file; empty: there is none."""
 
 
 class Rate:
@@ -98,7 +98,7 @@ class Rate:
         self._seen: deque[tuple[float, int]] = deque()
 
     def observe(self, now: float, frames: int) -> float:
-        """Note a count and return the rate since the oldest one within the window; 0.0 at first."""
+        """Record a count, and return the rate since the oldest count in the window; 0.0 at first."""
         self._seen.append((now, frames))
         while len(self._seen) > 2 and now - self._seen[1][0] >= self._window_s:
             self._seen.popleft()
@@ -110,7 +110,7 @@ class JsonDisplay:
     """JSON Lines on stdout; log events as JSON on stderr."""
 
     interval_s = 1.0
-    """Interval of useful calls of `progress`, in seconds."""
+    """Seconds between calls of `progress`."""
 
     def __init__(self, *, is_verbose: bool = False) -> None:
         self._is_verbose = is_verbose
@@ -129,7 +129,7 @@ class JsonDisplay:
         _echo_json("progress", {**_counts(stats, snapshot.fps), **rest})
 
     def log(self, event: Event) -> None:
-        """Without tracebacks that show no code of the user's: the sentence that ends the command says the rest."""
+        """Omits tracebacks without user code: the command's last message explains the error."""
         is_ours = event.get("event") == "worker_traceback" and not users_traceback(str(event.get("exception")))
         if self._is_verbose or not is_ours:
             _to_stderr(json.dumps(dict(event), default=str))
@@ -154,7 +154,7 @@ class JsonDisplay:
 
 
 class PlainDisplay:
-    """A line every few seconds on stdout, for pipes and files; log events on stderr."""
+    """One line every few seconds on stdout, for pipes and files; log events on stderr."""
 
     interval_s = 3.0
 
@@ -162,20 +162,20 @@ class PlainDisplay:
         self._last_wait = ""
         self._is_verbose = is_verbose
         self._told: set[object] = set()
-        """Warnings that were shown: one that comes again and again is shown once."""
+        """Warnings shown so far: a repeated one is shown once."""
 
     def begin(self, plan: RunPlan) -> None:
         self._say(_opening(plan))
         self._say(f"{_starting(plan)} ...")
 
     def serving(self, url: str, *, page: str, token_file: str) -> None:
-        """Lines to click and to copy."""
+        """Print the page's URL and commands to copy."""
         self._say(f"live page: {page}")
         self._say(f"REST API: {url}{f'; tokens are in {token_file}' if token_file else ''}")
 
     def progress(self, snapshot: Snapshot) -> None:
-        """One line; while the job waits, one line in all."""
-        # The sentence without its seconds: what stays the same while a job waits.
+        """Print one line; while the job waits, only the first."""
+        # Without its seconds, the sentence stays the same while a job waits.
         sentence = snapshot.waits_for
         wait = sentence.partition(":")[0] + ("" if "yet" in sentence else "again") if sentence else ""
         if wait and wait == self._last_wait:
@@ -221,7 +221,7 @@ class LiveDisplay(PlainDisplay):
     interval_s = 0.2
 
     def __init__(self, console: Console, *, shares_stderr: bool, is_verbose: bool = False) -> None:
-        """Draw on a console; `shares_stderr` says that what goes to stderr lands there too."""
+        """Draw on a console; `shares_stderr`: stderr is the same terminal."""
         super().__init__(is_verbose=is_verbose)
         self._console = console
         self._shares_stderr = shares_stderr
@@ -267,7 +267,7 @@ class LiveDisplay(PlainDisplay):
             super().log(event)
 
     def close(self) -> None:
-        """Take the bar away and show the cursor."""
+        """Remove the bar and show the cursor."""
         with contextlib.suppress(OSError):
             self._live.stop()
             self._console.show_cursor(True)
@@ -280,19 +280,19 @@ Display = JsonDisplay | PlainDisplay
 
 
 def choose_display(*, is_verbose: bool = False) -> Display:
-    """JSON where the command was given --json, a live bar on a terminal, else plain lines."""
+    """JSON with --json, a live bar on a terminal, else plain lines."""
     if speaks_json():
         return JsonDisplay(is_verbose=is_verbose)
     if not sys.stdout.isatty():
         return PlainDisplay(is_verbose=is_verbose)
-    # The bar and the log share one stream where they can, or one would overwrite the other.
+    # The bar and the log share one stream if possible, or they would overwrite each other.
     shares_stderr = sys.stderr.isatty()
     console = Console(stderr=shares_stderr, highlight=False)
     return LiveDisplay(console, shares_stderr=shares_stderr, is_verbose=is_verbose)
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """What a person wants to know at the end, and what to do next."""
+    """The summary at the end, and next steps."""
     stats = summary.stats
     if summary.reason == "already_complete":
         return [
@@ -329,7 +329,7 @@ def summary_lines(summary: Summary) -> list[str]:
 
 
 def _counts(stats: "Stats", fps: float) -> dict[str, object]:
-    """What the events of progress and of the end have alike."""
+    """Fields shared by progress events and the final event."""
     return {
         "frames": stats.frames,
         "total_frames": stats.total_frames,
@@ -404,7 +404,7 @@ def _time_left(stats: "Stats", fps: float) -> str:
 
 
 def log_line(event: Event, *, is_verbose: bool = False) -> str:
-    """A log event for people: a warning as words, the rest only where asked for; empty: nothing to show."""
+    """A log event as text: warnings as sentences, others only if requested; empty: nothing to show."""
     fields = {key: value for key, value in event.items() if key not in ("event", "level", "exception")}
     kind, trace = str(event.get("event", "")), str(event.get("exception") or "")
     is_loud = event.get("level") in _LOUD
@@ -412,7 +412,7 @@ def log_line(event: Event, *, is_verbose: bool = False) -> str:
         if kind in _SENTENCES:
             return _SENTENCES[kind].format(**fields)
         if kind == "worker_traceback":
-            return users_traceback(trace)  # the sentence that ends the command says the rest
+            return users_traceback(trace)  # the command's last message explains the error
         if not is_loud:
             return ""
         kind = kind.replace("_", " ")
@@ -422,17 +422,15 @@ def log_line(event: Event, *, is_verbose: bool = False) -> str:
 
 
 def users_traceback(text: str) -> str:
-    """The part of a worker's traceback that is in the user's own code, from its first line there to the error; empty
-    where no line is.
-    """
-    first = text.partition("\n\nThe above exception was")[0]  # what followed from it is ours
+    """A worker's traceback from the first line in the user's code to the error; empty without user code."""
+    first = text.partition("\n\nThe above exception was")[0]  # the chained errors are ours
     header, *frames = re.split(r"^(?=  File )", first, flags=re.MULTILINE)
     own = next((i for i, frame in enumerate(frames) if not _NOT_OF_USERS.match(frame)), None)
     return "".join([header, *frames[own:]]).rstrip() if own is not None else ""
 
 
 def _to_stderr(line: str) -> None:
-    # The fleet's thread must not end because its log has no reader any more.
+    # A closed log stream must not end the fleet's thread.
     with contextlib.suppress(OSError, ValueError):
         typer.echo(line, err=True)
 

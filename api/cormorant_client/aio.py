@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 def _in_thread(method: Callable[Concatenate[Client, P], R]) -> "Callable[Concatenate[AsyncClient, P], Awaitable[R]]":
-    """The same call of the client, in a thread."""
+    """Run the same method of `Client` in a thread."""
 
     async def call(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._call(method, self._client, *args, **kwargs)
@@ -251,12 +251,14 @@ class AsyncBatches(Generic[T]):
         return self
 
     async def __aexit__(self, kind: object, *rest: object) -> None:
-        """Acknowledge the last batch unless an error occurred, and close. A batch that was not seen is released."""
+        """Acknowledge the last batch unless an error occurred, and close. Releases a batch that was fetched but not
+        returned.
+        """
         if self._asked is None:
             await self._call(self._batches.__exit__, kind, *rest)
             return
         await self._call(self._batches.close)
-        with suppress(Exception):  # closing ends it; its awaiter has left
+        with suppress(Exception):  # closing ends it; nobody awaits it any more
             await self._asked
 
 
@@ -273,7 +275,7 @@ class AsyncPause:
         try:
             return await asyncio.wrap_future(self._entering)
         except asyncio.CancelledError:
-            self._pool.submit(self._give_back, self._entering)  # the request for it runs on
+            self._pool.submit(self._give_back, self._entering)  # its request continues in the background
             raise
 
     async def __aexit__(self, *_: object) -> None:

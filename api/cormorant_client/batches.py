@@ -32,7 +32,7 @@ T = TypeVar("T")
 _POLL_S = 20.0
 _REMEMBERED = 1024
 _FRESH = 0.5
-"""A batch that waited here for more of its time to acknowledge than this is not handed out: it would come again."""
+"""Share of the acknowledgement time limit after which a prefetched batch is released instead of handed out."""
 _GIVE_BACK_S = 2.0
 
 
@@ -59,7 +59,7 @@ class _Fetched:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether there is time left to learn from it before it goes to another consumer."""
+        """Whether there is time left to learn from it before the head delivers it to another consumer."""
         return time.monotonic() - self.at < _FRESH * self.within_s
 
 
@@ -69,10 +69,10 @@ class RemoteBatches(Generic[T]):
     def __init__(self, head: HeadConnection, wanted: StreamOptions, read: Callable[[Delivery], T]) -> None:
         self._fetcher = _Fetcher(head, wanted)
         self._read = read
-        # The thread knows the fetcher alone: a loop that was left, and forgotten, ends here.
+        # The thread references only the fetcher: garbage collection of an abandoned iterator stops it.
         self._end = weakref.finalize(self, self._fetcher.stop)
         self.num_frames = 0
-        """Batches handed out so far."""
+        """Frames handed out so far."""
 
     def next(self, timeout: float | None = None) -> T | None:
         """Acknowledge the last batch and wait for the next; None when the stream ended, or `frames` were delivered.
@@ -108,21 +108,21 @@ class RemoteBatches(Generic[T]):
         last = self._fetcher.take_current() if kind is None else None
         self.close()
         if last is not None:
-            # Only now: what it makes room for would be sent to a fetch that is being broken off.
+            # Acknowledge last: the head would send the next batch to a request that is being aborted.
             last.ack()
 
 
 class _Fetcher:
-    """Fetches ahead in a thread, and keeps the books of what the head lent."""
+    """Fetches ahead in a thread, and tracks the batches that the head lent."""
 
     def __init__(self, head: HeadConnection, wanted: StreamOptions) -> None:
         self._head = head
         self._fetching = head.twin()
-        """Closed by `stop`, which breaks a fetch that waits."""
+        """Closed by `stop`, which aborts a waiting request."""
         self._wanted = wanted
         self._frames, self._prefetch = wanted.get("frames"), wanted.get("prefetch", 2)
         self._condition = threading.Condition()
-        """Guards what follows, up to the thread."""
+        """Guards the fields below, up to the thread."""
         self._ready: deque[_Fetched] = deque()
         self._asked = 0
         """1 while the caller waits for a batch."""
@@ -145,7 +145,7 @@ class _Fetcher:
         while (fetched := self._next_ready(deadline, timeout)) is not None:
             batch = fetched.batch
             if batch.id in self._acked:
-                # It was learned from for so long that the head had given it out again.
+                # It was acknowledged late, after the head had delivered it again.
                 batch.ack()
             elif fetched.is_fresh and self._hand_out(batch):
                 return batch
@@ -157,19 +157,19 @@ class _Fetcher:
         return None
 
     def finish_current(self) -> None:
-        """The batch that was handed out last is learned from."""
+        """Acknowledge the batch that was handed out last."""
         if (current := self.take_current()) is not None:
             current.ack()
 
     def take_current(self) -> Delivery | None:
-        """The batch that was handed out last, which `stop` does not give back then."""
+        """Take over the batch that was handed out last: `stop` does not release it then."""
         current, self._current = self._current, None
         return current
 
     def stop(self) -> None:
-        """Give everything back and end the thread."""
+        """Release all batches and end the thread."""
         self._finish("done")
-        # An answer that is on its way names a batch, which must go back: it is still read.
+        # A response in flight names a batch that must be released: keep reading it.
         self._fetching.close(socket.SHUT_WR)
         with self._condition:
             self._condition.notify_all()
@@ -188,7 +188,7 @@ class _Fetcher:
                 self._release(batch)
 
     def _hand_out(self, batch: Delivery) -> bool:
-        """Note who is learned from now; False when everything went back in the meantime."""
+        """Make this the current batch; False if the fetcher was stopped in the meantime."""
         with self._condition:
             if self._is_stopped:
                 return False
@@ -219,14 +219,14 @@ class _Fetcher:
 
     def _ack(self, batch: Delivery) -> None:
         self._acked.append(batch.id)
-        with suppress(NotFound):  # of a head that is no more
+        with suppress(NotFound):  # its head is gone
             reply = self._head.post(f"/v1/batches/{quoted(batch.id)}/ack")
             if receipt := reply.headers.get(headers.SETTLED.lower()):
                 self._head.receipts[headers.SETTLED] = receipt
 
     def _release(self, batch: Delivery) -> None:
         batch.forget()
-        with suppress(ClientError):  # it goes back by itself when its time is over
+        with suppress(ClientError):  # the head takes it back when its time limit expires
             self._head.post(_release_path(batch.id, batch.delivery), patience_s=_GIVE_BACK_S)
 
     def _fetch_all(self) -> None:
@@ -239,7 +239,7 @@ class _Fetcher:
                     self._ready.append(fetched)
                     self._frames_fetched += fetched.batch.num_frames
                     self._condition.notify_all()
-            # By the client's end, unless `stop` has said that this is the end.
+            # The client was closed, unless `stop` ended the iteration before.
             self._finish(ClientClosed() if self._is_stopped else "done")
         except StreamEnded:
             self._finish("done")
@@ -251,7 +251,7 @@ class _Fetcher:
             self._finish(failed)
 
     def _may_fetch(self) -> bool:
-        """Wait for room; False when it is over."""
+        """Wait for room; False when nothing is left to fetch."""
         with self._condition:
             while not self._is_stopped:
                 has_enough = self._frames is not None and self._frames_fetched >= self._frames
@@ -303,18 +303,18 @@ class _Fetcher:
                 for part in told.parts
             ]
             if told.lent_at is not None and time.monotonic() - told.lent_at >= told.ack_within_s:
-                held.release()  # the head may have taken it back before it was held; it comes again
+                held.release()  # the head may have taken it back before it was locked, and delivers it again
                 return None
             batch = decode_memory(told.metadata, parts, on_ack=self._ack, on_forget=held.release)
         except BadBatch:
-            held.release()  # or it would be held as long as the error is
+            held.release()  # otherwise the exception would keep it locked
             raise
         except NotHere:
             held.release()
-            # A head that was killed in between has forgotten the batch; the next one's memory may be in reach.
+            # A head that was killed in between has forgotten the batch; its successor's memory may be accessible.
             with suppress(NotFound):
                 self._head.post(_release_path(told.id, told.delivery))
-                self._uses_memory = False  # the same batch comes again, as bytes
+                self._uses_memory = False  # the head delivers the same batch again, as bytes
             return None
         return _Fetched(batch=batch, within_s=told.ack_within_s, at=at)
 

@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 _STATE_WAIT_S = 300.0
 _SEED_WAIT_S = 400.0
 _SEEDS = 2**53
-"""What JSON carries exactly."""
+"""JSON numbers below this are exact."""
 _CONFLICTS = 20
 _KEPT_STATISTICS = 256
-"""Versions whose statistics are kept, the newest: as many as the head keeps."""
+"""Number of newest versions whose statistics are kept: as many as the head keeps."""
 
 Document = Mapping[str, Any]
 
@@ -128,7 +128,7 @@ def connect(
         except (OSError, ssl.SSLError) as error:
             raise BadAddress(f"cannot use the certificates in {ca_file}: {error}") from error
     transport = Transport(token=token, tls=context, server_name=server_name or "", timeout_s=timeout_s, dial=dial)
-    # Other processes may have neither the environment nor the file of tokens.
+    # Other processes may have neither the environment variables nor the token file.
     again = partial(
         connect, url, token=token, timeout_s=timeout_s, reconnect_s=reconnect_s, ca_file=ca_file, ca_data=ca_data,
         server_name=server_name, allow_nonfinite=allow_nonfinite, dial=dial,
@@ -147,7 +147,7 @@ class RemoteShard(Shard):
 
     def iter_batches(self, *, copy: bool = False) -> "RemoteBatches[TensorDict]":
         """Connect from this process and iterate, as `Client.batches` does."""
-        # Nothing is fetched ahead: what one rank holds back, the others lack.
+        # No prefetch: a batch that one rank holds is missing in the others.
         return self.connect().batches(copy=copy, consumer=self.consumer, prefetch=0)
 
 
@@ -155,7 +155,7 @@ class Client(Fleet):
     """A fleet that runs elsewhere, behind a head. Thread-safe."""
 
     def __init__(self, head: HeadConnection, again: "Callable[[], Client]", *, allow_nonfinite: bool = False) -> None:
-        """`again`: picklable arguments with which another process connects to the same head."""
+        """`again`: picklable callable with which another process connects to the same head."""
         self._head = head
         self.again = again
         self._allow_nonfinite = allow_nonfinite
@@ -166,7 +166,7 @@ class Client(Fleet):
         self._stream: RemoteBatches[TensorDict] | None = None
         """What `next_batch` reads."""
         self.on_close: Callable[[], None] = lambda: None
-        """Ends what leads to the head."""
+        """Closes what the connection uses, such as the client of the API server."""
 
     @property
     def url(self) -> str:
@@ -321,7 +321,7 @@ class Client(Fleet):
         except BatchTimeout:
             raise
         except ClientError:
-            # It fetches no more; the next call begins again.
+            # This stream ended with an error; the next call opens another one.
             stream.close()
             self._stream = None
             raise
@@ -340,7 +340,7 @@ class Client(Fleet):
         return RemoteBatches(self._head, wanted, lambda delivery: delivery)
 
     def _end_stream(self, *error: object) -> None:
-        """Acknowledge what `next_batch` gave last, unless an error occurred, and give back what it fetched ahead."""
+        """Acknowledge the last batch of `next_batch` unless an error occurred, and release prefetched batches."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.__exit__(*(error or (None,)))
@@ -353,7 +353,7 @@ class Client(Fleet):
                     del self._statistics[min(self._statistics)]
         return delivery.tensordict(copy=copy)
 
-    # -- life --------------------------------------------------------------------------------------------------
+    # -- control -----------------------------------------------------------------------------------------------
 
     def pause(self, *, owner: str | None = None, reason: str = "", ttl: float = 60.0, wait: float = 30.0) -> Pause:
         """Pause the fleet. Returns when it is paused.
@@ -481,7 +481,7 @@ class Client(Fleet):
         if base:
             kind["If-Match"] = base
         for attempt in range(_CONFLICTS):
-            # A number of our own choosing makes a repeated request harmless: the head knows it by version and digest.
+            # Choosing the number here makes a repeated request harmless: the head recognizes it by version and digest.
             if version is None and self._version is None:
                 self._note(self.models().version)
             number = (self._version or 0) + 1 if version is None else version
@@ -496,7 +496,7 @@ class Client(Fleet):
                 if version is not None or current is None or attempt == _CONFLICTS - 1:
                     raise
                 if error.is_of_repetition:
-                    # The head may have had them, and newer ones since: under a new number old weights would act again.
+                    # The head may have received these and newer ones since: a new number would bring old weights back.
                     detail = (
                         f"the connection broke while version {number} was published, and the head is at version "
                         f"{current} by now; whether version {number} acted is unknown: publish the newest weights"

@@ -62,8 +62,8 @@ class Part:
 class Delivery:
     """One delivered batch, with the number of its delivery. Read it with `numpy()` or `tensordict()`.
 
-    A batch that lies in the head's shared memory (`is_shared`) is valid until it is acknowledged, which iterating does
-    when the next one is asked for: take `tensordict(copy=True)` to keep it.
+    A batch in the head's shared memory (`is_shared`) is valid until it is acknowledged, which an iterator does when the
+    next batch is requested; `tensordict(copy=True)` keeps it.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Delivery:
     ) -> None:
         self.parts = tuple(parts)
         self.id = str(metadata["id"])
-        """Names it for all time, for example `9f3a0c1d-17`: digits that each start of a head draws, and a number."""
+        """Globally unique, for example `9f3a0c1d-17`: random digits of this start of the head, and a number."""
         self.num_frames = int(metadata["frames"])
         self.min_version = int(metadata["min_version"])
         """Oldest policy version in the batch; -1 if all actions were random."""
@@ -89,8 +89,8 @@ class Delivery:
         self.post_processing = dict(metadata.get("post_processing", {}))
         """Post-processing from the manifest (multiStep, splitTrajectories); only `tensordict()` applies it."""
         self.statistics = {int(version): found for version, found in metadata.get("statistics", {}).items()}
-        """What each policy version in the batch acted with, for `cormorant_postproc.normalized`; empty unless the
-        manifest has `normalize`."""
+        """Normalization statistics of each policy version in the batch, for `cormorant_postproc.normalized`; empty
+        unless the manifest has `normalize`."""
         self.task_names = tuple(metadata.get("tasks", ()))
         """Names of the manifest's variants, in the order of their ids; empty without variants."""
         self.is_shared = is_shared
@@ -109,7 +109,7 @@ class Delivery:
             `collector`: `traj_ids` and `policy_version` int64 `[B, T]`, with variants `task_id` int64 `[B, T]` (see
             `task_names`), and `mask` bool `[B, T]` where columns have
             different lengths. Where the mask is False every value is zero, except the observation right after a
-            column's last frame, which is the one that this frame led to.
+            column's last frame: the next observation of that frame.
 
         Raises:
             BatchGone: the batch was in shared memory and has been acknowledged.
@@ -154,7 +154,7 @@ class Delivery:
     def ack(self) -> None:
         """Acknowledge the batch: the head will not deliver it again. Idempotent."""
         if not self._is_gone:
-            self._on_forget()  # before the head asks whether anybody still reads its memory
+            self._on_forget()  # before the head checks for readers of its memory
             self._on_ack(self)
         self.forget()
 
@@ -184,7 +184,7 @@ def decode(data: memoryview, *, on_ack: Callable[[Delivery], None] = lambda _: N
     Raises:
         BadBatch: the bytes are not a batch of this format.
     """
-    if data.readonly:  # padding is zeroed in place, and torch wants memory that it may write
+    if data.readonly:  # padding is zeroed in place, and torch expects writable memory
         data = memoryview(bytearray(data))
     try:
         file = parse_header(data)
@@ -288,7 +288,7 @@ def _leading_shape(name: str, steps: int, envs: int, ends: int) -> tuple[tuple[i
 
 def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
     longest = max(part.num_steps for part in parts)
-    # A part without a step has no rows: it only takes its place.
+    # A part without a step has no rows, but keeps its columns.
     model = max(parts, key=lambda part: part.num_steps)
     # False behind a column's last frame.
     masks_TB = [np.arange(part.num_steps)[:, None] < part.arrays["collector/lengths"][None, :] for part in parts]
@@ -334,7 +334,7 @@ def _blank_padding(part: Part, mask_TB: Array) -> None:
 
 
 def _what_followed(parts: Sequence[Part], name: str, model: Part, longest: int) -> Array:
-    """Rows 1..T of a carried array, `[W*B, T, ...]`, with the true last values where trajectories ended."""
+    """Rows 1..T of a carried array, `[W*B, T, ...]`, with the final values where trajectories ended."""
     following = [part.arrays[name][1:] if part.num_steps else None for part in parts]
     ends = [part.arrays.get("ends/time") for part in parts]
     if len(parts) == 1 and ends[0] is not None and following[0] is not None:

@@ -7,10 +7,10 @@ ClientError, a FleetError
   HeadUnreachable     no answer in the time allowed
     ClientClosed      a FleetClosed: this client was closed
   BadBatch            the bytes of a batch do not match its header
-  BatchGone           the batch's memory went back to the head
+  BatchGone           the batch's memory was returned to the head
   HeadError           the head answered with a problem; `kind`, `status` and `problem` say which
     Unauthenticated   401: no token, or a wrong one
-    Forbidden         403: the token's role may not do this
+    Forbidden         403: the token's role does not permit this
     NotFound          404, 410: no such model, update, batch, version
     StreamEnded       410: all batches are delivered and acknowledged
     Conflict          409, 412: the fleet is not paused, has no queue, or the base of a patch is not the newest version
@@ -110,7 +110,7 @@ class HeadError(ClientError):
     def __init__(self, problem: Problem) -> None:
         super().__init__(_sentence(problem))
         self.problem = problem
-        """The whole answer."""
+        """The problem document."""
         self.is_of_repetition = False
         """True when the connection broke at the same request before: the head may have done what was asked then."""
 

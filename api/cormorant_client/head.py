@@ -1,7 +1,7 @@
 """Connection to one head for every part of the client: requests with retries, discovery of the data port, events.
 
 control  --port       small requests
-bulk     --data-port  batches, weights, state: as `GET /v1/status` tells; the control port where it cannot be reached
+bulk     --data-port  batches, weights, state. `GET /v1/status` names it; if unreachable, the control port is used
 """
 
 import http.client
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 _EVENTS, _LIVE = "/v1/events", "/v1/live"
 
 _STRANGER_S = 60.0
-"""The most that is waited for a head that has not answered once: its URL may be wrong."""
+"""Longest time to wait for a head that has never answered: its URL may be wrong."""
 _SILENT_S = 2.0
-"""Waits that are shorter are not logged."""
+"""Shorter waits are not logged."""
 _TELL_EVERY_S = 60.0
 _FIRST_S = 0.1
 _LONGEST_S = 1.0
-"""A head comes back within seconds, and a refused connection costs nothing."""
+"""Retry often: a head restarts within seconds, and a refused connection costs nothing."""
 
 
 class Patience:
@@ -82,13 +82,13 @@ class HeadConnection:
     address: Address
     transport: Transport
     reconnect_s: float
-    """How long a request that is safe to repeat is repeated while the head is away."""
-    # Written by any thread: a stale value costs a request, or the patience that a stranger gets.
+    """How long to retry a request that is safe to repeat while the head is away."""
+    # Written by any thread: a stale value costs a request, or a shorter retry limit.
     has_answered: bool = False
     bulk: Address | None = None
     """Address for bulk bytes; None: unknown, or it has failed since."""
     receipts: dict[str, str] = field(default_factory=dict)
-    """Headers by which consumers tell the next head what this one settled; shared by twins."""
+    """Headers that tell the next head which frames this one settled; shared by twins."""
 
     def twin(self) -> Self:
         """A second client of the same head, with its own connections; `close` aborts its requests."""
@@ -135,7 +135,7 @@ class HeadConnection:
             path: below the head's address, from `/v1` on.
             params: query parameters; None values are omitted.
             body: pieces, which must not change until this returns.
-            wait_s: how long the head was asked to wait before it answers.
+            wait_s: how long the head may wait before it answers, as the request says.
             is_bulk: prefer the data port.
             is_safe: the request may be repeated.
             patience_s: instead of `reconnect_s`.
@@ -206,12 +206,12 @@ class HeadConnection:
                 return self.address
             candidate = replace(self.address, port=status.data_port) if status.data_port else self.address
             other = self._ask_status(candidate) if status.data_port else None
-            # Behind a proxy or a forwarded port, that port may belong to another server.
+            # Behind a proxy or a forwarded port, the data port's number may belong to another server.
             self.bulk = candidate if other is not None and other.epoch == status.epoch else self.address
         return self.bulk
 
     def _ask_status(self, address: Address) -> Status | None:
-        """The status at an address; None where no head answers: the request itself will tell, or go elsewhere."""
+        """The status at an address; None if no head answers: the request itself will fail or use another address."""
         try:
             reply = self.transport.request(address, "GET", "/v1/status")
             return Status.model_validate_json(bytes(reply.body)) if reply.is_ok else None

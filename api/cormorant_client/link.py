@@ -66,7 +66,7 @@ class LearnerLink:
         self._model = model
         self._wanted = batches
         self.num_updates = 0
-        """Updates made."""
+        """Learner updates so far."""
         self._version = client.publish(weights, model=model, wait=wait).version
         self._publisher = client.publisher(model=model) if background else None
         self._seen: deque[tuple[int, int, int]] = deque(maxlen=_WINDOW)

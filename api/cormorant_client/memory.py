@@ -23,7 +23,7 @@ _LOCK_WITHIN_S = 1.0
 
 
 class NotHere(Exception):
-    """The head's memory cannot be opened from this process."""
+    """This process cannot open the head's memory."""
 
 
 def is_possible(address: Address) -> bool:
@@ -43,7 +43,7 @@ class Held:
         self._descriptors.append(descriptor)
 
     def release(self) -> None:
-        """The head may write there again. May be called twice."""
+        """Let the head reuse the memory. May be called twice."""
         _close(self._descriptors, unlocks=True)
 
 
@@ -53,7 +53,7 @@ class Mappings:
     def __init__(self, listeners: tuple[Address, ...]) -> None:
         self._ports = {address.port for address in listeners if address.is_loopback}
         self._heads: set[int] = set()
-        """Processes that are known to be the head."""
+        """Pids verified to be the head."""
 
     def open(self, path: str, size_bytes: int, held: Held) -> memoryview:
         """Map one memory and lock it, so that the head does not write there.
@@ -88,7 +88,7 @@ class Mappings:
 
 
 def _lock(descriptor: int) -> None:
-    # The head tries for a moment whether anybody holds it, and that moment is waited for.
+    # The head locks it for a moment to test for holders; wait for that.
     deadline = time.monotonic() + _LOCK_WITHIN_S
     while True:
         try:
@@ -105,7 +105,7 @@ def _close(descriptors: list[int], *, unlocks: bool = False) -> None:
     while descriptors:
         descriptor = descriptors.pop()
         if unlocks:  # arrays may live on, and their mapping has the same open file
-            with suppress(OSError):  # it could not be locked either
+            with suppress(OSError):  # it was not locked, either
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
@@ -114,7 +114,7 @@ def _listens(pid: int, ports: set[int]) -> bool:
     """True when a process of this machine listens at one of the ports."""
     import psutil
 
-    with suppress(psutil.Error):  # it is another user's, or gone
+    with suppress(psutil.Error):  # another user's process, or it ended
         found = psutil.Process(pid).net_connections("tcp")
         return any(one.status == psutil.CONN_LISTEN and one.laddr.port in ports for one in found)
     return False

@@ -10,7 +10,7 @@ from cormorant_client.head import HeadConnection, quoted
 from cormorant_contract.rest.pauses import PauseLease, PauseRequest
 
 _RENEWALS = 3
-"""In the life of a lease: two may fail."""
+"""Renewals per lease time: two may fail."""
 
 
 def default_owner() -> str:
@@ -33,7 +33,7 @@ class Pause:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.lease = self._ask(request.wait_seconds)
-        """The head's last word."""
+        """The lease as the head last reported it."""
 
     @property
     def owner(self) -> str:
@@ -51,11 +51,11 @@ class Pause:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        with suppress(NotFound):  # its time was over
+        with suppress(NotFound):  # it had expired
             self._head.send("DELETE", f"/v1/pauses/{quoted(self.lease.id)}")
 
     def __enter__(self) -> "Pause":
-        """Renew it from here on."""
+        """Renew the lease until the block ends."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._keep, name="cormorant-pause", daemon=True)
             self._thread.start()
@@ -69,7 +69,7 @@ class Pause:
             try:
                 self.renew()
             except ClientError:
-                continue  # the next one may come through; the lease says by its end what becomes of it
+                continue  # the next renewal may succeed; otherwise the lease expires
 
     def _ask(self, wait_s: float) -> PauseLease:
         request = self._request.model_copy(update={"wait_seconds": wait_s})

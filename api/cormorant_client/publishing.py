@@ -95,7 +95,7 @@ class Update(Receipt):
 
     @property
     def state(self) -> rest.UpdateState:
-        """Current state: staged -> applying -> applied | partially_applied | failed | superseded."""
+        """State at the last answer: staged -> applying -> applied | partially_applied | failed | superseded."""
         return self.answer.state
 
     @property
@@ -162,7 +162,7 @@ class Update(Receipt):
             raise UpdateFailed(
                 f"version {self.version} failed: {self.answer.error or 'not every worker took it'}{_named(refused)}"
             )
-        if self.answer.superseded_by is not None:  # workers may not act with the newer one yet
+        if self.answer.superseded_by is not None:  # workers may not use the newer one yet
             answer = self._head.get(rest.Update, f"/v1/updates/u{self.answer.superseded_by}")
             Update(self._head, answer).wait(max(0.0, until - time.monotonic()))
         return self
@@ -250,7 +250,7 @@ class Publisher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Send what waits, and end."""
+        """Send pending weights and stop."""
         self.close()
 
     def _raise_error(self) -> None:
@@ -272,7 +272,7 @@ class Publisher:
                 update = self._send(body)
             except CormorantError as error:
                 failed = error
-            except Exception as error:  # noqa: BLE001  # the edge of a thread: the next publish tells
+            except Exception as error:  # noqa: BLE001  # the edge of a thread: the next publish raises it
                 failed = ClientError(f"publishing failed: {type(error).__name__}: {error}")
                 failed.__cause__ = error
             with self._condition:
@@ -302,7 +302,7 @@ class PulledWeights:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What was published with these weights."""
+        """The metadata published with these weights."""
         return self._file.metadata
 
     def numpy(self) -> dict[str, Array]:
@@ -354,7 +354,7 @@ def _check_metadata(metadata: Mapping[str, str], *, is_file: bool) -> None:
 
 
 def _pieces(flat: Mapping[str, Any], metadata: Mapping[str, str] | None) -> tuple[Bytes, ...]:
-    # Widest elements first, so that each tensor begins where its dtype wants to.
+    # Widest elements first, so that each tensor is aligned for its dtype.
     found = sorted(((name, *_bytes_of(name, value)) for name, value in flat.items()), key=_alignment)
     header, _ = make_header(((name, dtype, shape) for name, dtype, shape, _ in found), metadata)
     return (header, *(piece for _, _, _, piece in found if len(piece)))

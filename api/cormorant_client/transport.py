@@ -24,11 +24,12 @@ Dial = Callable[[Address, float], socket.socket]
 """Opens a connection to an address within a time limit in seconds; raises OSError."""
 
 _SEND_AT_ONCE = 4 * 1024 * 1024
-"""A socket's timeout covers one `sendall`: pieces make it a limit for standing still, not for the whole body."""
+"""Bytes per `sendall`. The socket's timeout covers one call: it limits a stall, not the whole body."""
 _MOST_IDLE = 8
 _CONNECT_S = 10.0
 _TCP_S = 4.0
-"""A packet to a Service that has no pod is lost, and the kernel repeats it ever later: a new attempt is sooner."""
+"""Timeout of one connection attempt. A packet to a Service without a pod is lost, and the kernel's retries back off: a
+new attempt connects sooner."""
 
 
 class Broken(Exception):
@@ -67,7 +68,8 @@ class Transport:
     dial: Dial = dial_tcp
     closed: threading.Event = field(default_factory=threading.Event, init=False)
     _lock: "threading.RLock" = field(default_factory=threading.RLock, init=False)
-    """Guards what follows. Reentrant: the garbage collector may end a forgotten iteration in a thread that holds it."""
+    """Guards the fields below. Reentrant: the garbage collector may finalize an abandoned iterator in a thread that
+    holds it."""
     _idle: dict[Address, list[http.client.HTTPConnection]] = field(default_factory=dict, init=False)
     _in_use: set[http.client.HTTPConnection] = field(default_factory=set, init=False)
     _twins: "weakref.WeakSet[Transport]" = field(default_factory=weakref.WeakSet, init=False)
@@ -154,7 +156,8 @@ class Transport:
             for used in [connection.sock for connection in self._in_use]:
                 if used is not None:
                     with suppress(OSError):
-                        # As a plain socket: one of TLS would drop its encryption, and the request go on in plain text.
+                        # On a plain socket: shutting down an SSLSocket removes its encryption, and the request would
+                        # continue in plain text.
                         socket.socket.shutdown(used, how)
             for twin in tuple(self._twins):
                 twin.close(how)
@@ -184,7 +187,7 @@ class Transport:
                     for start in range(0, len(piece), _SEND_AT_ONCE):
                         connection.send(memoryview(piece)[start : start + _SEND_AT_ONCE])
         except (BrokenPipeError, ConnectionResetError):
-            # The head may have refused before it read all; its answer says why, if it still can be read.
+            # The head may have refused before it read the whole body; its answer says why, if it can still be read.
             return connection.getresponse()
         connection.sock.settimeout(self.timeout_s + wait_s)
         return connection.getresponse()
@@ -200,7 +203,7 @@ class Transport:
                     return connection
                 connection.close()
         made = http.client.HTTPConnection(address.host, address.port)
-        made.auto_open = 0  # never another way than by `dial`
+        made.auto_open = 0  # only `dial` may open connections
         if not self.closed.is_set():
             made.sock = self._connect(address)
         with self._lock:
@@ -223,7 +226,7 @@ class Transport:
                 made.close()
                 raise
         except ssl.SSLCertVerificationError as error:
-            # Waiting does not make it better, as it does with a head that is away.
+            # Do not retry: unlike an absent head, this error does not go away.
             raise BadAddress(
                 f"the certificate of {address} was rejected: {error.verify_message}; renew it, or pass the CA to "
                 "trust as ca_file (on the command line --ca-file)"
@@ -234,7 +237,7 @@ class Transport:
 
 
 def _close_all(idle: dict[Address, list[http.client.HTTPConnection]]) -> None:
-    """Close idle connections, also of a client that was forgotten."""
+    """Close idle connections; also called when a client is garbage-collected."""
     for kept in idle.values():
         while kept:
             kept.pop().close()
@@ -256,7 +259,7 @@ def _receive(response: http.client.HTTPResponse) -> memoryview:
 
 
 def _was_closed(connection: http.client.HTTPConnection) -> bool:
-    """Readable while nothing was asked: the head closed it in the meantime."""
+    """An idle connection that is readable: the head closed it in the meantime."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return bool(poll.poll(0))

@@ -1,1 +1,1 @@
-"""The operator: makes pods of CollectorJobs and keeps them as the specs say."""
+"""The operator: creates the pods of CollectorJobs and keeps them in line with their specs."""

@@ -34,7 +34,7 @@ _OK, _FAILED, _REFUSED = 0, 1, 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an operator. Returns the exit code."""
     configure_logs()
-    # Every garbage collection scans ten thousand cached pods in vain: half the cost of a full list.
+    # Collect garbage rarely: scanning ten thousand cached pods is half the cost of a full list.
     gc.set_threshold(100_000, 50, 100)
     try:
         settings = read_settings(arguments)

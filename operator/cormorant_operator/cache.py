@@ -1,7 +1,7 @@
-"""What the operator has seen of the cluster: jobs and their objects, by the job's uid. Belongs to one event loop.
+"""The operator's view of the cluster: jobs and their objects, by the job's uid. Belongs to one event loop.
 
 Watches, lists and the answers to the operator's own writes feed it. A created object is in the cache at once, so a late
-watch event cannot cause a second creation. Versions of an object never go back.
+watch event cannot cause a second creation. An older version of an object never replaces a newer one.
 """
 
 import math
@@ -20,7 +20,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Pod | Workload | str | None
     "Pod": read_pod,
     "Workload": read_workload,
 }
-"""What is kept of an object, by kind; a digest of all others."""
+"""Parser of each kind of object; other kinds are kept as a digest."""
 Kind = str
 
 
@@ -54,7 +54,9 @@ class JobRecord:
 
     @property
     def children(self) -> dict[tuple[str, str], str]:
-        """Digests of the job's children other than pods, by (kind, name); of a Workload, of what it asks for."""
+        """Digests of the job's children other than pods, by (kind, name); for a Workload, of the quota that it
+        requests.
+        """
         known = {(s.kind, s.name): s.fact for s in self.members.values() if isinstance(s.fact, str)}
         if self.workload is not None:
             known["Workload", self.workload.name] = self.workload.request
@@ -122,7 +124,7 @@ class Cache:
         ]
 
     def record(self, uid: str) -> JobRecord:
-        """What is known of a job; an empty record of one that was never seen. Changes with the next event."""
+        """The record of a job; empty for one that was never seen. Changes with the next event."""
         return self._records.get(uid) or JobRecord("")
 
     def is_past(self, manifest: Mapping[str, Any]) -> bool:

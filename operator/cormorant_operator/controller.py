@@ -1,4 +1,4 @@
-"""The control loop: take a due job, decide, act, write its status once, and schedule the next look.
+"""The control loop: take a due job, decide, act, write its status once, and schedule the next reconcile.
 
 Three queues hold job uids: jobs to reconcile, heads to poll, counters to write. None blocks another: a silent head
 delays no other job, and a pod never waits for a counter.
@@ -76,7 +76,7 @@ class Controller:
         self.jobs_due, self.heads_due, self.counters_due = WorkQueue(), WorkQueue(), WorkQueue()
         self._states: dict[str, JobState] = {}
         self.head_states: Counter[HeadState] = Counter()
-        """How many heads answered their last poll in which way. Counted as they change: thousands are polled."""
+        """Number of heads by the result of their last poll. Updated incrementally: thousands are polled."""
         self._num_polled = 0
         self._executor = Executor(cluster, heads, self.cache, key=key, clock=now_utc)
         self._is_resync_wanted = asyncio.Event()
@@ -88,9 +88,9 @@ class Controller:
         """Namespaces that the operator may not list, and why. It does not touch their jobs."""
         self.metrics = Metrics()
         self.has_workloads = asyncio.Event()
-        """A job has a Workload, so they are worth a watch."""
+        """A job has a Workload: watch them."""
         self.is_filled = False
-        """The first full resync is done; nothing is decided before."""
+        """The first full resync is done; before, nothing is decided."""
 
     async def run(self) -> None:
         await self.resync()
@@ -106,7 +106,7 @@ class Controller:
             tasks.create_task(self._watch_the_clock())
 
     async def _watch_the_clock(self) -> None:
-        """Let every deadline begin again when this process stood still: it has heard nothing meanwhile."""
+        """Restart every deadline if this process stood still: it received nothing meanwhile."""
         while True:
             before = now_utc()
             await asyncio.sleep(_TICK_S)
@@ -125,13 +125,13 @@ class Controller:
         self._is_resync_wanted.set()
 
     async def resync(self, namespaces: Collection[str] | None = None, *, is_quick: bool = False) -> None:
-        """List everything, and forget what is gone.
+        """List everything, and forget deleted objects.
 
-        Without `namespaces`, look at every job as well. If the API server refuses a namespace, its jobs are left alone
-        until it can be listed again. Other namespaces are not affected.
+        Without `namespaces`, reconcile every job as well. If the API server refuses a namespace, its jobs are left
+        alone until it can be listed again. Other namespaces are not affected.
 
         Args:
-            namespaces: those in which events were missed, or that were lost; None: all.
+            namespaces: namespaces in which events were missed, or that were lost; None: all.
             is_quick: see `quick_resync`.
 
         Raises:
@@ -144,8 +144,8 @@ class Controller:
                 if namespace in self.lost or (namespaces is None and not is_quick):
                     for uid in self.cache.jobs(namespace):
                         self.jobs_due.add(uid)
-                        # Secrets are neither watched nor listed. Each has its own time: 1,000 at once hold up pods for
-                        # 20 s.
+                        # Secrets are neither watched nor listed. Their checks are spread out: 1,000 at once delay pods
+                        # by 20 s.
                         at_s = self._defaults.full_resync_s * crc32(uid.encode()) / 2**32
                         asyncio.get_running_loop().call_later(at_s, self._recheck_token_secret, uid)
             except errors.KubeRefused as error:
@@ -180,7 +180,7 @@ class Controller:
             try:
                 await self._list("Workload", namespace, is_quick=is_quick)
             except (errors.KubeNotFound, errors.KubeRefused) as error:
-                # Their absence is no answer of Kueue's. A condition of each job says what is missing.
+                # A cluster without Kueue is not an error here. A condition of each job reports it.
                 log.warning("workloads_not_listed", namespace=namespace, reason=error.message)
         # Policies and budgets are not watched: changes are corrected at the next resync.
         if self._defaults.has_network_policies:
@@ -285,7 +285,7 @@ class Controller:
         state = self._states[uid]
         state.is_cut_off = state.is_silent and is_cut_off(self.head_states)
         record = self.cache.record(uid)
-        # Counters of jobs whose heads are polled move.
+        # Only jobs with polled heads have changing counters.
         plan = reconcile(job, record, state, now, defaults=self._defaults.for_jobs(self._num_polled))
         if not self.has_workloads.is_set() and record.workload is not None:
             self.has_workloads.set()
@@ -308,7 +308,7 @@ class Controller:
                 await self._executor.write_status(job, plan.status)
                 await self._tell(job, plan.events)
         if job.is_over:
-            # Conditions of a finished job are final: an event says what cannot be cleaned up, once.
+            # Conditions of a finished job are final: an event reports once what cannot be cleaned up.
             new = [found for found in state.refusals.values() if found.at >= now and found.count == 1]
             events = (JobEvent(reason=found.kind.value, message=found.message, is_warning=True) for found in new)
             await self._tell(job, tuple(events))
@@ -320,7 +320,7 @@ class Controller:
         state = self._states.get(uid)
         if state is None or state.counters is None:
             return
-        # Unless the job was written since: counters must not undo a newer condition.
+        # Skipped if the job changed since: counters must not undo a newer condition.
         with purpose(Purpose.COUNTERS), suppress(errors.KubeConflict):
             await self._executor.write_status(*state.counters)
 
@@ -340,7 +340,7 @@ class Controller:
     def _schedule(self, job: Job, plan: Plan, state: JobState) -> None:
         words = tuple(action for action in plan.actions if isinstance(action, (SetDesired, DrainHead)))
         if len(plan.actions) > len(words):
-            # The actions may make others necessary.
+            # The actions may require further actions.
             is_answered = any(
                 isinstance(action, (CheckTemplate, CheckNode, ReadQueueObject)) for action in plan.actions
             )
@@ -351,7 +351,7 @@ class Controller:
         if plan.poll_s is None:
             return
         if plan.counters_at is not None:
-            # Whatever the head answers then, its earlier counters must be written.
+            # Its earlier counters must be written, whatever the head answers next.
             state.is_answer_due = True
             self.heads_due.add(job.uid, after_s=(plan.counters_at - now_utc()).total_seconds())
         if words:
@@ -409,7 +409,7 @@ class Controller:
             self._count(state, None)
 
     def _count(self, state: JobState, found: HeadState | None) -> None:
-        """Note how a head answered; None: there is none to poll."""
+        """Count the result of a poll; None: there is no head to poll."""
         was_cut_off = is_cut_off(self.head_states)
         if state.head_state is not None:
             self.head_states[state.head_state] -= 1

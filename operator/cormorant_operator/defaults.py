@@ -37,7 +37,7 @@ class OperatorDefaults:
     resync_retry_s: float = 10.0
     """Delay after a failed resync."""
     stood_still_s: float = 10.0
-    """After standing still for longer, the operator has missed what happened meanwhile."""
+    """If the operator stood still for longer, it has missed events."""
     max_creates: int = 50
     """Pods created per reconcile; the next reconcile creates more."""
     head_grace_s: int = 60

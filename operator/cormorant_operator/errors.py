@@ -61,7 +61,7 @@ class ServerFault(KubeError):
 
 class NameTaken(OperatorError):
     def __init__(self, what: str, *, is_leaving: bool) -> None:
-        """`is_leaving`: the object belongs to a deleted job of this name, and Kubernetes will delete it."""
+        """`is_leaving`: Kubernetes is about to delete the object, because it belongs to a deleted job of this name."""
         self.is_leaving = is_leaving
         super().__init__(
             f"{what} is left over from an earlier job of this name; waiting for Kubernetes to delete it"

@@ -1,4 +1,4 @@
-"""Carries out the actions of a plan. Decides nothing: answers of the API server are facts for the next reconcile.
+"""Carries out the actions of a plan. Decides nothing: the API server's answers are input of the next reconcile.
 
 Stopping between any two actions is harmless, because the next plan starts from what exists then.
 """
@@ -31,25 +31,25 @@ _ABSENT_KINDS = {
     "Certificate": "install cert-manager, or give head.tls.secretName",
     "Workload": f"install Kueue 0.15 or newer, or remove the label {QUEUE} from the job",
 }
-"""Kinds of other projects, and what to do where the API server does not know them."""
+"""Kinds of other projects, and the remedy if the API server does not know them."""
 _LEAVING_LOOKS = 10
-"""Attempts, one second apart, before a Secret of unknown owner counts as another owner's."""
+"""Attempts, one second apart, before a Secret of an unknown owner counts as taken."""
 
 
 class Executor:
     def __init__(
         self, api: KubeClient, heads: HeadClient, cache: Cache, *, key: bytes, clock: Callable[[], datetime]
     ) -> None:
-        """`cache` learns of every write at once. Job tokens are derived from `key`. `clock` returns aware times."""
+        """Every write updates `cache` at once. Job tokens are derived from `key`. `clock` returns aware times."""
         self._api, self._heads, self._cache = api, heads, cache
         self._key, self._clock = key, clock
 
     async def do(self, job: Job, action: plan.Action, state: JobState, *, decided_at: datetime) -> None:
         """Carry out one action. A refusal by the API server is recorded in `state`. `decided_at`: time of the plan; an
-        action of an owner that was refused since then is skipped.
+        action whose owner was refused since then is skipped.
 
         Raises:
-            KubeConflict: the object is not the one that the plan was made for.
+            KubeConflict: the object changed since the plan was made.
             Unreachable: the API server did not answer.
         """
         owner, prefix = plan.refusal_of(action)
@@ -137,7 +137,7 @@ class Executor:
                 error = refusal.message
         except errors.KubeNotFound:
             pass  # the namespace is gone
-        # Of the templates that the job has now.
+        # Verdicts of the job's current templates.
         templates = {job.templates.head, *map(job.templates.worker, job.spec.worker_groups)}
         state.verdicts = {name: found for name, found in state.verdicts.items() if name in templates}
         state.verdicts[action.template] = Verdict(error=error, at=self._clock(), generation=job.generation)
@@ -227,7 +227,7 @@ class Executor:
         except errors.KubeNotFound:
             self._cache.forget(found.uid)
         except errors.KubeConflict as error:
-            # Kueue wrote it meanwhile: the watch brings the newer version, and the next plan is made from that.
+            # Kueue wrote it meanwhile: the watch delivers the newer version for the next plan.
             log.debug("workload_not_written", workload=found.name, namespace=namespace, reason=error.message)
         else:
             self._cache.see(raw)
@@ -272,8 +272,8 @@ class Executor:
             return await self._get_own(job, "ConfigMap", manifest["metadata"]["name"])
 
     async def _drop_tokens(self, job: Job, state: JobState) -> None:
-        """Have Kubernetes delete a token Secret that others changed, by deleting its owner. It is created again at the
-        next rejected poll.
+        """Have Kubernetes delete a token Secret that others changed, by deleting its owner. The next rejected poll
+        recreates it.
         """
         state.refused_since = self._clock()
         name = tokens_secret(job.name)
@@ -316,7 +316,7 @@ class Executor:
             else:
                 await self._heads.drain(job, action.pod)
         except errors.HeadSilent as error:
-            # The next answer shows that the command did not arrive, and it is sent again.
+            # The head's next answer shows that the command did not arrive; then it is sent again.
             log.warning("head_not_told", job=job.name, namespace=job.namespace, reason=str(error))
 
     async def _delete_job(self, job: Job) -> None:

@@ -76,12 +76,12 @@ class HeadClient:
         )
 
     async def set_desired(self, job: Job, head: Pod, desired: Desired) -> None:
-        """Raises HeadSilent where the head did not confirm it."""
+        """Set group sizes and pause. Raises HeadSilent if the head did not confirm them."""
         body = desired.model_dump_json(exclude_defaults=True)
         await self._call(job, head, "PUT", "/v1/desired", DesiredReport, body=body)
 
     async def drain(self, job: Job, head: Pod) -> None:
-        """As `set_desired`."""
+        """Start the head's drain. Raises HeadSilent if the head did not confirm it."""
         await self._call(job, head, "POST", "/v1/drain", DrainReport)
 
     async def _call(self, job: Job, head: Pod, method: str, path: str, answer: type[T], *, body: str = "") -> T:
@@ -103,7 +103,7 @@ class HeadClient:
                 data=body or None,
                 headers=headers,
                 ssl=self._trust,
-                # It is asked by its address, and has the certificate of its Service.
+                # The head is addressed by its IP, but its certificate names its Service.
                 server_hostname=api_host(job.name, job.namespace) if head.is_tls else None,
             ) as response:
                 content = bytearray()
@@ -138,7 +138,7 @@ def _message(status: Status, kind: str) -> str:
 
 
 def _waits(job: Job, status: Status, desired: DesiredReport) -> Waits | None:
-    """Only where they decide something: they change with every answer."""
+    """Waits only if a group autoscales: they change with every answer."""
     if status.queue.consumer_wait_seconds is None or all(g.autoscale is None for g in job.spec.worker_groups):
         return None
     if desired.pending or status.pause_state != "running" or any(g.ready != g.desired for g in status.groups):
@@ -152,7 +152,7 @@ def _waits(job: Job, status: Status, desired: DesiredReport) -> Waits | None:
 
 
 def _trust(ca_file: Path | None) -> ssl.SSLContext:
-    """Authorities that heads' certificates are signed by: the system's, and those of a file."""
+    """Authorities trusted for heads' certificates: the system's, and those of a file."""
     context = ssl.create_default_context()
     if ca_file is not None:
         try:

@@ -21,7 +21,7 @@ _DERIVED = ("phase", "conditions", "recentFailures", "groups", "elastic", "worke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Which job, and in which version."""
+    """Identity of a job and its version."""
 
     name: str
     namespace: str
@@ -31,9 +31,9 @@ class Identity:
     resource_version: str = ""
     is_deleting: bool = False
     queue: str = ""
-    """Where Kueue queues the job, by its label; empty: Kueue does not manage it."""
+    """Kueue's queue, from the job's label; empty: Kueue does not manage it."""
     priority_class: str = ""
-    """Of this queue; empty: none."""
+    """Kueue's priority class of the job; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Job(Identity):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable(Identity):
-    """A job that this operator cannot parse. It changes nothing but the condition Accepted."""
+    """A job that this operator cannot parse. The operator writes only its condition Accepted."""
 
     status: CollectorJobStatus | None
     """None: the status cannot be parsed, and is left alone."""
@@ -82,13 +82,13 @@ def is_true(status: CollectorJobStatus, kind: ConditionType) -> bool:
 
 
 def since(status: CollectorJobStatus, kind: ConditionType, value: str) -> datetime | None:
-    """When the condition took this value; None if it has another one."""
+    """When the condition took this value; None if it has another value."""
     condition = find(status, kind)
     return condition.last_transition_time if condition is not None and condition.status == value else None
 
 
 def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = None) -> Job | Unreadable:
-    """Parse an object. `before` is the job as parsed last; its spec is reused while the generation is the same."""
+    """Parse an object. `before`: the job as last parsed; its spec is reused if the generation is the same."""
     metadata = document["metadata"]
     labels = metadata.get("labels") or {}
     identity: dict[str, Any] = {
@@ -125,7 +125,7 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
 def _read_status(document: Mapping[str, Any]) -> CollectorJobStatus:
     """Parse a status that another version of the operator may have written.
 
-    Unknown parts are dropped, except those that must never go back: without them the job is not touched.
+    Unreadable parts are dropped. If one that must never decrease is unreadable, the job is left alone.
     """
     known = structural_schema()["properties"]["status"]
     readable: dict[str, Any] = prune(document, known, unknown=[])

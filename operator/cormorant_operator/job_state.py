@@ -16,21 +16,21 @@ from cormorant_operator.workload import Placement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Who has waited for whom, in seconds that only grow while the head lives."""
+    """Cumulative waiting times in seconds; they never decrease while the head lives."""
 
     consumer_s: float
-    """A learner waited for a batch."""
+    """Time in which a learner waited for a batch."""
     idle_s: Mapping[str, float]
-    """Workers had no batch to collect, by group, summed over its workers."""
+    """Time without a batch to collect, by group, summed over its workers."""
     worker_s: Mapping[str, float]
-    """Seconds of all workers together, by group."""
+    """Total time, by group, summed over its workers."""
     sizes: Mapping[str, int]
-    """Number of workers by group; all were ready and not paused."""
+    """Number of workers by group during these times; all were ready and not paused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadAnswer:
-    """A head's answer to a poll. Equal answers contain no news."""
+    """A head's answer to a poll. Equal answers mean that nothing changed."""
 
     pod_uid: str
     phase: str
@@ -43,7 +43,7 @@ class HeadAnswer:
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Desired workers by group, as the head has them."""
     empty_slots: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Slots below the highest worker that the head was told to expect none in, by group."""
+    """Slots below the highest worker in which the head expects none, by group."""
     is_resizing: bool = False
     pause_state: Literal["running", "draining", "paused"] = "running"
     is_leased: bool = False
@@ -54,11 +54,11 @@ class HeadAnswer:
     """The queue is full, so workers wait."""
     failure: str = ""
     env_failures: str = ""
-    """Environments keep failing: the first failure with its traceback. Empty: they do not."""
+    """First failure, with its traceback, of environments that keep failing; empty: none do."""
     missing_weights: str = ""
-    """Weights of earlier heads that it lacks, and what it does about them; empty if none are missing."""
+    """Weights of earlier heads that it lacks, and how it continues; empty: none are missing."""
     waits: Waits | None = None
-    """Set for jobs with an autoscaled group while every worker is ready. None: also from an older head."""
+    """Set for jobs with an autoscaled group while every worker is ready. Older heads do not report it."""
 
 
 POD_OWNER = "pod/"
@@ -83,7 +83,7 @@ class Refusal:
     message: str
     at: datetime
     count: int = 1
-    """Consecutive refusals."""
+    """Number of consecutive refusals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +106,9 @@ _REMAKE_S = 30.0
 
 @dataclass(slots=True)
 class JobState:
-    # What decisions read.
+    # Read by decisions.
     led_since: datetime = _ALWAYS
-    """Since when this operator has looked after the job. What a status says from before may be long over."""
+    """Since when this operator has managed the job. Earlier states in the status may be outdated."""
     has_tokens: bool = False
     """The token Secret exists, as far as known since its last check, at most one full resync ago."""
     answer: HeadAnswer | None = None
@@ -117,17 +117,17 @@ class JobState:
     """Since when the head has answered this operator without a gap; None: never."""
     answered_at: datetime | None = None
     waits: deque[tuple[datetime, Waits]] = field(default_factory=deque)
-    """How workers waited, by the newest answers; all are from one head and one set of group sizes."""
+    """Waiting times from the newest answers, all of one head and one set of group sizes."""
     is_silent: bool = False
     """The head did not answer the last poll."""
     is_cut_off: bool = False
-    """So are most heads: the operator's own network is the likely cause."""
+    """The head and most others are silent: the operator's own network is the likely cause."""
     distrust: str = ""
     """Why the operator does not trust the head's certificate; empty: it does, or the head has none."""
     is_token_refused: bool = False
     """The head rejects the operator's token."""
     refused_since: datetime | None = None
-    """Since when it has; since the Secret was replaced, if that was later."""
+    """Since when the head has rejected it, or since the Secret was replaced if that was later."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
     """Last refusal by group, "head" or kind, until a request succeeds."""
     nodes: dict[str, NodeFact] = field(default_factory=dict)
@@ -135,11 +135,13 @@ class JobState:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     """Dry runs, by template digest."""
     flavors: dict[tuple[str, str], Placement] = field(default_factory=dict)
-    """What ResourceFlavors add to pods, by name and by the admission (`Workload.admission`) that they were read for."""
+    """Placement that ResourceFlavors add to pods, by name and by the admission (`Workload.admission`) for which they
+    were read.
+    """
     priorities: dict[str, int] = field(default_factory=dict)
-    """Values of the WorkloadPriorityClasses that were read, by name."""
+    """Values of WorkloadPriorityClasses, by name."""
 
-    # What the controller schedules by.
+    # Used for scheduling by the controller.
     remade_at: float = -math.inf
     """Last attempt to recreate the token Secret, by the event loop's clock."""
     polled_at: float | None = None
@@ -149,7 +151,7 @@ class JobState:
     poll_s: float | None = None
     """Maximum age of the head's answer; None: there is no head to poll."""
     head_state: HeadState | None = None
-    """How the head answered its last poll; None: there is no head to poll, or it was not polled yet."""
+    """How the head answered its last poll; None: no head to poll, or not polled yet."""
     told: tuple[object, ...] = ()
     """Last commands sent to the head."""
     is_answer_due: bool = False
@@ -169,7 +171,7 @@ class JobState:
         return is_time
 
     def record_answer(self, answer: HeadAnswer, *, at: datetime, max_gap_s: float) -> None:
-        """Record an answer. A new head or a gap of more than `max_gap_s` restarts `answering_since`."""
+        """Record an answer. After a new head or a gap longer than `max_gap_s`, `answering_since` restarts."""
         is_same = self.answer is not None and self.answer.pod_uid == answer.pod_uid
         if not is_same or self.answered_at is None or (at - self.answered_at).total_seconds() > max_gap_s:
             self.answering_since = at

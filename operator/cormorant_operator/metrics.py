@@ -14,7 +14,7 @@ from cormorant_contract.metrics import operator as declared
 from cormorant_contract.metrics.labels import HANDLER
 
 # Prometheus does not need them, and they double the series of counters.
-disable_created_metrics()  # type: ignore[no-untyped-call]  # it says nothing of its result
+disable_created_metrics()  # type: ignore[no-untyped-call]  # its return type is not annotated
 
 Handler = Literal["reconcile", "poll", "counters"]
 Values = Mapping[tuple[str, ...], float]
@@ -38,7 +38,7 @@ class Metrics:
             declared.RECONCILE_ERRORS.label_names,
             registry=self._registry,
         )
-        # Each handler has its series from the beginning.
+        # Create each handler's series at the start.
         self._durations = {handler: durations.labels(handler) for handler in HANDLER.values}
         self._errors = {handler: errors.labels(handler) for handler in HANDLER.values}
 

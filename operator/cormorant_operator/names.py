@@ -14,7 +14,7 @@ Manifest: TypeAlias = dict[str, Any]
 """A Kubernetes object as JSON."""
 
 TLS_OPTION = "--tls-cert"
-"""In the command of a head that speaks HTTPS."""
+"""Option in the command of a head that serves HTTPS."""
 
 CANARY = "canary"
 """Role of a pod that verifies an image, and the name of its container."""
@@ -31,16 +31,16 @@ FAILURES = f"{PREFIX}/failures"
 BASE_IMAGE = f"{PREFIX}/base-image"
 """Annotation: the job's image when the pod was created; the same for all pods of a Ray cluster."""
 CUDA_IMAGE = f"{PREFIX}/cuda-image"
-"""Annotation of a head: the image of its workers with a device, where it differs from the base image."""
+"""Annotation of a head: the image of its workers with a device, if it differs from the base image."""
 RETIRING = f"{PREFIX}/retiring-since"
 """Annotation: the head was asked to let this worker finish."""
 DRAINING = f"{PREFIX}/draining-since"
-"""Annotation: the head was asked to drain; this is not undone."""
+"""Annotation: the head was asked to drain; never removed."""
 STALLED = f"{PREFIX}/stalled-since"
 """Annotation: the head stalled; its end counts as a failure."""
 
 REQUEST = f"{PREFIX}/request"
-"""Annotation of a Workload: digest of the quota that it asks for."""
+"""Annotation of a Workload: digest of the quota that it requests."""
 QUEUED_JOB_UID = "kueue.x-k8s.io/job-uid"
 """Label of a Workload."""
 
@@ -76,7 +76,7 @@ def budget(job: str, *, role: str) -> str:
 
 
 def workload(job: str, uid: str) -> str:
-    """Name of a job's Workload, in the form that Kueue gives to those of its own integrations."""
+    """Name of a job's Workload, in the format of Kueue's own integrations."""
     return f"collectorjob-{job}-{_short(uid, 5)}"
 
 

@@ -15,7 +15,9 @@ PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 Role = Literal["head", "worker", "canary"]
 
 EXIT_REFUSED, EXIT_BLOCKED, EXIT_STARVED = 2, 3, 4
-"""Exit codes of a head: invalid configuration; a broken environment that someone must repair first; no CPU time."""
+"""Exit codes of a head: invalid configuration; an environment that must be repaired first (disk, device); no CPU
+time.
+"""
 
 
 class Obstacle(Enum):
@@ -48,9 +50,9 @@ class Pod:
     """Digest of the template it was created from."""
     base_image: str = ""
     cuda_image: str = ""
-    """Image of the workers with a device, as the head's pod was created with; empty: base_image."""
+    """Image of the workers with a device, from the head's pod; empty: base_image."""
     image: str = ""
-    """Image of its own container."""
+    """Image of our container."""
     failures: int = 0
     """Consecutive failures before this pod."""
     restarts: int = 0
@@ -63,7 +65,7 @@ class Pod:
     deletion_deadline: datetime | None = None
     """End of its grace period; set once the pod is deleted."""
     has_sidecar: bool = False
-    """Its own container ended, but another one is still running."""
+    """Our container ended, but another one is still running."""
     is_rejected: bool = False
     """The kubelet rejected it; none of its containers ran."""
     node: str = ""
@@ -74,7 +76,7 @@ class Pod:
     obstacle: Obstacle = Obstacle.NONE
     obstacle_message: str = ""
     reason: str = ""
-    """Why it ended, as Kubernetes says."""
+    """Why it ended, according to Kubernetes."""
     exit_code: int | None = None
     message: str = ""
     """Why it ended, from its termination message."""
@@ -82,13 +84,13 @@ class Pod:
     """Settled frames from a head's termination message; None if it has none."""
     ended: datetime | None = None
     ran_s: float = 0.0
-    """Run time of its container, once it ended."""
+    """Run time of our container in seconds, once it ended."""
     retiring_since: datetime | None = None
     draining_since: datetime | None = None
     stalled_since: datetime | None = None
     ip: str = ""
     is_tls: bool = False
-    """A head that speaks HTTPS alone."""
+    """A head that serves only HTTPS."""
 
     @property
     def is_terminating(self) -> bool:
@@ -109,7 +111,7 @@ class Pod:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether its environment lacked a disk, a device or CPU time, which is not a failure of its own."""
+        """Whether it lacked a disk, a device or CPU time, which does not count as a failure."""
         codes = (EXIT_BLOCKED, EXIT_STARVED) if self.role == "head" else (EXIT_BLOCKED,)
         return self.role != "canary" and self.is_terminal and self.exit_code in codes
 
@@ -215,7 +217,7 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         draining_since=_moment(annotations.get(names.DRAINING)),
         stalled_since=_moment(annotations.get(names.STALLED)),
         ip=status.get("podIP") or "",
-        # By what it was started with: the manifest may say otherwise by now.
+        # From its command line: the manifest may have changed since.
         is_tls=role == "head" and names.TLS_OPTION in (container.get("command") or ()),
     )
 
@@ -240,7 +242,7 @@ def _role(text: str | None) -> Role | None:
 
 def _phase(raw: Mapping[str, Any], ended: Mapping[str, Any]) -> PodPhase:
     if ended:
-        # The pod's phase waits for every container, and a sidecar of a mesh never ends by itself.
+        # The pod's phase changes only when every container has ended, and a mesh sidecar never ends by itself.
         return "Failed" if ended.get("exitCode") else "Succeeded"
     phase = (raw.get("status") or {}).get("phase") or "Pending"
     return phase if phase in get_args(PodPhase) else "Unknown"  # type: ignore[return-value]  # it is one of them
@@ -283,7 +285,7 @@ def _never_ran(role: str, status: Mapping[str, Any]) -> bool:
     if status.get("phase") != "Failed" or not reason:
         return False
     if reason.startswith("OutOf") or reason in _REJECTIONS:
-        return True  # also if the pod ran before its node was restarted
+        return True  # even if the pod ran before its node was restarted
     began = any("waiting" not in (item.get("state") or {"waiting": {}}) for item in _statuses(status))
     return not began and not _ended(role, status)
 
@@ -297,7 +299,7 @@ def _since(condition: Mapping[str, Any], status: str = "True") -> datetime | Non
 
 
 def _count(text: str | None) -> int:
-    # Python refuses to read an annotation of thousands of digits.
+    # Python refuses to parse an annotation of thousands of digits.
     return int(text) if text is not None and text.isdecimal() and len(text) <= _MAX_DIGITS else 0
 
 
@@ -323,7 +325,7 @@ def read_termination_message(message: str) -> tuple[int | None, str]:
     """
     try:
         document = json.loads(message)
-    except (ValueError, RecursionError):  # the latter for a thousand brackets
+    except (ValueError, RecursionError):  # RecursionError: many nested brackets
         document = None
     if not isinstance(document, dict) or "frames" not in document:
         return None, message.strip()
@@ -354,9 +356,9 @@ class PodIndex:
         self.others: dict[str, Pod] = {}
         """Heads, canaries, and workers that are not healthy, by uid."""
         self.healthy: dict[WorkerBuild, dict[int, Pod]] = {}
-        """Healthy workers by what they were made from, and by index."""
+        """Healthy workers by build, and by index."""
         self.restarts: Counter[WorkerBuild] = Counter()
-        """Failures that the slots of healthy workers ever had."""
+        """Total failures of the slots of healthy workers."""
         self._places: defaultdict[Place, dict[str, Pod]] = defaultdict(dict)
         """Workers of each slot, by uid."""
 
@@ -394,7 +396,7 @@ class PodIndex:
             del self._places[pod.group, pod.index]
 
     def _sort_in(self, place: Mapping[str, Pod]) -> None:
-        """Each pod of a slot is healthy or goes to `others`."""
+        """Sort each pod of a slot into `healthy` or `others`."""
         if len(place) == 1:
             (pod,) = place.values()
             if _is_healthy(pod):
@@ -405,7 +407,7 @@ class PodIndex:
         self.others.update(place)
 
     def _take_out(self, place: Mapping[str, Pod]) -> None:
-        """The opposite, before a slot changes."""
+        """Undo `_sort_in`, before a slot changes."""
         for uid, pod in place.items():
             if self.others.pop(uid, None) is None:
                 build = _build_of(pod)

@@ -1,5 +1,5 @@
-"""`/livez`, `/readyz` and `/metrics` of the operator. The probes do not depend on the API server: while it is busy,
-operators must not be restarted.
+"""`/livez`, `/readyz` and `/metrics` of the operator. The probes do not depend on the API server: a busy API server
+must not restart operators.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ class Probes:
     def _read(self) -> Mapping[Metric, Values]:
         controller = self._controller
         uids, heads = controller.cache.jobs(), controller.head_states
-        # Only the leader reports jobs: a standby knows them from its last term at best.
+        # Only the leader reports jobs: a standby's data would be outdated.
         found = [controller.cache.job(uid) for uid in uids] if self._is_leading() else []
         jobs = {(job.namespace, job.name): job.status for job in found if isinstance(job, Job)}
         return {

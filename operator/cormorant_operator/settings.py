@@ -31,7 +31,7 @@ class Settings:
     """Label selector of the jobs to manage; empty: all."""
     head_url: str
     head_ca_file: Path | None
-    """Authorities of heads' certificates, beside the system's."""
+    """File of authorities for heads' certificates, in addition to the system's."""
     lease: tuple[str, str] | None
     """Namespace and name of the Lease; None: no leader election."""
     identity: str
@@ -39,7 +39,7 @@ class Settings:
     requests_per_s: float
     request_burst: int
     log_level: str
-    """The lowest level that is logged."""
+    """Lowest level to log."""
 
 
 def read_settings(arguments: Sequence[str] | None = None) -> Settings:

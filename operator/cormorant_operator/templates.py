@@ -1,6 +1,6 @@
-"""Digests of what pods are created from: a pod with another digest than the current one is outdated.
+"""Digests of the input that pods are created from: a pod with another digest than the current one is outdated.
 
-A digest covers what the user wrote, not what is rendered from it or what the API server returns, so that an upgrade of
+A digest covers the user's input, not the rendered pod or the API server's answer, so that an upgrade of
 the operator alone replaces no pods. Raise `REVISION` to replace them anyway.
 """
 
@@ -21,14 +21,14 @@ _LIVE_FIELDS = ("suspend", "paused", "replicas", "elasticGroup", "runPolicy", "i
 """Parts of the spec that do not require a new head, or that its own template covers."""
 _LIVE_GROUP_FIELDS = ("replicas", "minReplicas", "maxReplicas", "resources", "template")
 _LATER_POLICY_FIELDS = {"allowNonfinite": False, "compile": "off", "dtype": "float32"}
-"""Fields of `spec.policy` that came after v0.2.0, with their defaults: heads of that release go on here."""
+"""Fields of `spec.policy` added after v0.2.0, with their defaults: heads of that release keep running."""
 
 
 _PLACED = ("nodeSelector", "affinity", "tolerations", "priorityClassName", "runtimeClassName", "overhead")
 
 
 def _placed(template: Mapping[str, Any]) -> Any:
-    """The parts of a pod template that decide how much it needs, and where. It may be invalid."""
+    """The parts of a pod template that determine its resources and placement. The template may be invalid."""
     spec = template.get("spec")
     if not isinstance(spec, Mapping):
         return None
@@ -54,7 +54,7 @@ class Templates:
 
     @cached_property
     def text(self) -> str:
-        # JSON is YAML, and has one spelling.
+        # JSON is valid YAML, and has a canonical form.
         return json.dumps(self.document, sort_keys=True, indent=1)
 
     @cached_property
@@ -79,7 +79,7 @@ class Templates:
 
     @cached_property
     def quota(self) -> str:
-        """Digest of what Kueue counts and places by, except numbers of pods."""
+        """Digest of everything that Kueue counts and places by, except numbers of pods."""
         spec = self.spec
         head = (spec.head.resources, _placed(spec.head.template))
         groups = [(group.name, group.device, group.resources, _placed(group.template)) for group in spec.worker_groups]

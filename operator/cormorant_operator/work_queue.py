@@ -18,14 +18,14 @@ class WorkQueue:
     """A queue of keys with due times. Belongs to one event loop."""
 
     def __init__(self, *, jitter: Callable[[], float] | None = None) -> None:
-        """`jitter`: factor of a failure's delay, by default from 0.5 to 1.5."""
+        """`jitter`: factor of a failure's delay (default: random, 0.5 to 1.5)."""
         self._jitter = jitter or (lambda: random.uniform(0.5, 1.5))
         self._due: dict[str, float] = {}
         """Keys that wait or are ready, and their due times by the loop's clock; authoritative."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        """Those of waiting keys that are not due, and that no worker holds."""
+        """Timers of waiting keys that are not due, and that no worker holds."""
         self._ready: asyncio.Queue[str] = asyncio.Queue()
-        """Due keys; may contain some that were forgotten or taken since, and even wait again."""
+        """Due keys; may contain keys that were forgotten or taken since, or that wait again."""
         self._taken: set[str] = set()
         self._failures: dict[str, int] = {}
         self._waits: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""A job's Workload, as Kueue sees the job: quota is asked for, reserved, admitted, taken back. Facts only.
+"""A job's Workload, as Kueue sees the job: quota is requested, reserved, admitted, taken back. Facts only.
 
 pending -> admitted (pods exist) -> evicted (the job drains) -> released -> pending ...
                                  -> finished
@@ -38,18 +38,18 @@ class PodSet:
     """A pod set of a Workload, and what Kueue assigned to it."""
 
     asked: int
-    """Pods that the Workload asks for."""
+    """Number of pods that the Workload requests."""
     admitted: int = 0
     """Number of pods admitted; below the requested number only if the pod set has a minCount."""
     reclaimed: int = 0
     """Pods whose quota was given back early; never decreases while the quota is reserved."""
     flavors: tuple[str, ...] = ()
     update: Placement = NO_PLACEMENT
-    """What the admission checks add."""
+    """Additions of the admission checks."""
 
     @property
     def held(self) -> int:
-        """Pods that the quota is held for."""
+        """Number of pods for which the quota is held."""
         return max(0, min(self.admitted, self.asked - self.reclaimed))
 
 
@@ -60,7 +60,7 @@ class Workload:
     version: str
     created: datetime
     request: str = ""
-    """Digest of what it asks for."""
+    """Digest of the quota that it requests."""
     conditions: tuple[Mapping[str, Any], ...] = ()
     pod_sets: Mapping[str, PodSet] = field(default_factory=dict)
 

@@ -59,7 +59,7 @@ class BatchFeeder:
                 self.num_waiting -= 1
 
     def probe(self) -> None:
-        """Find out that the fleet is done even if no consumer asks."""
+        """Detect the end of the fleet's batches even if no consumer asks."""
         with self._changed:
             self._is_probing = True
             self._changed.notify_all()

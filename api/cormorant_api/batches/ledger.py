@@ -4,7 +4,7 @@
       ^              |
       +-- release, or not acknowledged in time: delivered again before newer batches
 
-Asks neither fleet nor HTTP: `feeder.py` adds loans, routes lend and acknowledge them.
+Knows neither the fleet nor HTTP: `feeder.py` adds loans, routes lend and acknowledge them.
 """
 
 import heapq
@@ -36,7 +36,7 @@ class Entry:
     consumer: str = ""
     """Current holder; empty while ready."""
     lent_at: float = 0.0
-    """When its consumer got it, by the ledger's clock."""
+    """When it was lent to its consumer, by the ledger's clock."""
     senders: int = 0
     """Responses that currently send its memory."""
     is_acked: bool = False
@@ -54,7 +54,7 @@ class Lent:
     loan: Loan
     trace: RoundTrace
     delivery: int
-    """From 1."""
+    """Number of this delivery, from 1."""
     lent_at: float
     """When it was lent, by the ledger's clock."""
 
@@ -98,8 +98,8 @@ class Ledger:
         Args:
             epoch: first part of every batch id; unique to this run of the head.
             ack_within_s: time to acknowledge before a batch goes to the next consumer.
-            on_settled: called with the total of frames that will not be delivered again; must be quick and not call
-                the ledger. Returns what is done once no later head delivers them either.
+            on_settled: called with the total of frames that will not be delivered again; must be quick and not call the
+            ledger. Returns a future that is done once no later head delivers them either.
         """
         self.epoch = epoch
         self.ack_within_s = ack_within_s
@@ -118,7 +118,7 @@ class Ledger:
         """The fleet has no more batches."""
         self._returned: frozenset[int] = frozenset()
         self._kept: Future[None] = Future()
-        """Done once everything that was acknowledged so far is durable."""
+        """A future that is done once all acknowledgements so far are durable."""
         self._kept.set_result(None)
         self._acked = self._acked_frames = self._redelivered = self._stale_frames = 0
         self._consumers: OrderedDict[str, ConsumerRecord] = OrderedDict()
@@ -171,8 +171,8 @@ class Ledger:
     # -- the consumers' side -----------------------------------------------------------------------------------
 
     def lend(self, consumer: str, *, oldest_version: int | None = None) -> Lent | None:
-        """Lend the oldest ready batch to a consumer; None if none is ready. `oldest_version`: batches in which an older
-        version acted are dropped and counted. Random frames (version -1) have no version and stay.
+        """Lend the oldest ready batch to a consumer; None if none is ready. `oldest_version`: drop and count batches
+        with frames of an older version. Random frames (version -1) are never too old.
         """
         dropped: list[Entry] = []
         found: Lent | None = None
@@ -232,11 +232,11 @@ class Ledger:
                 entry.is_read = is_read
 
     def ack(self, batch_id: str) -> "Future[None] | None":
-        """Acknowledge a batch, whoever holds it: this head never delivers it again. None for an unknown id, and for a
-        batch that `close` returned: the next head collects its frames again.
+        """Acknowledge a batch, whoever holds it: this head never delivers it again.
 
         Returns:
-            Done once no later head delivers it either; also when it was acknowledged before.
+            A future that is done once no later head delivers it either, also for a repeated acknowledgement. None for
+            an unknown id, and for a batch that `close` returned: the next head collects its frames again.
         """
         with self._releasing() as over:
             number = self._number(batch_id)
@@ -247,7 +247,7 @@ class Ledger:
                 return self._kept
             entry.is_acked = True
             if not entry.consumer:
-                # It was taken back, and its first consumer acknowledges it late.
+                # It was taken back, and its previous consumer acknowledges it late.
                 self._ready.remove(number)
                 heapq.heapify(self._ready)
             self._acked += 1
@@ -263,8 +263,8 @@ class Ledger:
         return kept
 
     def release(self, batch_id: str, delivery: int) -> bool:
-        """Give a batch back: the next consumer gets it. False for an unknown id. Releasing an earlier delivery changes
-        nothing: its time is over, and another consumer may read the batch.
+        """Return a batch unused: the next consumer gets it. False for an unknown id. Releasing an earlier delivery has
+        no effect: it has expired, and another consumer may be reading the batch.
         """
         with self._lock:
             number = self._number(batch_id)
@@ -276,7 +276,7 @@ class Ledger:
         self.notifier.notify()
         return True
 
-    # -- looking -----------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------
 
     @property
     def has_ended(self) -> bool:
@@ -308,7 +308,7 @@ class Ledger:
 
     @contextmanager
     def _releasing(self) -> Iterator[list[Loan]]:
-        """Hold the lock. Loans that are put into the list are released after it: that takes the fleet's lock."""
+        """Hold the lock. Loans appended to the list are released after it, because releasing takes the fleet's lock."""
         over: list[Loan] = []
         with self._lock:
             yield over

@@ -22,14 +22,14 @@ class GroupSizes:
     def __init__(self, fleet: WorkerFleet) -> None:
         self._fleet = fleet
         self._lock = threading.Lock()
-        """Guards what follows."""
+        """Guards the fields below."""
         self.groups = {name: group.desired for name, group in fleet.stats(workers=False).groups.items()}
         self._empty: dict[str, tuple[int, ...]] = {}
-        """Slots that no worker is expected in, by group; groups without any are left out."""
+        """Slots in which no worker is expected, by group; groups without such slots are left out."""
         self._exact: set[str] = set()
-        """Groups that ever had such slots: the fleet is told their indices, since a size alone would keep a gap."""
+        """Groups that ever had such slots: the fleet gets their indices, because a size alone would keep a gap."""
         self._pending = 0
-        """Requests that are not carried out."""
+        """Requests not applied yet."""
         self._error = ""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="group-sizes")
 
@@ -80,8 +80,8 @@ class GroupSizes:
                 groups[name] = tuple(islice((index for index in count() if index not in empty), self.groups[name]))
         error = ""
         try:
-            self._fleet.resize(groups)  # does nothing where an earlier request saw the same sizes
-        except Exception as failure:  # noqa: BLE001  # the thread's edge: whatever it was, the request is over
+            self._fleet.resize(groups)  # no effect if an earlier request had the same sizes
+        except Exception as failure:  # noqa: BLE001  # the thread's edge: a failed request is not repeated
             error = str(failure) if isinstance(failure, CormorantError) else f"{type(failure).__name__}: {failure}"
             log.warning("resize_failed", groups=groups, reason=error)
         with self._lock:

@@ -34,9 +34,9 @@ class Journal:
     Optionally elsewhere: the termination message (`{"frames": 1000}`), kept current because a killed head cannot write
     it.
 
-    A disk that fails while the head runs is logged once: what was acknowledged stands, and the next count is written
-    over it. `frames` and `exported` have their full size from the start, so that a full disk takes them: they are
-    written in place. `frames` is synced once a second, so that acknowledgements do not wait for a sync each; a power
+    A disk that fails while the head runs is logged once; acknowledgements stay valid, and the next count overwrites the
+    last. `frames` and `exported` have their full size from the start and are written in place, which also works on a
+    full disk. `frames` is synced once a second, so that acknowledgements do not wait for a sync each; a power
     failure may take back the last second.
     """
 
@@ -66,22 +66,22 @@ class Journal:
         self.exported_frames = floor_frames
         """Highest frame count that any head has exported: a Prometheus counter must not decrease."""
         self.statistics: Statistics | None = None
-        """Those of the frames that earlier heads settled; None: there are none."""
+        """Statistics of the frames that earlier heads settled; None: there are none."""
         self._folder = folder
         self._lock = threading.Lock()
-        """Guards what is settled; held for no longer than a moment."""
+        """Guards the counts and statistics; held only briefly, never during a write."""
         self._telling = threading.Lock()
         """Guards the termination message, which may be on another disk."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._newest: Future[None] = Future()
-        """The newest write."""
+        """Result of the newest write."""
         self._newest.set_result(None)
         self._is_due = False
-        """It has not begun."""
+        """The newest write is queued and has not begun."""
         self._unkept: Statistics | None = None
-        """Statistics that are not written yet."""
+        """Statistics not written yet."""
         self._is_synced, self._sync_at = True, 0.0
-        """Whether the disk has what was written to `frames`, and when to make sure of it again."""
+        """Whether `frames` is synced, and when to sync it next."""
         self._is_closed = False
         self._descriptor = self._exported = self._message = -1
         try:
@@ -106,7 +106,7 @@ class Journal:
         self._reserved_epoch = self.epoch
         self._reason, self._width = "", 0
         self._failing: set[str] = set()
-        """Events of a disk that fails, until it works again."""
+        """Log events of failures since the disk last worked."""
         if termination_message_file is not None:
             try:
                 self._message = os.open(termination_message_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -117,19 +117,19 @@ class Journal:
             self._write_message()
 
     def settle(self, frames: int, statistics: Statistics | None = None) -> "Future[None]":
-        """Set the frames that this head has settled, with their statistics. A killed process leaves the old or the new
-        of both. Never waits for the disk: the future is done once both are written down, by one write for all that
-        came meanwhile, or once a failure of the disk is logged.
+        """Set the frames that this head has settled, with their statistics. A killed process leaves both old or both
+        new. Never waits for the disk: the future is done once both are written, in one write with other settlements
+        since the last, or once a failure of the disk is logged.
         """
         return self.settle_all(self._base + frames, statistics)
 
     def rebase(self, base: int) -> None:
-        """Count what this head settles from another number on: a restored state has a count of its own."""
+        """Add this head's settled frames to another base count: a restored state has its own."""
         self._base = base
 
     def inherit(self, frames: int) -> None:
-        """Earlier heads settled so many frames, in all, beyond the count that this one began with. A lower number than
-        before is ignored.
+        """Add the frames that earlier heads settled beyond the count that this head began with, in total. Ignores a
+        lower number than before.
         """
         with self._lock:
             new = max(0, frames - self._inherited)
@@ -148,7 +148,7 @@ class Journal:
             return self._newest
 
     def _ask_to_write(self) -> None:
-        """One write is for all that comes before it begins. Called with `_lock` held."""
+        """One write covers everything that was settled before it begins. Called with `_lock` held."""
         if not (self._is_due or self._is_closed):
             self._is_due, self._newest = True, self._writer.submit(self._write)
 
@@ -189,8 +189,8 @@ class Journal:
                 self._write_message()
 
     def note_exported(self, frames: int) -> int:
-        """Record a frame count before it is exported to scrapers. Returns the highest count that may be exported: a
-        lower one while the disk does not answer.
+        """Record a frame count before it is exported to scrapers. Returns the highest count that may be exported, which
+        is lower while the disk does not respond.
         """
         with self._lock:
             self._exporting = max(self._exporting, frames)
@@ -211,7 +211,7 @@ class Journal:
         self._reserved_epoch = epoch
 
     def await_write(self, asked: "Future[None]") -> None:
-        """Wait until a write is done; StoreError if the disk does not take it or does not answer."""
+        """Wait until a write is done; StoreError if it fails or the disk does not respond."""
         try:
             asked.result(_ANSWER_WITHIN_S)
         except TimeoutError:
@@ -222,7 +222,7 @@ class Journal:
             raise StoreError(f"cannot write to {self._folder}: {error}; free space on the disk") from error
 
     def close(self) -> None:
-        """Write what is settled, and close the files; a disk that does not answer is not waited for. May be called
+        """Write the settled counts, and close the files; does not wait for a disk that does not respond. May be called
         twice.
         """
         with self._lock:
@@ -246,7 +246,7 @@ class Journal:
 
     @contextmanager
     def _failures_logged(self, event: str) -> Iterator[None]:
-        """Inside, a disk that fails is logged, once until it works again."""
+        """Within the block, log a failing disk once until it works again."""
         try:
             yield
         except OSError as error:
@@ -266,7 +266,7 @@ class Journal:
 
 
 def _open_count(path: Path, floor: int) -> tuple[int, int]:
-    """Open a file of one number. Returns its descriptor, and the number, `floor` at least."""
+    """Open a file with one number. Returns its descriptor, and the number, at least `floor`."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     text = os.pread(descriptor, _DIGITS, 0)
     count = max(floor, int(text) if text else 0)
@@ -279,4 +279,4 @@ def _digits(frames: int) -> bytes:
 
 
 def _write_epoch(folder: Path, epoch: int) -> None:
-    write_durably(folder / _EPOCH, str(epoch).encode())  # one that a power failure took back would be given twice
+    write_durably(folder / _EPOCH, str(epoch).encode())  # durable: an epoch lost in a power failure would be used twice

@@ -49,7 +49,7 @@ class PauseKeeper:
         starts_paused: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`pause` returns when every worker has stopped. `starts_paused`: the fleet is paused already."""
+        """`pause` returns when every worker has stopped. `starts_paused`: the fleet was started paused."""
         self.notifier = AsyncNotifier()
         """Notified when the state changes."""
         self.error = ""
@@ -149,7 +149,7 @@ class PauseKeeper:
 
     def _run(self) -> None:
         while True:
-            self._nudge.clear()  # before looking: what changes meanwhile ends the wait below
+            self._nudge.clear()  # clear before reading: a later change ends the wait below
             if self._is_closed:
                 return
             self._expire()

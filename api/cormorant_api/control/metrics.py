@@ -1,4 +1,4 @@
-"""The head's metrics: those of its fleet, and its own. Everything that `/metrics` says."""
+"""The head's metrics: the fleet's and its own, as served by `/metrics`."""
 
 import time
 

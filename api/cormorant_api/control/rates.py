@@ -1,4 +1,4 @@
-"""What the fleet, each worker and each group of inference servers did per second, over the last 10 s."""
+"""Rates of the fleet, each worker and each group of inference servers over the last 10 s."""
 
 import time
 from collections import deque
@@ -16,13 +16,14 @@ class RateWindow:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._fleet: deque[tuple[float, Mapping[Hashable, float]]] = deque(maxlen=64)
-        """Times, and what was done until then: frames of the fleet; of inference servers, by group and field of the
-        message `Served`."""
+        """Sample times with totals: the fleet's frames; inference servers' counters, by group and field of the message
+        `Served`.
+        """
         self._workers: deque[tuple[float, Mapping[Hashable, float]]] = deque(maxlen=16)
         """Frames by worker and attempt."""
 
     def sample(self, stats: FleetStats) -> None:
-        """Add a sample of the fleet, and of its workers where `stats` has them."""
+        """Add a sample of the fleet, and of its workers if `stats` contains them."""
         now = self._clock()
         done: dict[Hashable, float] = {
             (group, name): value for group, books in stats.inference.items() for name, value in books.items()
@@ -40,7 +41,7 @@ class RateWindow:
         return _rate(self._workers, (worker, attempt))
 
     def rate_of_servers(self, group: str, name: str) -> float:
-        """What a group's inference servers did per second, by field of the message `Served`."""
+        """Rates of a group's inference servers per second, by field of the message `Served`."""
         return _rate(self._fleet, (group, name))
 
 

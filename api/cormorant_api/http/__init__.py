@@ -1,1 +1,1 @@
-"""Ports, tokens, bodies and problems: HTTP for a head, without knowing one."""
+"""HTTP for a head: ports, tokens, bodies and problems. Does not depend on the head."""

@@ -1,5 +1,5 @@
-"""Ports that are open before the head has imported what answers on them: a kubelet's first probe waits for its answer
-instead of being refused. Light.
+"""Opens ports before the head imports its web server: a kubelet's first probe waits for its answer instead of being
+refused. Imports little.
 """
 
 import socket
@@ -11,13 +11,13 @@ _early: dict[tuple[str, int], socket.socket] = {}
 
 
 def listen_early(host: str, port: int) -> None:
-    """Accept connections on a port, which `bound` hands out later."""
+    """Accept connections on a port; `bound` returns its socket later."""
     _early[host, port] = bound(host, port)
     _early[host, port].listen(_BACKLOG)
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket on this port; 0: any free one. A HeadFault says that it is not available."""
+    """A socket on this port; 0: any free one. HeadFault if it is not available."""
     if (early := _early.pop((host, port), None)) is not None:
         return early
     found = None

@@ -22,7 +22,7 @@ class Listener:
     """Serves an application on one port from `start` to `stop`."""
 
     def __init__(self, app: Any, settings: HeadSettings, *, port: int, name: str) -> None:
-        """Bind the port; 0: any free one. A HeadFault says that it is not available."""
+        """Bind the port; 0: any free one. HeadFault if it is not available."""
         self._socket = bound(settings.host, port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
@@ -66,6 +66,6 @@ class Listener:
         self._socket.close()
 
     def _serve(self) -> None:
-        # Cancelled requests raise here; that is no failure of this thread.
+        # Cancelled requests raise here, which is not a failure of this thread.
         with contextlib.suppress(KeyboardInterrupt):
             self._server.run(sockets=[self._socket])

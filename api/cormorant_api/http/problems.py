@@ -74,7 +74,7 @@ def as_api_error(error: CormorantError | StoreError) -> ApiError:
 
 
 def answer(error: ApiError, path: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The response to a request at `path`."""
+    """The problem as the response to a request at `path`."""
     problem = Problem(
         type=error.kind.uri,
         title=error.kind.value.replace("-", " ").capitalize(),

@@ -15,7 +15,9 @@ from cormorant_contract.rest.problems import ProblemType
 MOST_HEAD_BYTES = 64 * 1024
 _HEAD_WITHIN_S = 30.0
 _REST_WITHIN_S = 10.0
-"""For the rest of a body that was refused early. Closing at once would keep the client from reading the response."""
+"""Time for the rest of a body that was refused early. Closing at once would keep the client from reading the
+response.
+"""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -24,7 +26,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _is_in_head = True
     _is_in_message = False
     _timer: asyncio.TimerHandle | None = None
-    """Closes the connection: while a head comes in, or the rest of a body whose response is sent."""
+    """Closes the connection if a request's head, or the rest of a body after the response, takes too long."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)

@@ -11,9 +11,7 @@ log = structlog.get_logger()
 
 
 def check_tls(cert: Path, key: Path) -> None:
-    """Check that a server can use these files; a HeadFault says why not. Whether a certificate has expired is for its
-    readers to say.
-    """
+    """Check that a server can use these files; HeadFault if not. Does not check expiry: clients do."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
@@ -21,9 +19,8 @@ def check_tls(cert: Path, key: Path) -> None:
 
 
 def reload_when_renewed(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    """Have a server show a renewed certificate, at the latest from the second connection after the files changed.
-
-    Files that do not fit each other, as while they are being replaced, leave the earlier certificate in use.
+    """Have a server use a renewed certificate, at the latest from the second connection after the files changed. Files
+    that do not match, as during their replacement, leave the earlier certificate in use.
     """
     shown = _stamp(cert)
 
@@ -45,7 +42,7 @@ def reload_when_renewed(context: ssl.SSLContext, cert: Path, key: Path) -> None:
 
 
 def _stamp(cert: Path) -> int:
-    """Changes with the file; 0: it is not there."""
+    """A value that changes with the file; 0: there is no file."""
     try:
         return cert.stat().st_mtime_ns
     except OSError:

@@ -38,7 +38,7 @@ class HeadTokens:
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Read the file; make it if there is none. A TokenError says what is wrong with it."""
+        """Read the file; create it if there is none. TokenError if it is invalid."""
         if path is not None and not path.exists():
             write_tokens(path, {role: secrets.token_urlsafe(32) for role in _ROLES.values()})
             log.info("tokens_made", path=str(path))
@@ -61,7 +61,7 @@ class HeadTokens:
         return role
 
     def sign(self, text: str) -> str:
-        """A signature that any head with the same operator token makes; empty without tokens."""
+        """A signature that any head with the same operator token reproduces; empty without tokens."""
         token = self.by_role.get(Role.OPERATOR, "")
         return hmac.new(token.encode(), text.encode(), "sha256").hexdigest() if token else ""
 

@@ -1,4 +1,4 @@
-"""Bytes on their way out at the pace of the reader: pieces of memory in bounded chunks, and server-sent events."""
+"""Responses sent at the reader's pace: memory in bounded chunks, and server-sent events."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
@@ -12,9 +12,9 @@ CHUNK_BYTES = 4 * 1024 * 1024
 ABORT_KEY = "cormorant.abort"
 """Key in scope["state"] of a callable that aborts the connection, dropping unsent data. Set by `protocol.py`."""
 STILL_HERE = b": still here\n\n"
-"""A comment in a stream of events: no event, and the connection lives."""
+"""A comment in an event stream that keeps the connection alive."""
 End = Literal["complete", "slow", "gone"]
-"""How a response ended: everything was sent; the client read too slowly; it disconnected, or the head ends."""
+"""How a response ended: everything was sent; the client read too slowly; it disconnected, or the head is closing."""
 T = TypeVar("T")
 
 
@@ -23,7 +23,7 @@ class SlowReader(Exception):
 
 
 class PacedResponse(StreamingResponse):
-    """Chunks of a body, until they end or the client disconnects or takes too long to read one of them."""
+    """Sends the chunks of a body until the last one, or until the client disconnects or takes too long to read one."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class PacedResponse(StreamingResponse):
         stall_timeout_s: float,
         on_end: Callable[[End], None] = lambda _: None,
     ) -> None:
-        """Describe the answer.
+        """Describe the response.
 
         Args:
             chunks: may raise SlowReader; cancelled when the client disconnects.
@@ -58,7 +58,7 @@ class PacedResponse(StreamingResponse):
                 raise SlowReader(f"the client took longer than {self._stall_timeout_s:.0f} s for one chunk") from None
             left -= len(message.get("body", b""))
             if left == 0 or not message.get("more_body", True):
-                end = "complete"  # also if the client, which has all that it expects, closes now
+                end = "complete"  # even if the client, which has the whole body, disconnects now
             # uvicorn returns at once after a disconnect: Starlette cancels this task before it goes on.
             await asyncio.sleep(0)
 
@@ -66,7 +66,7 @@ class PacedResponse(StreamingResponse):
             await super().__call__(scope, receive, send_paced)
         except SlowReader:
             if "content-length" not in self.headers:
-                with suppress(SlowReader):  # a listener that fell behind may read nothing more
+                with suppress(SlowReader):  # a listener that fell behind may not be reading
                     await send_paced({"type": "http.response.body", "body": b"", "more_body": False})
             end = "slow"
         finally:
@@ -111,7 +111,7 @@ def event_stream(
 
 
 async def while_connected(receive: Receive, call: Coroutine[Any, Any, T]) -> T | None:
-    """What a call returns; None if the client disconnected before, which cancels it."""
+    """The result of a call; None if the client disconnected first, which cancels the call."""
 
     async def disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -40,7 +40,7 @@ class Received:
 
 
 class UploadRoom:
-    """The memory that bodies take while they come in and are dealt with. Thread-safe."""
+    """Limits the memory of bodies being received and processed. Thread-safe."""
 
     def __init__(self, *, most_bytes: int, most: int) -> None:
         self._most_bytes, self._most = most_bytes, most
@@ -50,7 +50,7 @@ class UploadRoom:
 
     @contextmanager
     def of(self, size_bytes: int) -> Iterator[None]:
-        """Inside, one body has its room; 429 if others have it."""
+        """Reserve memory for one body within the block; 429 if too little is free."""
         with self._lock:
             taken = sum(self._sizes)
             if len(self._sizes) >= self._most or (self._sizes and taken + size_bytes > self._most_bytes):
@@ -69,7 +69,7 @@ class UploadRoom:
 
 
 def size_of_body(request: Request, *, limit_bytes: int) -> int:
-    """The size of a body that its headers do not rule out.
+    """The size of a body, from its headers.
 
     Raises:
         ApiError: 400, 411, 413, 415.
@@ -134,7 +134,7 @@ async def receive(request: Request, buffer: memoryview, *, stall_timeout_s: floa
         hasher.update(chunk)
         if expected:
             sha.update(chunk)
-        if before < _HEAD_BYTES <= at:  # what cannot be safetensors is refused before the rest comes
+        if before < _HEAD_BYTES <= at:  # a body that cannot be safetensors is refused early
             head = bytes(buffer[:_HEAD_BYTES])
             try:
                 header_size(head, file_size=size)
@@ -172,7 +172,7 @@ def refusal_of(error: MalformedTensorFile | MalformedWeights, head: bytes = b"")
 
 
 def _sha256_of(header: str) -> str:
-    """The sha-256 of an RFC 9530 Content-Digest, in base64; empty: there is none."""
+    """The sha-256 in an RFC 9530 Content-Digest, as base64; empty: there is none."""
     match = _SHA256.search(header)
     if match is None and "sha-256" in header:
         raise ApiError(

@@ -1,4 +1,6 @@
-"""Samples for the plots of the live page: one a second for the last 15 minutes, at most 1,200 of the whole run."""
+"""Samples for the plots of the live page: one per second for the last 15 minutes, and at most 1,200 for the whole
+run.
+"""
 
 from collections import deque
 from collections.abc import Mapping
@@ -17,8 +19,8 @@ class Past:
     """Samples so far, and the next one from the fleet's counters. Not thread-safe; `sample` has one caller."""
 
     def __init__(self, *, fine: int = _FINE, coarse: int = _COARSE) -> None:
-        """`fine`: how many of the newest are kept. `coarse`: how many of the whole run, an even number; past it, every
-        second one goes.
+        """`fine`: number of newest samples to keep. `coarse`: most samples of the whole run, even; beyond it, every
+        second one is dropped.
         """
         self._fine: deque[Sample] = deque(maxlen=fine)
         self._coarse: list[Sample] = []
@@ -51,7 +53,7 @@ class Past:
         before, self._spent = self._spent, spent
         if before is None:
             return {}
-        # A replaced worker takes its seconds out of the sum.
+        # The seconds of a replaced worker disappear from the sum.
         grown = {name: max(0.0, seconds - before[name]) for name, seconds in spent.items()}
         total = sum(grown.values())
         return {name: round(seconds / total, 4) for name, seconds in grown.items() if seconds} if total else {}
@@ -65,7 +67,7 @@ class Past:
             self._coarse, self._stride = self._coarse[::2], 2 * self._stride
 
     def told(self) -> History:
-        """The whole run, oldest first."""
+        """The samples of the whole run, oldest first."""
         begin = self._fine[0].at if self._fine else 0.0
         samples = [sample for sample in self._coarse if sample.at < begin] + list(self._fine)
         columns = {name: tuple(getattr(sample, name) for sample in samples) for name in History.model_fields}

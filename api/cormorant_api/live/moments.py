@@ -1,4 +1,4 @@
-"""State for live pages: one snapshot (moment) a second, serialized once for all listeners.
+"""State for live pages: one snapshot (moment) per second, serialized once for all listeners.
 
 housekeeping thread --observe--> history
                                  moment -> bytes --notifier--> every `LiveStream`
@@ -26,7 +26,7 @@ _EVERY_S = 1.0
 _SLACK_S = 0.2
 """`observe` is called about twice a second, not to the millisecond."""
 _KEPT = 10
-"""Moments that a listener may lag behind."""
+"""Moments kept for slow listeners."""
 _MOST_EVENTS = 100
 _MOST_UPDATES = 20
 _WORKERS_A_SECOND = 100

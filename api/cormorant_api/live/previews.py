@@ -34,7 +34,7 @@ class Previews:
         self._lock = threading.Lock()
         """Guards everything below."""
         self._kept: dict[tuple[str, int], tuple[float, bytes]] = {}
-        """When each was made, and the PNG."""
+        """Time and PNG of each cached preview."""
         self._asking = 0
         self._next_at = 0.0
 

@@ -1,4 +1,4 @@
-"""Watches a fleet that no head serves, so that its run has a report, too."""
+"""Records a fleet without a head, for the report of its run."""
 
 from cormorant_api.head import Head
 from cormorant_api.http.tokens import HeadTokens
@@ -13,8 +13,8 @@ class Recorder:
     """The history of one fleet. Use as a context manager while it runs."""
 
     def __init__(self, job: CollectorJob, fleet: WorkerFleet) -> None:
-        """Begin to watch; a HeadFault says what the environment asks for and is not installed."""
-        if job.spec.paused:  # a run of one's own begins at once
+        """Start recording. Raises HeadFault if the OTEL_* variables require a package that is not installed."""
+        if job.spec.paused:  # a local run starts at once
             job = job.model_copy(update={"spec": job.spec.model_copy(update={"paused": False})})
         self.head = Head(job, HeadSettings(), HeadTokens(None))
         self.head.has_queue = False  # the run itself is the consumer of its fleet's queue

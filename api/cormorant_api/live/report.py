@@ -1,6 +1,5 @@
-"""The report of a run: the live page with its data inside, in one file that needs no head.
-
-Imports no server: `cormorant report` makes one of what a running head tells.
+"""The report of a run: the live page with its data, in one file that needs no head. Imports no server: `cormorant
+report` builds one from a running head's answers.
 """
 
 import base64
@@ -22,10 +21,10 @@ def make_report(opening: str, *, state: str = "", reason: str = "", versions: Ma
     Args:
         opening: an `Opening`, as JSON.
         state: how the job ended: Completed, Stopped or Failed; empty while it runs.
-        versions: those of packages by name; by default of what is installed here.
+        versions: package versions by name (default: of the packages installed here).
     """
     page = files("cormorant_api.live") / "page"
-    # A module in a data URL cannot name its neighbors by path: an import map has their names.
+    # A module in a data URL cannot import others by path: an import map names them.
     texts = {path.name: re.sub(r' from "\./', ' from "page/', path.read_text("utf-8")) for path in page.iterdir()}
     html = texts.pop("index.html")
     urls = {name: _data_url(name.rpartition(".")[2], text) for name, text in texts.items()}
@@ -40,7 +39,7 @@ def make_report(opening: str, *, state: str = "", reason: str = "", versions: Ma
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f'<script type="importmap">{json.dumps(imports)}</script>\n'
-        # No text of the job can end the element.
+        # No text of the job can close the script element.
         f'<script type="application/json" id="report">{json.dumps(data).replace("<", chr(92) + "u003c")}</script>\n'
     )
     html = re.sub(r'"page/([a-z]+\.[a-z]+)"', lambda found: f'"{urls[found[1]]}"', html)

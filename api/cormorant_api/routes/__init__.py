@@ -1,1 +1,1 @@
-"""The endpoints, one module a noun."""
+"""The endpoints, one module per noun."""

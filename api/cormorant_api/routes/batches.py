@@ -53,7 +53,7 @@ Staleness = Annotated[
     Query(ge=0, le=2**31, description="Drop batches that are more than this many versions old; they count as dropped."),
 ]
 _KEPT_WITHIN_S = 30.0
-"""For the disk, until a consumer is told to repeat an acknowledgement."""
+"""How long an acknowledgement waits for the disk before the consumer must repeat it."""
 _AGAIN_S = 2.0
 Delivery = Annotated[int, Query(ge=1, description="Number of the delivery to give back, from `Cormorant-Delivery`.")]
 router = APIRouter(route_class=GuardedRoute, tags=["batches"])
@@ -96,7 +96,7 @@ async def next_batch(
             "the job has no output.queue, its frames go to the dataset only; add output.queue: {} to the manifest",
         )
     running = head.running
-    if settled and not settled.startswith(f"{head.journal.epoch}."):  # its own, as a rule, which tell it nothing
+    if settled and not settled.startswith(f"{head.journal.epoch}."):  # skip this head's own receipts
         await head.quick(head.inherit, settled)
     oldest = None if max_staleness is None else max(0, running.fleet.version - max_staleness)
     lent = await while_connected(request.receive, _lend_next(head, consumer, wait_s=wait, oldest_version=oldest))
@@ -178,7 +178,7 @@ async def ack_batch(head: TheHead, batch: str) -> Response:
     **guarded(Role.READ, ProblemType.UNKNOWN_BATCH),
 )
 async def release_batch(head: TheHead, batch: str, delivery: Delivery) -> Response:
-    """Give a batch back unused: the next consumer gets it immediately. Has no effect on a later delivery."""
+    """Return a batch unused: the next consumer gets it immediately. Has no effect on a later delivery."""
     if not head.running.ledger.release(batch, delivery):
         raise _unknown_batch(batch)
     return Response(status_code=204)
@@ -190,8 +190,8 @@ async def _lend_next(head: Head, consumer: str, *, wait_s: float, oldest_version
     Call the ledger's `sent` when its memory is no longer read.
 
     Raises:
-        ApiError: 410, all are delivered and acknowledged; 503, the next head continues, the fleet failed, or the head
-            is closing.
+        ApiError: 410, all batches are delivered and acknowledged; 503, the next head continues, the fleet failed, or
+        the head is closing.
     """
     running = head.running
     ledger, feeder = running.ledger, running.feeder

@@ -1,4 +1,4 @@
-"""Server-sent events (a reader that falls behind is dropped), the stream of the live page, and its pictures."""
+"""Server-sent events (a reader that falls behind is dropped), the live page's stream, and its previews."""
 
 from collections.abc import AsyncGenerator
 from typing import Annotated
@@ -23,7 +23,7 @@ PNG = "image/png"
 _EVENTS_HEARTBEAT_S = 15.0
 _HEARTBEAT_S = 5.0
 _LOOK_S = 1.0
-"""Interval for noticing that the head closes when moments stop."""
+"""Interval of checks for a closing head when no moments arrive."""
 
 _STREAM: Answers = {
     200: {
@@ -56,7 +56,7 @@ async def _events(head: Head, position: int, limit: int) -> AsyncGenerator[bytes
     ring, sent = head.events, 0
     yield b": cormorant\n\n"
     while True:
-        is_last = head.is_closing  # asked before the ring is read: the end is an event
+        is_last = head.is_closing  # checked before the ring is read: the end is an event
         news = ring.read(position)
         if news is None:
             raise SlowReader("the listener fell behind the ring")
@@ -115,7 +115,7 @@ async def _frames(head: Head, live: Moments, hello: Hello) -> AsyncGenerator[byt
     position, idle_s, reason = -1, 0.0, ""
     try:
         while True:
-            is_last = head.is_closing  # asked before the moments are read: the last one has the final numbers
+            is_last = head.is_closing  # checked before the moments are read: the last one has the final numbers
             news = live.read(position) if position >= 0 else None
             if news is None:
                 news = await head.quick(live.opening, await head.stats())

@@ -1,4 +1,4 @@
-"""Shared by all routes: who may call, checked before the body is read, and documented errors."""
+"""Shared by all routes: authorization, checked before the body is read, and documented errors."""
 
 import asyncio
 import time
@@ -24,9 +24,9 @@ log = structlog.get_logger()
 
 _READING = frozenset({"GET", "HEAD"})
 _ACTING = ("/v1/batches", "/v1/state")
-"""A GET of these has effects: it takes batches or pauses the fleet."""
+"""A GET of these paths has side effects: it takes batches or pauses the fleet."""
 _OURS = frozenset({"same-origin", "none"})
-"""Values of Sec-Fetch-Site. `same-site` would be another port of this machine, which may serve any page."""
+"""Accepted values of Sec-Fetch-Site. `same-site` would include other ports, where any page may be served."""
 _JSON_WITHIN_S = 20.0
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 EVENT_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
@@ -50,10 +50,10 @@ Answers = dict[int | str, dict[str, Any]]
 
 
 def guarded(role: Role, *kinds: ProblemType, also: Answers | None = None, **extra: Any) -> dict[str, Any]:
-    """What a route that needs a role tells OpenAPI and `GuardedRoute`.
+    """Keyword arguments of a route that requires a role, for OpenAPI and `GuardedRoute`.
 
     Args:
-        kinds: its own problems, beside those of every route.
+        kinds: problems of this route, in addition to those of every route.
         extra: further members of the operation.
     """
     found: dict[int, list[str]] = {}
@@ -88,7 +88,7 @@ class GuardedRoute(APIRoute):
             request.state.role = head.tokens.demand(needed, request.headers.get("authorization"), what=what)
             if self.body_field is None:
                 return await handle(request)
-            # FastAPI reads this JSON body without a limit of its own.
+            # FastAPI sets no limit on a JSON body.
             return await handle(Request(request.scope, bounded(request.receive)))
 
         return handle_checked
@@ -147,13 +147,13 @@ def bounded(receive: Receive) -> Receive:
     return receive_bounded
 
 
-async def _head_of(request: Request) -> Head:  # FastAPI calls what is not async in a thread
+async def _head_of(request: Request) -> Head:  # FastAPI calls a function that is not async in a thread
     head: Head = request.app.state.head
     return head
 
 
 TheHead = Annotated[Head, Depends(_head_of)]
-"""A parameter of a route: the head of the application."""
+"""Route parameter: the application's head."""
 
 
 def author_of(request: Request) -> str:

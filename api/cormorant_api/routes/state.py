@@ -32,7 +32,7 @@ from cormorant_worker.weights.blob import WeightsBlob
 _PAUSE_WITHIN_S = 90.0
 _LEASE_S = 600.0
 _COPIES = 2
-"""The body, and what the fleet shares with its workers."""
+"""Copies of a state in memory: the body, and what the fleet shares with its workers."""
 _KEY = "cormorant_fleet"
 _WORKER = "worker/"
 _numbers = itertools.count(1)
@@ -101,7 +101,7 @@ async def put_state(request: Request, head: TheHead) -> Status:
                 check_preconditions(request.headers, f'"{digest_of([memoryview(running.fleet.state())])}"')
             running.fleet.restore(state)
             head.keep_restored()
-            # The restored weights act now, so GET of weights must return them.
+            # Workers use the restored weights now, so GET of weights must return them.
             if (found := weights_in(saved)) is not None:
                 running.publisher.adopt(*found, author=author_of(request))
 
@@ -128,7 +128,7 @@ async def seed(request: Request, head: TheHead, body: Reseed) -> Seeded:
 
 
 async def _paused(head: Head, owner: str, call: Any) -> Any:
-    """Call `call` while a pause lease of its own is held."""
+    """Run `call` under a pause lease of its own."""
     pauses = head.running.pauses
     lease, _ = pauses.grant(f"{owner}-{next(_numbers)}", reason="saving or restoring the state", ttl_s=_LEASE_S)
     try:
@@ -146,11 +146,11 @@ async def _paused(head: Head, owner: str, call: Any) -> Any:
         pauses.end(lease.id)
 
 
-# What a client sends is checked before the fleet sees it.
+# The client's body is validated before it reaches the fleet.
 
 
 class _Document(BaseModel):
-    """Metadata of a state. The fleet judges keys of newer formats."""
+    """Metadata of a state. Extra keys, from newer formats, are left to the fleet."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     format: int

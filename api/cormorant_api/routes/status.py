@@ -23,14 +23,16 @@ from cormorant_worker.errors import CormorantError
 
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
 _FLEET_SILENT_S = 120.0
-"""The fleet's thread runs five times a second when idle; saving a state of gigabytes may take it seconds."""
+"""Silence of the fleet's thread that fails liveness. The thread iterates five times per second when idle; saving
+gigabytes of state may take seconds.
+"""
 _LOOK_S = 0.05
 health = APIRouter(route_class=GuardedRoute, tags=["health"])
 
 
 @router.get("/v1/evaluation", response_model_exclude_defaults=True, **guarded(Role.READ, ProblemType.NOT_FOUND))
 async def get_evaluation(head: TheHead) -> EvaluationTable:
-    """Every episode whose result is durable, and the summary of these. Episodes appear when their worker reports."""
+    """Every episode with a durable result, and their summary. Episodes appear when their worker reports them."""
     book = head.running.fleet.episodes
     if book is None:
         raise ApiError(ProblemType.NOT_FOUND, "the job is not an evaluation; set collection.episodes in its manifest")

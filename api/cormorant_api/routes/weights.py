@@ -1,4 +1,4 @@
-"""Publishing weights and looking at them."""
+"""Publishing and reading weights."""
 
 from collections import Counter
 from typing import Annotated, Any
@@ -113,7 +113,7 @@ async def list_models(head: TheHead) -> Models:
 
 @router.get("/v1/models/{model}", **guarded(Role.READ, ProblemType.UNKNOWN_MODEL))
 async def get_model(head: TheHead, model: str) -> Model:
-    """One model: its tensor specs and the versions that workers act with."""
+    """One model: its tensor specs and the versions that workers use."""
     specs = head.running.fleet.specs[_known(head, model)]
     stats = await head.stats()
     by_version = Counter(str(max(0, worker.version)) for worker in stats.workers)

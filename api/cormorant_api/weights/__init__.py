@@ -1,1 +1,1 @@
-"""Published weights, from a checked body to every worker."""
+"""Published weights: from a validated body to every worker."""

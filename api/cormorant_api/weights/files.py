@@ -1,4 +1,4 @@
-"""Safetensors files of models: cut out of an upload, joined, and merged with a partial upload."""
+"""Safetensors files of models: extracted from an upload, joined, and merged with a partial upload."""
 
 from collections.abc import Mapping
 

@@ -4,8 +4,8 @@
               422      409, 412      503        503                  a warning
 
 A publish is refused only before a worker, a reader or the next head can see it. A later problem is a warning: the
-publish is valid, and a client that got an error would publish twice. A disk that does not answer holds up threads of
-its own, and a publish for a limited time.
+publish is valid, and a client that got an error would publish twice. A disk that does not respond blocks only the
+writer's threads, and delays a publish for a limited time.
 """
 
 import threading
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 HIGHEST_CHOSEN = 2**52
 """Highest version that a client may choose; leaves room for automatic numbers above it."""
 _SLOWEST_BYTES_PER_S = 10e6
-"""A disk that writes no faster is given up."""
+"""A publish stops waiting for a disk slower than this."""
 _MOST_FLUSHES = 8
 ALL_MODELS = ""
 """Stands for several models in one publish."""
@@ -72,14 +72,14 @@ class WeightPublisher:
         self._publishing = threading.Lock()
         """Held from the version check until the fleet has the weights."""
         self.published_version = 0
-        """The newest that earlier heads published: numbers that are chosen here are higher, also if it is lost."""
+        """Newest version that earlier heads published. Assigned numbers are higher, even if it is lost."""
         self.within_s = 10.0
-        """How long a publish waits for the disk, besides the time for its bytes."""
+        """How long a publish waits for the disk, in addition to the time for its bytes."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="weights")
-        """All that is put into the store, in order."""
+        """Writes to the store, one at a time, in order."""
         self._flusher = ThreadPoolExecutor(_MOST_FLUSHES, thread_name_prefix="flush")
 
-    # -- looking -----------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
@@ -197,7 +197,7 @@ class WeightPublisher:
                         break
                     self._take_over(kept, author=f"cached by {worker}")
             except (CormorantError, ApiError, StoreError) as error:
-                # Try the next worker: it may have the same version.
+                # The next worker may have the same version intact.
                 log.warning("weights_not_inherited", version=version, worker=worker, reason=str(error))
                 continue
             for publish in kept:
@@ -246,7 +246,7 @@ class WeightPublisher:
         log.info("weights_restored", version=stored.version, models=sorted(self.store.current()))
 
     def adopt(self, blob: WeightsBlob, version: int, *, author: str) -> None:
-        """Store weights that the fleet got from a restored state."""
+        """Store weights that the fleet received with a restored state."""
         with self._publishing:
             if version > self.store.newest:
                 self._verify(blob, ALL_MODELS)
@@ -287,14 +287,14 @@ class WeightPublisher:
         verify(blob.specs, specs, only=model, is_partial=is_partial)
 
     def _put(self, stored: StoredVersion) -> StoredVersion:
-        """Store a version; StoreError if the disk answers too late or does not take it."""
+        """Store a version; StoreError if the write fails or takes too long."""
         limit_s = self._limit_s(stored.size_bytes)
         writing = self._writer.submit(self.store.write, stored)
         try:
             written = writing.result(limit_s)
         except TimeoutError:
             if not writing.cancel():
-                # In the writer's thread, before it writes this number again.
+                # Runs in the writer's thread, before it writes this number again.
                 writing.add_done_callback(lambda _: self.store.remove([stored.version]))
             raise StoreError(
                 f"cannot store weights version {stored.version}: the disk did not answer within {limit_s:.0f} s"
@@ -312,7 +312,7 @@ class WeightPublisher:
 
     def _kept(self, number: int) -> bool:
         """Make a version visible to the next head, and flush it. False on failure, which becomes a warning of the
-        update: the version is valid.
+        update: the version remains valid.
         """
         stored = self.store.version(number)
         limit_s = self._limit_s(0 if stored is None else stored.size_bytes)
@@ -363,7 +363,7 @@ class WeightPublisher:
         self.tracker.stage(staged.model_copy(update={"staged_at": datetime.now(UTC)}), received=received.finished)
         began = time.monotonic()
         try:
-            receipt = self._fleet.publish(blob, version=number, allow_nonfinite=True)  # checked, or kept
+            receipt = self._fleet.publish(blob, version=number, allow_nonfinite=True)  # checked earlier
         except CormorantError:
             self.tracker.withdraw(number)
             raise

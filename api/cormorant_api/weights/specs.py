@@ -1,4 +1,4 @@
-"""The policy's tensors in the words of the REST API, and how long uploads of them may be."""
+"""The policy's tensors as REST models, and the size limit of their uploads."""
 
 import math
 from collections.abc import Mapping

@@ -55,7 +55,7 @@ class StoredModel:
 
     @property
     def file(self) -> memoryview:
-        """The pieces as one; copied where there are several."""
+        """The pieces as one buffer; copies if there are several."""
         return self.buffers[0] if len(self.buffers) == 1 else memoryview(b"".join(self.buffers))
 
     @property
@@ -138,7 +138,7 @@ class WeightStore:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def write(self, stored: StoredVersion) -> StoredVersion:
-        """Write a version to the disk. Nobody sees it before `accept`.
+        """Write a version to the disk. Invisible before `accept`.
 
         Returns:
             The same version, backed by the stored bytes.
@@ -216,7 +216,7 @@ class WeightStore:
             for path in (*folder.iterdir(), folder, self._folder):
                 sync_path(path)
         except FileNotFoundError:
-            return  # it was replaced by a newer version
+            return  # a newer version replaced it
         except OSError as error:
             raise StoreError(f"could not keep weights version {number}: {error}") from error
 

@@ -35,7 +35,7 @@ _OVER = frozenset({"superseded", "applied"})
 @dataclass(slots=True, kw_only=True)
 class _Record:
     update: Update
-    """Without its receipts, which are below."""
+    """The update without its receipts, which are stored below."""
     received: float
     """When the last byte arrived, by the tracker's clock."""
     receipts: dict[str, UpdateReceipt] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class _Record:
 
     @property
     def workers(self) -> WorkerCounts:
-        """Without those that were lost."""
+        """Workers except lost ones."""
         counts = self.counts
         return WorkerCounts(total=counts.total() - counts["lost"], acked=counts["applied"], failed=counts["refused"])
 
@@ -99,7 +99,7 @@ class UpdateTracker:
         self._last_tick = clock()
         self._is_done = False
 
-    # -- what happens ------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------
 
     def stage(self, staged: Update, *, received: float) -> None:
         """Record a verified publish that is about to be handed to the fleet. `received`: when its last byte arrived, by
@@ -129,7 +129,7 @@ class UpdateTracker:
                 record.change(warning=warning)
 
     def hand_over(self, receipt: WorkerReceipts, *, distribute_ms: float) -> None:
-        """The fleet took it. Receipts that came before are kept."""
+        """Record that the fleet has the weights. Receipts that arrived before are kept."""
         with self._changing() as records:
             record = self._records[receipt.version]
             record.handed_over = self.clock()
@@ -148,7 +148,7 @@ class UpdateTracker:
                     other.change(state="superseded", superseded_by=record.version)
 
     def acknowledged(self, worker: str, version: int) -> None:
-        """A worker acts with this version."""
+        """A worker uses this version."""
         # An update that is already applied still counts workers that join with its version.
         with self._changing(version) as records:
             for record in records:
@@ -175,7 +175,7 @@ class UpdateTracker:
 
         Args:
             can_apply: False while paused: workers reach no batch boundary and are not late.
-            is_done: everything is collected: what no worker is left to apply counts as applied by all.
+            is_done: all frames are collected: an update that no worker is left to apply counts as applied.
         """
         now = self.clock()
         self._is_done = is_done
@@ -184,7 +184,7 @@ class UpdateTracker:
             for record in records if can_apply else ():
                 record.waited_s += elapsed
 
-    # -- looking -----------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------
 
     def find(self, version: int) -> Update | None:
         with self._lock:
@@ -192,7 +192,7 @@ class UpdateTracker:
             return None if record is None else _describe(record)
 
     def state_of(self, version: int) -> UpdateState | None:
-        """None: there is no such update. Lock-free: every long poll asks at every notification."""
+        """State of an update; None if there is no such update. Lock-free: long polls call it at each notification."""
         record = self._records.get(version)
         return None if record is None else record.state
 
@@ -205,8 +205,8 @@ class UpdateTracker:
 
     @contextmanager
     def _changing(self, version: int = 0) -> Iterator[list[_Record]]:
-        """Every open record, and the applied record of `version`. They are judged after the block, and ends are told
-        without the lock.
+        """Every open record, and the applied record of `version`. Their states are updated after the block, and
+        `on_result` is called without the lock.
         """
         with self._lock:
             records = [*self._open.values()]

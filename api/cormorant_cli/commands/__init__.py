@@ -1,1 +1,1 @@
-"""One module a command, or a group of commands; `app.py` puts them together."""
+"""One module per command or group of commands; `app.py` assembles them."""

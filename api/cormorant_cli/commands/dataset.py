@@ -1,4 +1,4 @@
-"""`cormorant dataset ls | verify | export`: what a durable dataset holds, whether it is whole, other formats of it."""
+"""`cormorant dataset ls | verify | export`: lists, verifies and converts a durable dataset."""
 
 import json
 from collections.abc import Iterator

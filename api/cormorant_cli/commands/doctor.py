@@ -1,7 +1,7 @@
-"""`cormorant doctor [JOB]`: looks at a cluster and a job, and says what is wrong. Changes nothing.
+"""`cormorant doctor [JOB]`: finds problems of a cluster and a job. Changes nothing.
 
-The operator's conditions are the diagnosis of a job. Added here is what no operator can write: that none runs, that it
-has not seen the newest spec, what this user may not do, and what to do about a reason.
+The operator's conditions are the diagnosis of a job. This adds what the operator cannot report: that none runs, that it
+has not seen the newest spec, which permissions this user lacks, and a remedy for each reason.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ _MARKS = {"ok": "ok  ", "note": "note", "problem": "BAD "}
 OPERATOR = "app.kubernetes.io/part-of=cormorant,app.kubernetes.io/component=operator"
 _HEADS = "`cormorant weights` and every command that connects to a head"
 _RIGHTS: tuple[tuple[str, str, str, str, str], ...] = (
-    # verb, resource, subresource, API group, what needs it
+    # verb, resource, subresource, API group, purpose
     ("create", PLURAL, "", GROUP, "`cormorant submit`"),
     ("patch", PLURAL, "", GROUP, "`cormorant submit` and `cormorant pause`"),
     ("create", "configmaps", "", "", "`cormorant submit --code`"),
@@ -34,7 +34,7 @@ _RIGHTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", "pods", "portforward", "", _HEADS),
 )
 _SEEN_WITHIN_S = 15
-"""An operator that runs has written a new job's first status by then."""
+"""A running operator has written a new job's first status by then."""
 _TROUBLE = {
     "Accepted": "False",
     "Scheduled": "False",
@@ -46,7 +46,7 @@ _TROUBLE = {
 }
 """The status that makes a condition a problem."""
 _PASSING = ("PodsPending", "HeadNotReady", "TooFewWorkers")
-"""Reasons of every start and every new size."""
+"""Reasons that every start and every resize shows for a while."""
 _GOOD = ("Accepted", "AllPodsScheduled", "EnoughWorkers", "FramesCollected", "AllFramesDelivered")
 _QUIET = ("NotWanted", "UpToDate", "NotStalled", "NotPaused", "NotSuspended")
 _DESCRIBE = "`kubectl describe pods -l {label}{options}` shows what the pods wait for"
@@ -91,7 +91,7 @@ def doctor(
 
 
 def _examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
-    """Every finding, the cluster's first. `name`: of a job; empty: none is asked about."""
+    """All findings, the cluster's first. `name`: name of a job; empty: only the cluster."""
     yield Finding("ok", f"the API server {cluster.server} answers (Kubernetes {cluster.version()})")
     job = None
     try:
@@ -99,7 +99,7 @@ def _examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
             job = cluster.get("CollectorJob", name, namespace=namespace)
         else:
             cluster.objects("CollectorJob", namespace=namespace)
-    except ObjectMissing as error:  # the job, its namespace, or the definition of all jobs
+    except ObjectMissing as error:  # the job, its namespace, or the CRD
         yield Finding("problem", str(error))
         return
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
@@ -120,7 +120,7 @@ def _examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
 
 
 def of_operators(deployments: Sequence[Raw], job: Raw | None, *, namespace: str) -> Iterator[Finding]:
-    """Whether an operator looks after a namespace. `job`: its status shows whether one runs outside of the cluster."""
+    """Whether an operator manages a namespace. `job`: its status shows whether one runs outside the cluster."""
     watched = {identity(deployment): _watched(deployment) for deployment in deployments}
     near = [one for one in deployments if not watched[identity(one)] or namespace in watched[identity(one)]]
     for deployment in near:
@@ -179,7 +179,7 @@ def _lacking(cluster: Cluster, namespace: str) -> Iterator[Finding]:
 
 
 def of_job(job: Raw, *, now: datetime, options: str = "") -> Iterator[Finding]:
-    """The operator's findings about a job. `options`: options that commands about it need besides its name."""
+    """The operator's findings about a job. `options`: options that commands about the job need besides its name."""
     name, metadata = identity(job), job["metadata"]
     if "deletionTimestamp" in metadata:
         yield Finding("problem", f"{name} is being deleted")
@@ -222,7 +222,7 @@ def _of_condition(fact: Raw, job: Raw, options: str) -> Finding:
 
 
 def _of_code(cluster: Cluster, job: Raw) -> Iterator[Finding]:
-    """Its absence keeps pods in ContainerCreating, which no condition explains."""
+    """A missing code ConfigMap keeps pods in ContainerCreating, which no condition explains."""
     code = (job["spec"].get("code") or {}).get("configMap")
     if code and cluster.find("ConfigMap", code, namespace=job["metadata"]["namespace"]) is None:
         sentence = (
@@ -233,13 +233,13 @@ def _of_code(cluster: Cluster, job: Raw) -> Iterator[Finding]:
 
 
 def _of_head(cluster: Cluster, job: Raw) -> Iterator[Finding]:
-    """Whether this user's commands reach the head: the operator asks it on another way, with another token."""
+    """Whether this user's commands reach the head: the operator uses another route and another token."""
     connection = Connection(url="", token="", token_file="", job=job["metadata"]["name"])
     try:
         with connection.client_in(cluster, job, "read") as client:
             client.status()
     except (NoHead, NotAllowed):
-        return  # said by the conditions, and by the missing permissions
+        return  # reported by the conditions, or as a missing permission
     except CliError as error:
         yield Finding("problem", str(error))
     else:

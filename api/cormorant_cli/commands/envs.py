@@ -1,4 +1,4 @@
-"""`cormorant envs [PATTERN]`: what this install can build. Imports the worker in its body, as `run` does."""
+"""`cormorant envs [PATTERN]`: environments that this install can build. Imports the worker in its body, like `run`."""
 
 import fnmatch
 from collections.abc import Iterable, Iterator
@@ -17,12 +17,12 @@ Engine = Literal["envpool", "gymnasium"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvEntry:
     engine: Engine
-    """The block of `spec.env` that it goes in."""
+    """The block of `spec.env` for this environment."""
     id: str
     observation: str = ""
     action: str = ""
     missing: str = ""
-    """Why it cannot be built here; empty when it can, or when not checked."""
+    """Why it cannot be built here; empty if it can, or if not checked."""
 
 
 def envs(
@@ -45,7 +45,7 @@ def envs(
 
 
 def matching(entries: Iterable[EnvEntry], pattern: str) -> list[EnvEntry]:
-    """The entries whose id holds the pattern, or matches it where it has wildcards."""
+    """The entries whose id contains the pattern, or matches its wildcards."""
     wanted = pattern.lower()
     if not any(character in wanted for character in "*?["):
         wanted = f"*{wanted}*"

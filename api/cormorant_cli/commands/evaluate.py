@@ -93,7 +93,7 @@ def evaluate(
     Exits with 0 when all episodes are played, 1 when an environment or the policy failed, 2 when the input is invalid,
     130 when interrupted.
     """
-    # Anything else is the name of a job.
+    # Otherwise it is the name of a job.
     is_file = manifest == STDIN or Path(manifest).suffix in (".yaml", ".yml", ".json") or Path(manifest).exists()
     if not manifest or not is_file:
         if weights or episodes or seed is not None or deterministic is not None or output or video:
@@ -144,7 +144,7 @@ def evaluate(
 
 
 def show_running(connection: Connection, *, wait_s: float) -> None:
-    """The table of a job that runs, as far as it is."""
+    """Print the table of a running job so far."""
     deadline, said = time.monotonic() + wait_s, ""
     with told_when_slow(f"until all episodes are played, at most {wait_s:g} s"):
         while True:
@@ -171,10 +171,10 @@ def show_running(connection: Connection, *, wait_s: float) -> None:
 
 
 def _watch(connection: Connection, deadline: float) -> "EvaluationTable":
-    """The table of one head, when it is whole or at the deadline.
+    """The table of one head, when it is complete or at the deadline.
 
     Raises:
-        NotReady: there is no head yet, or none any more.
+        NotReady: there is no head yet, or no longer.
     """
     with connection.client("read") as client:
         found = client.evaluation()
@@ -185,7 +185,9 @@ def _watch(connection: Connection, deadline: float) -> "EvaluationTable":
 
 
 def _apart(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """An answer of `/v1/evaluation` as one table per weights file, each as that file's own evaluation prints it."""
+    """Split an answer of `/v1/evaluation` into one table per weights file, equal to that of the file's own
+    evaluation.
+    """
     checkpoints = document.pop("checkpoints", None)
     if checkpoints is None:
         return [document]

@@ -1,7 +1,7 @@
 """`cormorant pause` and `cormorant resume`: pause a running fleet, and continue it.
 
-A job of a cluster is paused in its spec: that survives a restart of its head, every user sees it, and it needs no head.
-A lease, which ends by itself, is held in the head alone: that is what --owner and --ttl ask for, and what --url gets.
+A job in a cluster is paused in its spec, which survives head restarts, is visible to every user, and needs no head. A
+lease, which expires, exists only in the head: --owner, --ttl and --url take one.
 """
 
 import time
@@ -113,9 +113,9 @@ def _set_paused(connection: Connection, *, is_paused: bool, wait_s: float) -> No
 
 
 def _wait(connection: Connection, cluster: "Cluster", job: "Raw", *, is_paused: bool, wait_s: float) -> "Pauses":
-    """What the head says of its pauses when it has heard of the spec, or in the end."""
+    """The head's pauses once they match the spec, or at the deadline."""
     deadline = time.monotonic() + wait_s
-    # One request to a head that has stopped takes no longer than all of them may.
+    # One request to a stopped head may not exceed the total time.
     with connection.client_in(cluster, job, "read", timeout_s=min(wait_s, TIMEOUT_S)) as client:
         while True:
             found = client.pauses()
@@ -125,7 +125,7 @@ def _wait(connection: Connection, cluster: "Cluster", job: "Raw", *, is_paused: 
 
 
 def is_reached(found: "Pauses", *, is_paused: bool) -> bool:
-    """Whether the fleet matches the job's spec. After a resume, leases of others may still hold it."""
+    """Whether the fleet matches the job's spec. After a resume, leases of other owners may keep it paused."""
     goal = found.state == "paused" if is_paused else found.state == "running" or bool(found.leases)
     return found.spec_paused == is_paused and goal
 

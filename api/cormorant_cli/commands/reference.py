@@ -1,4 +1,4 @@
-"""`cormorant crd | openapi | version`: what a release fixes. `openapi` imports the head, in its body."""
+"""`cormorant crd | openapi | version`: interfaces of this release. `openapi` imports the head in its body."""
 
 import json
 from importlib import metadata
@@ -19,8 +19,8 @@ def crd() -> None:
 
 
 def crd_yaml() -> str:
-    """The CustomResourceDefinition as it is committed in the chart, byte for byte."""
-    # No aliases: two equal parts of the schema may be one Python object, and `&id001` helps no reader.
+    """The CustomResourceDefinition, byte-identical to the chart's file."""
+    # No aliases: equal parts of the schema may be one Python object, and `&id001` is hard to read.
     dumper = type("Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda _self, _data: True})
     return _HEADER + yaml.dump(crd_document(), Dumper=dumper, sort_keys=False, width=120, allow_unicode=True)
 

@@ -1,6 +1,6 @@
 """`cormorant run MANIFEST`: a CollectorJob without Kubernetes, on this machine or (`--fleet ray`) a Ray cluster; with
-`--serve`, under the head's REST API. The module of the command line that may import the worker and the head, in bodies
-only.
+`--serve`, under the head's REST API. Only this module of the command line may import the worker and the head, and only
+in function bodies.
 
     reading -> starting -> collecting -> closing -> 0, or 1 when a worker failed for good
        |           |            |           |
@@ -47,7 +47,7 @@ _SERVE_DRAIN_S = 1.5
 _LINGER_S = 2.0
 _GRACE_S = 1.0
 _DRAIN_S = 3.0
-"""Workers get so long to finish; with the rest of closing it stays within five seconds."""
+"""Time for workers to finish; closing takes at most five seconds in all."""
 _TOO_EARLY = "interrupted before the first frame"
 
 FleetKind = Literal["local", "ray"]
@@ -180,7 +180,7 @@ class Site:
 
     @property
     def is_this_machine(self) -> bool:
-        """True where more workers than processors are no use."""
+        """True if more workers than processors bring no speed."""
         return self.fleet == "local" or not self.ray_address
 
     def engine(self) -> "Engine | None":
@@ -200,8 +200,8 @@ class Site:
 
 
 class Interrupts:
-    """SIGINT and SIGTERM. The first one ends the process while Python imports, raises while workers are being started,
-    and later only sets `requested`. The second one kills every process below this one and ends.
+    """SIGINT and SIGTERM. The first one ends the process during imports, raises during the start of workers, and later
+    only sets `requested`. The second one kills all child processes and exits.
     """
 
     def __init__(self, display: Display) -> None:
@@ -211,7 +211,7 @@ class Interrupts:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle both signals inside. Main thread only."""
+        """Handle both signals within the block. Main thread only."""
         with installed("worker"):
             import psutil  # noqa: F401  # for `_end`, which may interrupt another import of it
 
@@ -219,7 +219,7 @@ class Interrupts:
         try:
             yield
         except Exception as error:
-            if self.requested and self.phase == "starting":  # what is interrupted may raise what it likes
+            if self.requested and self.phase == "starting":  # interrupted code may raise any error
                 raise KeyboardInterrupt from error
             raise
         finally:
@@ -231,7 +231,7 @@ class Interrupts:
             self._display.close()
             self._end()
         self.requested = True
-        if self.phase == "importing":  # an exception would be lost, or become another one, in what is imported
+        if self.phase == "importing":  # the imported module might swallow an exception
             self._display.fail(_TOO_EARLY, INTERRUPTED)
             say_end("interrupted", INTERRUPTED)
             sys.stdout.flush()
@@ -242,7 +242,7 @@ class Interrupts:
     def _end(self) -> NoReturn:
         import psutil
 
-        # Workers, and the environments in processes of their own.
+        # Workers, and environments in their own processes.
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -250,7 +250,7 @@ class Interrupts:
 
 
 def _beside_dataset(job: CollectorJob) -> Path | None:
-    """The report's file beside a dataset of this machine; None where there is none."""
+    """The report's file beside a local dataset; None without one."""
     dataset = job.spec.output.dataset
     folder = dataset.uri.removeprefix("file://").rstrip("/") if dataset is not None else ""
     return Path(f"{folder}-report.html") if folder and "://" not in folder else None
@@ -269,7 +269,7 @@ def read_job(manifest: str, name: str, frames: int = 0) -> CollectorJob:
         raise BadInput(f'{source} contains {len(found)} CollectorJobs named "{name}"; its jobs are {", ".join(names)}')
     folder = str(Path(manifest).resolve().parent)
     if manifest != STDIN and folder not in sys.path:
-        # What `code` does in pods: entrypoints find the modules beside the manifest. Workers inherit the path.
+        # Like `code` in pods: entrypoints find the modules beside the manifest. Workers inherit the path.
         sys.path.insert(0, folder)
     if not frames:
         return found[0]
@@ -289,19 +289,19 @@ class _Session:
     _report: Path | None = None
     _rate: Rate = field(default_factory=Rate)
     _due: float = 0.0
-    """When progress is shown next."""
+    """Time of the next progress line."""
 
     def run(self, workers: int, device: str) -> Reason:
         """Start, collect, close, sum up.
 
         Raises:
-            CormorantError: what the worker says.
+            CormorantError: an error of the worker.
             KeyboardInterrupt: while workers were being started.
         """
         from cormorant_worker.fork_server import WORKERS, fork_server
 
         if self._site.fleet == "local":
-            fork_server(WORKERS)  # imports what workers need while this process imports what a fleet needs
+            fork_server(WORKERS)  # workers' modules are imported in parallel with the fleet's
         from cormorant_worker.errors import EnvError
         from cormorant_worker.fleet.options import FleetOptions, default_workers
         from cormorant_worker.launch import refuse_unknown_names
@@ -330,7 +330,7 @@ class _Session:
             self._interrupts.phase = "collecting"
             began, before = time.monotonic(), fleet.stats()
             self._rate.observe(began, before.stepped_frames)
-            # A short job may be over by now, too.
+            # A short job may have ended by now.
             is_complete = before.total_frames is not None and before.frames >= before.total_frames
             is_old = is_complete and before.frames == fleet.found_frames
             reason: Reason = "already_complete" if is_old else self._collect(fleet, server)
@@ -398,7 +398,7 @@ class _Session:
 
     @contextmanager
     def _recorded(self, fleet: "WorkerFleet") -> Iterator[None]:
-        """Keep the history of a fleet that no head serves, and write its report at the end."""
+        """Record the history of a fleet without a head, and write its report at the end."""
         if self._report is None:
             yield
             return
@@ -416,7 +416,7 @@ class _Session:
             self._write_report(recorder.moments)
 
     def _write_report(self, moments: "Moments") -> None:
-        """Write the report of a run that collected anything."""
+        """Write the report of a run that collected frames."""
         from cormorant_api.live.recorder import report_of
 
         head = moments.head
@@ -430,8 +430,8 @@ class _Session:
                 self._display.log({"level": "warning", "event": f"cannot write the report: {error}"})
 
     def _collect(self, fleet: "WorkerFleet", server: "HeadServer | None") -> Reason:
-        """Be the consumer of the queue, if there is one and it is not served, and show progress, until all is done
-        or Ctrl-C.
+        """Consume the queue, if there is one and no head serves it, and show progress until all frames are collected or
+        Ctrl-C.
         """
         if server is not None:
             self._display.serving(server.url, page=server.page_url, token_file=str(server.token_file or ""))
@@ -446,7 +446,7 @@ class _Session:
             except ControlTimeout:
                 if not has_queue:
                     raise
-                is_done = False  # no batch within a moment is nothing to report
+                is_done = False  # not an error: progress is shown, then the wait continues
             if is_done:
                 return "done"
             self._show(fleet.stats())
@@ -473,7 +473,7 @@ def _take_ports(port: int) -> None:
 
 @contextmanager
 def _refused_by_head() -> Iterator[None]:
-    """What a head cannot use as bad input."""
+    """Turn settings that a head rejects into BadInput."""
     from cormorant_api.errors import HeadFault
 
     try:
@@ -484,7 +484,7 @@ def _refused_by_head() -> Iterator[None]:
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """The worker's errors as the command line's, which have exit codes."""
+    """Turn the worker's errors into the command line's, which have exit codes."""
     with installed("worker"):
         from cormorant_worker import errors as worker
     try:
@@ -495,7 +495,7 @@ def translated_errors() -> Iterator[None]:
     except worker.ManifestError as error:
         raise BadInput(str(error)) from error
     except worker.CormorantError as error:
-        # Some of what a manifest says, only a worker can judge: what its policy writes, which ids are registered.
+        # Only a worker can check some parts of a manifest: what its policy writes, which ids are registered.
         is_refused = isinstance(error, worker.WorkerFailed) and error.kind in ("ManifestError", "UnknownEnv")
         raise (BadInput if is_refused else CommandFailed)(str(error)) from error
 

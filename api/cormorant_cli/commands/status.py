@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cormorant_contract.rest.status import Status, Worker
 
 _RETRY_S = 2.0
-"""From a failure to the next connection."""
+"""Delay between a failure and the next connection."""
 
 
 @with_connection
@@ -46,7 +46,7 @@ def status(
 
 
 def _show_live(connection: Connection, interval_s: float, *, has_workers: bool) -> None:
-    # rich takes a while to load, and a pipe needs none of it.
+    # rich is slow to load, and a pipe does not need it.
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -54,18 +54,18 @@ def _show_live(connection: Connection, interval_s: float, *, has_workers: bool) 
     with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
         try:
             for shown, error in follow(connection, interval_s, has_workers=has_workers):
-                # Text, so that brackets in what others wrote are no markup.
+                # Text, so that brackets in others' texts are not markup.
                 text = Text(shown, style="dim" if error else "")
                 live.update(text.append(f"\n{error}", style="yellow") if error else text, refresh=True)
         except KeyboardInterrupt:
-            return  # the way to leave it
+            return  # Ctrl-C ends the watch
 
 
 def follow(connection: Connection, interval_s: float, *, has_workers: bool) -> Iterator[tuple[str, str]]:
-    """What a head says, again and again, over one connection as long as it holds; and why it does not answer now.
+    """Yield the head's state repeatedly, over one connection while it lasts; or why the head does not answer.
 
     Raises:
-        CliError: there has been no answer yet: a wrong name or token is the user's to put right.
+        CliError: the head never answered: the user must correct a wrong name or token.
     """
     shown = ""
     while True:
@@ -79,7 +79,7 @@ def follow(connection: Connection, interval_s: float, *, has_workers: bool) -> I
             if not shown:
                 raise
             yield shown, printable(str(error))
-        # Another connection finds the next head, and reads the tokens again.
+        # A new connection finds the next head, and reads the tokens again.
         time.sleep(max(interval_s, _RETRY_S))
 
 
@@ -94,7 +94,7 @@ def _text(found: "Status", workers: "Sequence[Worker]") -> str:
 
 
 def printable(line: str) -> str:
-    """A line with what others wrote, without what a terminal would obey."""
+    """A line without the control characters of others' texts."""
     return "".join(c if unicodedata.category(c) != "Cc" else repr(c)[1:-1] for c in line)
 
 

@@ -1,9 +1,9 @@
-"""`cormorant submit FILE`: jobs of a manifest into a cluster, with their code.
+"""`cormorant submit FILE`: sends the jobs of a manifest to a cluster, with their code.
 
-    validate locally -> ConfigMap of --code -> the job -> the ConfigMap is the job's, and goes with it
+    validate locally -> ConfigMap of --code -> the job -> the ConfigMap is deleted with the job
 
-Server-side apply: submitting a changed manifest again changes the job, and what others own (an autoscaler's replicas)
-is theirs until --force-conflicts.
+Server-side apply: submitting a changed manifest updates the job; fields of other owners (an autoscaler's replicas) stay
+theirs without --force-conflicts.
 """
 
 import json
@@ -97,7 +97,7 @@ def document_of(job: CollectorJob, files: CodeMap | None, *, namespace: str) -> 
 
 
 def _written(value: object) -> Any:
-    """A model as plain data, with the fields that were written and no others; null counts as an absent field."""
+    """A model as plain data with only the fields that the user wrote; null counts as absent."""
     if isinstance(value, Contract):
         fields = {
             to_camel(name): getattr(value, name) for name in type(value).model_fields if name in value.model_fields_set
@@ -129,13 +129,13 @@ def _submit(
     is_dry_run: bool,
     is_forced: bool,
 ) -> tuple[Raw, str]:
-    """Bring a job and its code about. Returns it, and what became of it."""
+    """Apply a job and its code. Returns the job, and what was done with it."""
     name, namespace = document["metadata"]["name"], document["metadata"]["namespace"]
     before = cluster.find("CollectorJob", name, namespace=namespace)
     owner = before if before is not None and "deletionTimestamp" not in before["metadata"] else None
     had_code = True
     if files is not None:
-        # Before the job: a pod that misses its code waits for the kubelet's next try.
+        # Before the job: a pod without its code waits for the kubelet's next attempt.
         _, is_new = cluster.apply(files.manifest(name, namespace=namespace, owner=owner), is_dry_run=is_dry_run)
         had_code = not is_new
     try:
@@ -145,7 +145,7 @@ def _submit(
             cluster.delete("ConfigMap", files.name(name), namespace=namespace)
         raise
     if files is not None and owner is None and not is_dry_run:
-        # Also takes it over from a job of this name that is gone, before the garbage collector does.
+        # Also takes the ConfigMap over from a deleted job of this name, before the garbage collector deletes it.
         cluster.apply(files.manifest(name, namespace=namespace, owner=job))
     if is_created:
         return job, "created"
@@ -163,7 +163,7 @@ def _show(found: list[Raw], output: Output, *, words: list[str]) -> None:
 
 
 def show_objects(found: list[Raw], output: Output) -> str:
-    """Jobs in JSON, YAML or by name, without the API server's bookkeeping; several as a List."""
+    """Print jobs as JSON, YAML or names, without managed fields; several as a List."""
     if output == "name":
         return "\n".join(f"collectorjob.cormorant.dev/{raw['metadata']['name']}" for raw in found)
     bare = [
@@ -177,7 +177,7 @@ def show_objects(found: list[Raw], output: Output) -> str:
 
 
 def _wait_until_ready(cluster: Cluster, job: Raw, *, deadline: float, timeout_s: float) -> None:
-    """Until the newest spec is ready, or the job has ended; says each change on stderr.
+    """Wait until the newest spec is ready or the job has ended, and print each change on stderr.
 
     Raises:
         CommandFailed: it failed, or is not ready in time.
@@ -205,7 +205,7 @@ def _wait_until_ready(cluster: Cluster, job: Raw, *, deadline: float, timeout_s:
 
 
 def obstacle_of(job: Raw) -> str:
-    """What a job waits for, as its conditions say; empty when they say nothing."""
+    """What a job waits for, from its conditions; empty if they name nothing."""
     for kind in ("Accepted", "Scheduled", "Ready"):
         fact = condition(job, kind)
         if fact.get("status") == "False":

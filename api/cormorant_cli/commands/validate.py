@@ -15,7 +15,7 @@ from cormorant_manifest.entrypoints import missing_entrypoints
 from cormorant_manifest.reader import STDIN, load_jobs
 
 Verdict = tuple[Sequence[CollectorJob], Sequence[Problem]]
-"""What one file holds: jobs, or problems."""
+"""Jobs in one file, or its problems."""
 
 
 def validate(
@@ -45,7 +45,7 @@ def validate(
 
 
 def judge(file: str, *, imports: bool = False) -> Verdict:
-    """Read one file; never raises for what is in it."""
+    """Read one file; never raises because of its content."""
     try:
         jobs = load_jobs(file)
     except ManifestError as error:

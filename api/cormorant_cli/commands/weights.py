@@ -1,5 +1,5 @@
-"""`cormorant weights init | push | pull | list | rollback`: weights as safetensors files. `init` builds the policy here
-and imports the worker, in its body; the others ask a running head.
+"""`cormorant weights init | push | pull | list | rollback`: weights as safetensors files. `init` builds the policy
+locally and imports the worker in its body; the others ask a running head.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def init(
     name: JobName = "",
 ) -> None:
     """Build the policy of a manifest and write its initial weights, the ones its workers start with."""
-    # Importing PyTorch and making the environments take most of the time, on a busy machine more than a minute.
+    # Importing PyTorch and creating the environments takes most of the time, on a busy machine more than a minute.
     with told_when_slow(f"until PyTorch is imported and the environments and the policy of {manifest} are built"):
         with installed("worker"):
             from cormorant_worker.errors import CormorantError
@@ -140,8 +140,8 @@ def rollback(
 
 
 def _publish(client: "Client", wait_s: float, send: Callable[[], "Update"]) -> tuple["Update", bool]:
-    """Send, and wait until the workers apply it. True when they are paused, and apply it after resuming."""
-    # Paused workers would take the whole wait to do nothing.
+    """Publish, and wait until the workers apply it. True if they are paused and will apply it after resuming."""
+    # Waiting for paused workers would only time out.
     is_paused = client.status().pause_state != "running"
     update = send()
     if wait_s and not is_paused:
@@ -151,7 +151,7 @@ def _publish(client: "Client", wait_s: float, send: Callable[[], "Update"]) -> t
 
 
 def check_tensors(path: Path) -> None:
-    """Look at a file before a head is asked: that it is there, and safetensors.
+    """Check, before asking a head, that a file exists and is safetensors.
 
     Raises:
         BadInput: it is not; says what it is.
@@ -168,7 +168,7 @@ def check_tensors(path: Path) -> None:
 
 
 def write_whole(path: Path, data: memoryview) -> None:
-    """Write a file that is there with all its bytes, or not at all.
+    """Write a file atomically.
 
     Raises:
         BadInput: it cannot be written.

@@ -1,4 +1,4 @@
-"""How many workers a group should have, by who waits for whom: `autoscale` of a worker group.
+"""The size of a worker group with `autoscale`, by whether workers or learners wait.
 
     learners wait, workers are busy    more workers: as many as would have kept the learners busy
     workers are idle, no learner waits fewer: as many as would have been busy nine tenths of the time
@@ -21,11 +21,11 @@ _IDLE = 0.25
 _RARELY = 0.05
 _BUSY = 0.9
 _AT_MOST = 0.5
-"""Share of waiting that counts: a group at most doubles at a time."""
+"""Cap on the waiting share: a group at most doubles in one step."""
 
 
 def autoscaled(scale: Autoscale, size: int, waits: Sequence[tuple[datetime, Waits]], *, group: str) -> int:
-    """The size of a group that has `size` workers now. `waits`: those of another size say nothing."""
+    """The next size of a group with `size` workers. `waits`: observations at other sizes are ignored."""
     wanted, is_measured = size, bool(waits) and waits[-1][1].sizes.get(group) == size
     for period_s in (_UP_AFTER_S, WAITS_LAST_S) if is_measured else ():
         consumer, idle = _shares(waits, period_s, group)
@@ -38,8 +38,8 @@ def autoscaled(scale: Autoscale, size: int, waits: Sequence[tuple[datetime, Wait
 
 
 def _shares(waits: Sequence[tuple[datetime, Waits]], period_s: float, group: str) -> tuple[float, float]:
-    """Shares of the last `period_s`: of the time that a learner waited, and of the workers' time without a batch to
-    collect. Both are 0 where so long was not observed.
+    """Over the last `period_s`, the share of time in which a learner waited, and the share of the workers' time without
+    a batch to collect. Both are 0 if the observation is shorter.
     """
     until, last = waits[-1]
     for since, first in reversed(waits):

@@ -37,7 +37,7 @@ _AGAIN_S = 30.0
 _NODE_LASTS_S = 10.0
 """How long a node check is valid."""
 _PLACED = ("nodeSelector", "affinity", "tolerations", "imagePullSecrets", "securityContext", "schedulerName")
-"""Fields that decide where a head runs, and with which permissions."""
+"""Fields that determine where a head runs, and with which permissions."""
 
 
 def plan_head(view: View, draft: Draft) -> None:
@@ -103,7 +103,7 @@ def _blocked_until(view: View, pod: Pod) -> datetime | None:
 
 
 def _check_nodes(view: View, draft: Draft, pods: Iterable[Pod]) -> None:
-    """Check nodes whose pods were evicted by a taint: they may be lost, and the end of these pods never confirmed."""
+    """Check nodes whose pods were evicted by a taint: if they are lost, the end of these pods is never confirmed."""
     for name in sorted({pod.node for pod in pods if pod.is_taint_evicted and pod.node and not view.is_lost(pod)}):
         fact = view.state.nodes.get(name)
         valid_until = view.after(fact.at, _NODE_LASTS_S) if fact is not None else view.now
@@ -115,13 +115,13 @@ def _check_nodes(view: View, draft: Draft, pods: Iterable[Pod]) -> None:
 
 def _may_replace(view: View) -> bool:
     """Whether all new templates are verified: a running job is not torn down for an invalid manifest."""
-    # Unknown fields may be part of what the running pods were created from.
+    # The running pods may have been created with fields that are unknown here.
     return not view.job.unknown and view.may_create and all(map(view.is_proven, view.all_templates))
 
 
 def _tidy(view: View, draft: Draft) -> datetime | None:
-    """Delete earlier heads and unused canaries. The last head that ended is kept for its log until its successor has
-    run for a while: returns when that will be.
+    """Delete earlier heads and unused canaries. Keeps the last ended head for its log until its successor has run for a
+    while, and returns that time.
     """
     live, earlier = view.live_head, view.heads[:-1]
     ended = [pod for pod in earlier if pod.is_terminal and not pod.is_terminating]
@@ -221,7 +221,8 @@ def plan_suspension(view: View, draft: Draft) -> None:
         draft.suspension = "draining"
         draft.actions += [MarkPod(pod=head, annotation=names.DRAINING, at=view.now), DrainHead(pod=head)]
     elif head.draining_since is not None or is_wanted:
-        # A head that is not ready holds nothing to drain. One that is draining keeps its time, whatever its probe says.
+        # A head that is not ready holds nothing to drain. A draining head keeps its full drain time, whatever its probe
+        # reports.
         until = view.drained_by(head.draining_since) if head.draining_since else view.now
         if view.now >= until:
             draft.suspension = "deleting"

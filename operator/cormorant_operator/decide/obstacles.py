@@ -1,4 +1,4 @@
-"""Why pods do not run: what `Scheduled` and `Accepted` say, and which workers fit."""
+"""Why pods do not run, for the conditions `Scheduled` and `Accepted`; and which workers fit."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -122,11 +122,11 @@ def late_at(view: View, pod: Pod) -> datetime | None:
 
 
 def fit(view: View) -> tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]]:
-    """Which slots the head shall count on: the size of each group, and the indices below its highest worker's that stay
-    empty, ascending; groups without any are left out.
+    """Slots in which the head should expect workers: the size of each group, and the empty indices below its highest
+    worker, ascending; groups without empty ones are left out.
 
-    With onUnschedulable ScaleToFit these are all but those that found no node in time, as long as enough remain. The
-    pods that wait are left alone: they keep their place in the scheduler's queue, and count when they have a node.
+    With onUnschedulable ScaleToFit, slots whose pods found no node in time are left out, if enough remain. Their pods
+    stay: they keep their place in the scheduler's queue, and count once they have a node.
     """
     if view.policy.on_unschedulable != "ScaleToFit":
         return view.sizes, {}

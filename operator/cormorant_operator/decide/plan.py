@@ -1,4 +1,4 @@
-"""The result of `reconcile`: actions, the status to write, and when to look again."""
+"""The result of `reconcile`: actions, the status to write, and when to reconcile again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class CreateTokens:
     """Set while nothing of the job exists, so a Secret of this name is another owner's. This ConfigMap is applied once
     the name is free; from then on the Secret is the job's own."""
     is_wrong: bool = False
-    """The head has rejected the operator's token for so long that an existing Secret must have been changed."""
+    """The head has rejected the operator's token long enough that the Secret must have been changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class CheckNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadQueueObject:
-    """Read an object of Kueue's that no watch shows."""
+    """Read an object of Kueue that is not watched."""
 
     kind: QueueKind
     name: str
@@ -105,7 +105,7 @@ class ReadQueueObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchWorkload:
-    """Write parts of a Workload's status, unless it changed since."""
+    """Write parts of a Workload's status, unless the Workload changed since."""
 
     workload: Workload
     status: Mapping[str, object]
@@ -141,7 +141,7 @@ def refusal_of(action: Action) -> tuple[str, str]:
         case CheckTemplate():
             return "Pod", ""
         case CreatePod():
-            return action.owner, ""  # the group is named already
+            return action.owner, ""  # the group's name is already in the message
         case ApplyChild():
             kind = str(action.manifest["kind"])
             return kind, f"{kind} {action.manifest['metadata']['name']}: "
@@ -165,7 +165,7 @@ def refusal_of(action: Action) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """An event to tell people of, once."""
+    """An Event to report once."""
 
     reason: str
     message: str
@@ -195,7 +195,7 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """What a reconcile has decided so far. The parts of `decide` fill it; its plan and the status are made from it."""
+    """Decisions of a reconcile so far. The modules of `decide` fill it; the plan and the status are built from it."""
 
     epoch: int
     """The epoch of the live head, or of the head that this plan creates."""
@@ -203,7 +203,7 @@ class Draft:
     actions: list[Action] = field(default_factory=list)
     dues: list[datetime] = field(default_factory=list)
     is_head_coming: bool = False
-    """A head is live, is created now, or will be after a backoff."""
+    """A head is live, is created now, or will be created after a backoff."""
     is_urgent: bool = False
     """A decision waits for the head's answer."""
     suspension: Literal["no", "draining", "deleting", "suspended"] = "no"

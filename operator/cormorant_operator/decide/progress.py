@@ -21,13 +21,13 @@ from cormorant_operator.job import Fact, find, is_true, since
 from cormorant_operator.pods import EXIT_REFUSED, Pod
 
 _MOMENT_POLLS = 4
-"""Polls without new frames before a job counts as not progressing: a large batch takes a while."""
+"""Polls without new frames before a job counts as not progressing: large batches take longer than a poll."""
 _COMPLETED = partial(Fact, type="Completed", status="True")
 _FAILED = partial(Fact, type="Failed", status="True")
 
 
 def frames_settled(view: View) -> int:
-    """Frames that no later head collects again, from the status, answers and termination messages."""
+    """Frames that no later head collects again, according to the status, answers and termination messages."""
     known = [view.job.status.frames.settled]
     if view.state.answer is not None:
         known.append(view.state.answer.settled)
@@ -103,7 +103,7 @@ def is_waiting_for_consumer(view: View) -> bool:
 
 
 def moving_until(view: View) -> datetime | None:
-    """Until when the job counts as progressing if no more frames come; None: there were none."""
+    """Until when the job counts as progressing if no more frames arrive; None: there were none."""
     last = frames_status(view).last_progress_time
     return last + timedelta(seconds=_MOMENT_POLLS * view.defaults.poll_s) if last is not None else None
 
@@ -116,7 +116,7 @@ def _unpaused_at(view: View) -> datetime | None:
 
 
 def _waited_until(view: View, kind: ConditionType, reason: str, otherwise: str) -> datetime | None:
-    """When the last wait in the status ended, which is a condition's reason; now, if it has just ended."""
+    """When the last wait ended, according to the reason of a condition; now, if it has just ended."""
     before = find(view.job.status, kind)
     return view.now if before is not None and before.reason == reason else since(view.job.status, kind, otherwise)
 
@@ -125,11 +125,11 @@ def _waited_until(view: View, kind: ConditionType, reason: str, otherwise: str) 
 class Deadline:
     at: datetime
     known_until: datetime
-    """Latest time at which it is known that it did not happen."""
+    """Latest time until which the awaited progress is known to be absent."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it is known to have been missed."""
+        """Whether the deadline is known to have passed without progress."""
         return self.known_until >= self.at
 
 
@@ -137,7 +137,8 @@ def stall_deadline(view: View) -> Deadline | None:
     """When a job that collects no frames counts as stalled; None if it need not collect, or if that is unknown.
 
     It must collect while head and workers are ready, it is not paused, and the queue has room. Time counts only while
-    the head answers this operator that no frames came: a silent head may well be collecting. An unscheduled pod is no
+    the head reports to this operator that no frames arrive: a silent head may well be collecting. An unscheduled pod is
+    no
     stall: replacing it would cost its place in the scheduler's queue.
     """
     limit = view.policy.progress_deadline_seconds
@@ -179,7 +180,7 @@ def startup_deadline(view: View) -> Deadline | None:
     elif has_collected(view):
         return None
     if head is not None and head.is_ready and any(view.ready(group.name) for group in view.groups):
-        # Workers may collect: only its answer says that no frames came.
+        # Workers may collect: only its answer shows that no frames arrived.
         if view.answering_since is None or view.answered_at is None:
             return None
         began, known_until = [*began, view.answering_since], view.answered_at
@@ -188,7 +189,7 @@ def startup_deadline(view: View) -> Deadline | None:
 
 
 def _deadline(view: View, starts: Iterable[datetime | None], *, limit_s: float, known_until: datetime) -> Deadline:
-    """A status may be from before an absence of any length: no clock begins before this operator began to look."""
+    """The status may be arbitrarily old: no deadline starts before this operator began to manage the job."""
     began = max(start for start in (*starts, view.state.led_since) if start is not None)
     return Deadline(at=began + timedelta(seconds=limit_s), known_until=known_until)
 
@@ -298,7 +299,7 @@ def outcome_dues(view: View) -> Iterator[datetime]:
     """When a deadline may end the job or find it stalled."""
     for deadline in (stall_deadline(view), startup_deadline(view), drain_deadline(view)):
         if deadline is not None:
-            # A passed deadline that is not confirmed yet waits for the head's next answer.
+            # A passed deadline is acted on once the head's next answer confirms it.
             yield deadline.at if deadline.at > view.now else view.after(view.now, view.defaults.poll_s)
     if view.policy.on_unschedulable != "Wait":
         for pod in view.examined:

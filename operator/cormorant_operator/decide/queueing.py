@@ -23,7 +23,7 @@ _KIND = "Workload"
 
 
 def queue_actions(view: View) -> Iterator[Action]:
-    """What the job's Workload needs now."""
+    """Actions that bring the job's Workload up to date."""
     queue, found = view.job.queue, view.record.workload
     if view.refused_until(_KIND) is not None:
         return
@@ -46,9 +46,10 @@ def queue_actions(view: View) -> Iterator[Action]:
 
 
 def _counts(view: View) -> dict[str, tuple[int, int | None]]:
-    """Pods of each group: those asked for, and how few the job starts with. Kueue takes one group that may be smaller.
+    """Pods of each group: the requested number, and the minimum to start with. Kueue allows a
+    minimum for one group only.
 
-    An autoscaled group asks for its maximum: it grows without waiting for the queue again.
+    An autoscaled group requests its maximum, so that it grows without queueing again.
     """
     bounds = {}
     for group in view.groups:
@@ -70,7 +71,7 @@ def _request(view: View, found: Workload | None) -> Iterator[Action]:
     if found is not None and found.request == digest:
         return
     if not all(view.is_proven(template) for template in view.all_templates):
-        return  # an invalid template is reported; Kueue is not asked for it
+        return  # an invalid template is reported, and its Workload not changed
     priority = view.state.priorities.get(job.priority_class)
     if job.priority_class and priority is None:
         yield from _read(view, "WorkloadPriorityClass", job.priority_class)
@@ -88,7 +89,7 @@ def _read(view: View, kind: QueueKind, name: str, *, admission: str = "") -> Ite
 
 
 def _report(view: View, found: Workload) -> Iterator[Action]:
-    """PodsReady, and the quota of workers that the user took away."""
+    """Report PodsReady, and the quota of workers that the user removed."""
     status: dict[str, object] = {}
     is_ready, before = view.has_enough, found.condition("PodsReady")
     if is_ready != found.holds("PodsReady") and (before or is_ready):
@@ -107,7 +108,7 @@ def _report(view: View, found: Workload) -> Iterator[Action]:
 
 
 def _reclaimed(view: View, found: Workload, group: str) -> int:
-    """Pods that the group does not need any more. It decreases only with another admission."""
+    """Number of pods that the group no longer needs. It decreases only with another admission."""
     pod_set, size = found.pod_sets.get(group), view.sizes[group]
     if pod_set is None:
         return 0

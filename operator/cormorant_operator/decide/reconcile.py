@@ -1,6 +1,6 @@
-"""`reconcile` decides what to do about a job, from its arguments alone.
+"""`reconcile` decides what to do about a job, as a pure function of its arguments.
 
-Any operator may call it at any time and any number of times. If everything is as it should be, the plan is empty.
+Any operator may call it at any time and any number of times. If nothing differs from the spec, the plan is empty.
 """
 
 from collections.abc import Iterator
@@ -115,7 +115,7 @@ def _children(view: View, draft: plan.Draft) -> Iterator[plan.Action]:
     config = config_map(view.job, digest=view.job.templates.config)
     is_unclaimed = _is_unclaimed(view)
     if _may_lack_tokens(view, draft) and view.refused_until("Secret") is None:
-        # The head has rejected the operator's token for so long that an existing Secret must have been changed.
+        # The head has rejected the operator's token long enough that the Secret must have been changed.
         refused = view.state.refused_since
         is_wrong = refused is not None and view.now >= view.after(refused, view.defaults.secret_sync_s)
         yield plan.CreateTokens(claim=config if is_unclaimed else None, is_wrong=is_wrong)
@@ -150,7 +150,7 @@ def _may_lack_tokens(view: View, draft: plan.Draft) -> bool:
     """Whether the Secret may be missing. The operator cannot read it; creating an existing one is harmless."""
     if not view.state.has_tokens:
         return True
-    # A head mounts it. Without it the pod waits for its volume, and no pod condition says so.
+    # The head mounts the Secret. Without it the pod waits for its volume, and no pod condition reports that.
     if view.epoch and any(isinstance(action, plan.CreatePod) for action in draft.actions):
         return True
     secret = tokens_secret(view.job.name)
@@ -180,7 +180,7 @@ def _orders_to_head(view: View, draft: plan.Draft) -> Iterator[plan.Action]:
     ):
         return
     told = (answer.sizes, answer.empty_slots)
-    # A fleet without workers is refused: it is paused instead.
+    # The head refuses a fleet without workers: pause it instead.
     has_workers = any(view.sizes.values())
     sizes, empty_slots = wanted = fit(view) if has_workers else told
     is_paused = view.job.spec.paused or not has_workers

@@ -79,7 +79,7 @@ class Slot:
         return max((pod.restarts + pod.is_failure for pod in self.pods), default=0)
 
     def failures(self, template: str) -> int:
-        """Failures of another template do not count: the user has changed what failed."""
+        """Consecutive failures. Those of another template do not count: the user has changed it since."""
         newest = self.newest
         return failures_after(newest) if newest is not None and newest.template == template else 0
 
@@ -92,7 +92,7 @@ class Slot:
         if not record or record[0] is self.newest or live is None:
             return over, None
         until = live.ready_since + timedelta(seconds=RESET_AFTER_S) if live.ready_since is not None else None
-        # One with a sidecar occupies its node; its failure count is in the annotations of its successor.
+        # A pod with a running sidecar occupies its node; its failure count is in the annotations of its successor.
         if record[0].has_sidecar or (until is not None and now >= until):
             return over + record, None
         return over, until

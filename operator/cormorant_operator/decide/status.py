@@ -1,6 +1,6 @@
-"""The status after a reconcile: conditions, counters, phase; and whether it is worth a write.
+"""The status after a reconcile: conditions, counters and phase, and whether to write it now.
 
-`status.conditions` say what state a job is in, and why. Reasons are part of the API.
+`status.conditions` are the job's state and its reasons. Reasons are part of the API.
 
     Accepted     True: Accepted UnknownFields UnplayedVariants
                  False: InvalidPodTemplate NameConflict Forbidden InvalidSpec
@@ -78,7 +78,7 @@ def make_status(view: View, draft: Draft) -> CollectorJobStatus:
         observed_generation=generation,
         phase=_phase(view, draft),
         reason=_blocking_reason(found),
-        # Not that of a head whose creation may have failed, or whose answer was lost: asking again finds out.
+        # Not the epoch of a head whose creation failed or is unconfirmed: the next attempt finds out.
         epoch=view.epoch,
         head_restarts=draft.head_restarts,
         start_time=None if draft.suspension == "suspended" else before.start_time or view.now,
@@ -277,7 +277,7 @@ def _scheduled(view: View) -> Fact:
 
 def _ready(view: View) -> Fact:
     if view.live_head is None or not view.live_head.is_ready:
-        # With the end of the last head.
+        # The message includes how the last head ended.
         head = next((pod for pod in reversed(view.heads) if pod.is_blocked or pod.is_failure), None)
         if head is None:
             return Fact(type="Ready", status="False", reason="HeadNotReady", message="the head is not ready yet")
@@ -290,7 +290,7 @@ def _ready(view: View) -> Fact:
     message = f"{ready} of {wanted} workers are ready" + (f"; {how_it_ended(ended)}" if ended is not None else "")
     if view.has_enough:
         return Fact(type="Ready", status="True", reason="EnoughWorkers", message=message)
-    # Waiting for the next attempt, or in it and not ready: the failed predecessor is the reason.
+    # The next attempt is delayed or not ready: the failed predecessor is the reason.
     reason = "WorkerFailed" if any(not pod.is_ready for pod in failed) else "TooFewWorkers"
     return Fact(type="Ready", status="False", reason=reason, message=message)
 
@@ -335,7 +335,7 @@ def _moving(view: View) -> Fact:
     answer, until = view.answer, progress.moving_until(view)
     before = find(view.job.status, "Progressing")
     if answer is None and before is not None:
-        # Not polled yet.
+        # The head was not polled yet.
         return _as_before(before)
     if until is None or view.now >= until:
         message = answer.failure if answer is not None else ""

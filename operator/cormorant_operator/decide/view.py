@@ -28,9 +28,9 @@ _LEAVING_S = 1.0
 class View:
     job: Job
     record: JobRecord
-    """Its objects."""
+    """Objects of the job in the cluster."""
     state: JobState
-    """What its head and the API server said."""
+    """Answers of its head and the API server."""
     now: datetime
     defaults: OperatorDefaults
 
@@ -112,7 +112,7 @@ class View:
 
     @cached_property
     def may_create(self) -> bool:
-        """Whether pods may be created: Kueue admitted a job with a queue, for the resources that it has now."""
+        """Whether pods may be created: Kueue admitted a job with a queue, for its current resources."""
         if not self.job.queue:
             return True
         found = self.record.workload
@@ -120,7 +120,7 @@ class View:
 
     @property
     def is_reshaped(self) -> bool:
-        """Whether the quota is held for other resources than the job's pods would have now."""
+        """Whether the held quota is for other resources than the job's pods would request now."""
         found = self.record.workload
         return found is not None and found.is_reserved and found.request.partition(".")[0] != self.job.templates.quota
 
@@ -135,26 +135,26 @@ class View:
         """What Kueue adds to pods of the head, or of a group."""
         held = self.record.workload
         found = held.pod_sets.get(pod_set) if held is not None and self.may_create else None
-        # The flavors of a job whose queue was taken away are not read any more.
+        # Flavors are no longer read for a job without a queue.
         if held is None or found is None or self.unread_flavors:
             return NO_PLACEMENT
         return sum((self.state.flavors[name, held.admission] for name in found.flavors), NO_PLACEMENT) + found.update
 
     @cached_property
     def eviction(self) -> str:
-        """Why Kueue takes the quota of running pods back; empty: it does not."""
+        """Why Kueue evicts the job; empty: it does not."""
         found, head = self.record.workload, self.newest_head
         if not self.job.queue or found is None or not self.has_pods:
             return ""
         if found.holds("Evicted"):
             return found.words_of("Evicted")
-        # A Workload that is younger than the pods was not admitted yet; it took the place of a deleted one.
+        # A Workload younger than the pods replaces a deleted one and was not admitted yet.
         is_withdrawn = found.is_turned_away and head is not None and found.created <= head.created
         return found.words_of("Admitted") if is_withdrawn else ""
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the user or Kueue wants the pods to go."""
+        """Whether the user or Kueue wants the pods deleted."""
         return self.job.spec.suspend or bool(self.eviction)
 
     # -- workers -----------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class View:
         found = self.record.workload
         if found is not None and found.is_admitted:
             return min(wanted, found.pod_sets[group.name].held if group.name in found.pod_sets else 0)
-        # Pods that Kueue says nothing about any more: they stay, and do not become more.
+        # Without an admission, existing pods stay and no more are created.
         return min(wanted, self._size_before(group, wanted)) if self.has_pods else wanted
 
     def _size_before(self, group: WorkerGroup, default: int) -> int:
@@ -186,7 +186,7 @@ class View:
         size = self.job.spec.size_of(group)
         if group.autoscale is None:
             return size
-        # The status keeps the size that was found before, also for the next operator.
+        # The status keeps the last autoscaled size, also for the next operator.
         before = self._size_before(group, size)
         waits: Sequence[tuple[datetime, Waits]] = self.state.waits if self.answer is not None else ()
         return autoscaled(group.autoscale, before, waits, group=group.name)
@@ -204,7 +204,7 @@ class View:
     def counted(self) -> Mapping[str, tuple[WorkerBuild, ...]]:
         """Builds whose healthy workers all lie within the size of their group, by group.
 
-        They are live, scheduled and ready; nothing is to be done in their slots except to roll outdated ones.
+        All are live, scheduled and ready: their slots need nothing except rolling updates.
         """
         found: dict[str, list[WorkerBuild]] = {group.name: [] for group in self.groups}
         for build, pods in self.record.pod_index.healthy.items():
@@ -279,14 +279,14 @@ class View:
             )
         )
 
-    # -- what the API server said ------------------------------------------------------------------------------
+    # -- answers of the API server ------------------------------------------------------------------------------
 
     @property
     def all_templates(self) -> tuple[str, ...]:
         return self.job.templates.head, *(self.job.templates.worker(group) for group in self.groups)
 
     def is_proven(self, template: str) -> bool:
-        """Whether the API server accepts pods of a template: by a dry run, or because one exists."""
+        """Whether the API server is known to accept pods of a template: from a dry run, or because one exists."""
         verdict = self.verdict(template)
         if verdict is not None:
             return verdict.error == ""
@@ -333,8 +333,8 @@ class View:
         return moment + timedelta(seconds=seconds)
 
     def drained_by(self, since: datetime) -> datetime:
-        """When a drain that was marked `since` has had its time. The operator that marked it may have ended before it
-        told the head.
+        """When the drain time ends that was marked at `since`. The operator that marked it may have ended before it
+        sent the command.
         """
         return self.after(max(since, self.state.led_since), self.policy.drain_seconds)
 

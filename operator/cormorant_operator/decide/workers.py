@@ -40,7 +40,7 @@ def plan_workers(view: View, draft: Draft) -> None:
 
 
 def render_worker(view: View, group: WorkerGroup) -> Manifest:
-    """A worker of a group as the manifest has it now."""
+    """A worker pod of a group with the current template."""
     image = view.job.spec.image
     origin = PodOrigin(
         template=view.job.templates.worker(group),
@@ -70,7 +70,7 @@ class _WorkerPlan:
                 self._scale_down(group, slot)
                 continue
             live, (over, until) = slot.live, slot.leftovers(view.now)
-            # They returned with a node that was given up.
+            # Pods that returned with a node that counted as lost.
             superseded = [pod for pod in slot.pods if pod.is_live and pod is not live]
             draft.actions += [DeletePod(pod=pod, why="a newer attempt fills its slot") for pod in superseded]
             draft.actions += [DeletePod(pod=pod, why="its successor is running") for pod in over]
@@ -96,7 +96,7 @@ class _WorkerPlan:
                 outdated += view.record.pod_index.healthy[build].values() if build.template != template else ()
         if (is_updating or outdated) and draft.updating == "UpToDate":
             draft.updating = "RollingUpdate"
-        # As many as may go, the lowest places first.
+        # At most `may_go` of them, lowest indices first.
         for pod in heapq.nsmallest(self.may_go, outdated, key=lambda pod: pod.index):
             self.may_go -= 1
             draft.actions.append(DeletePod(pod=pod, why="its template changed"))

@@ -30,7 +30,8 @@ Raw = dict[str, Any]
 
 
 def find_connection() -> kopf.ConnectionInfo:
-    """Use the pod's service account, else KUBECONFIG or ~/.kube/config. Rereads the files: tokens rotate hourly.
+    """Use the pod's service account, else KUBECONFIG or ~/.kube/config. Reads the files each time, because tokens
+    rotate hourly.
 
     Raises:
         SettingsError: there is neither.

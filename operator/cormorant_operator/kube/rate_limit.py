@@ -20,7 +20,7 @@ class Purpose(Enum):
     LEASE = -60.0
     """A late renewal loses the lease, so it goes first."""
     PODS = 0.0
-    """Pods, and what pods need."""
+    """Pods, and objects that pods need."""
     STATUS = 1.0
     """Conditions, phases and events."""
     COUNTERS = 5.0
@@ -46,7 +46,9 @@ class RateLimiter:
     """A token bucket; each request takes one token."""
 
     def __init__(self, *, rate: float, burst: int, clock: Callable[[], float] | None = None) -> None:
-        """Start with a full bucket of `burst` tokens; it gets `rate` a second. `clock`: by default the event loop's."""
+        """Start with a full bucket of `burst` tokens; it gains `rate` tokens per second. `clock`: by default the event
+        loop's.
+        """
         self._rate = rate
         self._burst = self._tokens = float(burst)
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
@@ -57,7 +59,7 @@ class RateLimiter:
         self._timer: asyncio.TimerHandle | None = None
 
     async def wait(self) -> None:
-        """Take a token, and wait for it when there is none."""
+        """Take a token; waits if there is none."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (self._clock() + _purpose.get().value, next(self._order), turn))
         self.hand_out()
@@ -65,18 +67,18 @@ class RateLimiter:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                # It got a token but will not send anything.
+                # A cancelled request got a token: pass it on.
                 self._tokens += 1
                 self.hand_out()
             raise
 
     def hand_out(self) -> None:
-        """Release the requests that there are tokens for."""
+        """Release as many waiting requests as there are tokens."""
         now = self._clock()
         if self._at is not None:
             self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
         self._at = now
-        # Filling by fractions may fall short by a rounding error.
+        # Refilling in fractions may fall short by a rounding error.
         while self._waiting and self._tokens > 1 - 1e-9:
             _, _, turn = heapq.heappop(self._waiting)
             if not turn.done():

@@ -1,4 +1,4 @@
-"""Watches, by kopf: it logs in, streams events, and relists after a stream broke. It decides nothing.
+"""Watches with kopf, which logs in, streams events, and relists after a broken stream. kopf decides nothing.
 
 Why no other part of kopf is used: docs/decisions/0012-kopf-only-watches.md. kopf runs in a thread with its own event
 loop, because it cancels unknown tasks when it stops.
@@ -34,7 +34,7 @@ QUEUE_KINDS: Kinds = {("kueue.x-k8s.io", "v1beta2", "workloads"): "Workload"}
 _STOP_S = 10.0
 _PAUSE_S, _MAX_PAUSE_S = 1.0, 10.0
 _LASTED_S = 30.0
-"""A watch that lasted this long restarts after the shortest pause."""
+"""A watch that lasted this long restarts after the shortest delay."""
 _LOOK_S = 0.5
 _FIRST_STREAM_S = 60.0
 _LISTED_S = 1.5
@@ -42,7 +42,7 @@ _LISTED_S = 1.5
 _STREAM = "watcher for "
 """Prefix of kopf's task names for streams."""
 _END_S = 5.0
-"""Time for kopf to stop. A request of its that wants to log in again meanwhile would wait forever."""
+"""Time for kopf to stop. A request that needs a new login meanwhile would wait forever."""
 Notice = Callable[..., None]
 
 
@@ -53,11 +53,11 @@ def settings(kinds: Kinds, selector: str = "") -> kopf.OperatorSettings:
     chosen.peering.standalone = True
     chosen.persistence.finalizer = f"{PREFIX}/unused"
     chosen.watching.chunk_size = PAGE
-    # kopf keeps an object's last event for this long: by default 5 s, so a list of everything at once. At 0 it may
+    # How long kopf keeps an object's last event. The default of 5 s would hold a whole list in memory; with 0 it may
     # miss events.
     chosen.queueing.idle_timeout = 0.1
     chosen.watching.connect_timeout = 10
-    # Kinds and namespaces are known: kopf looks them up at its start alone, and needs no permission to watch them.
+    # Kinds and namespaces are fixed: kopf looks them up only at its start, and needs no permission to watch them.
     chosen.scanning.disabled = True
     chosen.networking.request_timeout = 60
     # Filter on the server: otherwise every pod of the cluster would be streamed.
@@ -132,14 +132,14 @@ class Watch:
             self._thread.join(timeout=_STOP_S)
 
     def _run(self) -> None:
-        # It would warn about signals and log each resource that it finds.
+        # kopf would warn about signals and log each resource that it finds.
         logging.getLogger("kopf").setLevel(logging.ERROR)
         pause_s = _PAUSE_S
         while not self._stop.is_set():
             reason, began = "a stream ended", time.monotonic()
             try:
                 run_bounded(self._watch())
-            except Exception as error:  # noqa: BLE001 - kopf ends with whatever broke one of its streams
+            except Exception as error:  # noqa: BLE001 - kopf raises whatever broke one of its streams
                 reason = repr(error)
             # A refused namespace stays refused for long; a broken stream recovers at once.
             pause_s = min(2 * pause_s, _MAX_PAUSE_S) if time.monotonic() - began < _LASTED_S else _PAUSE_S
@@ -173,7 +173,7 @@ class Watch:
         self._gap = asyncio.get_running_loop().call_later(_LISTED_S, self._on_gap)
 
     async def _guard(self, stop: asyncio.Event) -> None:
-        """Stop kopf when one of its streams has ended: it would log that and continue without the stream."""
+        """Stop kopf when one of its streams has ended: kopf would only log that, and continue without the stream."""
         streams: set[asyncio.Task[Any]] = set()
         looks_left = round(_FIRST_STREAM_S / _LOOK_S)
         while not self._stop.is_set() and not any(task.done() for task in streams) and (streams or looks_left):

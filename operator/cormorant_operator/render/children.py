@@ -32,7 +32,8 @@ from cormorant_operator.render.pods import owner_reference
 def services(job: Job, *, epoch: int) -> list[Manifest]:
     """The head's Services. Their selectors contain the epoch, so that an old head that returns gets no traffic."""
     selector = {JOB_UID: job.uid, ROLE: HEAD, EPOCH: str(epoch)}
-    # Workers must reach Ray before the head is ready, because it becomes ready when the first worker joins. A ClusterIP
+    # Workers must reach Ray before the head is ready, because it becomes ready only when the first worker joins. A
+    # ClusterIP
     # rather than a headless Service: clients cache DNS answers for seconds after a head is gone.
     ray = {
         "selector": selector,
@@ -70,7 +71,7 @@ def network_policy(job: Job, defaults: OperatorDefaults) -> Manifest:
 
 
 def budgets(job: Job, *, workers: int) -> list[Manifest]:
-    """PodDisruptionBudgets as `runPolicy.disruptionBudget` asks. `workers`: total of all groups."""
+    """The PodDisruptionBudgets that `runPolicy.disruptionBudget` requests. `workers`: total of all groups."""
     policy = job.spec.run_policy
     kept = {} if policy.disruption_budget == "None" else {HEAD: 1}
     if policy.disruption_budget == "All":
@@ -80,7 +81,8 @@ def budgets(job: Job, *, workers: int) -> list[Manifest]:
 
 def _budget(job: Job, role: str, least: int) -> Manifest:
     spec = {
-        # A number, because percentages and maxUnavailable need a controller that Kubernetes knows.
+        # A number, because percentages and maxUnavailable need a controller with a scale subresource that Kubernetes
+        # knows.
         "minAvailable": least,
         "selector": {"matchLabels": {JOB_UID: job.uid, ROLE: role}},
         # A broken pod must not block a node drain.
@@ -91,7 +93,7 @@ def _budget(job: Job, role: str, least: int) -> Manifest:
 
 
 def certificates(job: Job) -> list[Manifest]:
-    """The head's certificate, where the manifest has cert-manager make it."""
+    """The head's Certificate, if the manifest requests one from cert-manager."""
     tls = job.spec.head.tls
     if tls is None or tls.cert_manager is None:
         return []
@@ -115,8 +117,8 @@ def config_map(job: Job, *, digest: str) -> Manifest:
 
 
 def tokens_owner(job: Job) -> Manifest:
-    """An empty ConfigMap that owns the token Secret: when it is deleted, Kubernetes deletes the Secret, which the
-    operator may not. It lacks the watched label, because nothing depends on what it holds.
+    """An empty ConfigMap that owns the token Secret: when the operator deletes it, Kubernetes deletes the Secret, which
+    the operator itself may not do. It lacks the watched label, because nothing depends on its content.
     """
     owner = child(job, "ConfigMap", tokens_secret(job.name), {})
     del owner["metadata"]["labels"][names.MANAGED_BY]

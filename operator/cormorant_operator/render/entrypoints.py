@@ -1,7 +1,7 @@
 """Command lines and environments of head and worker pods.
 
 Both start `python -m cormorant_worker.supervisor` as process 1 of a container that is never restarted.
-docs/reference/pods.md says what it does, and what its exit codes mean.
+docs/reference/pods.md describes it and its exit codes.
 """
 
 from collections.abc import Mapping
@@ -47,9 +47,9 @@ def head_command(*, epoch: int, floor_frames: int, drain_s: int, is_tls: bool = 
     """The head's argument vector.
 
     Args:
-        epoch: incarnation of the head, from 1; attempts and seeds of earlier ones do not come again.
+        epoch: incarnation of the head, from 1; attempts and seeds of earlier ones are not used again.
         floor_frames: frames of earlier heads that are not collected again.
-        drain_s: after SIGTERM, for batches under way to be acknowledged.
+        drain_s: seconds after SIGTERM for open batches to be finished and acknowledged.
     """
     return [
         *(*_SUPERVISOR, "head", "--"),
@@ -64,7 +64,7 @@ def head_command(*, epoch: int, floor_frames: int, drain_s: int, is_tls: bool = 
 
 
 def environment(own: Mapping[str, str], *, secret: str) -> list[dict[str, Any]]:
-    """Environment of a container: what is its own, and what all have. `secret`: name of the token Secret."""
+    """Environment of a container: its own variables and the common ones. `secret`: name of the token Secret."""
     return [
         *({"name": name, "value": value} for name, value in {**_COMMON, **own}.items()),
         {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "ray"}}},

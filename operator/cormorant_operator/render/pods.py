@@ -30,7 +30,7 @@ _REQUESTS: Mapping[str, Mapping[str, str]] = {
     HEAD: {"cpu": "250m", "memory": "1Gi"},
     WORKER: {"cpu": "100m", "memory": "512Mi"},
 }
-"""Default requests: what an idle container of each role needs."""
+"""Default requests: the needs of an idle container of each role."""
 _SCRATCH_SIZE, _STATE_SIZE = "10Gi", "20Gi"
 """Limits on what a pod may write to its node's disk; a pod that exceeds them is evicted."""
 _CODE_OF_IMAGE = "code"
@@ -39,7 +39,7 @@ _USER = 65532
 _NODE_LOST_S = 30
 """Seconds after which pods of a lost node are given up; Kubernetes' default is five minutes."""
 _READY_S = 55
-"""How long a readiness probe waits for a pod that starts."""
+"""How long the readiness probe of a starting pod waits for its answer."""
 _KUBERNETES_GRACE_S = 30
 """Kubernetes' default, for a template that removes the grace period."""
 
@@ -166,7 +166,7 @@ def worker_pod(
     sidecars, port = [], entrypoints.WORKER_PORT
     if openenv is not None and openenv.image is not None:
         own["CORMORANT_OPENENV_URL"] = f"http://127.0.0.1:{openenv.port}"
-        if openenv.port == port:  # containers of a pod share its ports; the other one is open to others, too
+        if openenv.port == port:  # the server has it; DATA_PORT is open in the policy, too
             port = entrypoints.DATA_PORT
             own["CORMORANT_PROBE_PORT"] = str(port)
         sidecars.append(_openenv_server(openenv.image, openenv.port, defaults))
@@ -197,8 +197,8 @@ def worker_pod(
 
 
 def _openenv_server(image: str, port: int, defaults: OperatorDefaults) -> dict[str, Any]:
-    """A container that starts before the worker, ends after it, and restarts alone. It writes where its image allows:
-    such servers are others' programs.
+    """A container that starts before the worker, ends after it, and restarts alone. Its root file system is writable:
+    such servers are third-party programs.
     """
     container = _container("openenv", image, defaults, {})
     return {
@@ -226,7 +226,7 @@ class _PodParts:
 
 
 def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrigin) -> Manifest:
-    # Writable beside the read-only root: /tmp, and /dev/shm for Ray's object store, which counts as memory.
+    # Writable, unlike the read-only root: /tmp, and /dev/shm for Ray's object store, which counts as memory.
     volumes: list[dict[str, Any]] = [
         {"name": "tmp", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
@@ -291,7 +291,7 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
 
 
 def _placed(template: dict[str, Any], placement: Placement) -> dict[str, Any]:
-    """Add what Kueue assigned to a pod set. Kueue chose it by what the template asks for."""
+    """Add Kueue's placement of a pod set. Kueue derived it from the template."""
     if placement == NO_PLACEMENT:
         return template
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
@@ -324,7 +324,7 @@ def _container(name: str, image: str, defaults: OperatorDefaults, resources: Map
 
 
 def _sealed(template: dict[str, Any], job: Job, parts: _PodParts, origin: PodOrigin) -> Manifest:
-    """Add what a user's template cannot override: identity, ownership and restartPolicy."""
+    """Add the fields that a user's template cannot override: identity, ownership and restartPolicy."""
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
     labels = {
         **names.child_labels(job.name, job.uid, role=parts.role),
@@ -369,7 +369,7 @@ def _resources(parts: _PodParts) -> Mapping[str, Any]:
 
 
 def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """`document[key]` if it is an object, else empty: a user's template is not validated yet."""
+    """`document[key]` if it is an object, else empty: a user's template may be invalid."""
     value = document.get(key)
     return value if isinstance(value, Mapping) else {}
 
@@ -419,7 +419,8 @@ def _probes(port: int, *, listens_after_s: int, scheme: str = "HTTP") -> dict[st
         # Importing torch and Ray takes long on a busy node. A process that hangs later is killed after a minute.
         "startupProbe": probe("/livez", period_s=2, failures=150, timeout_s=30, initialDelaySeconds=listens_after_s),
         "livenessProbe": probe("/livez", period_s=10, failures=6),
-        # The answer waits for the pod to become ready: it comes at once then, and a start is no series of warnings.
+        # The answer waits for the pod to become ready: then it answers at once, and a start produces no series of
+        # warnings.
         "readinessProbe": probe(f"/readyz?wait={_READY_S}", period_s=1, failures=3, timeout_s=_READY_S + 5),
     }
 

@@ -1,4 +1,4 @@
-"""A job's Workload as JSON, and what the operator writes to its status."""
+"""A job's Workload as JSON, and the parts of its status that the operator writes."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -12,7 +12,7 @@ from cormorant_operator.render.children import child
 from cormorant_operator.workload import Workload
 
 _REQUEUED = ("Preempted", "NodeFailures")
-"""Evictions after which Kueue queues a Workload again at once; after others it decides by itself when."""
+"""Evictions after which Kueue queues a Workload again at once; after others Kueue chooses the time itself."""
 _MAX_MESSAGE = 32768
 
 
@@ -68,7 +68,7 @@ def condition(kind: str, *, is_true: bool, reason: str, message: str) -> dict[st
 
 
 def merged(found: Workload, news: Sequence[Mapping[str, str]], *, at: datetime) -> list[Mapping[str, Any]]:
-    """All conditions of a Workload, `news` among them."""
+    """All conditions of a Workload, updated by `news`."""
     kinds = {new["type"] for new in news}
     kept = [old for old in found.conditions if old["type"] not in kinds]
     return [*kept, *(_dated(found, new, at=at) for new in news)]
