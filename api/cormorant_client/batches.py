@@ -59,7 +59,7 @@ class _Fetched:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether there is time left to learn from it before the head delivers it to another consumer."""
+        """Whether there is time left to use the batch before the head delivers it to another consumer."""
         return time.monotonic() - self.at < _FRESH * self.within_s
 
 

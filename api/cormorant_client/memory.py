@@ -32,7 +32,7 @@ def is_possible(address: Address) -> bool:
 
 
 class Held:
-    """The memories of one batch: held until `release`, or until this and its arrays are garbage."""
+    """The memories of one batch: locked until `release`, or until this object and its arrays are garbage-collected."""
 
     def __init__(self) -> None:
         self._descriptors: list[int] = []

@@ -138,7 +138,7 @@ class Update(Receipt):
         """See `Receipt.wait`.
 
         Raises:
-            UpdateFailed: workers refused them, or not all use them in time; names those workers.
+            UpdateFailed: workers refused the weights, or do not use them in time; the message names those workers.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`. Publishing
                 them again under the same version is safe.
         """

@@ -126,7 +126,7 @@ class Executor:
 
     async def _check(self, job: Job, action: plan.CheckTemplate, state: JobState) -> None:
         manifest = {**action.manifest, "metadata": {**action.manifest["metadata"]}}
-        # An existing name would be rejected for that reason alone.
+        # A dry run with an existing name would fail because of the name.
         manifest["metadata"]["generateName"] = f"{manifest['metadata'].pop('name')}-"
         error = ""
         try:
@@ -227,7 +227,7 @@ class Executor:
         except errors.KubeNotFound:
             self._cache.forget(found.uid)
         except errors.KubeConflict as error:
-            # Kueue wrote it meanwhile: the watch delivers the newer version for the next plan.
+            # Kueue changed the Workload meanwhile: the watch delivers the newer version for the next plan.
             log.debug("workload_not_written", workload=found.name, namespace=namespace, reason=error.message)
         else:
             self._cache.see(raw)

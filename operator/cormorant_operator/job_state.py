@@ -41,7 +41,7 @@ class HeadAnswer:
     version: int = 0
     min_applied_version: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Desired workers by group, as the head has them."""
+    """Desired workers by group, as known to the head."""
     empty_slots: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Slots below the highest worker in which the head expects none, by group."""
     is_resizing: bool = False
@@ -49,7 +49,7 @@ class HeadAnswer:
     is_leased: bool = False
     """A client holds a pause lease."""
     is_spec_paused: bool = False
-    """spec.paused as the head has it."""
+    """spec.paused as known to the head."""
     is_queue_full: bool = False
     """The queue is full, so workers wait."""
     failure: str = ""

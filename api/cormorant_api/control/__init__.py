@@ -1,1 +1,1 @@
-"""What the head remembers and decides about its fleet."""
+"""The head's records of, and decisions about, its fleet."""

@@ -115,6 +115,7 @@ def _sentences() -> Iterator[None]:
     with installed("worker"):
         from cormorant_worker.errors import CormorantError
     try:
-        yield
+        with installed("worker"):
+            yield
     except (CormorantError, ImportError) as error:
         raise CommandFailed(str(error)) from error

@@ -35,7 +35,7 @@ def envs(
     known = _known()
     found = matching(known, pattern)
     if not found:
-        # With or without its version.
+        # The pattern may omit the version.
         names = {entry.id.rpartition("-v")[0]: entry.id for entry in known} | {entry.id: entry.id for entry in known}
         close = list(dict.fromkeys(names[name] for name in near(pattern.strip("*?"), names, most=6)))[:3]
         hint = f"did you mean {' or '.join(close)}?" if close else "`cormorant envs` without a pattern lists all"

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cormorant_cli.errors import installed
 from cormorant_cli.printing import speaks_json, tell
 from cormorant_contract.errors import ManifestError, Problem
 from cormorant_contract.job import CollectorJob
@@ -24,7 +26,7 @@ def validate(
         bool,
         typer.Option(
             "--imports",
-            help="Also check entrypoints and their arguments against the source files, without running them.",
+            help="Also check ids of installed environments, and entrypoints and their arguments, without running them.",
         ),
     ] = False,
 ) -> None:
@@ -56,8 +58,26 @@ def judge(file: str, *, imports: bool = False) -> Verdict:
         for job in jobs
         if (sentence := unplayed(job.spec))
     ]
-    found += [problem for job in jobs for problem in missing_entrypoints(job, folder=folder)] if imports else []
+    if imports:
+        found += [
+            problem for job in jobs for problem in (*missing_entrypoints(job, folder=folder), *_unknown_task(job))
+        ]
     return ((), [replace(problem, source=file) for problem in found]) if found else (jobs, ())
+
+
+def _unknown_task(job: CollectorJob) -> Sequence[Problem]:
+    if job.spec.env.envpool is None or find_spec("envpool") is None:
+        return ()  # EnvPool registers its tasks when it is imported, which takes seconds
+    with installed("worker"):
+        from cormorant_worker.envs.kinds import kind_of
+        from cormorant_worker.errors import EnvBuildError, UnknownEnv
+    try:
+        kind_of(job.spec.env).check(job.spec.env)
+    except UnknownEnv as error:
+        return (Problem(message=str(error), name=job.metadata.name, location=("spec", "env", "envpool")),)
+    except EnvBuildError:
+        pass  # the workers' image may have what is missing here
+    return ()
 
 
 def _report(verdicts: Mapping[str, Verdict]) -> dict[str, object]:

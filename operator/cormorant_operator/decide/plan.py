@@ -88,7 +88,7 @@ class DrainHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckNode:
-    """Check whether a node is lost, so that the deletion of its pods is never confirmed."""
+    """Check whether a node is lost; the deletion of a lost node's pods is never confirmed."""
 
     name: str
 

@@ -15,7 +15,7 @@ from enum import Enum
 
 
 class Purpose(Enum):
-    """What a request is for, and the seconds that its deadline is deferred."""
+    """Purpose of a request; the value is the delay of its deadline in seconds."""
 
     LEASE = -60.0
     """A late renewal loses the lease, so it goes first."""

@@ -1,10 +1,12 @@
 """`cormorant envs` over what is really installed."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from cormorant_cli import __main__ as entry
+from cormorant_cli.commands.validate import judge
 
 
 def test_spaces_of_tasks_of_both_engines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,3 +31,11 @@ def test_an_unknown_name_has_near_matches(capsys: pytest.CaptureFixture[str]) ->
 def test_wildcards_and_case(capsys: pytest.CaptureFixture[str]) -> None:
     assert entry.run(["envs", "p?ng-*"]) == 0
     assert capsys.readouterr().out == "envpool    Pong-v5\n"
+
+
+def test_validate_finds_an_unknown_task_of_envpool(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text((Path(__file__).parents[3] / "examples/pong.yaml").read_text().replace("Pong-v5", "Pogn-v5"))
+    assert judge(str(job))[1] == ()
+    (problem,) = judge(str(job), imports=True)[1]
+    assert str(problem).startswith(f'{job}: spec.env.envpool: EnvPool has no task "Pogn-v5"; did you mean Pong-v5')
