@@ -7,6 +7,7 @@ from typing import Unpack
 from cormorant_client import BadAddress, Client, ConnectOptions
 from cormorant_client import connect as connect_to_url
 from cormorant_client.address import read_token
+from cormorant_contract.arguments import refuse_empty
 
 __all__ = ["connect"]
 
@@ -35,6 +36,8 @@ def connect(
     Raises:
         BadAddress: invalid URL, token or certificates; or there is no such job, or it has no head.
     """
+    texts = {name: value for name, value in options.items() if name not in ("reconnect_s", "allow_nonfinite")}
+    refuse_empty(BadAddress, head=head, namespace=namespace, context=context, **texts)
     if not head or set(head) & set(":/"):
         if namespace or context:
             raise BadAddress(

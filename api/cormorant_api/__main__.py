@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = HeadSettings(host=host, **{name: value for name, value in vars(given).items() if name in names})
     try:
         settings.check()
-        job = load_job(given.job, name=given.name)
+        job = load_job(given.job, name=given.name or None)
         context.job = job.metadata.name
         refuse_unknown_names(job, is_this_machine=given.fleet == "local")
         if settings.port:
@@ -118,7 +118,7 @@ def _engine(given: argparse.Namespace, should_stop: "Callable[[], bool]") -> "En
         if should_stop():
             raise FleetInterrupted("stopped while Ray was starting")
         time.sleep(_LOOK_S)
-    return RayEngine(RayOptions(address=given.ray_address, slot_resources=given.ray_slot_resources))
+    return RayEngine(RayOptions(address=given.ray_address or None, slot_resources=given.ray_slot_resources))
 
 
 def listen_host(given: str, *, pod_ip: str) -> str:

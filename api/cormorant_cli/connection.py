@@ -116,7 +116,11 @@ class Connection:
 
             token = self._own_token(role)
             hint = "" if token else "; give --token or --token-file"
-            options: ConnectOptions = {"token": token, "ca_file": self.ca_file, "reconnect_s": _RECONNECT_S}
+            options: ConnectOptions = {
+                "token": token or None,
+                "ca_file": self.ca_file or None,
+                "reconnect_s": _RECONNECT_S,
+            }
             with client_errors(hint), connect(self.url, **options) as client:
                 yield client
             return
@@ -140,7 +144,7 @@ class Connection:
         is_own = _given(self.token, _TOKEN) or _given(self.token_file, _TOKEN_FILE)
         options: ConnectOptions = {
             "token": self._own_token(role) if is_own else token_of(cluster, job, role),
-            "ca_file": self.ca_file,
+            "ca_file": self.ca_file or None,
             "timeout_s": timeout_s,
             "reconnect_s": _RECONNECT_S,
         }

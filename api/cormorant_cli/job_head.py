@@ -42,7 +42,7 @@ def connect_to_head(cluster: Cluster, job: Raw, **options: Unpack["ConnectOption
             secret = cluster.get("Secret", tls.get("secretName") or tls_secret(name), namespace=namespace)
         except (NotAllowed, ObjectMissing):
             secret = {}
-        options["ca_data"] = _decoded(secret, "ca.crt")
+        options["ca_data"] = _decoded(secret, "ca.crt") or None
     return connect(f"{'https' if tls else 'http'}://{api_host(name, namespace)}:{API_PORT}", dial=dial, **options)
 
 

@@ -18,11 +18,12 @@ from typing import Generic, Literal, Self, TypedDict, TypeVar
 
 from cormorant_client import memory
 from cormorant_client.delivery import Delivery, decode, decode_memory
-from cormorant_client.errors import BadBatch, BatchTimeout, ClientClosed, ClientError, NotFound, StreamEnded
+from cormorant_client.errors import BadBatch, BatchTimeout, ClientClosed, ClientError, FleetError, NotFound, StreamEnded
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.memory import Held, Mappings, NotHere
 from cormorant_client.pauses import default_owner
 from cormorant_client.transport import HttpReply
+from cormorant_contract.arguments import refuse_empty
 from cormorant_contract.rest import headers
 from cormorant_contract.rest.batches import MemoryBatch
 
@@ -120,6 +121,8 @@ class _Fetcher:
         self._fetching = head.twin()
         """Closed by `stop`, which aborts a waiting request."""
         self._wanted = wanted
+        given = {name: wanted.get(name) for name in ("frames", "consumer", "memory")}
+        refuse_empty(FleetError, **given)
         self._frames, self._prefetch = wanted.get("frames"), wanted.get("prefetch", 2)
         self._condition = threading.Condition()
         """Guards the fields below, up to the thread."""

@@ -32,6 +32,7 @@ from cormorant_client.head import HeadConnection, quoted, read_events, read_open
 from cormorant_client.pauses import Pause, default_owner
 from cormorant_client.publishing import MAIN_MODEL, Body, Publisher, PulledWeights, Update, make_body
 from cormorant_client.transport import Dial, HttpReply, Transport, dial_tcp
+from cormorant_contract.arguments import refuse_empty
 from cormorant_contract.fleet import Fleet, Shard
 from cormorant_contract.rest import headers
 from cormorant_contract.rest import updates as rest
@@ -108,14 +109,18 @@ def connect(
     Raises:
         BadAddress: invalid URL, token or certificates.
     """
+    refuse_empty(
+        BadAddress, url=url, token=token, token_file=token_file, timeout_s=timeout_s, ca_file=ca_file, ca_data=ca_data,
+        server_name=server_name,
+    )  # fmt: skip
     url = url or os.environ.get("CORMORANT_URL")
-    token = token or os.environ.get("CORMORANT_TOKEN", "")
+    token = token or os.environ.get("CORMORANT_TOKEN") or None
     token_file = token_file or os.environ.get("CORMORANT_TOKEN_FILE")
     if not url:
         raise BadAddress("no head given; pass its URL or set CORMORANT_URL")
     if token_file and not token:
         token = read_token(token_file)
-    if not (token.isascii() and token.isprintable()) or " " in token:
+    if token and (not (token.isascii() and token.isprintable()) or " " in token):
         raise BadAddress(
             "the token contains characters that are not allowed in tokens; check that it is "
             "the token and not the JSON file"
@@ -124,10 +129,10 @@ def connect(
     context = None
     if address.is_tls:
         try:
-            context = ssl.create_default_context(cafile=ca_file or None, cadata=ca_data or None)
+            context = ssl.create_default_context(cafile=ca_file, cadata=ca_data)
         except (OSError, ssl.SSLError) as error:
             raise BadAddress(f"cannot use the certificates in {ca_file}: {error}") from error
-    transport = Transport(token=token, tls=context, server_name=server_name or "", timeout_s=timeout_s, dial=dial)
+    transport = Transport(token=token or "", tls=context, server_name=server_name or "", timeout_s=timeout_s, dial=dial)
     # Other processes may have neither the environment variables nor the token file.
     again = partial(
         connect, url, token=token, timeout_s=timeout_s, reconnect_s=reconnect_s, ca_file=ca_file, ca_data=ca_data,
@@ -237,6 +242,7 @@ class Client(Fleet):
             Conflict: `base` is not the newest, or nothing was published yet.
             UpdateFailed, HeadUnreachable: as in `publish`.
         """
+        refuse_empty(FleetError, base=base)
         body = make_body(weights, model=model)
         if not body.model:
             raise WeightsError("patch takes one model; call it once per model, or publish all models together")
@@ -370,6 +376,7 @@ class Client(Fleet):
         Raises:
             ControlTimeout: a worker did not stop in time; the lease holds, and the others stay paused.
         """
+        refuse_empty(FleetError, owner=owner, ttl=ttl)
         wanted = PauseRequest(owner=owner or default_owner(), reason=reason, ttl_seconds=ttl, wait_seconds=wait)
         pause = Pause(self._head, wanted)
         if wait and pause.lease.state != "paused":
@@ -381,6 +388,7 @@ class Client(Fleet):
 
     def resume(self, owner: str | None = None) -> Pauses:
         """End the pause lease of an owner (default: this process). Leases of other owners stay."""
+        refuse_empty(FleetError, owner=owner)
         reply = self._head.post("/v1/resume", ResumeRequest(owner=owner or default_owner()))
         return self._head.parse(Pauses, reply)
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Unpack
 from cormorant_client.batches import StreamOptions
 from cormorant_client.client import Client
 from cormorant_client.publishing import MAIN_MODEL
+from cormorant_contract.arguments import refuse_empty
+from cormorant_contract.errors import FleetError
 from cormorant_contract.weights import Publishable
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class LearnerLink:
             model: name of the model.
             batches: options of `Client.batches`.
         """
+        refuse_empty(FleetError, publish_every=publish_every)
         self._client = client
         self._weights = weights
         self._publish_every = publish_every

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cormorant_contract import errors as contract
+from cormorant_contract.arguments import refuse_empty
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_manifest.entrypoints import missing_entrypoints
@@ -146,7 +147,9 @@ def open_fleet(
     importing.start()
     given: dict[str, Any] = {"workers": workers, "device": device, "storing_device": storing_device}
     given = {field: value for field, value in given.items() if value is not None}
-    options = options or FleetOptions()
+    options = FleetOptions() if options is None else options
+    if not isinstance(options, FleetOptions):
+        raise ManifestError(f"options is {options!r}; give cormorant.FleetOptions(), or None for the defaults")
     for field, value in given.items():
         if (other := getattr(options, field)) != getattr(FleetOptions(), field):
             raise ManifestError(
@@ -217,6 +220,7 @@ def make_collector(
     from cormorant_worker.collect.place import WorkerPlace
     from cormorant_worker.envs.kinds import kind_of
 
+    refuse_empty(ManifestError, device=device)
     job, overrides = describe_job(
         manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
         vectorization_mode=vectorization_mode, usual_vectorization="inline", seed=seed, collection=collection,
@@ -241,7 +245,7 @@ def describe_job(
     if env is not None:
         if manifest is not None:
             raise ManifestError("manifest and env exclude each other; the manifest names its own environment")
-        if name:
+        if name is not None:
             raise ManifestError(f'name "{name}" chooses a job of a manifest, and env was given; leave name out')
         scripted = Scripted(env=env, **given)
         return scripted.job(), scripted.overrides()
@@ -249,8 +253,6 @@ def describe_job(
         raise ManifestError(
             'pass a manifest, for example open_fleet("job.yaml"), or env= and a function that makes one environment'
         )
-    if not isinstance(manifest, str | os.PathLike | Mapping | CollectorJob):
-        raise ManifestError(f"a {type(manifest).__name__} is not a manifest; pass environments as env=")
     plain = Scripted(env="")
     changed = [name for name in given if name not in _ALSO_WITH_MANIFESTS and given[name] != getattr(plain, name)]
     if changed:
@@ -268,6 +270,9 @@ def load_job(manifest: Manifest, *, name: str | None = None) -> CollectorJob:
     Raises:
         ManifestError: the manifest is refused, with every problem found; or none of the file's jobs has that name.
     """
+    refuse_empty(ManifestError, manifest=manifest, name=name)
+    if not isinstance(manifest, str | os.PathLike | Mapping | CollectorJob):
+        raise ManifestError(f"a {type(manifest).__name__} is not a manifest; pass environments as env=")
     source = "the manifest"
     try:
         if isinstance(manifest, CollectorJob):
@@ -280,9 +285,9 @@ def load_job(manifest: Manifest, *, name: str | None = None) -> CollectorJob:
     except contract.ManifestError as error:
         raise ManifestError(str(error)) from error
     names = [job.metadata.name for job in jobs]
-    if not name and len(jobs) != 1:
+    if name is None and len(jobs) != 1:
         raise ManifestError(f"{source} holds {len(jobs)} CollectorJobs ({', '.join(names)}); choose one by its name")
-    found = [job for job in jobs if name in (None, "", job.metadata.name)]
+    found = [job for job in jobs if name in (None, job.metadata.name)]
     if len(found) != 1:
         many = "no CollectorJob" if not found else f"{len(found)} CollectorJobs"
         raise ManifestError(f'{source} holds {many} named "{name}"; it has {", ".join(names)}')

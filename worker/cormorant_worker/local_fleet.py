@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Self
 
+from cormorant_contract.arguments import refuse_empty
 from cormorant_contract.fleet import Batches, Fleet, Receipt, Shard
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.state_file import State, read_state
 from cormorant_contract.stats import Stats
 from cormorant_contract.weights import Publishable
-from cormorant_worker.errors import BatchTimeout, ControlTimeout, UpdateFailed
+from cormorant_worker.errors import BatchTimeout, ControlTimeout, FleetError, UpdateFailed
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.stats import WorkerStats
@@ -220,6 +221,7 @@ class LocalFleet(Fleet):
             UpdateFailed: with `wait`, no worker used them in time.
             FleetError: there is no such worker; nothing was published.
         """
+        refuse_empty(FleetError, workers=workers)
         found = self._fleet.publish(
             weights, version=version, wait_s=wait, workers=workers or (), allow_nonfinite=allow_nonfinite
         )

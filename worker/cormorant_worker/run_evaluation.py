@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cormorant_contract import errors as contract
+from cormorant_contract.arguments import refuse_empty
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_contract.stats import Stats
@@ -95,6 +96,7 @@ def evaluate(
         EvaluationError: the folder cannot be used, or an episode was played twice with two results.
         WeightsMismatch, WorkerFailed, EnvError: the weights do not fit the policy; an environment or the policy fails.
     """
+    refuse_empty(ManifestError, weights=weights, directory=directory, device=device, engine=engine)
     if videos and (not directory or "://" in str(directory)):
         raise EvaluationError("videos need a folder of this machine; pass directory=")
     if engine is not None and not directory:
@@ -233,10 +235,11 @@ def run_evaluation(
 
     book = EpisodeBook(job)
     if book.num_pending:
-        workers = min(available_cpus() if workers is None else workers, book.num_pending)
+        workers = available_cpus() if workers is None else workers
         options = FleetOptions(
             workers=workers, device=device, should_stop=should_stop, overrides=(objects,) if objects else ()
         )
+        options = replace(options, workers=min(workers, book.num_pending))
         with WorkerFleet(job, options, engine=engine) as fleet:
             while not fleet.wait_until_done(_LOOK_S):
                 look(fleet.stats())

@@ -141,7 +141,8 @@ class Scripted:
         named = {"id": self.env} if isinstance(self.env, str) else {"entrypoint": SCRIPT_ENV}
         if self._steps_itself:
             return {**named, **count}
-        return {**named, "vectorization": self.vectorization_mode or self.usual_vectorization, **count}
+        mode = self.usual_vectorization if self.vectorization_mode is None else self.vectorization_mode
+        return {**named, "vectorization": mode, **count}
 
     @property
     def _num_envs(self) -> int:
@@ -151,6 +152,8 @@ class Scripted:
 
     def _check_mappings(self) -> None:
         """Refuse arguments that `env` or `collection`, as mappings, say themselves."""
+        if not isinstance(self.collection, Mapping | None):
+            raise ManifestError(f"collection is {self.collection!r}; pass a mapping like spec.collection, or None")
         mode = self.vectorization_mode
         if mode is not None and self._steps_itself:
             raise ManifestError(f"vectorization_mode={mode!r}: {self._kind} environments step themselves; leave it out")
@@ -175,6 +178,10 @@ class Scripted:
         if self.policy is not None and self.policy_factory is not None:
             raise ManifestError(
                 "policy and policy_factory exclude each other; pass a policy, or a function that makes one"
+            )
+        if not (self.policy_factory is None or callable(self.policy_factory)):
+            raise ManifestError(
+                f"policy_factory is {self.policy_factory!r}; pass a function of (observation_space, action_space)"
             )
         if isinstance(self.policy, type):
             raise ManifestError(

@@ -152,7 +152,7 @@ def run(
                 session = _Session(
                     job, display, interrupts, site, serving, metrics_port, report or _beside_dataset(job)
                 )
-                reason = session.run(workers, "" if device == "auto" else device)
+                reason = session.run(workers, None if device == "auto" else device)
         except KeyboardInterrupt:
             reason = "interrupted"
             display.fail(_TOO_EARLY, INTERRUPTED)
@@ -291,7 +291,7 @@ class _Session:
     _due: float = 0.0
     """Time of the next progress line."""
 
-    def run(self, workers: int, device: str) -> Reason:
+    def run(self, workers: int, device: str | None) -> Reason:
         """Start, collect, close, sum up.
 
         Raises:

@@ -179,9 +179,9 @@ def test_two_publishers_at_once_both_get_through(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("token", "words"), [("wrong", "invalid token"), ("", r"from Python with connect\(url, token_file=")]
+    ("token", "words"), [("wrong", "invalid token"), (None, r"from Python with connect\(url, token_file=")]
 )
-def test_a_wrong_token_is_told(served: Served, token: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_is_told(served: Served, token: str | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CORMORANT_TOKEN", raising=False)
     with connect(served.server.url, token=token) as stranger:
         with pytest.raises(Unauthenticated, match=words):

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cormorant_contract.arguments import refuse_empty
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.errors import LastWorker
+from cormorant_worker.errors import LastWorker, ManifestError
 from cormorant_worker.normalize.moments import Statistics
 
 
@@ -63,6 +64,9 @@ class FleetOptions:
     counts as hung. Never less than the hang limit."""
 
     def __post_init__(self) -> None:
+        refuse_empty(
+            ManifestError, device=self.device, storing_device=self.storing_device, hang_timeout_s=self.hang_timeout_s
+        )
         if self.workers is not None and not (isinstance(self.workers, int) and self.workers > 0):
             raise LastWorker(f"workers is {self.workers!r}; give a number from 1 on, or None for the manifest's")
 

@@ -333,6 +333,8 @@ def read_dataset(uri: str | os.PathLike[str]) -> Dataset:
     Raises:
         DatasetError: there is no dataset, or it cannot be read.
     """
+    if not uri:
+        raise DatasetError(f"uri is {uri!r}; pass a folder or a URI, for example s3://bucket/pong")
     return Dataset(existing_dataset(os.fspath(uri)))
 
 
@@ -347,8 +349,8 @@ def _refuse_text(columns: Sequence[str | Key] | None) -> None:
 
 
 def check_batch_size(batch_size: int | None) -> int | None:
-    if batch_size is not None and batch_size < 1:
-        raise DatasetError(f"batch_size is {batch_size}; use 1 or more, or None for batches as they are stored")
+    if batch_size is not None and not (isinstance(batch_size, int) and batch_size > 0):
+        raise DatasetError(f"batch_size is {batch_size!r}; use 1 or more, or None for batches as they are stored")
     return batch_size
 
 

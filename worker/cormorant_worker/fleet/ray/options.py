@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cormorant_contract.arguments import refuse_empty
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import ManifestError
@@ -42,6 +43,11 @@ class RayOptions:
     object_store_bytes: int | None = None
     """Memory for batches in a cluster that the fleet starts, at least 78,643,200; None: Ray's default, 30 % of the
     machine's memory."""
+
+    def __post_init__(self) -> None:
+        refuse_empty(
+            ManifestError, address=self.address, scheduling=self.scheduling, object_store_bytes=self.object_store_bytes
+        )
 
 
 def actor_options(job: CollectorJob, place: WorkerPlace, options: RayOptions, *, is_own: bool) -> dict[str, Any]:
