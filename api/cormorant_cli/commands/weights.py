@@ -50,7 +50,7 @@ def init(
             from cormorant_worker.launch import make_collector
             from cormorant_worker.weights.blob import to_bytes
         try:
-            with quiet_logs(), make_collector(manifest, name=name) as collector:
+            with quiet_logs(), make_collector(manifest, name=name or None) as collector:
                 current = collector.weights.current()
         except CormorantError as error:
             raise BadInput(str(error)) from error
