@@ -92,7 +92,7 @@ check: $(INSTALLED) ## Lint, format, types, imports, generated files
 bench: $(INSTALLED) ## Compare with the bare loop, TorchRL and Tianshou (about 25 minutes; BENCH_ARGS=--quick: 4)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-bench-train: $(INSTALLED) ## Train PPO on CartPole with every library until the return is there (about 20 minutes)
+bench-train: $(INSTALLED) ## Train PPO on three tasks with every library (about 80 minutes; BENCH_ARGS="--only cartpole": 15)
 	@$(BIN)/python -m benchmarks.train $(BENCH_ARGS)
 
 gpu: $(INSTALLED) ## Run and measure what needs a CUDA device (under ten minutes; says so where there is none)

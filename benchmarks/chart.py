@@ -17,7 +17,7 @@ IMAGE = ROOT / "docs" / "images" / "speed.svg"
 _SHOWN = 6
 """Contenders; the columns after them explain the others."""
 _BAR, _GAP, _LEFT, _LONGEST, _TOP = 13, 16, 170, 440, 24
-_STYLE = """
+STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f }
 .small { font-size: 11px } .bold { font-weight: 600 }
 .ours { fill: #00796b } .other { fill: #9aa5b1 } .line { stroke: #57606a; stroke-dasharray: 3 3 }
@@ -48,7 +48,7 @@ def _lines(contenders: list[str], workloads: list[tuple[str, list[float]]]) -> I
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'role="img" aria-label="Frames per second over the bare loop">'
     )
-    yield f"<style>{_STYLE}</style>"
+    yield f"<style>{STYLE}</style>"
     yield f'<text x="{one}" y="14" text-anchor="middle" class="small">1: the bare loop</text>'
     for number, (workload, ratios) in enumerate(workloads):
         top = _TOP + number * group

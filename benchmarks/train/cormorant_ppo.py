@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from benchmarks.train.task import Run, Task, main
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-from ppo import Agent, Ppo, Settings, make_critic
+from ppo import Agent, Ppo, Settings, SharedAgent, make_critic
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -29,9 +29,11 @@ def learn(task: Task, start: Callable[[], Run], kind: str) -> Run:
 
 
 def _make_ppo(task: Task, observation_space: Any, action_space: Any) -> Ppo:
-    from cormorant.policies import mlp
+    from cormorant.policies import atari_cnn, mlp
 
     settings = Settings(**{constant.name: getattr(task, constant.name) for constant in fields(Settings)})
+    if task.policy == "atari_cnn":
+        return Ppo(SharedAgent(atari_cnn(observation_space, action_space), torch.nn.Linear(512, 1)), settings)
     return Ppo(Agent(mlp(observation_space, action_space), make_critic(observation_space.shape[0])), settings)
 
 
@@ -43,16 +45,18 @@ def _until_reached(
         mask = batch.get(("collector", "mask"), None)
         frames = batch.numel() if mask is None else int(mask.sum())
         reward, done = batch["next", "reward"].squeeze(-1), batch["next", "done"].squeeze(-1)
-        if run.add_rewards(reward, done, frames=frames):
-            return run
+        if batch["observation"].dtype == torch.float64:  # MuJoCo's; the critic takes float32
+            batch = batch.apply(lambda leaf: leaf.float() if leaf.dtype == torch.float64 else leaf)
         ppo.update(batch)
         publish(ppo.agent.policy.state_dict())
+        if run.add_rewards(reward, done, frames=frames):
+            return run
 
 
 def _process(task: Task, start: Callable[[], Run], kind: str) -> Run:
     from cormorant import make_collector
 
-    with make_collector(_job(task, num_envs=task.num_envs)) as collector:
+    with make_collector(_job(task)) as collector:
         ppo, versions = _make_ppo(task, *collector.spaces), iter(range(1, task.max_frames))
 
         def publish(weights: Tensors) -> None:
@@ -66,23 +70,27 @@ def _workers(task: Task, start: Callable[[], Run], kind: str) -> Run:
     from cormorant import open_fleet
 
     staleness = 0 if kind == "on-policy" else 1
-    with open_fleet(_job(task, num_envs=task.num_envs // 2, max_staleness=staleness), workers=2) as fleet:
+    with open_fleet(_job(task, workers=2, max_staleness=staleness), workers=2) as fleet:
         ppo = _make_ppo(task, *fleet.spaces)
         fleet.publish(ppo.agent.policy.state_dict()).wait(60)
         return _until_reached(ppo, start(), fleet.next_batch, fleet.publish)
 
 
-def _job(task: Task, *, num_envs: int, max_staleness: int = 0) -> dict[str, Any]:
+def _job(task: Task, *, workers: int = 1, max_staleness: int = 0) -> dict[str, Any]:
+    num_envs, num_threads = task.share(workers), task.env_threads(workers)
     return {
         "apiVersion": "cormorant.dev/v1alpha1",
         "kind": "CollectorJob",
         "metadata": {"name": "train"},
         "spec": {
-            "env": {"envpool": {"taskId": task.id, "numEnvs": num_envs, "numThreads": 1}},
-            "policy": {"entrypoint": "cormorant.policies:mlp", "kwargs": {"return_log_prob": max_staleness > 0}},
+            "env": {"envpool": {"taskId": task.task_id, "numEnvs": num_envs, "numThreads": num_threads}},
+            "policy": {
+                "entrypoint": f"cormorant.policies:{task.policy}",
+                "kwargs": {"return_log_prob": max_staleness > 0},
+            },
             "collection": {
                 "mode": "sync",
-                "framesPerBatch": num_envs * task.steps,
+                "framesPerBatch": num_envs * task.steps_per_batch,
                 "seed": torch.initial_seed(),
                 "weights": {"maxStaleness": max_staleness},
             },
@@ -94,7 +102,13 @@ def _job(task: Task, *, num_envs: int, max_staleness: int = 0) -> dict[str, Any]
 def _loop(task: Task, start: Callable[[], Run], kind: str) -> Run:
     import envpool
 
-    env = envpool.make(task.id, env_type="gymnasium", num_envs=task.num_envs, num_threads=1, seed=torch.initial_seed())
+    env = envpool.make(
+        task.task_id,
+        env_type="gymnasium",
+        num_envs=task.num_envs,
+        num_threads=task.env_threads(1),
+        seed=torch.initial_seed(),
+    )
     ppo = _make_ppo(task, env.observation_space, env.action_space)
     policy = ppo.agent.policy
     obs_B, _ = env.reset()
@@ -103,7 +117,7 @@ def _loop(task: Task, start: Callable[[], Run], kind: str) -> Run:
     def take() -> TensorDict:
         nonlocal obs_B, ended_B
         steps: list[TensorDict] = []
-        for _ in range(task.steps):
+        for _ in range(task.steps_per_batch):
             with torch.inference_mode():
                 action_B = policy(obs_B)
             new, reward, terminated, truncated, _ = env.step(action_B.numpy())

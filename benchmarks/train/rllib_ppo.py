@@ -12,16 +12,21 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     NUM_EPISODES_LIFETIME,
 )
+from ray.tune.registry import register_env
 
+from benchmarks.peers.gymnasium_tasks import make_env
 from benchmarks.train.task import Run, Task, main
 
 
 def learn(task: Task, start: Callable[[], Run], kind: str) -> Run:
     ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    register_env("task", lambda _: make_env(task))
     algorithm = (
         PPOConfig()
-        .environment(task.id)
-        .env_runners(num_env_runners=2, num_envs_per_env_runner=task.num_envs // 2, rollout_fragment_length=task.steps)
+        .environment("task", normalize_actions=False, clip_actions=False)  # as the others
+        .env_runners(
+            num_env_runners=2, num_envs_per_env_runner=task.share(2), rollout_fragment_length=task.steps_per_batch
+        )
         .learners(num_learners=0)
         .training(
             train_batch_size_per_learner=task.frames_per_update,
@@ -38,7 +43,9 @@ def learn(task: Task, start: Callable[[], Run], kind: str) -> Run:
             use_kl_loss=False,
         )
         .rl_module(
-            model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
+            model_config=DefaultModelConfig(
+                fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False, free_log_std=True
+            )
         )
         .reporting(metrics_num_episodes_for_smoothing=task.episodes)
         .debugging(log_level="ERROR", seed=torch.initial_seed())

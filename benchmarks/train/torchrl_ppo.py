@@ -9,22 +9,50 @@ EnvPool's ignored steps, which TorchRL's wrapper stores as transitions, are take
 import functools
 from collections.abc import Callable
 
+import envpool
 import torch
-from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import (
+    AddStateIndependentNormalScale,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
 from torch import nn
 from torch.distributions import Categorical
 from torchrl.collectors import Collector, MultiSyncCollector
-from torchrl.modules import ValueOperator
+from torchrl.modules import ActorValueOperator, IndependentNormal, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from benchmarks.peers.torchrl_env import make_env
-from benchmarks.train.task import Run, Task, main
-from benchmarks.workloads import WORKLOADS
+from benchmarks.train.task import Run, Task, main, make_cnn, make_mlp
 
 
-def _mlp(outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
+def _make_models(task: Task) -> tuple[nn.Module, nn.Module]:
+    """Actor and critic; with pixels, both on the features of one network."""
+    spec = envpool.make(task.task_id, env_type="gymnasium", num_envs=1)
+    num_inputs, num_actions = spec.observation_space.shape[0], sum(spec.action_space.shape)
+    if task.policy == "atari_cnn":
+        logits, value = nn.Linear(512, int(spec.action_space.n)), nn.Linear(512, 1)
+        nn.init.orthogonal_(logits.weight, 0.01)
+        shared = TensorDictModule(make_cnn(), in_keys=["observation"], out_keys=["features"])
+        head = TensorDictModule(logits, in_keys=["features"], out_keys=["logits"])
+        both = ActorValueOperator(shared, _acting(head, ["logits"], Categorical), ValueOperator(value, ["features"]))
+        return both.get_policy_operator(), both.get_value_operator()
+    critic = ValueOperator(make_mlp(num_inputs, 1, gain=1.0), in_keys=["observation"])
+    if num_actions:
+        network = make_mlp(num_inputs, num_actions, gain=0.01).append(AddStateIndependentNormalScale(num_actions))
+        keys, kind = ["loc", "scale"], IndependentNormal
+    else:
+        network, keys, kind = make_mlp(num_inputs, int(spec.action_space.n), gain=0.01), ["logits"], Categorical
+    return _acting(TensorDictModule(network, in_keys=["observation"], out_keys=keys), keys, kind), critic
+
+
+def _acting(network: TensorDictModule, keys: list[str], kind: type) -> ProbabilisticTensorDictSequential:
+    draw = ProbabilisticTensorDictModule(
+        keys, ["action"], distribution_class=kind, return_log_prob=True, log_prob_key="sample_log_prob"
+    )
+    return ProbabilisticTensorDictSequential(network, draw)
 
 
 def learn(task: Task, start: Callable[[], Run], kind: str) -> Run:
@@ -32,20 +60,14 @@ def learn(task: Task, start: Callable[[], Run], kind: str) -> Run:
     makers = [
         functools.partial(
             make_env,
-            WORKLOADS["cartpole-8"],
-            num_envs=task.num_envs // workers,
-            num_threads=1,
+            task,
+            num_envs=task.share(workers),
+            num_threads=task.env_threads(workers),
             seed=torch.initial_seed() + 1000 * index,
         )
         for index in range(workers)
     ]
-    actor = ProbabilisticTensorDictSequential(
-        TensorDictModule(_mlp(2), in_keys=["observation"], out_keys=["logits"]),
-        ProbabilisticTensorDictModule(
-            ["logits"], ["action"], distribution_class=Categorical, return_log_prob=True, log_prob_key="sample_log_prob"
-        ),
-    )
-    critic = ValueOperator(_mlp(1), in_keys=["observation"])
+    actor, critic = _make_models(task)
     advantage = GAE(gamma=task.gamma, lmbda=task.lambda_, value_network=critic)
     loss_of = ClipPPOLoss(
         actor,
@@ -63,16 +85,15 @@ def learn(task: Task, start: Callable[[], Run], kind: str) -> Run:
         collector = Collector(makers[0], actor, **common)
     else:
         collector = MultiSyncCollector(makers, actor, cat_results="stack", **common)
+    torch.set_num_threads(task.torch_threads)  # making an environment set it to 1
     run = start()
     ended = torch.zeros(task.num_envs, dtype=torch.bool)
     for collected in collector:
-        batch = collected.reshape(task.num_envs, task.steps)
+        batch = collected.reshape(task.num_envs, task.steps_per_batch)
         after = batch["next"]
         reward, done = after["reward"], after["done"]
         before = torch.cat([ended.unsqueeze(1), done[:, :-1]], dim=1)
         ended = done[:, -1]
-        if run.add_rewards(reward * ~before, done, frames=int((~before).sum())):
-            break
         for key in ("reward", "done", "terminated"):  # the wrapper leaves out the last dimension, which GAE wants
             after[key] = after[key].unsqueeze(-1)
         with torch.no_grad():
@@ -86,6 +107,8 @@ def learn(task: Task, start: Callable[[], Run], kind: str) -> Run:
                 nn.utils.clip_grad_norm_(loss_of.parameters(), task.max_grad_norm)
                 optimizer.step()
         collector.update_policy_weights_()
+        if run.add_rewards(reward * ~before, done, frames=len(data)):
+            break
     collector.shutdown()
     return run
 
