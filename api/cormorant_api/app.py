@@ -82,7 +82,8 @@ def make_app(head: Head | None = None) -> FastAPI:
             )
             for operation in (one for path in document["paths"].values() for one in path.values()):
                 # A collapsed row shows only the summary: use a sentence instead of the function's name.
-                operation["summary"] = operation["description"].partition(". ")[0].partition("\n")[0].rstrip(".")
+                sentence = operation["description"].partition("\n\n")[0].replace("\n", " ").partition(". ")[0]
+                operation["summary"] = sentence.rstrip(".")
             parts = document.setdefault("components", {})
             for model in (Problem, MemoryBatch, Event, Hello, Opening, Moment, Bye):
                 schema = model.model_json_schema(ref_template="#/components/schemas/{model}")

@@ -42,6 +42,7 @@ _SENTENCES = {
 }
 """Sentences for the events that users look for."""
 _NOT_OF_USERS = re.compile(r'  File "(?:<frozen|[^"]*/(?:cormorant_\w+|\w+-packages|lib/python3[.\d]*)/)')
+_CHAINED = re.compile(r"(\n\n(?:The above exception was|During handling of)[^\n]*\n\n)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,18 +416,23 @@ def log_line(event: Event, *, is_verbose: bool = False) -> str:
             return users_traceback(trace)  # the command's last message explains the error
         if not is_loud:
             return ""
-        kind = kind.replace("_", " ")
+        kind, trace = kind.replace("_", " "), users_traceback(trace) or trace
     line = f"{event['level'] if is_loud else ''}: {kind} ".removeprefix(": ")
     line += " ".join(f"{key}={value}" for key, value in fields.items())
     return f"{line.rstrip()}\n{trace}" if trace else line.rstrip()
 
 
 def users_traceback(text: str) -> str:
-    """A worker's traceback from the first line in the user's code to the error; empty without user code."""
-    first = text.partition("\n\nThe above exception was")[0]  # the chained errors are ours
-    header, *frames = re.split(r"^(?=  File )", first, flags=re.MULTILINE)
-    own = next((i for i, frame in enumerate(frames) if not _NOT_OF_USERS.match(frame)), None)
-    return "".join([header, *frames[own:]]).rstrip() if own is not None else ""
+    """A worker's traceback from the first line in the user's code to the error; empty without user code. Of chained
+    exceptions, those that the user's code raised.
+    """
+    shown, parts = "", _CHAINED.split(text)
+    for link, part in zip(("", *parts[1::2]), parts[::2], strict=True):
+        header, *frames = re.split(r"^(?=  File )", part, flags=re.MULTILINE)
+        own = next((i for i, frame in enumerate(frames) if not _NOT_OF_USERS.match(frame)), None)
+        if own is not None:
+            shown += "".join([link if shown else "", header, *frames[own:]]).rstrip()
+    return shown
 
 
 def _to_stderr(line: str) -> None:

@@ -32,7 +32,7 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 EVENT_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 MOST_JSON_BYTES = 256 * 1024
 ROLE_KEY = "x-cormorant-role"
-_PROBLEM_SCHEMA = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+_PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}
 
 _ALWAYS = (
     ProblemType.MALFORMED_REQUEST,
@@ -56,12 +56,16 @@ def guarded(role: Role, *kinds: ProblemType, also: Answers | None = None, **extr
         kinds: problems of this route, in addition to those of every route.
         extra: further members of the operation.
     """
-    found: dict[int, list[str]] = {}
+    found: dict[int, dict[str, Any]] = {}
     for kind in (*_ALWAYS, *kinds):
-        found.setdefault(kind.status, []).append(kind.value)
+        example = {"type": kind.uri, "title": kind.value.replace("-", " ").capitalize(), "status": kind.status}
+        found.setdefault(kind.status, {})[kind.value] = {"value": example}
     problems: Answers = {
-        status: {"description": "Problem: " + ", ".join(names), "content": _PROBLEM_SCHEMA}
-        for status, names in found.items()
+        status: {
+            "description": "Problem: " + ", ".join(examples),
+            "content": {PROBLEM_JSON: {"schema": _PROBLEM_SCHEMA, "examples": examples}},
+        }
+        for status, examples in found.items()
     }
     members = {ROLE_KEY: role.name.lower(), "security": [{"bearer": []}], **extra}
     return {"responses": problems | (also or {}), "openapi_extra": members}

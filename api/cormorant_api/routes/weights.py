@@ -133,7 +133,7 @@ async def publish_weights(
 async def patch_weights(
     request: Request, head: TheHead, model: str, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
 ) -> Response:
-    """Publish some tensors of one model; the others come from the version named by `If-Match`, which must be the
+    """Publish some tensors of one model. The others come from the version named by `If-Match`, which must be the
     newest. The result is a full version: GET returns all tensors, and the digest covers all of them.
     """
     known = _known(head, model)

@@ -70,14 +70,29 @@ def test_job_fills_its_dataset_and_a_rerun_finds_it_complete(
 def test_a_raising_policy_is_the_users_traceback_and_a_sentence(start: Started, write: Written, tmp_path: Path) -> None:
     (tmp_path / "raising.py").write_text("def make(o, a):\n    return act\ndef act(obs):\n    raise ValueError('oh')\n")
     write(policy={"entrypoint": "raising:make"})
+    err = ends_with_traceback(start, tmp_path / "raising.py", line=4, function="act")
+    assert err[-1].startswith("worker cpu-0: the policy raised ValueError on observations of shape")
+
+
+@pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
+def test_a_raising_environment_is_the_users_traceback(
+    vectorization: str, start: Started, write: Written, tmp_path: Path
+) -> None:
+    (tmp_path / "raising.py").write_text(SLEEPER.replace("return numpy", "raise ValueError('oh')  #"))
+    write(env={"gymnasium": {"entrypoint": "raising:Sleeper", "numEnvs": 1, "vectorization": vectorization}})
+    err = ends_with_traceback(start, tmp_path / "raising.py", line=8, function="reset")
+    assert err[-1] == "worker cpu-0: environment 0 (raising:Sleeper) raised ValueError: oh before its first step"
+
+
+def ends_with_traceback(start: Started, file: Path, *, line: int, function: str) -> list[str]:
     code, _, err = start("run", "job.yaml").end()
     assert code == 1
     assert err.splitlines()[:2] == [
         "Traceback (most recent call last):",
-        f'  File "{tmp_path}/raising.py", line 4, in act',
+        f'  File "{file}", line {line}, in {function}',
     ]
     assert "cormorant_worker" not in err
-    assert err.splitlines()[-1].startswith("worker cpu-0: the policy raised ValueError on observations of shape")
+    return err.splitlines()
 
 
 @pytest.mark.slow

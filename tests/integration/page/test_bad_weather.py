@@ -31,7 +31,7 @@ def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, bro
             head.kill()
             watched.wait_for_text("#phase", "Disconnected")
             watched.wait_for_text("#link-text", "Retrying")
-            assert watched.text("#said") == "Disconnected."
+            assert (watched.text("#said"), watched.page.title()) == ("Disconnected.", "cartpole: Disconnected")
             assert watched.text("#frames").replace(",", "").isdigit(), "the last numbers stay"
             watched.page.get_by_role("button", name="Pause", exact=True).click()
             watched.wait_for_text("#trouble", "Could not pause: the head does not answer.")

@@ -52,6 +52,7 @@ The above exception was the direct cause of the following exception:
 Traceback (most recent call last):
   File "{OURS}/worker/runtime.py", line 114, in run
 cormorant_worker.errors.PolicyError: the policy raised RuntimeError"""
+CHAINED = f"{OF_THE_USER}\n\nDuring handling of the above exception, another exception occurred:\n\n"
 READY = {"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2}
 PLAYED: dict[str, Any] = {"episodes": 5, "recent_returns": (1.0, 2.0), "recent_lengths": (20, 20)}
 STATS = make_stats(
@@ -175,6 +176,14 @@ def test_live_bar_keeps_the_log_above_it(capsys: pytest.CaptureFixture[str]) -> 
         ({"event": "bad", "level": "error", "exception": "Traceback"}, "error: bad\nTraceback\n"),
         ({"event": "worker_traceback", "level": "warning", "exception": TRACEBACK}, f"{OF_THE_USER}\n"),
         ({"event": "worker_traceback", "level": "warning", "exception": TRACEBACK.replace("/home/me", OURS)}, ""),
+        (
+            {"event": "worker_traceback", "level": "warning", "exception": CHAINED + TRACEBACK},
+            f"{CHAINED}{OF_THE_USER}\n",
+        ),
+        (
+            {"event": "env_restarted", "level": "warning", "exception": TRACEBACK},
+            f"warning: env restarted\n{OF_THE_USER}\n",
+        ),
     ],
 )
 def test_log_is_sentences_each_once_and_raw_where_asked(
