@@ -66,7 +66,7 @@ def speaks_json() -> bool:
 
 
 def say_end(sentence: str, code: int) -> int:
-    """Print the reason of a command's end on stderr; with --json as an object with its exit code. Returns the code."""
+    """Print on stderr why a command ended; with --json, as an object with its exit code. Returns the code."""
     typer.echo(json.dumps({"error": sentence, "exit_code": code}) if speaks_json() else sentence, err=True)
     return code
 

@@ -109,7 +109,7 @@ class AsyncClient:
         return AsyncUpdate(await self._call(self._client.rollback, version, model=model), self._call)
 
     def batches(self, *, copy: bool = False, **wanted: Unpack[StreamOptions]) -> "AsyncBatches[TensorDict]":
-        """Iterate over batches; an asynchronous context manager too."""
+        """Iterate over batches; also an asynchronous context manager."""
         return AsyncBatches(self._client.batches(copy=copy, **wanted), self._call)
 
     async def next_batch(self, timeout: float | None = None, *, copy: bool = False) -> "TensorDict | None":

@@ -142,7 +142,7 @@ class StreamEnded(HeadError):
 
 
 class Conflict(HeadError):
-    """The head's current state does not allow it: `problem.current_version` may name the current version."""
+    """The head's current state does not allow the request: `problem.current_version` may name the current version."""
 
 
 class VersionTaken(Conflict, StaleWeights):

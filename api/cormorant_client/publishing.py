@@ -84,7 +84,7 @@ class Update(Receipt):
     def __init__(self, head: HeadConnection, answer: rest.Update) -> None:
         self._head = head
         self.answer = answer
-        """The whole answer."""
+        """The head's last answer."""
 
     @property
     def version(self) -> int:

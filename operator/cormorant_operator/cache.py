@@ -38,7 +38,7 @@ class JobRecord:
     job: Job | Unreadable | None = None
     version: int = 0
     members: dict[str, Member] = field(default_factory=dict)
-    """By the member's uid."""
+    """Parsed objects by uid."""
     pod_index: PodIndex = field(default_factory=PodIndex)
     """The pods among the members."""
     workload: Workload | None = None

@@ -10,7 +10,9 @@ _WAIT = re.compile(r"wait=\"?(\d{1,9}(?:\.\d{1,6})?)\"?")
 
 
 def check_preconditions(headers: Mapping[str, str], current_etag: str) -> None:
-    """Refuse a change whose preconditions fail (412). `current_etag`: with quotes; empty while there is nothing."""
+    """Refuse a change whose preconditions fail (412). `current_etag`: with quotes; empty if the resource does not
+    exist.
+    """
     if_match, if_none = headers.get("if-match"), headers.get("if-none-match", "")
     if if_match is not None and not matches(if_match, current_etag):
         what = f"If-Match {if_match[:80]} does not match"

@@ -22,7 +22,7 @@ _SHORTEST = 16
 
 
 class Role(IntEnum):
-    """In ascending order of permissions."""
+    """Roles in ascending order of permissions."""
 
     READ = 1
     WRITE = 2

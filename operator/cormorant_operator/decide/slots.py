@@ -20,7 +20,7 @@ _MAX_S = 360.0
 _BLOCKED_S, _STARVED_S = 120.0, 10.0
 """Delays after a pod that lacked a disk or a device, and after one that lacked CPU time. Not counted as failures."""
 _REJECTED_S = 30.0
-"""After a kubelet rejected a pod. It is not counted, so it does not grow."""
+"""Delay after a kubelet rejected a pod. Rejections are not counted, so the delay does not grow."""
 
 
 def failures_after(pod: Pod) -> int:

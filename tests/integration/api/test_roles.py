@@ -41,6 +41,8 @@ ROLES = [
 
 def test_every_endpoint_is_in_the_table_of_roles(endless: Served) -> None:
     document = endless.anonymous.get("/openapi.json").json
+    documented = [one for path in document["paths"].values() for one in path.values()]
+    assert all(one["description"].replace("\n", " ").startswith(f"{one['summary']}.") for one in documented)
     found = {
         (method.upper(), path, operation.get("x-cormorant-role", ""))
         for path, operations in document["paths"].items()
