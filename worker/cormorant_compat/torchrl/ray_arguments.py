@@ -113,11 +113,11 @@ def ray_options(init: Mapping[str, Any] | None, remote: list[Mapping[str, Any]])
         remote: arguments of `ray.remote`, for each collector. The list may grow.
     """
     arguments = dict(init or {})
-    address = arguments.pop("address", None) or ("" if is_connected() else os.environ.get("RAY_ADDRESS", ""))
+    address = arguments.pop("address", None) or (None if is_connected() else os.environ.get("RAY_ADDRESS") or None)
     return RayOptions(
-        address="" if address == "local" else address,
+        address=None if address == "local" else address,
         runtime_env=arguments.pop("runtime_env", None) or {},
-        object_store_bytes=arguments.pop("object_store_memory", None) or 0,
+        object_store_bytes=arguments.pop("object_store_memory", None),
         actors=remote,
         init=arguments,
     )

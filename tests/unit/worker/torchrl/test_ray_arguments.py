@@ -130,7 +130,7 @@ def test_rays_own_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -
     assert options.init == {"namespace": "n"}
     assert options.actors is remote
     assert remote == [{"num_cpus": 2, "memory": 5}] * 2
-    assert ray_options(None, []).address == ray_options({"address": "local"}, []).address == ""
+    assert ray_options(None, []).address is ray_options({"address": "local"}, []).address is None
 
 
 def test_a_cluster_is_found_by_its_address_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +138,9 @@ def test_a_cluster_is_found_by_its_address_in_the_environment(monkeypatch: pytes
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert ray_options(None, []).address == "10.0.0.1:6379"
     assert ray_options({"address": "auto"}, []).address == "auto"
-    assert ray_options({"address": "local"}, []).address == ""
+    assert ray_options({"address": "local"}, []).address is None
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    assert ray_options(None, []).address == ""
+    assert ray_options(None, []).address is None
 
 
 def test_paths_of_attributes_are_followed_called_and_refused() -> None:
