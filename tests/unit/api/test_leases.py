@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -47,10 +48,8 @@ class Keep:
     def __init__(self) -> None:
         self.made: list[PauseKeeper] = []
 
-    def __call__(self, brakes: Brakes, *, spec_paused: bool = False, starts_paused: bool = False) -> PauseKeeper:
-        self.made.append(
-            PauseKeeper(pause=brakes.pause, resume=brakes.resume, spec_paused=spec_paused, starts_paused=starts_paused)
-        )
+    def __call__(self, brakes: Brakes, **settings: Any) -> PauseKeeper:
+        self.made.append(PauseKeeper(pause=brakes.pause, resume=brakes.resume, **settings))
         self.made[-1].start()
         return self.made[-1]
 
@@ -117,8 +116,10 @@ def test_the_keeper_pauses_and_resumes_once_each(keep: Keep) -> None:
 
 
 def test_a_lease_whose_owner_died_ends_by_itself(keep: Keep) -> None:
-    brakes = Brakes()
-    keep(brakes).grant("dead", reason="", ttl_s=0.05)
+    brakes, clock = Brakes(), Clock(100.0)
+    keep(brakes, clock=clock).grant("dead", reason="", ttl_s=0.05)
+    brakes.wait_for("pause")
+    clock.now += 1
     brakes.wait_for("pause", "resume")
 
 

@@ -1,5 +1,6 @@
 """Functional environments, frame by frame against plain loops over the raw functions, and what is refused."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from cormorant_contract.env import Env
 from cormorant_testing.functional import Ball, CartPole, Walk, brax, gymnax, jumanji, make, plain
@@ -21,6 +23,25 @@ from cormorant_worker.launch import make_collector
 from cormorant_worker.scripted import Scripted
 
 N, STEPS = 6, 24
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compiling is nearly all that these tests do, and most of them compile what others have."""
+    wanted = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in wanted}
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
+
+
 SEEDS = tuple(range(100, 100 + N))
 
 
@@ -213,6 +234,7 @@ def test_what_cannot_be_stepped_is_refused(env: Any, sentence: str) -> None:
         opened(env)
 
 
+@pytest.mark.slow
 def test_an_evaluation_plays_the_first_episode_of_each_seed() -> None:
     env = opened(Walk())
     actions = draw(env)
