@@ -1,6 +1,7 @@
 """Every example runs as its first line says."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -84,21 +85,28 @@ def test_recurrent_example_hands_its_state_on() -> None:
     assert batch["is_init"][:, 0].all()
 
 
+LEARNERS = {
+    "learner_cartpole.py": r"return of the last episodes: ([\d.]+)",
+    "self_play.py": r"over random moves ([\d.]+)",
+}
+
+
 @pytest.mark.slow
-def test_learner_runs() -> None:
-    done = learner("--quick")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("mean return of the last episodes: ")
+@pytest.mark.parametrize("script", LEARNERS)
+def test_learners_run(script: str) -> None:
+    assert learned(script, "--quick", timeout_s=2 * START_S) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_learner_reaches_450() -> None:
-    done = learner("--seed", "2", timeout_s=1800)
+@pytest.mark.parametrize(("script", "goal"), [("learner_cartpole.py", 450), ("self_play.py", 0.9)])
+def test_learners_reach_their_goal(script: str, goal: float) -> None:
+    assert learned(script, "--seed", "2", timeout_s=1800) >= goal
+
+
+def learned(script: str, *arguments: str, timeout_s: float) -> float:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / script, *arguments], capture_output=True, text=True, timeout=timeout_s
+    )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[-1]) >= 450
-
-
-def learner(*arguments: str, timeout_s: float = 2 * START_S) -> "subprocess.CompletedProcess[str]":
-    script = EXAMPLES / "learner_cartpole.py"
-    return subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, timeout=timeout_s)
+    return float(re.findall(LEARNERS[script], done.stdout)[-1])
