@@ -35,7 +35,7 @@ def _make_models(task: Task) -> tuple[nn.Module, nn.Module]:
     if task.policy == "atari_cnn":
         logits, value = nn.Linear(512, int(spec.action_space.n)), nn.Linear(512, 1)
         nn.init.orthogonal_(logits.weight, 0.01)
-        shared = TensorDictModule(make_cnn(), in_keys=["observation"], out_keys=["features"])
+        shared = TensorDictModule(_Rows(make_cnn()), in_keys=["observation"], out_keys=["features"])
         head = TensorDictModule(logits, in_keys=["features"], out_keys=["logits"])
         both = ActorValueOperator(shared, _acting(head, ["logits"], Categorical), ValueOperator(value, ["features"]))
         return both.get_policy_operator(), both.get_value_operator()
@@ -46,6 +46,17 @@ def _make_models(task: Task) -> tuple[nn.Module, nn.Module]:
     else:
         network, keys, kind = make_mlp(num_inputs, int(spec.action_space.n), gain=0.01), ["logits"], Categorical
     return _acting(TensorDictModule(network, in_keys=["observation"], out_keys=keys), keys, kind), critic
+
+
+class _Rows(nn.Module):
+    """Frames [..., 4, 84, 84] through a network that takes one dimension of them."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, frames: torch.Tensor) -> torch.Tensor:
+        return self.network(frames.flatten(0, -4)).unflatten(0, frames.shape[:-3])
 
 
 def _acting(network: TensorDictModule, keys: list[str], kind: type) -> ProbabilisticTensorDictSequential:
