@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 
 import pytest
 
@@ -21,8 +22,13 @@ from cormorant_testing.real_job import Job, note
 
 MINUTES = float(os.environ.get("CORMORANT_CHAOS_MINUTES", "3"))
 SEED = int(os.environ.get("CORMORANT_CHAOS_SEED", "1"))
-COUNTED = ("the head's process is killed", "Ray's head is killed", "a worker is killed", "a worker's raylet is killed")
-"""Failures of a pod's own: their backoff grows to minutes, so each happens once in ten minutes."""
+COUNTED = {
+    "the head's process is killed": "head",
+    "Ray's head is killed": "head",
+    "a worker is killed": "worker",
+    "a worker's raylet is killed": "worker",
+}
+"""Failures of a pod's own, by role: their backoff grows to minutes, so a role has one in ten minutes."""
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(60 * MINUTES + 1800)]
 
 
@@ -31,6 +37,7 @@ class Chaos:
         self.job, self.learner, self.installation = learner.job, learner, installation
         self.random = random.Random(SEED)
         self.happened: Counter[str] = Counter()
+        self.counted: dict[str, float] = {}
         self.heads_lost = 0
         """Each may have taken the acknowledgement of one batch along."""
         self.beyond, self.since_well = 0, list[str]()
@@ -81,13 +88,15 @@ class Chaos:
 
     def lose_something(self) -> None:
         what = self.random.choice(sorted(self.losses))
-        if what in COUNTED and self.happened[what] > MINUTES / 10:
+        if (role := COUNTED.get(what)) and self.counted.get(role, -inf) > time.monotonic() - 600:
             return
         # What is lost already cannot be lost again.
         with suppress(AssertionError, ValueError, IndexError):
             self.losses[what]()
             self.happened[what] += 1
             self.since_well.append(what)
+            if role:
+                self.counted[role] = time.monotonic()
 
     def lose_head(self, lose: Callable[[str], object]) -> None:
         head = self.job.head()
@@ -116,9 +125,9 @@ class Chaos:
     def until_well(self) -> None:
         self.installation.wait()
         ready = "True/EnoughWorkers"
-        # The longest backoff of a head that ended by itself, and its start.
-        self.job.until(lambda: self.job.condition("Ready") == ready, what="it is ready", within_s=360 + 240)
-        self.learner.wait_for(3)
+        within_s = 360 + 240  # the longest backoff of a head that ended by itself, and its start
+        self.job.until(lambda: self.job.condition("Ready") == ready, what="it is ready", within_s=within_s)
+        self.learner.wait_for(3, within_s=within_s)  # what was ready may have been lost just before
         self.tell_what_was_collected_again()
 
     def tell_what_was_collected_again(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cormorant_testing.kubectl import Namespace
-from cormorant_testing.real_job import SMALL, Job, learning, running
+from cormorant_testing.real_job import SMALL, WAIT_S, Job, learning, running
 from manifest_making import collector_job
 
 FRAMES = 100
@@ -106,10 +106,10 @@ class Learner:
     def frames(self) -> int:
         return max((seen.frames for seen in self.seen()), default=0)
 
-    def wait_for(self, batches: int) -> None:
+    def wait_for(self, batches: int, *, within_s: float = WAIT_S) -> None:
         """Until it has so many more."""
         least = self.frames() + batches * FRAMES
-        self.job.until(lambda: self.frames() >= least, what=f"the learner has {least} frames")
+        self.job.until(lambda: self.frames() >= least, what=f"the learner has {least} frames", within_s=within_s)
 
     def gap_s(self, since: float) -> float:
         """The longest time without a batch since a moment."""
