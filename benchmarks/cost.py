@@ -93,10 +93,6 @@ def make_ballast(observation_space: Any, action_space: Any, *, size_bytes: int) 
     return Ballast(size_bytes)
 
 
-def make_filled(num_envs: int, size_bytes: int) -> Filled:
-    return Filled(num_envs, size_bytes)
-
-
 def make_job(env: dict, frames: int, *, policy: dict | None = None, workers: int = 1) -> dict:
     return {
         "apiVersion": "cormorant.dev/v1alpha1",
@@ -118,7 +114,7 @@ def pool(task: str, num_envs: int) -> dict:
 
 def filled(size_bytes: int) -> dict:
     kwargs = {"size_bytes": size_bytes}
-    return {"vector": {"entrypoint": "benchmarks.cost:make_filled", "numEnvs": _VECTOR_ENVS, "kwargs": kwargs}}
+    return {"vector": {"entrypoint": "benchmarks.cost:Filled", "numEnvs": _VECTOR_ENVS, "kwargs": kwargs}}
 
 
 MLP = {"entrypoint": "cormorant.policies:mlp"}

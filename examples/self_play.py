@@ -89,16 +89,15 @@ def learn(batch: Any, network: Network, optimizer: torch.optim.Optimizer) -> Non
 
 
 def share_of_wins(first: Network, second: Network, games: int) -> float:
-    """Of the first player; a draw counts one half."""
+    """The share of its games that `first` wins; a draw counts one half."""
     won, played = 0.0, 0
     with open_fleet(env=ENV, policy=Match(first, second), frames_per_batch=64 * 45) as fleet:
-        for batch in fleet.batches():
+        while played < games:
+            batch = fleet.next_batch()
             ended = batch["next", "done"].squeeze(-1)
             reward = batch["next", "agents", "reward"][ended][:, 0]
             won, played = won + (0.5 + 0.5 * reward).sum().item(), played + len(reward)
-            if played >= games:
-                return won / played
-    raise RuntimeError("unreachable: the fleet has no last frame")
+    return won / played
 
 
 def random_moves() -> Network:

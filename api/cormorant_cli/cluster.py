@@ -90,7 +90,7 @@ class Cluster:
         """One object.
 
         Raises:
-            ObjectMissing: there is none of this name; the message suggests similar names.
+            ObjectMissing: no object has this name; the message suggests similar ones.
         """
         return self._ask("GET", _Place(kind, namespace, name))
 

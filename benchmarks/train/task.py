@@ -42,7 +42,7 @@ class Task(Workload):
 
     @property
     def torch_threads(self) -> int:
-        """Of the process that learns: networks as small as the MLP are slower on several."""
+        """Threads of the learning process; a network as small as the MLP is slower on several."""
         return num_cores() if self.policy == "atari_cnn" else 1
 
     def env_threads(self, workers: int) -> int:

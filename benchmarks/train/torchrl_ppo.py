@@ -16,11 +16,12 @@ from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
+    TensorDictSequential,
 )
 from torch import nn
 from torch.distributions import Categorical
 from torchrl.collectors import Collector, MultiSyncCollector
-from torchrl.modules import ActorValueOperator, IndependentNormal, ValueOperator
+from torchrl.modules import IndependentNormal, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
@@ -37,15 +38,15 @@ def _make_models(task: Task) -> tuple[nn.Module, nn.Module]:
         nn.init.orthogonal_(logits.weight, 0.01)
         shared = TensorDictModule(_Rows(make_cnn()), in_keys=["observation"], out_keys=["features"])
         head = TensorDictModule(logits, in_keys=["features"], out_keys=["logits"])
-        both = ActorValueOperator(shared, _acting(head, ["logits"], Categorical), ValueOperator(value, ["features"]))
-        return both.get_policy_operator(), both.get_value_operator()
+        critic = TensorDictSequential(shared, ValueOperator(value, in_keys=["features"]))
+        return _acting(shared, head, keys=["logits"], kind=Categorical), critic
     critic = ValueOperator(make_mlp(num_inputs, 1, gain=1.0), in_keys=["observation"])
     if num_actions:
         network = make_mlp(num_inputs, num_actions, gain=0.01).append(AddStateIndependentNormalScale(num_actions))
         keys, kind = ["loc", "scale"], IndependentNormal
     else:
         network, keys, kind = make_mlp(num_inputs, int(spec.action_space.n), gain=0.01), ["logits"], Categorical
-    return _acting(TensorDictModule(network, in_keys=["observation"], out_keys=keys), keys, kind), critic
+    return _acting(TensorDictModule(network, in_keys=["observation"], out_keys=keys), keys=keys, kind=kind), critic
 
 
 class _Rows(nn.Module):
@@ -59,11 +60,11 @@ class _Rows(nn.Module):
         return self.network(frames.flatten(0, -4)).unflatten(0, frames.shape[:-3])
 
 
-def _acting(network: TensorDictModule, keys: list[str], kind: type) -> ProbabilisticTensorDictSequential:
+def _acting(*networks: TensorDictModule, keys: list[str], kind: type) -> ProbabilisticTensorDictSequential:
     draw = ProbabilisticTensorDictModule(
         keys, ["action"], distribution_class=kind, return_log_prob=True, log_prob_key="sample_log_prob"
     )
-    return ProbabilisticTensorDictSequential(network, draw)
+    return ProbabilisticTensorDictSequential(*networks, draw)
 
 
 def learn(task: Task, start: Callable[[], Run], kind: str) -> Run:
