@@ -63,7 +63,7 @@ class PauseKeeper:
         self._leases: dict[str, Lease] = {}
         self._numbers = 0
         self._is_paused: bool | None = starts_paused
-        """None after a failed call: some workers may be paused, others not."""
+        """None during a call and after a failed one: some workers may be paused, others not."""
         self._nudge = threading.Event()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="pauses", daemon=True)
@@ -174,6 +174,7 @@ class PauseKeeper:
 
     def _settle(self) -> bool:
         wanted = self.wants_pause
+        self._is_paused = None  # what is asked for meanwhile is not reached by the state that this call leaves
         try:
             (self._pause if wanted else self._resume)()
         except FleetClosed:

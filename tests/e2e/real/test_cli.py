@@ -69,6 +69,16 @@ class Job(Cli):
         path.write_text(yaml.safe_dump(document))
         return path
 
+    def weights(self, name: str) -> Path:
+        """A file of weights for the job's policy."""
+        import gymnasium
+        from safetensors.torch import save_file
+
+        env = gymnasium.make("CartPole-v1")
+        path = self.folder / name
+        save_file(mlp(env.observation_space, env.action_space, hidden=HIDDEN).state_dict(), path)
+        return path
+
 
 @pytest.fixture(scope="module")
 def job(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
@@ -89,13 +99,10 @@ def test_doctor_finds_nothing_wrong_and_the_head_takes_the_token(job: Job) -> No
 
 
 def test_weights_go_out_and_come_back(job: Job) -> None:
-    import gymnasium
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
-    env = gymnasium.make("CartPole-v1")
-    sent = mlp(env.observation_space, env.action_space, hidden=HIDDEN).state_dict()
-    file, back = job.folder / "sent.safetensors", job.folder / "back.safetensors"
-    save_file(sent, file)
+    file, back = job.weights("sent.safetensors"), job.folder / "back.safetensors"
+    sent = load_file(file)
     assert file.stat().st_size > 4_000_000  # many pieces of a forwarded connection
     assert job.good("weights", "push", str(file), "cart", "--wait", "60").startswith(
         "version 1: applied, 1 of 1 workers"
@@ -138,8 +145,8 @@ def test_pause_holds_until_resume(job: Job) -> None:
     assert "still" not in job.good("resume", "cart", "--owner", "default")
 
 
-def test_push_to_a_paused_job_acts_after_resuming(job: Job) -> None:
-    policy, name = job.folder / "sent.safetensors", f"{job.namespace.name}/cart"
+def test_push_to_a_paused_job_ends_without_waiting_for_its_workers(job: Job) -> None:
+    policy, name = job.weights("paused.safetensors"), f"{job.namespace.name}/cart"
     version = int(json.loads(job.good("weights", "list", "cart", "--json"))["models"][0]["version"]) + 1
 
     def acting() -> int:
@@ -152,11 +159,17 @@ def test_push_to_a_paused_job_acts_after_resuming(job: Job) -> None:
         return said
 
     assert timed("pause", "cart", "--wait", "300") == f"{name}: paused\n"
-    # Longer than the test may take: a push that waits for paused workers fails it.
-    said = timed("weights", "push", str(policy), "cart", "--wait", "1700")
-    assert said == f"version {version}: applying; the job is paused and applies it after resuming\n"
-    assert acting() < version
-    assert timed("resume", "cart", "--wait", "300") == f"{name}: resumed\n"
+    try:
+        # Longer than the test may take: a push that waits for paused workers fails it.
+        said = timed("weights", "push", str(policy), "cart", "--wait", "1700")
+        # A worker that was paused between two batches applies at once; one in the middle of a batch cannot.
+        if said == f"version {version}: applying; the job is paused and applies it after resuming\n":
+            assert acting() < version
+        else:
+            assert said.startswith(f"version {version}: applied, 1 of 1 workers")
+            assert acting() == version
+    finally:
+        assert timed("resume", "cart", "--wait", "300") == f"{name}: resumed\n"
     job.namespace.until(lambda: acting() == version, what="the workers apply it")
 
 

@@ -123,6 +123,31 @@ def test_a_lease_whose_owner_died_ends_by_itself(keep: Keep) -> None:
     brakes.wait_for("pause", "resume")
 
 
+def test_a_pause_asked_for_during_a_resume_is_not_told_as_reached(keep: Keep) -> None:
+    class Slow(Brakes):
+        def __init__(self) -> None:
+            super().__init__()
+            self.began, self.may_end = threading.Event(), threading.Event()
+
+        def resume(self) -> None:
+            self.began.set()
+            assert self.may_end.wait(30)
+            super().resume()
+
+    brakes = Slow()
+    keeper = keep(brakes)
+    one, _ = keeper.grant("one", reason="", ttl_s=100)
+    brakes.wait_for("pause")
+    keeper.end(one.id)
+    assert brakes.began.wait(30)
+    keeper.spec_paused = True
+    keeper.nudge()
+    assert keeper.state == "draining"
+    brakes.may_end.set()
+    brakes.wait_for("pause", "resume", "pause")
+    until(lambda: keeper.state == "paused")
+
+
 def test_a_fleet_that_starts_paused_goes_on_without_leases(keep: Keep) -> None:
     brakes = Brakes()
     keep(brakes, starts_paused=True)
