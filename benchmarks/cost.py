@@ -261,8 +261,9 @@ def measure(name: str, *, quick: bool) -> dict[str, Any]:
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 300, 70, 150, 14, 44
 _COLORS = ("ours", "second", "other")
 _LINES = """
-.axis { stroke: #57606a } .grid { stroke: #9aa5b1; stroke-opacity: .35 } polyline { fill: none; stroke-width: 2 }
-polyline.ours { stroke: #00796b } polyline.second { stroke: #c77700 } polyline.other { stroke: #9aa5b1 }
+.axis { stroke: #57606a } .grid { stroke: #9aa5b1; stroke-opacity: .35 } polyline { stroke-width: 2 }
+polyline.ours { fill: none; stroke: #00796b } polyline.second { fill: none; stroke: #c77700 }
+polyline.other { fill: none; stroke: #9aa5b1 }
 .second { fill: #c77700 }
 """
 
