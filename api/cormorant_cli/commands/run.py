@@ -29,6 +29,7 @@ from cormorant_cli.printing import say_end
 from cormorant_cli.progress import Display, Rate, RunPlan, Snapshot, Summary, choose_display
 from cormorant_contract.disk import write_durably
 from cormorant_contract.errors import ManifestError
+from cormorant_contract.extras import missing_library
 from cormorant_contract.job import CollectorJob
 from cormorant_manifest.reader import STDIN, load_jobs
 
@@ -404,7 +405,10 @@ class _Session:
             return
         try:
             from cormorant_api.live.recorder import Recorder
-        except ModuleNotFoundError:  # the extra `api` is not installed
+        except ModuleNotFoundError as error:
+            self._report = None
+            sentence = missing_library(error, "api", what="no report is written: it")
+            self._display.log({"level": "warning", "event": sentence})
             yield
             return
         with _refused_by_head():

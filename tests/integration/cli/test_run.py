@@ -67,6 +67,23 @@ def test_job_fills_its_dataset_and_a_rerun_finds_it_complete(
     assert "nothing to do: the dataset at data/small already has 1,003 frames" in again
 
 
+def test_run_without_the_extra_api_says_what_writes_reports(
+    start: Started, write: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(collection={"framesPerBatch": 64, "totalFrames": 64}, output={"dataset": {"uri": "data/small"}})
+    (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError(name='fastapi')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "small-report.html").write_text("of an earlier run")
+
+    code, out, err = start("run", "job.yaml").end()
+
+    assert code == 0, err
+    said = "warning: no report is written: it needs fastapi, which is not installed: pip install 'cormorant[api]'"
+    assert said in err.splitlines()
+    assert "report:" not in out
+
+
 def test_a_raising_policy_is_the_users_traceback_and_a_sentence(start: Started, write: Written, tmp_path: Path) -> None:
     (tmp_path / "raising.py").write_text("def make(o, a):\n    return act\ndef act(obs):\n    raise ValueError('oh')\n")
     write(policy={"entrypoint": "raising:make"})
