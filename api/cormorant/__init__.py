@@ -13,7 +13,7 @@
         ...
 
 `cormorant.aio` has the asynchronous client, `cormorant.policies` the built-in policies, `cormorant.postproc` the
-transforms of batches, `cormorant.torchrl` and `cormorant.tianshou` the collectors of these libraries' APIs, and
+transforms of batches, `cormorant.torchrl` and `cormorant.tianshou` collectors with these libraries' APIs, and
 `cormorant.errors` all public exceptions. Torch, Ray and HTTP libraries are imported on first use.
 """
 

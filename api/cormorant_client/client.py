@@ -96,12 +96,12 @@ def connect(
         token: read, write or operator token (None: environment variable CORMORANT_TOKEN).
         token_file: token file of the head; its write token is used if no token is given (None: environment variable
             CORMORANT_TOKEN_FILE).
-        timeout_s: seconds without data before a request is abandoned, beyond the time that it was asked to wait.
+        timeout_s: seconds without data before a request is abandoned, in addition to any `wait` of the call.
         reconnect_s: how long requests that are safe to repeat are repeated while the head is away; the default outlasts
             a restart with back-off. A head that has not answered once is tried for a minute at most.
         ca_file: certificates to trust with https; None: those of the system.
         ca_data: the same as PEM text.
-        server_name: the host that the certificate names, where it is not the URL's, as behind a forwarded port.
+        server_name: host name in the certificate if it differs from the URL's, as behind a forwarded port.
         allow_nonfinite: publish weights with NaN or infinite values, e.g. masks of minus infinity, which the head
             refuses otherwise.
         dial: opens connections to the head, for example through the Kubernetes API server; by default TCP.

@@ -88,7 +88,7 @@ class HeadConnection:
     bulk: Address | None = None
     """Address for bulk bytes; None: unknown, or it has failed since."""
     receipts: dict[str, str] = field(default_factory=dict)
-    """Headers that tell the next head which frames this one settled; shared by twins."""
+    """Headers that tell the next head which frames this one settled; shared with clients made by `twin`."""
 
     def twin(self) -> Self:
         """A second client of the same head, with its own connections; `close` aborts its requests."""
@@ -135,7 +135,7 @@ class HeadConnection:
             path: below the head's address, from `/v1` on.
             params: query parameters; None values are omitted.
             body: pieces, which must not change until this returns.
-            wait_s: how long the head may wait before it answers, as the request says.
+            wait_s: seconds that the request allows the head to wait before it answers.
             is_bulk: prefer the data port.
             is_safe: the request may be repeated.
             patience_s: instead of `reconnect_s`.
@@ -249,7 +249,7 @@ def read_events(head: HeadConnection, *, last_id: str | None = None) -> Iterator
 
 
 def read_opening(head: HeadConnection) -> Opening:
-    """The first message for a page.
+    """The first message of the live page's stream.
 
     Raises:
         HeadUnreachable: the connection broke off.

@@ -142,7 +142,7 @@ class Update(Receipt):
         Raises:
             UpdateFailed: workers refused the weights, or do not use them in time; the message names those workers.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`. Publishing
-                them again under the same version is safe.
+                these weights again under the same version is safe.
         """
         until = time.monotonic() + timeout
         while self.answer.state not in rest.FINAL_STATES and not self.refused:

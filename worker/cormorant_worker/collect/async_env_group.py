@@ -115,7 +115,7 @@ class AsyncEnvGroup(EnvGroup):
         raise EnvNotSaved("environments that are not in lockstep always have a step in flight")
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Refuse a state of environments that could be saved: another kind with the same spaces."""
+        """Refuse states with saved environments: they come from another kind with the same spaces."""
         raise EnvCrashed("environments with steps in flight cannot be restored")
 
     def _end(self, columns: Array, following: Array, final: Arrays) -> None:

@@ -80,7 +80,7 @@ class Filled:
 
 
 class Collector(Saveable):
-    """Steps environments with a policy. Owned by one thread; `gate` and `weights` are for others to use."""
+    """Steps environments with a policy. Owned by one thread; other threads may use `gate` and `weights`."""
 
     def __init__(
         self,

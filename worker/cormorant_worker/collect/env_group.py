@@ -79,7 +79,7 @@ class EnvGroup(ABC):
 
     @abstractmethod
     def begin(self, block: Block, quota: Array) -> None:
-        """Aim at a block."""
+        """Write to this block from now on."""
 
     @property
     @abstractmethod
@@ -104,8 +104,8 @@ class EnvGroup(ABC):
         self.quota[columns] = np.minimum(self.quota[columns], self.landed[columns])
 
     def ends_ahead(self) -> list[tuple[int, int]]:
-        """(column, number of frames up to and including it) of landed ends that are not handed over yet, oldest
-        first.
+        """Ends of trajectories that have landed and are not handed over yet, oldest first: (column, number of
+        frames up to and including the end).
         """
         return []
 

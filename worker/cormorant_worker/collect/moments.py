@@ -1,6 +1,6 @@
 """Moments of one batch for the statistics of its job, computed once, over exactly its frames.
 
-Observations: those that were acted on, [T, B], without what only followed. Rewards: the discounted return of each
+Observations: the policy's inputs, [T, B], without final observations. Rewards: the discounted return of each
 frame, g_t = r_t + gamma * g_t-1, which continues over batches and begins again with each trajectory.
 
 # T rows, B columns

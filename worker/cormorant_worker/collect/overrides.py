@@ -19,12 +19,12 @@ class WorkerOverrides:
     """A script's objects for one worker. Unset fields follow the manifest."""
 
     envs: tuple[Callable[[], Any], ...] = ()
-    """One callable per environment, each of which returns a gymnasium.Env; or one that returns several environments in
-    one object: `num_workers`, and `vector_env(seeds)`, called once, which gives a VectorEnv. Empty: the manifest's."""
+    """One callable per environment, which returns a gymnasium.Env; or a single one, which returns an object with
+    `num_workers` environments and `vector_env(seeds) -> VectorEnv`, called once. Empty: the manifest's."""
     policy: Any = None
-    """A possible result of a policy's factory (see `policy.py`)."""
+    """The policy itself: anything that a policy factory may return (see `policy.py`)."""
     policy_factory: Callable[..., Any] | None = None
-    """Called in the worker for such a policy."""
+    """Called in the worker to make the policy."""
     takes_spaces: bool = False
     """`policy_factory` is called with the observation space and the action space of one environment."""
     settings: Mapping[str, Any] = field(default_factory=dict)

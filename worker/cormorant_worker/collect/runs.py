@@ -35,7 +35,7 @@ class Runs:
         return np.flatnonzero(self.begins.T)
 
     def at(self, rows: Array | int, columns: Array) -> Array:
-        """The numbers of the runs of these frames."""
+        """Run numbers of these frames."""
         return np.searchsorted(self._starts, columns * len(self.ids) + rows, side="right") - 1
 
     def lengths(self) -> Array:

@@ -26,7 +26,7 @@ _WEIGHT = 0.2
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTiming:
     seconds: float
-    """Stepping; pauses are not in it."""
+    """Stepping time, without pauses."""
     env_step_s: float
     """Waiting for a vector step of the environments, on average over those that were measured; 0: none was."""
     inference_s: float

@@ -74,7 +74,7 @@ class EpisodeTally:
 
     def take(self, block: Block, lost: Collection[int]) -> tuple[Array, Array, Array, Array]:
         """Row and column of the last frame, return and length of each episode that ended in a complete block, in the
-        order of its ends. `lost`: trajectories that ended with a crash of their environment: no episodes.
+        order of its ends. `lost`: trajectories that ended with a crash of their environment; not counted as episodes.
         """
         runs, rows, columns = block.runs, block.end_rows[: block.num_ends], block.end_columns[: block.num_ends]
         lengths = self.frames.gather(runs, runs.lengths())
@@ -176,7 +176,7 @@ class Trajectories:
         self._tally = EpisodeTally(num_envs)
         self.metrics = metrics
         self.lost: set[int] = set()
-        """Trajectories that a crash of their environment ended: no episodes."""
+        """Trajectories that a crash of their environment ended; not counted as episodes."""
         self.open(slice(None))
 
     def open(self, columns: slice | Array) -> None:
@@ -232,7 +232,7 @@ class Trajectories:
     def restore(self, state: dict[str, Array], *, keeps_ids: bool) -> None:
         """Continue from `state()`, with the open trajectories that it held.
 
-        Ids are handed out once. New trajectories come after those of the state and those from here. Open ones keep
+        Ids are handed out once. New trajectories get ids above those of the state and those used here. Open ones keep
         their ids only if none of them has continued here in the meantime.
         """
         self.skip_to(int(state["next_id"].item()))  # an array of one: files know no scalars

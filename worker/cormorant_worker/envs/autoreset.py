@@ -86,7 +86,7 @@ def _play_for_mode(vector: FlatVector) -> AutoresetMode:
     """SAME_STEP gives `final_obs`. NEXT_STEP ignores the action after an end, where other actions matter; without
     `final_obs`, an action that matters there is the first of an episode whose predecessor's end was lost.
     """
-    cannot = f"{vector.name} declares no autoreset_mode, and what it does at the end of an episode cannot be told"
+    cannot = f"{vector.name} declares no autoreset_mode, and its behavior at the end of an episode is unclear"
     do = 'set env.metadata["autoreset_mode"] to NEXT_STEP, SAME_STEP or DISABLED'
     actions, last = _play_to_end(vector)
     if last is None:

@@ -1,8 +1,8 @@
 """Finds the best number of EnvPool threads by timing a few steps at the start.
 
 More threads help as long as a vector step takes longer than waking them: cheap environments (CartPole) are faster on
-one, Atari on all that the CPU limit allows. One thread is timed as it will run: on the CPU of the policy, where it may
-keep to that (cpus.py). Replacements get the result, so that they do not calibrate again.
+one, Atari on all that the CPU limit allows. A single thread is timed on the CPU of the policy's
+thread if it will run there (cpus.py). Replacements get the result, so that they do not calibrate again.
 """
 
 import time
@@ -37,10 +37,10 @@ class Calibration:
 def calibrate(task: EnvPoolTask, *, num_envs: int, max_threads: int, one_cpu: bool = False) -> Calibration:
     """Find the number of threads for `num_envs` environments, at most `max_threads`.
 
-    Takes well under a second for cheap environments; expensive ones are recognized by a few.
+    Takes well under a second for cheap environments; for expensive ones a few steps suffice.
 
     Args:
-        one_cpu: a single thread will keep to the CPU of the thread that acts.
+        one_cpu: a single thread will share the CPU of the thread that calls the policy.
     """
     if max_threads == 1 or num_envs == 1:
         return Calibration(num_threads=1, step_seconds={})

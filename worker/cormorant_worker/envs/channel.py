@@ -45,7 +45,7 @@ class BuildRequest:
     row: int
     num_envs: int
     info: tuple[InfoField, ...] = ()
-    """What of `info` is stored, complete or not."""
+    """Keys of `info` to store; dtypes and shapes may be missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class BuildReply:
     observation_space: Space
     action_space: Space
     info: tuple[InfoField, ...] = ()
-    """Complete."""
+    """Keys of `info` to store, with dtypes and shapes."""
 
 
 _PENDING = b"\x01"
@@ -77,8 +77,8 @@ class Pending:
     def settle(self, row: int) -> bool:
         """Called by a child: `row` is done and written. Returns whether it was the last one.
 
-        Two children that finish at the same instant both get True, or, on a processor that reorders, could both get
-        False were it not for the fences; the parent looks for itself now and then, so nothing rests on them.
+        Two children that finish at the same instant may both get True. The fences prevent both from getting False on
+        processors that reorder writes; the parent also checks periodically, so correctness does not depend on them.
         """
         # The lock's atomic operations are fences: what is written before is seen before what is written after.
         with _LOCK:

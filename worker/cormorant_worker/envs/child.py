@@ -36,10 +36,10 @@ def run_child(socket_descriptor: int, wake: int, block: int, report: int) -> int
     """Serve until the parent says close, or is gone. Returns the exit code.
 
     Args:
-        socket_descriptor: of the socket to the parent.
-        wake: reading end of the pipe that wakes this child: cheaper than its socket, once per step.
+        socket_descriptor: descriptor of the socket to the parent.
+        wake: read end of the pipe that wakes this child at each step; cheaper than the socket.
         block: the shared block.
-        report: writing end of the pipe that wakes the parent.
+        report: write end of the pipe that wakes the parent.
     """
     # The fork server ends with our parent: then the kernel kills this process, even in the middle of an endless step.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))

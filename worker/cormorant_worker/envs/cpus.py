@@ -112,7 +112,7 @@ class OneCpu:
 
         Args:
             wall_s: seconds of a window.
-            cpu_s: of it, seconds for which one of the threads was on the CPU.
+            cpu_s: seconds of the window in which one of the threads was on the CPU.
         """
         if cpu_s < _ALONE * wall_s:
             self._free_until_s = self._clock_s() + _REST_S

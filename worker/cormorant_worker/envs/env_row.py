@@ -136,7 +136,7 @@ class EnvArrays:
         *,
         num_sides: int,
     ) -> "EnvArrays":
-        """The same calls of `take` for equal arguments: processes that share memory find the same arrays in it."""
+        """Equal arguments call `take` in the same way: processes that share memory find the same arrays in it."""
 
         def of(parts: Iterable[Leaf]) -> Arrays:
             return tuple([take((num_envs, *leaf.shape), leaf.dtype) for leaf in parts])
@@ -194,7 +194,7 @@ class EnvRow:
         env: the environment; closed by `close`.
         row: its number in the vector, for messages, and its row in all arrays.
         arrays: where actions are read, and steps are written; `step` and `reset` choose a side by its index.
-        info: what of `info` is written, complete.
+        info: keys of `info` to write, with dtypes and shapes.
     """
 
     def __init__(self, env: Env, row: int, arrays: EnvArrays, info: Sequence[InfoField] = ()) -> None:

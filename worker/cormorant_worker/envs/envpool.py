@@ -91,7 +91,7 @@ class EnvPoolTask:
     def open(
         self, *, num_threads: int, seeds: Sequence[int], batch_size: int = 0, info: Sequence[InfoField] = ()
     ) -> "EnvPoolVectorEnv | AsyncEnvPoolVectorEnv":
-        """Build one environment per seed, in lockstep or, with a smaller `batch_size`, so many of them at a time. Takes
+        """Build one environment per seed, in lockstep or, with a smaller `batch_size`, that many at a time. Takes
         seconds for Atari.
         """
         limit = {"max_episode_steps": self.max_episode_steps} if self.max_episode_steps else {}
@@ -165,7 +165,7 @@ def wrap_pool(
     from now on.
 
     Raises:
-        EnvBuildError: it is not of single-agent environments, or its batches do not divide them.
+        EnvBuildError: the pool is multi-agent, or its batch size does not divide the number of environments.
     """
     config: Mapping[str, Any] = pool.config
     if _num_players(config) > 1 and not isinstance(pool, PlayersPool):
@@ -290,7 +290,7 @@ class EnvPoolVectorEnv(_OverPool):
         self._send(actions, self._all if isinstance(rows, slice) else rows.astype(np.int32))
 
     def recv(self) -> Step:
-        """Wait for the rows that were sent, and past the phantom step of those that ended."""
+        """Wait for the rows that were sent. Rows that ended also take their phantom step here."""
         state = self._receive()
         obs, reward, done = self._obs(state), state[self._reward_at], state[self._done_at]
         ended = done.nonzero()[0]
@@ -334,8 +334,8 @@ class AsyncEnvPoolVectorEnv(_OverPool):
     def start(self) -> Arrays:
         """Begin the first episode everywhere and wait for all of them.
 
-        Called again, it drops what is under way: a pool hands out whole batches only, so those that rest are reset
-        beside those that step, and then everybody comes back.
+        Called again, it drops steps in flight: a pool returns only whole batches, so idle environments are reset
+        beside those that step, until all have returned.
         """
         num_batches = self.num_envs // self.min_in_flight
         if self._has_started:
@@ -357,7 +357,7 @@ class AsyncEnvPoolVectorEnv(_OverPool):
         self._send(actions, ids)
 
     def recv(self) -> Step:
-        """Wait for some rows. May return none of them: those whose next episode is not under way yet."""
+        """Wait for some rows. Rows that just ended return after their phantom step, so the result may be empty."""
         state = self._receive()
         ids, received, reward = state[self._id_at], self._obs(state), state[self._reward_at]
         info = self._info(state)

@@ -36,7 +36,7 @@ def spaces_of_players(one: tuple[Space, Space], num_players: int, state_keys: li
 
 
 class PlayersPool:
-    """A pool as `_OverPool` uses it: of the rows of players it makes leaves of environments."""
+    """A pool as `_OverPool` uses it: combines rows of players into leaves of environments."""
 
     def __init__(self, pool: Any, found: tuple[Space, Space], num_players: int) -> None:
         """`found`: what `spaces_of_players` gave."""

@@ -26,7 +26,7 @@ from cormorant_worker.errors import EnvBuildError, EnvCrashed
 from cormorant_worker.spaces import Array, Arrays, cast_exactly, flatten, leaves, unflattener
 
 STEP_LIMIT_S = 60.0
-"""For a step of gymnasium's AsyncVectorEnv; others bound their steps themselves, or the fleet does."""
+"""Limit of one step of gymnasium's AsyncVectorEnv; other steps are limited by the environment or the fleet."""
 _NEEDED = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 
 
@@ -120,13 +120,13 @@ class FlatVector:
         return tuple(np.stack(parts) for parts in zip(*drawn, strict=True))
 
     def seed(self, seeds: Sequence[int], options: dict[str, Any] | None = None) -> Stepped:
-        """Begin every episode under its seed, in the first form that the environment takes: a list, an array, or the
+        """Begin every episode under its seed, in the first form that the environment accepts: a list, an array, or the
         first one for all.
         """
         return self.begin(options, seeds=(list(seeds), np.asarray(seeds), seeds[0]))
 
     def begin(self, options: dict[str, Any] | None = None, *, seeds: Sequence[Any] = (None,)) -> Stepped:
-        """Begin an episode in every row. `seeds`: forms of them, of which the first that is taken counts."""
+        """Begin an episode in every row. `seeds`: alternative forms, of which the first accepted one is used."""
         first: Exception | None = None
         for seed in seeds:
             try:
@@ -319,7 +319,7 @@ class FlatVector:
 
 
 def find_info(info: Mapping[str, Any], key: str) -> tuple[Any, Array | None]:
-    """[N, ...] the values of a key, with dots a path, and [N] bool which rows have it; None: there are none, or all."""
+    """[N, ...] values of a key or dotted path (None: no row has it), and [N] bool, the rows with it (None: all)."""
     *path, last = [key] if key in info else key.split(".")
     inner: Any = info
     for part in path:

@@ -235,7 +235,7 @@ class RowStates(NamedTuple):
 
 
 class Compiled:
-    """The functions of one environment; rows, of whatever number, share what is compiled."""
+    """Compiled functions of one environment, shared by vectors of any number of rows."""
 
     def __init__(self, env: Functional, *, max_episode_steps: int, info: Sequence[InfoField] = ()) -> None:
         self.env, self._limit = env, max_episode_steps
@@ -373,7 +373,7 @@ class FunctionalVectorEnv(VectorEnv):
         return self._checked(obs, EVERY_ROW)
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
-        """Begin to step; JAX's own threads may step on."""
+        """Begin to step; JAX's own threads may continue."""
         self._rows = rows
         self._action[rows] = actions[0]
         # A copy: JAX may still read it while the next one is written.
@@ -456,7 +456,7 @@ class FunctionalVectorEnv(VectorEnv):
 
 
 class OneRow(gymnasium.Env[Any, Any]):
-    """An environment by itself: an evaluation's episode, whose rounding depends on no other row."""
+    """A single environment, for an episode of an evaluation: its rounding does not depend on other rows."""
 
     def __init__(self, compiled: Compiled) -> None:
         self._compiled = compiled

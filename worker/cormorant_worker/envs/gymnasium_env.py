@@ -52,7 +52,7 @@ class EnvFactory(EnvSource):
     wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     """`package.module:attribute` and kwargs of each; the first is the innermost."""
     max_episode_steps: int = 0
-    """Truncates episodes after so many steps, under the wrappers; 0 leaves the environment's own limit."""
+    """Truncates episodes after this many steps, inside the wrappers; 0 leaves the environment's own limit."""
 
     @property
     def name(self) -> str:
@@ -161,7 +161,7 @@ def has_agents(env: Any) -> bool:
 def form_of(env: Any) -> str:
     """`gymnax`, `brax` or `jumanji`, of a functional environment in JAX or its class; empty: neither.
 
-    Asks the class: a wrapper of gymnax passes `step_env` on, past itself.
+    Inspects the class, because instances of gymnax's wrappers forward `step_env`.
     """
     kind = env if isinstance(env, type) else type(env)
     if not callable(getattr(kind, "reset", None)):
@@ -227,7 +227,7 @@ class MadeEnvs(EnvSource):
         return construct(self._makers[row], f"the environment of {name_of(self._makers[row])}")
 
     def keep(self, row: int, env: Env) -> None:
-        """Let the next `build` return this one, once."""
+        """Let only the next `build` return this environment."""
         self._built[row] = env
 
     def __reduce__(self) -> Any:
@@ -266,7 +266,7 @@ def words_of(observation: Space, action: Space) -> str:
 def check_same(
     whose: str, words: Iterable[tuple[str, str]], *, remedy: str = "use kwargs or tasks whose spaces agree"
 ) -> None:
-    """Refuse environments of different spaces. `words`: what messages call each, and `words_of` its spaces."""
+    """Refuse environments of different spaces. `words`: of each, its name in messages and `words_of` its spaces."""
     (first, wanted), *others = words
     for name, has in others:
         if has != wanted:

@@ -59,7 +59,7 @@ class InfoField:
             ) from error
 
     def complete(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> "InfoField":
-        """With what the environment has, where nothing is declared."""
+        """Fill an undeclared dtype and shape with those of the environment's value."""
         if dtype.kind not in _NUMBERS:
             raise EnvBuildError(
                 f"spec.env.info: {self.key} is of type {dtype.name}; numbers, booleans and arrays of them are stored: "
@@ -74,7 +74,7 @@ class InfoField:
 
 
 def complete_fields(fields: Sequence[InfoField], env: Env, name: str) -> tuple[InfoField, ...]:
-    """Find out what is not declared: from the infos of a reset and a step. The environment is to be reset afterwards.
+    """Find undeclared dtypes and shapes in the infos of a reset and a step. Reset the environment afterwards.
     An environment may have fields of its own, as `own_info`.
 
     Raises:
@@ -103,7 +103,7 @@ def complete_fields(fields: Sequence[InfoField], env: Env, name: str) -> tuple[I
 def completed(
     fields: Sequence[InfoField], name: str, find: Callable[[str], Array | None], *, known: Collection[str]
 ) -> tuple[InfoField, ...]:
-    """Fields with what is not declared as in a value that `find` finds by its key. `known`: keys, for the message."""
+    """Fields, undeclared dtypes and shapes taken from the value that `find` returns. `known`: keys, for the message."""
     found = []
     for field in fields:
         value = None if field.is_complete else find(field.key)
@@ -118,13 +118,13 @@ def completed(
 
 
 class InfoMisfit(Exception):
-    """A value of info cannot be stored. The message lacks whose it is and when it came."""
+    """A value of info cannot be stored. The caller adds environment and step to the message."""
 
 
 def info_writer(fields: Sequence[InfoField], views: Sequence[Array]) -> Callable[[Mapping[str, Any]], None]:
-    """What writes one environment's info into its row: `views` of the row, one per complete field.
+    """A function that writes one environment's info into its row: `views` of the row, one per complete field.
 
-    The writer raises InfoMisfit.
+    The function raises InfoMisfit.
     """
     plan = [
         (field.key, view, field.filling, *(_exact(view.dtype) if not view.shape else ((), 0.0)))

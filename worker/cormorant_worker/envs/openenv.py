@@ -1,4 +1,4 @@
-"""`env.openenv`: environments behind an OpenEnv server, one WebSocket session a row.
+"""`env.openenv`: environments behind an OpenEnv server, one WebSocket session per row.
 
 All sessions of a worker are stepped at once: their actions are sent first, then their answers are awaited. A session
 whose server dies, fails or does not answer crashes alone, as an environment in a subprocess does, and is opened again.
@@ -81,7 +81,7 @@ class _Part:
 
 
 class OpenEnvSource(EnvSource):
-    """Builds one `OpenEnvSession` per row. What the server's messages hold is read once.
+    """Builds one `OpenEnvSession` per row. The form of the server's messages is read once.
 
     Raises:
         EnvBuildError: there is no server, or its messages cannot be arrays.

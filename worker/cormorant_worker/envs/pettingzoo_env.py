@@ -5,9 +5,9 @@ processes of environments; PettingZoo itself is not imported.
     action        Rooted: g -> action [n, ...]
     info          g.reward float32 [n, 1]; g.done, g.terminated, g.truncated bool [n, 1]: ("next", g, ...) of a batch
 
-An agent acts where `mask` is True; in an AEC environment one alone, whose turn it is. One that dies leaves its last
-observation and a False mask; then it has zeros, and an `action_mask` of True, since no distribution is left of nothing
-else. An agent that a step does not mention has the reward 0, and is terminated.
+An agent acts where `mask` is True; in an AEC environment only the agent whose turn it is. When an agent dies, its last
+observation is stored with a False mask; afterwards its observations are zeros, and its `action_mask` is True because a
+distribution needs at least one legal action. An agent that a step does not mention has reward 0 and is terminated.
 
 # n agents of a group
 """
@@ -86,7 +86,7 @@ class AgentsFactory(EnvFactory):
 
 @dataclass(frozen=True, slots=True)
 class MaybeAgents:
-    """Calls a script's maker of an environment, which may be one of several agents."""
+    """Calls a script's function that makes an environment, possibly a multi-agent one."""
 
     maker: Callable[[], Any]
 
@@ -99,8 +99,8 @@ def group_agents(agents: Sequence[str], groups: Groups) -> dict[str, tuple[str, 
     """The agents of each group.
 
     Raises:
-        EnvBuildError: a map of groups names agents that do not exist, or not each one once; or the name of a group is
-            that of another key.
+        EnvBuildError: a map of groups names unknown agents, or an agent never or twice; or a group has the name of
+            another key.
     """
     if isinstance(groups, str):
         names: dict[str, Callable[[str], str]] = {
@@ -186,7 +186,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
     """The agents of one environment of PettingZoo.
 
     Raises:
-        EnvBuildError: it is none, or its agents do not fit the groups.
+        EnvBuildError: it is not a PettingZoo environment, or its agents do not fit the groups.
     """
 
     def __init__(self, env: Any, source: AgentsFactory) -> None:
@@ -326,7 +326,7 @@ def _split(observed: Any, build: Callable[[Any], Any] = dict) -> tuple[Any, Any]
 
 
 def fields_of_group(name: str, n: int) -> tuple[InfoField, ...]:
-    """What n agents have of a step, in infos as `name.reward`."""
+    """Info fields of a step of n agents: `name.reward`, `name.done` and so on."""
     dtypes = {"reward": "float32"} | dict.fromkeys(("done", "terminated", "truncated"), "bool")
     return tuple(
         InfoField(key=f"{name}.{what}", path=(name, what), dtype=dtype, shape=(n, 1)) for what, dtype in dtypes.items()

@@ -34,8 +34,8 @@ def check(env: Env, *, is_own_process: bool = False) -> None:
 
 
 def open_envs(request: EnvRequest) -> OpenedEnvs:
-    """One pool for each EnvGroup, or for each variant that this worker plays. Those of variants share the threads of
-    one pool by size.
+    """One pool for each EnvGroup, or for each variant that this worker plays. Pools of variants share the threads
+    of one pool in proportion to their sizes.
     """
     before = native_threads()
     pools, num_threads = _build_pools(request)

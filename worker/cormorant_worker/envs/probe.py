@@ -1,6 +1,6 @@
 """Builds and steps an EnvPool task in a process that may die: some arguments abort or end the process that uses them.
 
-A fleet needs no probe, because its workers are such processes. Who collects in his own process calls `probe` first.
+A fleet needs no probe, because its workers are such processes. Code that collects in its own process calls it first.
 """
 
 import json

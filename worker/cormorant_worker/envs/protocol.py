@@ -50,14 +50,14 @@ class Step(NamedTuple):
     """[f] positions that carry no transition, only a first observation in `obs`: the environment was restarted
     after a crash or a hang. Its open trajectory ends truncated at its last stored frame; nothing else is stored."""
     info: Arrays = ()
-    """[n, ...] per leaf of `VectorEnv.info_leaves`: of this step, for an ended row too. Anything in fresh rows."""
+    """[n, ...] per leaf of `VectorEnv.info_leaves`: of this step, for an ended row too. Undefined in fresh rows."""
 
 
 class VectorEnv(Protocol):
     """num_envs environments of one kind, stepped together. Used by one thread.
 
-    A kind of environment inherits it: it sets the first three attributes, and has `start`, `send`, `recv`, `restart`
-    and `close`. The rest is there: lockstep, no info, no restarts, no states.
+    A kind of environment inherits it: it sets the first three attributes, and implements `start`, `send`, `recv`,
+    `restart` and `close`. The defaults are: lockstep, no info, no restarts, no states.
     """
 
     num_envs: int
@@ -68,8 +68,8 @@ class VectorEnv(Protocol):
     info_leaves: tuple[Leaf, ...] = ()
     """Leaves of `info` in every step; usually none."""
     illegal: Array | None = None
-    """[num_envs, length] bool: which actions the info of each idle environment's last step or reset forbids next, by an
-    `action_mask`; None: infos are not read for that. `length` as `action_mask.mask_length` has it."""
+    """[num_envs, length] bool: actions that the `action_mask` in the info of each idle environment's last step or reset
+    forbids next; None: infos are not searched for it. For `length` see `action_mask.mask_length`."""
     lockstep: bool = True
     """True when `recv` returns exactly the rows of the last `send`, in that order."""
     min_in_flight: int = 1
@@ -84,8 +84,8 @@ class VectorEnv(Protocol):
 
     @property
     def interrupted(self) -> Rows:
-        """[k] idle rows that went on without an action, because others were stepped: to be restarted before they are
-        sent again. Only of environments that cannot step a part of their rows.
+        """[k] idle rows that were stepped without an action because the environment cannot step only some of its rows:
+        restart them before they are sent again.
         """
         return NO_ROWS
 

@@ -22,7 +22,7 @@ class EnvRequest:
     env: Env
     """`spec.env`, whose `num_envs` says how many."""
     seeds_of: Callable[[int], Sequence[int]]
-    """Seeds of so many environments."""
+    """Returns the seeds of a given number of environments."""
     makers: Sequence[Callable[..., Any]] = ()
     """A script's own, in place of an id or an entrypoint: see `WorkerOverrides.envs`."""
     assignment: Assignment | None = None
@@ -35,7 +35,7 @@ class EnvRequest:
     num_threads: int = 0
     """EnvPool threads that a predecessor's calibration found; 0: calibrate."""
     one_cpu: bool = False
-    """A single thread that steps may keep to the CPU of the thread that acts."""
+    """A single stepping thread may share the CPU of the thread that calls the policy."""
     max_frames: int = 0
     """Frames after which trajectories are cut; 0: they are not."""
     begins: str = ""
@@ -48,7 +48,7 @@ class EnvRequest:
 
     @property
     def threads(self) -> int:
-        """At most."""
+        """Most threads that may step."""
         return self.max_threads or available_cpus()
 
     @property
@@ -87,7 +87,7 @@ class EnvKind(Protocol):
         """Open the environments of a worker.
 
         Raises:
-            ManifestError, EnvError: they cannot be built, or not so.
+            ManifestError, EnvError: they cannot be built, or not as requested.
         """
 
     def open_episodes(self, request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -> VectorEnv:

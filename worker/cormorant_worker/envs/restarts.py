@@ -65,7 +65,7 @@ class Restarts:
 
         Raises:
             EnvCrashed: one restart too many.
-            EnvRaised: it raised, and the limits say that this is not put right.
+            EnvRaised: it raised, and `limits.raises` is set.
         """
         row = crash.row
         self.has_stepped |= has_stepped or crash.steps > 0

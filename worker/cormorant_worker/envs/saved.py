@@ -42,7 +42,7 @@ _KEPT: dict[type, tuple[str, ...]] = {
 """Attributes of gymnasium's wrappers that change as they step, but for times of this process."""
 
 EnvState = list[Any]
-"""One entry a layer, from the outermost wrapper to the environment."""
+"""One entry per layer, from the outermost wrapper to the environment."""
 
 
 def save_env(env: Env) -> EnvState:

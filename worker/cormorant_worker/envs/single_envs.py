@@ -30,7 +30,7 @@ class SingleEnvs(VectorEnv, Generic[Running]):
 
     Args:
         factory: builds each environment.
-        seeds: one an environment; environment i is first reset with `seeds[i]`, later without a seed.
+        seeds: one per environment; environment i is first reset with `seeds[i]`, later without a seed.
         limits: how many restarts are too many.
         info: which values of `info` come with every step.
 

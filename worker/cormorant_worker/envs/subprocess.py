@@ -147,9 +147,9 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
 
     Args:
         step_timeout_s: how long one vector step may take, resets at ends of episodes included.
-        reset_timeout_s: how long building one environment may take, and its first reset. At the start all are built
-            at once: then the limit holds for as many environments as there are processors.
-        more: see `SingleEnvs`; the child's traceback is a note of an error.
+        reset_timeout_s: how long building one environment and its first reset may take. At the start, when all are
+            built at once, each round of as many environments as there are processors may take this long.
+        more: see `SingleEnvs`; errors have the child's traceback as a note.
     """
 
     _last_side = 1

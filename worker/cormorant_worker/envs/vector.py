@@ -71,7 +71,7 @@ class GymVectorEnv(VectorEnv):
         info: which values of `info` come with every step.
 
     Raises:
-        UnknownEnv, EnvBuildError: it cannot be built, or what it does at the end of an episode cannot be told.
+        UnknownEnv, EnvBuildError: it cannot be built, or its behavior at the end of an episode is unclear.
     """
 
     why_not_saved = "a gymnasium vector environment can neither save nor read its state"

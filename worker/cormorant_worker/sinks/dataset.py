@@ -148,8 +148,8 @@ class StoredDataset:
     def iter_frames(self, part: DatasetPart, schema: FrameSchema | None = None) -> Iterator[Frames]:
         """A part's durable frames, batch by batch, as they were collected. Holds one batch at a time.
 
-        Arrays look into the shard's file (or, for compressed shards, into memory that the batch owns). Digests are not
-        checked; `verify` does that.
+        Arrays are views of the shard's file (or, for compressed shards, of memory that the batch owns). Digests are
+        not checked; `verify` does that.
 
         Args:
             part: of this dataset; its records say which shards are read.

@@ -1,7 +1,7 @@
 """Parquet: one file per part, one row per frame, bounded row groups. Called by `export.py`.
 
 Columns are those of the shards (`schema.py`) as plain Parquet types, a leaf's shape in the field's metadata;
-`next.<leaf>` is null where the following row of the same `traj_id` says it.
+`next.<leaf>` is null where the following row of the same `traj_id` contains it.
 """
 
 from pathlib import Path

@@ -49,7 +49,7 @@ class FrameEncoder:
         self._next_types = [next_type(leaf) for leaf in schema.carried]
 
     def encode(self, block: Block) -> Any:
-        """The block's frames as a pyarrow.RecordBatch that looks into the block's memory."""
+        """The block's frames as a pyarrow.RecordBatch that views the block's memory."""
         rows, envs = block.num_rows, self._envs
         if rows > len(self._env_TB):
             self._env_TB = np.tile(np.arange(envs, dtype=np.int32), (rows, 1))
@@ -134,7 +134,7 @@ class Frames:
     states: Arrays
     info: Arrays
     tasks: Arrays
-    """[n] int64, the only leaf of this kind, with variants."""
+    """[n] int64 task ids, as a single leaf; empty without variants."""
     reward: Array
     """[n] float32."""
     terminated: Array

@@ -279,7 +279,7 @@ class Dataset:
         seeds: tuple[int, ...] | None,
         drop_last: bool = False,
     ) -> "Iterator[TensorDict]":
-        """Frames `start` to `stop` of the shards; with seeds, in the order that they give, shuffled."""
+        """Frames `start` to `stop` of the shards, shuffled if seeds are given."""
         shards = self._shards()
         if seeds is not None:
             _generator(*seeds).shuffle(shards)
