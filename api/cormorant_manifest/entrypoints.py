@@ -102,11 +102,9 @@ def _trouble(entry: Entrypoint, path: Sequence[str]) -> str:
         # Hundreds of packages are installed: one of them looks a little like any name.
         cutoff = 0.6 if missing.parent else 0.8
         siblings = [f"{missing.parent}{name}" for name in missing.siblings]
-        hint = did_you_mean(f"{missing.parent}{missing.name}", siblings, cutoff=cutoff)
-        return (
-            f"{entry.path}: there is no module {missing.parent}{missing.name}{hint}; put the {entry.what}'s module "
-            "beside the manifest or on PYTHONPATH, or install it"
-        )
+        name = f"{missing.parent}{missing.name}"
+        remedy = f"; put the {entry.what}'s module beside the manifest or on PYTHONPATH, or install it"
+        return f"{entry.path}: there is no module {name}{did_you_mean(name, siblings, cutoff=cutoff, otherwise=remedy)}"
     tree = _parsed(spec)
     if tree is None:
         return ""
