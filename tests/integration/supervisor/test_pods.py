@@ -104,8 +104,26 @@ def test_head_whose_ray_got_no_cpu_time_says_so_and_is_not_counted(tmp_path: Pat
         time.sleep(12)
         raylet.resume()
         assert head.wait(30) == 4, head.text
-        assert "got no CPU time" in json.loads(last_words.read_text())["reason"]
+        assert "get no CPU time" in json.loads(last_words.read_text())["reason"]
         assert head.left() == []
+
+
+def test_start_that_lacked_cpu_time_is_not_counted_and_a_crash_is(tmp_path: Path) -> None:
+    words = {name: tmp_path / name for name in ("frozen", "ended")}
+    for path in words.values():
+        path.write_text('{"frames": 7}')
+    frozen, ended = (head_pod(unused_port(), CORMORANT_LAST_WORDS=str(path)) for path in words.values())
+    with frozen, ended:
+        until(lambda: frozen.below("/raylet"))
+        frozen.below("/raylet")[0].suspend()
+        until(lambda: ended.below("/raylet"))
+        ended.below("/raylet")[0].kill()
+        # Ray waits for 30 s, and says the same of both.
+        assert (frozen.wait(90), ended.wait(90)) == (4, 1), frozen.text + ended.text
+        reasons = [json.loads(path.read_text())["reason"] for path in words.values()]
+        assert "did not start, as happens when its processes get no CPU time" in reasons[0]
+        assert "it ended with code 1" in reasons[1]
+        assert frozen.left() == ended.left() == []
 
 
 class Job:

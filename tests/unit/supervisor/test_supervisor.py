@@ -212,7 +212,7 @@ while not child.has_said:
 time.sleep(0.3)
 processes.reap([child.pid])
 print(sorted(process.name() for process in processes.descendants()))
-print(processes.is_running("sleep"), processes.is_running("gcs_server"))
+print(processes.look_for("sleep", "gcs_server"))
 print(processes.kill_all([child.pid]), child.poll(), processes.descendants(), child.output_tail())
 """
 
@@ -221,7 +221,7 @@ def test_nothing_is_left_as_a_zombie_and_nothing_survives() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ORPHANS], env=environment(), capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.splitlines() == ["['sh', 'sleep', 'sleep']", "True False", "True 137 [] ready"], done.stderr
+    assert done.stdout.splitlines() == ["['sh', 'sleep', 'sleep']", "{'sleep': True}", "True 137 [] ready"], done.stderr
 
 
 RAY = """

@@ -14,6 +14,10 @@ _STARVED = (
     "failed to check the health of this node",
     "GCS consider this node to be dead",
     "Failed to connect to GCS within",
+    "Failed to start GCS",
+    "The current node timed out during startup",
+    # A raylet that gives up, because the GCS gave it up or does not answer, loses its last words half of the time.
+    "END raylet.out tail (exit code(s)=1)",
 )
 """Ray's words for its own head when nothing but CPU time was missing: the GCS runs on the same node."""
 _LONGEST = 300

@@ -136,13 +136,14 @@ def descendants() -> list[psutil.Process]:
     return found
 
 
-def is_running(name: str) -> bool:
-    """Whether a process of this name runs below this one."""
+def look_for(*names: str) -> dict[str, bool]:
+    """Processes below this one with these names, and whether each runs. False: it has ended and is not reaped."""
+    found = {}
     for process in descendants():
         with suppress(psutil.Error):
-            if process.name() == name and not _is_zombie(process):
-                return True
-    return False
+            if (name := process.name()) in names:
+                found[name] = not _is_zombie(process)
+    return found
 
 
 def _is_zombie(process: psutil.Process) -> bool:
