@@ -25,9 +25,10 @@ PAGE = ROOT / "api" / "cormorant_api" / "live" / "page"
 DIGEST = ROOT / "docs" / "images" / "live-page.digest"
 """Digest of the page's files when its pictures were drawn."""
 SHOTS = (
-    ("light", 1100, "light"),
-    ("dark", 1100, "dark"),
-    ("narrow", 390, "light"),
+    ("light", 1100, 1090),
+    ("dark", 1100, 1090),
+    ("narrow-light", 390, 770),
+    ("narrow-dark", 390, 770),
 )
 
 
@@ -77,9 +78,9 @@ def draw_pages() -> None:
             )
             learner.start()
             time.sleep(75)  # what the plots show
-            for kind, width, scheme in SHOTS:
-                options = {"color_scheme": scheme}
-                options["viewport"] = {"width": width, "height": 1090}
+            for kind, width, height in SHOTS:
+                options = {"color_scheme": kind.removeprefix("narrow-")}
+                options["viewport"] = {"width": width, "height": height}
                 with watching(browser, api.port, api.token, **options) as page:
                     page.wait_for_text("#return", "-2")
                     page.page.wait_for_timeout(2000)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def start(folder: Path, port: int, *options: str, task: str = "CartPole-v1") -> HeadProcess:
     ports = ("--port", str(port), "--data-port", str(unused_port()))
-    return HeadProcess(write_manifest(folder, task), folder / "head", *ports, *options)
+    return HeadProcess(write_manifest(folder, task, totalFrames=10**12), folder / "head", *ports, *options)
 
 
 def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, browser: Browser) -> None:
@@ -28,11 +28,18 @@ def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, bro
             watched.wait_for_text("#phase", "Running")
             epoch = watched.text("#epoch")
             watched.page.wait_for_function(f"() => {line}.split('L').length > 4")
+            watched.wait_for_text("#target", " left")
+            assert watched.text("#now-title") == "Now"
             head.kill()
             watched.wait_for_text("#phase", "Disconnected")
             watched.wait_for_text("#link-text", "Retrying")
             assert (watched.text("#said"), watched.page.title()) == ("Disconnected.", "cartpole: Disconnected")
             assert watched.text("#frames").replace(",", "").isdigit(), "the last numbers stay"
+            assert watched.text("#now-title").startswith("Last seen at ")
+            assert " left" not in watched.text("#target")
+            colors = "['#fps', '#job', 'dt'].map((it) => getComputedStyle(document.querySelector(it)).color)"
+            number, name, small = watched.evaluate(colors)
+            assert number == small != name, "dim"
             watched.page.get_by_role("button", name="Pause", exact=True).click()
             watched.wait_for_text("#trouble", "Could not pause: the head does not answer.")
             with start(tmp_path, port) as second:
@@ -44,6 +51,9 @@ def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, bro
                 watched.wait_for_text("#link-text", "Live")
                 watched.wait_for_text("#phase", "Running")
                 assert watched.text("#epoch") != epoch
+                assert watched.text("#now-title") == "Now"
+                number, name, small = watched.evaluate(colors)
+                assert number == name != small
                 watched.wait_for_text("#events", "the head was restarted")
                 assert watched.text("#trouble") == ""
                 assert watched.evaluate(line).count("M") >= 2, "what was before stays in view, with a gap"

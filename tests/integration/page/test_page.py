@@ -380,6 +380,12 @@ def test_the_keyboard_is_enough(cartpole: HeadProcess, browser: Browser) -> None
         press("End")
         assert watched.text("#plot-fps output") != oldest
         press("ArrowLeft")
+        tab_to("#plot-shares svg")
+        press("Home")
+        oldest = watched.text("#plot-shares output")
+        assert watched.evaluate("document.activeElement.getAttribute('aria-valuetext')") == oldest
+        press("End")
+        assert watched.text("#plot-shares output") != oldest
         watched.page.locator("#theme").focus()
         press("End")
         watched.page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")

@@ -23,7 +23,7 @@ const plots = {
   fps: new Plot($("plot-fps"), { name: "Frames per second", format: (value) => `${count(value)} frames per second` }),
   return: new Plot($("plot-return"), { name: "Mean episode return", format: (value) => `return ${number(value)}` }),
   length: new Plot($("plot-length"), { name: "Mean episode length", format: (value) => `${number(value)} frames` }),
-  staleness: new Plot($("plot-staleness"), { name: "Version lag", format: (value) => `${Number(value.toFixed(2))} versions behind` }),
+  staleness: new Plot($("plot-staleness"), { name: "Version lag", format: (value) => `${Number(value.toFixed(2))} ${value === 1 ? "version" : "versions"} behind` }),
 };
 const shares = new Shares($("plot-shares"), [
   { key: "env", name: "environment" },
@@ -146,6 +146,9 @@ function failingOf(status) {
 /** The phase in a word. A fault is told before a wait: a full queue does not make it go away. */
 const wordOf = (status) => (failingOf(status) ? "Environments fail" : waitOf(status) ? "Waiting" : status.phase);
 
+/** The last numbers stand there, and newer ones are out of reach. */
+const isStale = () => isAway && !endState;
+
 /** Nothing is stepped, whatever the rate over the last ten seconds says. */
 const isStill = ({ phase, pause_state: state }) => Boolean(endState) || state === "paused" || ["Completed", "Failed"].includes(phase);
 
@@ -177,7 +180,7 @@ function showTiles(status) {
     fps: count(endState ? meanOf(status) : isStill(status) ? 0 : frames.per_second),
     "fps-mean": endState ? "on average" : "",
     frames: count(frames.collected),
-    target: frames.target === null ? "" : `of ${count(frames.target)} (${((100 * frames.collected) / (frames.target || 1)).toFixed(1)} %)${isStill(status) ? "" : leftOf(frames)}`,
+    target: frames.target === null ? "" : `of ${count(frames.target)} (${((100 * frames.collected) / (frames.target || 1)).toFixed(1)} %)${isStill(status) || isStale() ? "" : leftOf(frames)}`,
     dropped: Object.entries(frames.dropped).filter(([, lost]) => lost).map(([why, lost]) => `${count(lost)} dropped (${words(why)})`).join(", "),
     return: number(episodes.mean_return),
     episodes: `${count(episodes.count)} episodes` + (episodes.mean_length === null ? "" : `, ${number(episodes.mean_length)} frames long`),
@@ -193,7 +196,8 @@ function showTiles(status) {
   $("queue-tile").hidden = $("learners-card").hidden = !queue.capacity;
   $("workers-tile").hidden = $("workers-card").hidden = Boolean(endState) && !moment.workers.length;
   $("weights-card").hidden = Boolean(endState) && !moment.updates.length;
-  setText($("now-title"), endState ? "At the end" : "Now");
+  setText($("now-title"), endState ? "At the end" : isStale() ? `Last seen at ${clock(moment.time)}` : "Now");
+  $("main").toggleAttribute("data-stale", isStale());
   showStatistics(Object.entries(status.statistics ?? {}));
   showServers(Object.entries(status.inference ?? {}));
   const metrics = Object.entries(episodes.metrics ?? {});
@@ -322,6 +326,7 @@ function away(problem, until) {
   if (endState) showEnd();
   else if (isStarting) showPhase("Starting", "Starting");
   else showPhase("Away", "Disconnected");
+  if (moment) showTiles(moment.status);
   if (endState && endState !== "Stopped") return;
   $("retry").hidden = false;
   const hint = problem.status === 0 && !endState ? " If this is a port-forward, it may have ended with the pod: start it again." : "";

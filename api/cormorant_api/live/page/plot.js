@@ -1,4 +1,5 @@
 // A line over time, with a band around it where there is one, as SVG. Point at it, or walk along it with the arrow keys.
+// What a subclass draws and says instead: `ticks`, `label`, `layers`, `words`, `range`.
 
 import { clock } from "./format.js";
 
@@ -72,37 +73,55 @@ export class Plot {
     const width = this.#width();
     const height = this.svg.clientHeight - MARGIN.top - MARGIN.bottom;
     const known = this.points.filter(([, value]) => value !== null);
-    const ticks = ticksOf(known.flatMap(([, value, low, high]) => [value, low ?? value, high ?? value]));
+    const ticks = this.ticks(known);
     const [low, high] = [ticks[0], ticks[ticks.length - 1]];
     const x = (at) => MARGIN.left + (1 - (this.now - at) / this.seconds) * width;
     const y = (value) => MARGIN.top + (1 - (value - low) / (high - low)) * height;
     const parts = ticks.flatMap((tick) => [
       make("line", { class: "grid", x1: MARGIN.left, x2: MARGIN.left + width, y1: y(tick), y2: y(tick) }),
-      make("text", { x: MARGIN.left - 6, y: y(tick) + 4, "text-anchor": "end" }, short(tick)),
+      make("text", { x: MARGIN.left - 6, y: y(tick) + 4, "text-anchor": "end" }, this.label(tick)),
     ]);
     const bottom = MARGIN.top + height + 16;
+    const shown = (this.at !== null && known.find(([at]) => at >= this.at)) || known[known.length - 1];
     parts.push(
       make("text", { x: MARGIN.left, y: bottom }, clock(this.now - this.seconds)),
       make("text", { x: MARGIN.left + width, y: bottom, "text-anchor": "end" }, clock(this.now)),
-      ...bandsOf(this.points).map((band) => make("path", { class: "band", d: outlineOf(band, x, y) })),
-      make("path", { class: "line", d: pathOf(this.points, x, y) }),
+      ...this.layers(x, y, shown),
     );
-    const shown = (this.at !== null && known.find(([at]) => at >= this.at)) || known[known.length - 1];
-    if (shown) {
-      const [cx, cy] = [x(shown[0]), y(shown[1])];
-      if (this.at !== null) parts.push(make("line", { class: "cursor", x1: cx, x2: cx, y1: MARGIN.top, y2: MARGIN.top + height }));
-      parts.push(make("circle", { class: "dot", cx, cy, r: 3.5 }));
-    }
+    if (shown && this.at !== null) parts.push(make("line", { class: "cursor", x1: x(shown[0]), x2: x(shown[0]), y1: MARGIN.top, y2: MARGIN.top + height }));
     for (const part of parts) part.setAttribute("aria-hidden", "true");
     this.svg.replaceChildren(...parts);
     this.#tell(shown, known);
   }
 
+  ticks(known) {
+    return ticksOf(known.flatMap(([, value, low, high]) => [value, low ?? value, high ?? value]));
+  }
+
+  label(tick) {
+    return Math.abs(tick) >= 1000 ? tick.toLocaleString("en", { notation: "compact" }) : String(Number(tick.toPrecision(6)));
+  }
+
+  layers(x, y, shown) {
+    return [
+      ...runsOf(this.points, ([, , low, high]) => (low ?? null) !== null && high !== null).map((band) => make("path", { class: "band", d: outlineOf(band, x, y) })),
+      make("path", { class: "line", d: pathOf(this.points, x, y) }),
+      ...(shown ? [make("circle", { class: "dot", cx: x(shown[0]), cy: y(shown[1]), r: 3.5 })] : []),
+    ];
+  }
+
+  words([at, value]) {
+    return `${clock(at)}: ${this.format(value)}`;
+  }
+
+  range(values) {
+    return `, lowest ${this.format(Math.min(...values))}, highest ${this.format(Math.max(...values))}`;
+  }
+
   #tell(shown, known) {
-    const text = shown ? `${clock(shown[0])}: ${this.format(shown[1])}` : "nothing yet";
+    const text = shown ? this.words(shown) : "nothing yet";
     if (this.readout.textContent !== text) this.readout.textContent = text;
-    const values = known.map(([, value]) => value);
-    const range = values.length ? `, lowest ${this.format(Math.min(...values))}, highest ${this.format(Math.max(...values))}` : "";
+    const range = shown ? this.range(known.map(([, value]) => value)) : "";
     set(this.svg, {
       "aria-valuemin": Math.round(this.now - this.seconds),
       "aria-valuemax": Math.round(this.now),
@@ -131,25 +150,25 @@ function pathOf(points, x, y) {
 }
 
 /** Whether a line leads from one sample to the next: older samples stand for longer spans. */
-export const isJoined = (before, at, step) => at - before <= Math.max(GAP_S, 3 * step);
+const isJoined = (before, at, step) => at - before <= Math.max(GAP_S, 3 * step);
 
-/** Runs of points that have a low and a high. */
-function bandsOf(points) {
-  const bands = [];
-  let band = [];
+/** Points in runs without gaps, and without those that are no part of one. */
+export function runsOf(points, isPart = () => true) {
+  const runs = [];
+  let run = [];
   for (const point of points) {
-    const has = point[2] !== undefined && point[2] !== null && point[3] !== null;
-    const step = band.length > 1 ? band[band.length - 1][0] - band[band.length - 2][0] : 0;
-    if (band.length && (!has || !isJoined(band[band.length - 1][0], point[0], step))) {
-      bands.push(band);
-      band = [];
+    const step = run.length > 1 ? run[run.length - 1][0] - run[run.length - 2][0] : 0;
+    if (run.length && (!isPart(point) || !isJoined(run[run.length - 1][0], point[0], step))) {
+      runs.push(run);
+      run = [];
     }
-    if (has) band.push(point);
+    if (isPart(point)) run.push(point);
   }
-  return band.length ? [...bands, band] : bands;
+  return run.length ? [...runs, run] : runs;
 }
 
-function outlineOf(band, x, y) {
+/** The area between the low and the high of a run. */
+export function outlineOf(band, x, y) {
   const above = band.map(([at, , , high]) => `${x(at).toFixed(1)} ${y(high).toFixed(1)}`);
   const below = band.map(([at, , low]) => `${x(at).toFixed(1)} ${y(low).toFixed(1)}`).reverse();
   return `M${[...above, ...below].join("L")}Z`;
@@ -167,9 +186,6 @@ function ticksOf(values) {
   return ticks;
 }
 
-const short = (value) =>
-  Math.abs(value) >= 1000 ? value.toLocaleString("en", { notation: "compact" }) : String(Number(value.toPrecision(6)));
-
 export function make(name, attributes, text) {
   const element = document.createElementNS(SVG, name);
   set(element, attributes);
@@ -177,6 +193,6 @@ export function make(name, attributes, text) {
   return element;
 }
 
-export function set(element, attributes) {
+function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
 }
