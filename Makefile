@@ -65,7 +65,7 @@ test-jax: $(INSTALLED) ## Step environments of gymnax, Brax and jumanji, in .ven
 test-peers: $(INSTALLED) ## Run the tests against Tianshou and TorchRL, in .venv-peers; PEERS_SOURCES=rl:tianshou: theirs, too
 	@benchmarks/peers/setup
 	@$(BIN)/uv pip install --quiet --python .venv-peers/bin/python --group peers$(if $(PEERS_SOURCES), --group peers-examples)
-	@PYTHONPATH=api:worker:tests/support .venv-peers/bin/python -m pytest -m "not gpu" tests/peers \
+	@PYTHONPATH=$(CURDIR)/api:$(CURDIR)/worker:$(CURDIR)/tests/support .venv-peers/bin/python -m pytest -m "not gpu" tests/peers \
 		tests/integration/worker/torchrl/test_multi_threaded_env.py tests/integration/worker/torchrl/test_collectors.py \
 		tests/integration/worker/torchrl/test_collector_classes.py \
 		tests/integration/worker/torchrl/test_guide.py $(PYTEST_ARGS)

@@ -1,15 +1,16 @@
-"""The Python of docs/how-to/multi-agent.md: on an environment of its own, and into TorchRL's MAPPOLoss."""
+"""The Python of docs/how-to/multi-agent.md: on an environment of its own, and into TorchRL's MAPPO and QMIX losses."""
 
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cormorant_testing.snippets import blocks
 
-OWN, MAPPO = blocks("docs/how-to/multi-agent.md", "python")
+OWN, MAPPO, QMIX = blocks("docs/how-to/multi-agent.md", "python")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -24,9 +25,12 @@ def test_an_environment_of_ones_own_is_collected(tmp_path: Path) -> None:
     assert "torch.Size([4, 64, 2, 1])" in run(OWN, tmp_path)
 
 
-def test_mappo_learns_from_batches_as_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("script", "is_expected"), [(MAPPO, lambda reward: reward < 0), (QMIX, lambda loss: loss > 0)])
+def test_losses_of_torchrl_learn_from_batches_as_they_are(
+    script: str, is_expected: Callable[[float], bool], tmp_path: Path
+) -> None:
     for library in ("torchrl", "mpe2"):
         pytest.importorskip(library, reason=f"{library} is not installed; `make test-peers` runs this test")
-    rewards = [float(line[7:-1]) for line in run(MAPPO, tmp_path) if line.startswith("tensor(")]
-    assert len(rewards) == 5
-    assert all(math.isfinite(reward) and reward < 0 for reward in rewards)
+    printed = [float(line[7:-1]) for line in run(script, tmp_path) if line.startswith("tensor(")]
+    assert len(printed) == 5
+    assert all(math.isfinite(number) and is_expected(number) for number in printed)

@@ -9,9 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from cormorant_cli.app import app
 from cormorant_manifest.reader import load_jobs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,6 +49,10 @@ def problem_of(words: list[str]) -> str:
 
 def cormorant_problem(words: list[str]) -> str:
     """Parse as the command line does; no command runs."""
+    import typer  # which the environment of tests/peers lacks
+
+    from cormorant_cli.app import app
+
     command: Any = typer.main.get_command(app)
     path = "cormorant"
     while hasattr(command, "commands") and words and not words[0].startswith("-"):

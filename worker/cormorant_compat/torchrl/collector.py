@@ -271,8 +271,10 @@ class FleetCollector(ReachesWorkers):
             self.update_policy_weights_()
 
     def _frames_of(self, loan: Loan) -> TensorDictBase:
-        """`[R, T]`, in memory of its own, with TorchRL's root flags and counts of steps."""
-        batch: TensorDictBase = loan.tensordict(copy=True)
+        """`[R, T]`, contiguous in memory of its own as TorchRL's, with root flags and counts of steps."""
+        batch: TensorDictBase = loan.tensordict()
+        if loan.mode == "async":  # sync batches are copies
+            batch = batch.apply(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
         loan.copied()
         batches.add_torchrls(batch, self._counts, _envs_of(batch, loan), is_compact=self._settings.compact_obs)
         return batch

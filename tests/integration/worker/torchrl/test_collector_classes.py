@@ -66,6 +66,7 @@ def test_every_frame_comes_once_with_the_newest_weights() -> None:
         for n, batch in enumerate(collector):
             shapes.append(tuple(batch.shape))
             checker.take(batch)
+            assert batch.view(-1).shape == (batch.numel(),)  # contiguous, as TorchRL's
             assert not any(batch[flag].any() for flag in ("done", "terminated", "truncated"))
             collector.update_policy_weights_(weights=numbered(n + 1))
     assert shapes == [(2, 5), (2, 5), (2, 4)]

@@ -57,6 +57,7 @@ def test_sync_collector_frames_once_in_order_with_new_weights() -> None:
         shapes = []
         for n, batch in enumerate(collector):
             assert batch.names == [None, None, "time"]
+            assert batch.view(-1).shape == (batch.numel(),)
             assert (batch["collector", "policy_version"] == n).all()
             shapes.append(tuple(batch.shape))
             checker.take(rows(batch))
@@ -91,6 +92,7 @@ def test_async_collector_gives_batches_as_they_come() -> None:
         for batch in collector:
             shapes.append(tuple(batch.shape))
             checker.take(batch)
+            assert batch.view(-1).shape == (batch.numel(),)
     # The short one is asked for last, and may be ready before another collector's.
     assert sorted(shapes) == [(3, 7)] + [(3, 10)] * 6
     assert checker.frames == 201
