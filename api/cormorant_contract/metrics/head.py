@@ -40,6 +40,9 @@ FRAMES_PER_SECOND = _gauge(
     "Frames stepped per second over the last 10 s; rate() of stepped_frames_total gives other windows.",
 )
 TARGET_FRAMES = _gauge("target_frames", "totalFrames.", when="the manifest has totalFrames")
+AGENT_STEPS = _counter(
+    "agent_steps_total", "Actions of agents in collected frames.", by.ENV, when="agents have acted in groups"
+)
 EPISODES = _counter("episodes_total", "Episodes ended.", by.ENV, by.END)
 EPISODE_RETURN = _histogram("episode_return", "Undiscounted return of episodes.", by.ENV, buckets=_RETURNS)
 EPISODE_LENGTH = _histogram("episode_length_steps", "Length of episodes in frames.", by.ENV, buckets=_LENGTHS)
@@ -169,7 +172,7 @@ GPU_UTILIZATION = _gauge(
 GPU_MEMORY = _gauge("gpu_memory_used_bytes", "Device memory in use by all processes.", by.GPU, when=_DEVICES)
 
 FLEET_METRICS = (
-    FRAMES, STEPPED_FRAMES, TARGET_FRAMES, EPISODES, EPISODE_RETURN, EPISODE_LENGTH, RECENT_RETURN,
+    FRAMES, STEPPED_FRAMES, TARGET_FRAMES, AGENT_STEPS, EPISODES, EPISODE_RETURN, EPISODE_LENGTH, RECENT_RETURN,
     RECENT_LENGTH, EPISODE_METRIC, ENV_STEP, INFERENCE, NORMALIZE_FRAMES, NORMALIZE_PUBLISHED, NORMALIZE_MEAN,
     NORMALIZE_STD,
     BATCH, PHASE_SECONDS, POLICY_VERSION, POLICY_VERSION_PUBLISHED, STALENESS, FRAMES_DROPPED, QUEUE_BATCHES,

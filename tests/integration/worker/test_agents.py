@@ -74,6 +74,9 @@ class TestFrames:
         ):
             for delivery in client.deliveries(prefetch=0):
                 check.take(delivery.tensordict())
+            exported = [line.split() for line in served.reader.get("/metrics").body.decode().splitlines()]
+            acted = [float(line[1]) for line in exported if line[0].startswith("cormorant_agent_steps_total{")]
+            assert acted == [check.agent_steps]
         assert (check.num_frames, check.num_envs) == (240, 3)
 
     @pytest.mark.parametrize(

@@ -191,6 +191,18 @@ class Block:
         """True when every column has all rows: then the batch needs no mask."""
         return bool((self.lengths == self.num_rows).all())
 
+    @property
+    def agent_steps(self) -> int:
+        """Actions of agents that acted, over all groups; 0 without groups."""
+        acted = {(group, "mask") for group in self.layout.groups}
+        masks = [
+            array[: self.num_rows]
+            for leaf, array in zip(self.layout.observation, self.observation, strict=True)
+            if leaf.key in acted
+        ]
+        is_filled = slice(None) if self.mask is None else self.mask
+        return sum(int(np.count_nonzero(mask[is_filled])) for mask in masks)
+
     def end_agents(self) -> None:
         """Mark all agents of ended trajectories as ended. Idempotent."""
         rows = slice(self.num_rows)

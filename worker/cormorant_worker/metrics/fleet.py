@@ -79,6 +79,8 @@ class FleetMetrics:
         if event.sealed is not None:
             sealed = event.sealed
             self._groups[event.worker.rpartition("-")[0]].seal(sealed)
+            if sealed.agent_steps:
+                self._exposition.counter(declared.AGENT_STEPS, env=self._env).inc(sealed.agent_steps)
             if sealed.returns:
                 self._episodes["terminated"].inc(sealed.num_terminated)
                 self._episodes["truncated"].inc(len(sealed.returns) - sealed.num_terminated)

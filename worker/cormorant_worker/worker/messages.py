@@ -128,6 +128,8 @@ class Sealed:
     next_trajectory: int = 0
     """Higher than any trajectory id in this batch and in earlier ones."""
     random_frames: int = 0
+    agent_steps: int = 0
+    """Actions of agents in groups."""
     num_steps: int = 0
     """Evaluations: environment steps in the episodes that `num_frames` counts."""
     moments: Statistics | None = None

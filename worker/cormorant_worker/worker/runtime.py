@@ -222,6 +222,7 @@ class WorkerRuntime:
                 min_version=int(acted.min()) if acted.size else RANDOM_VERSION,
                 max_version=int(acted.max()) if acted.size else RANDOM_VERSION,
                 random_frames=versions.size - acted.size,
+                agent_steps=block.agent_steps,
                 returns=tuple(filled.episodes.returns),
                 lengths=tuple(filled.episodes.lengths),
                 num_terminated=filled.episodes.num_terminated,
