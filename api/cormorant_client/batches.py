@@ -23,7 +23,7 @@ from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.memory import Held, Mappings, NotHere
 from cormorant_client.pauses import default_owner
 from cormorant_client.transport import HttpReply
-from cormorant_contract.arguments import refuse_empty
+from cormorant_contract.arguments import check_types, refuse_empty
 from cormorant_contract.rest import headers
 from cormorant_contract.rest.batches import MemoryBatch
 
@@ -123,6 +123,7 @@ class _Fetcher:
         self._wanted = wanted
         given = {name: wanted.get(name) for name in ("frames", "consumer", "memory")}
         refuse_empty(FleetError, **given)
+        check_types(FleetError, StreamOptions.__annotations__, wanted)
         self._frames, self._prefetch = wanted.get("frames"), wanted.get("prefetch", 2)
         self._condition = threading.Condition()
         """Guards the fields below, up to the thread."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from cormorant_client.address import parse_address, read_token
@@ -24,6 +25,8 @@ from cormorant_client.errors import (
     ControlTimeout,
     FleetError,
     HeadFailed,
+    Refused,
+    StateError,
     UpdateFailed,
     VersionTaken,
     WeightsError,
@@ -32,7 +35,7 @@ from cormorant_client.head import HeadConnection, quoted, read_events, read_open
 from cormorant_client.pauses import Pause, default_owner
 from cormorant_client.publishing import MAIN_MODEL, Body, Publisher, PulledWeights, Update, make_body
 from cormorant_client.transport import Dial, HttpReply, Transport, dial_tcp
-from cormorant_contract.arguments import refuse_empty
+from cormorant_contract.arguments import check_count, check_types, refuse_empty
 from cormorant_contract.fleet import Fleet, Shard
 from cormorant_contract.rest import headers
 from cormorant_contract.rest import updates as rest
@@ -109,10 +112,7 @@ def connect(
     Raises:
         BadAddress: invalid URL, token or certificates.
     """
-    refuse_empty(
-        BadAddress, url=url, token=token, token_file=token_file, timeout_s=timeout_s, ca_file=ca_file, ca_data=ca_data,
-        server_name=server_name,
-    )  # fmt: skip
+    check_options(locals())
     url = url or os.environ.get("CORMORANT_URL")
     token = token or os.environ.get("CORMORANT_TOKEN") or None
     token_file = token_file or os.environ.get("CORMORANT_TOKEN_FILE")
@@ -140,6 +140,14 @@ def connect(
     )  # fmt: skip
     head = HeadConnection(address=address, transport=transport, reconnect_s=reconnect_s)
     return Client(head, again, allow_nonfinite=allow_nonfinite)
+
+
+def check_options(given: Mapping[str, Any]) -> None:
+    """Raise BadAddress for the first argument of `connect` that is empty or of another type."""
+    types = {"url": str | None, **ConnectOptions.__annotations__}
+    may_be_empty = ("reconnect_s", "allow_nonfinite")
+    refuse_empty(BadAddress, **{name: given[name] for name in types if name in given and name not in may_be_empty})
+    check_types(BadAddress, types, given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +230,7 @@ class Client(Fleet):
             UpdateFailed: with `wait`, no worker applied them.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
         """
+        check_types(WeightsError, {"version": int | None, "wait": Real}, locals())
         return self._publish(make_body(weights, model=model, metadata=metadata), version=version, wait=wait)
 
     def patch(
@@ -335,6 +344,7 @@ class Client(Fleet):
 
     def streaming_split(self, n: int) -> tuple[RemoteShard, ...]:
         """See `Fleet.streaming_split`; learners may be in separate processes."""
+        check_count(FleetError, n=n)
         self._end_stream()
         return tuple(RemoteShard(self.again, f"{default_owner()}-{rank}") for rank in range(n))
 
@@ -409,7 +419,10 @@ class Client(Fleet):
         data = read_state(state)
         kind = {"Content-Type": headers.SAFETENSORS}
         with self.pause(owner=f"{default_owner()}/restore", reason="a state is restored", ttl=_STATE_WAIT_S):
-            self._head.send("PUT", "/v1/state", headers=kind, body=[data], wait_s=_STATE_WAIT_S, is_bulk=True)
+            try:
+                self._head.send("PUT", "/v1/state", headers=kind, body=[data], wait_s=_STATE_WAIT_S, is_bulk=True)
+            except Refused as error:
+                raise error if isinstance(error, StateError) else StateError(str(error)) from error
 
     def seed(self, seed: int) -> tuple[str, ...]:
         """See `Fleet.seed`. Not retried when the connection breaks.
@@ -417,9 +430,9 @@ class Client(Fleet):
         Raises:
             FleetError: the seed is negative or above 2**53 - 1, or all frames are collected.
         """
-        if not 0 <= seed < _SEEDS:
-            raise FleetError(f"seeds begin at 0 and end before 2**53, found {seed}; give another")
-        reply = self._head.post("/v1/seed", Reseed(seed=seed), wait_s=_SEED_WAIT_S, is_safe=False)
+        if not (isinstance(seed, Integral) and 0 <= seed < _SEEDS):
+            raise FleetError(f"seeds begin at 0 and end before 2**53, found {seed!r}; give another whole number")
+        reply = self._head.post("/v1/seed", Reseed(seed=int(seed)), wait_s=_SEED_WAIT_S, is_safe=False)
         return self._head.parse(Seeded, reply).workers
 
     def status(self) -> Status:

@@ -122,7 +122,8 @@ def _refuse_values(value: object, location: Location) -> Iterator[Finding]:
     elif isinstance(value, float) and not math.isfinite(value):
         yield location, f"{value} is not a finite number; write a finite one"
     elif not isinstance(value, (str, int, float, type(None))):
-        yield location, f"{type(value).__name__} is not allowed in a manifest; quote it to make it a string"
+        remedy = "pass int(...) of it" if hasattr(value, "__index__") else "quote it to make it a string"
+        yield location, f"{type(value).__name__} is not allowed in a manifest; {remedy}"
 
 
 def prune(value: Any, schema: Schema, *, path: str = "", unknown: list[str] | None = None) -> Any:

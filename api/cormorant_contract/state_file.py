@@ -18,7 +18,7 @@ def write_state(path: str | os.PathLike[str], state: bytes | memoryview) -> None
     """
     try:
         write_durably(Path(path), state)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise StateError(f"cannot write the state to {path}: {_reason(error)}") from error
 
 
@@ -38,5 +38,5 @@ def read_state(state: State) -> bytes | memoryview:
         raise StateError(f"cannot read the state in {state}: {_reason(error)}") from error
 
 
-def _reason(error: OSError | ValueError) -> str:
+def _reason(error: OSError | ValueError | TypeError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -278,10 +278,18 @@ def test_every_fleet_refuses_in_the_same_words(place: Any, tmp_path: Path) -> No
         ):
             with pytest.raises(WeightsError, match=words):
                 fleet.publish(weights)
-        with pytest.raises(StateError):
-            fleet.restore(tmp_path / "other")
-        with pytest.raises(FleetError, match="seeds begin at 0"):
-            fleet.seed(-1)
+        for state in (tmp_path / "other", b"text"):
+            with pytest.raises(StateError):
+                fleet.restore(state)
+        for seed in (-1, 1.5, "7"):
+            with pytest.raises(FleetError, match="seeds begin at 0"):
+                fleet.seed(seed)  # type: ignore[arg-type]  # as a script may
+        for number in (0, 1.5, "2"):
+            with pytest.raises(FleetError, match="n is "):
+                fleet.streaming_split(number)  # type: ignore[arg-type]  # as a script may
+        for version in (4.5, "4"):
+            with pytest.raises(WeightsError, match="version is "):
+                fleet.publish(policy, version=version)  # type: ignore[arg-type]  # as a script may
         assert fleet.version == 3
         with fleet.pause(), pytest.raises(BatchTimeout, match=r"no batch came .*within 0\.2 s"):
             sum(batch.numel() for batch in iter(lambda: fleet.next_batch(timeout=0.2), None))

@@ -26,6 +26,7 @@ from cormorant_contract import errors as contract
 from cormorant_contract.arguments import refuse_empty
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
+from cormorant_contract.state_file import read_state
 from cormorant_manifest.entrypoints import missing_entrypoints
 from cormorant_manifest.reader import STDIN, load_jobs
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
@@ -134,6 +135,8 @@ def open_fleet(
         init_random_frames=init_random_frames, on_policy=on_policy, mode=mode, vectorization_mode=vectorization_mode,
         seed=seed, collection=collection, info=info,
     )  # fmt: skip
+    refuse_empty(ManifestError, device=device, storing_device=storing_device, resume=resume)
+    state = None if resume is None else read_state(resume)
     if engine is None:
         fork_server(WORKERS)  # imports torch while this process does
     if overrides is NO_OVERRIDES:
@@ -145,8 +148,9 @@ def open_fleet(
     # The first batch needs tensordict, whose import takes as long as workers take to start.
     importing = threading.Thread(target=import_module, args=("cormorant_worker.collect.batch",), daemon=True)
     importing.start()
-    given: dict[str, Any] = {"workers": workers, "device": device, "storing_device": storing_device}
-    given = {field: value for field, value in given.items() if value is not None}
+    devices = {"device": device, "storing_device": storing_device}
+    given: dict[str, Any] = {field: str(value) for field, value in devices.items() if value is not None}  # torch.device
+    given |= {} if workers is None else {"workers": workers}
     options = FleetOptions() if options is None else options
     if not isinstance(options, FleetOptions):
         raise ManifestError(f"options is {options!r}; give cormorant.FleetOptions(), or None for the defaults")
@@ -167,9 +171,9 @@ def open_fleet(
         fleet = LocalFleet(WorkerFleet(job, options, engine=RayEngine(engine)))
     owned(fleet._fleet, fleet)
     importing.join()
-    if resume is not None:
+    if state is not None:
         try:
-            fleet.restore(resume)
+            fleet.restore(state)
         except BaseException:
             fleet.close()
             raise

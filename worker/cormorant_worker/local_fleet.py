@@ -6,15 +6,16 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from numbers import Real
 from typing import TYPE_CHECKING, Self
 
-from cormorant_contract.arguments import refuse_empty
+from cormorant_contract.arguments import check_count, check_types, refuse_empty
 from cormorant_contract.fleet import Batches, Fleet, Receipt, Shard
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.state_file import State, read_state
 from cormorant_contract.stats import Stats
 from cormorant_contract.weights import Publishable
-from cormorant_worker.errors import BatchTimeout, ControlTimeout, FleetError, UpdateFailed
+from cormorant_worker.errors import BatchTimeout, ControlTimeout, FleetError, UpdateFailed, WeightsError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.stats import WorkerStats
@@ -192,6 +193,7 @@ class LocalFleet(Fleet):
 
     def streaming_split(self, n: int) -> tuple[LocalShard, ...]:
         """See `Fleet.streaming_split`; for threads of this process."""
+        check_count(FleetError, n=n)
         self._lent.swap(None)
         return tuple(LocalShard(self) for _ in range(n))
 
@@ -222,6 +224,8 @@ class LocalFleet(Fleet):
             FleetError: there is no such worker; nothing was published.
         """
         refuse_empty(FleetError, workers=workers)
+        check_types(FleetError, {"workers": Sequence[str] | None}, locals())
+        check_types(WeightsError, {"version": int | None, "wait": Real}, locals())
         found = self._fleet.publish(
             weights, version=version, wait_s=wait, workers=workers or (), allow_nonfinite=allow_nonfinite
         )

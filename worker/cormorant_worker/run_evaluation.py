@@ -6,13 +6,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from cormorant_contract import errors as contract
-from cormorant_contract.arguments import refuse_empty
+from cormorant_contract.arguments import check_types, refuse_empty
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_contract.stats import Stats
@@ -97,6 +96,7 @@ def evaluate(
         WeightsMismatch, WorkerFailed, EnvError: the weights do not fit the policy; an environment or the policy fails.
     """
     refuse_empty(ManifestError, weights=weights, directory=directory, device=device, engine=engine)
+    check_types(ManifestError, {"directory": str | Path | None, "look": Callable[..., Any], "videos": int}, locals())
     if videos and (not directory or "://" in str(directory)):
         raise EvaluationError("videos need a folder of this machine; pass directory=")
     if engine is not None and not directory:
@@ -116,7 +116,7 @@ def evaluate(
                 objects = overrides.to_bytes()
         job = evaluation_job(
             described, folder, weights=weights_uri, episodes=episodes, seed=seed, deterministic=deterministic,
-            device=device or "", objects=objects,
+            device=str(device or ""), objects=objects,
         )  # fmt: skip
         on_ray = None
         if engine is not None:
@@ -126,7 +126,7 @@ def evaluate(
         table = run_evaluation(
             job,
             workers=workers,
-            device=device,
+            device=None if device is None else str(device),
             engine=on_ray,
             look=lambda stats: look(stats.summary()),
             objects=objects,
@@ -167,7 +167,10 @@ def evaluation_job(
     collection["framesPerBatch"] = job.spec.env.num_envs
     collection["episodes"] = dict(collection.get("episodes") or {})
     if episodes is not None:
-        given = {"seeds": [int(n) for n in episodes]} if isinstance(episodes, Iterable) else {"count": int(episodes)}
+        many = [episodes] if isinstance(episodes, str) or not isinstance(episodes, Iterable) else [*episodes]
+        if not all(isinstance(n, Integral) for n in many):
+            raise ManifestError(f"episodes is {episodes!r}; give a number of episodes, or a list of seeds")
+        given = {"seeds": [int(n) for n in many]} if isinstance(episodes, Iterable) else {"count": int(episodes)}
         kept = {name: value for name, value in collection["episodes"].items() if name in _KEPT_OF_EPISODES}
         collection["episodes"] = {**kept, **given}
     elif not collection["episodes"]:
@@ -187,7 +190,7 @@ def evaluation_job(
         spec.pop("inference", None)
         spec["workerGroups"] = [group for group in spec["workerGroups"] if group.get("role") != "inference"]
     if device:
-        kind = "cpu" if torch.device(device).type == "cpu" else "gpu"
+        kind = "cpu" if device.startswith("cpu") else "gpu"
         spec["workerGroups"] = [{**group, "device": kind} for group in spec["workerGroups"]]
     if objects:
         # On a placeholder, which no factory is called for: the environment's, or else the policy's.

@@ -16,7 +16,7 @@ from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.envs.gymnasium_env import has_agents, makes_vector, needed_arguments, why_unsupported
 from cormorant_worker.envs.jax import is_functional
-from cormorant_worker.errors import ManifestError
+from cormorant_worker.errors import ManifestError, PolicyLoadError
 
 EnvChoice = str | Callable[..., Any] | Mapping[str, Any] | Any
 """A gymnasium id, or "envpool:" and an EnvPool task; a class or function that makes one gymnasium.Env or PettingZoo
@@ -110,7 +110,7 @@ class Scripted:
         return WorkerOverrides(
             envs=makers,
             policy=None if isinstance(self.policy, str) else self.policy,
-            policy_factory=self.policy_factory,
+            policy_factory=None if self.policy_factory is None else partial(_made, self.policy_factory),
             takes_spaces=self.policy_factory is not None,
         )
 
@@ -169,6 +169,8 @@ class Scripted:
 
     def _check(self) -> None:
         self._check_mappings()
+        if not isinstance(self.on_policy, bool):
+            raise ManifestError(f"on_policy is {self.on_policy!r}; give True or False")
         if self.on_policy and "async" in (self.mode, (self.collection or {}).get("mode")):
             raise ManifestError(
                 'on_policy collects rounds of all workers, and mode is "async"; leave mode out, or on_policy'
@@ -209,6 +211,13 @@ class Scripted:
             )
 
 
+def _made(factory: Callable[..., Any], observation: Any, action: Any) -> Any:
+    """Call a script's policy factory in the worker, where None would be a policy of random actions."""
+    if (made := factory(observation, action)) is None:
+        raise PolicyLoadError(f"policy_factory {factory!r} returned None; return the policy")
+    return made
+
+
 def script_job(spec: Mapping[str, Any]) -> CollectorJob:
     head = {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "metadata": {"name": "script"}}
     try:
@@ -221,4 +230,6 @@ def info_block(info: Sequence[str | Mapping[str, Any]] | None) -> dict[str, Any]
     """`spec.env.info` from keys, or from items as a manifest spells them."""
     if isinstance(info, str):
         raise ManifestError(f'info is the word "{info}"; pass a list of keys: info=["{info}"]')
+    if not (isinstance(info, Sequence | None) and all(isinstance(item, str | Mapping) for item in info or ())):
+        raise ManifestError(f"info is {info!r}; pass a list of keys, or of items as spec.env.info has them")
     return {"info": [{"key": item} if isinstance(item, str) else dict(item) for item in info]} if info else {}

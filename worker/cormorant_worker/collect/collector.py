@@ -242,21 +242,23 @@ class Collector(Saveable):
         from cormorant_postproc import split_trajectories
         from cormorant_worker.collect.batch import to_tensordict, with_mask
 
-        if num_steps is None and num_episodes is not None and num_episodes > 0:
+        asked = num_episodes if num_steps is None else num_steps
+        if None not in (num_steps, num_episodes) or not (isinstance(asked, int | np.integer) and asked > 0):
+            raise ValueError(
+                f"num_steps {num_steps!r} and num_episodes {num_episodes!r}: give exactly one of them, 1 or more"
+            )
+        if num_steps is None:
+            assert num_episodes is not None
             self.restart()
             blocks = self.play_episodes(num_episodes, max_frames=max_frames_per_env)
             played: TensorDict = torch.cat([with_mask(to_tensordict(block, copy=True)) for block in blocks], dim=1)
             lost = torch.tensor(sorted(self.trajectories.lost), dtype=torch.int64)
             played["collector", "mask"] &= ~torch.isin(played["collector", "traj_ids"], lost)
             batch = split_trajectories(played)
-        elif num_episodes is None and num_steps is not None and num_steps > 0:
+        else:
             block = Block(self.layout(-(-num_steps // self.num_envs)))
             self.fill(block, num_steps)
             batch = to_tensordict(block)
-        else:
-            raise ValueError(
-                f"num_steps {num_steps} and num_episodes {num_episodes}: give exactly one of them, 1 or more"
-            )
         if not self._config.post_processing:
             return batch
         from cormorant_postproc.pipeline import of_collection

@@ -33,7 +33,10 @@ class WorkerPlace(SeedPath):
 
 
 def find_device(name: str) -> torch.device:
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise DeviceUnavailable(f'torch knows no device "{name}"; use "cpu", "cuda" or "cuda:1"') from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise DeviceUnavailable(
             f"device {name} was requested but torch finds no CUDA device; give the worker group a GPU "

@@ -399,10 +399,10 @@ class WorkerFleet:
             ControlTimeout: batches under way did not end in time, or environments were not built in
                 `startup_timeout_s`; the seed holds nevertheless.
         """
-        if seed < 0:
-            raise FleetError(f"seeds begin at 0, found {seed}; give another")
+        if not (isinstance(seed, int | np.integer) and seed >= 0):
+            raise FleetError(f"seeds begin at 0, found {seed!r}; give another whole number")
         with self._changed, self._quiesce.between_batches():
-            return self._quiesce.reseed(seed)
+            return self._quiesce.reseed(int(seed))
 
     def call(self, function: Callable[[WorkerPlace, WorkerOverrides, Collector], Any]) -> dict[str, Any]:
         """Call a function in each worker at a batch boundary, in its process; it is pickled, and so is what it returns.

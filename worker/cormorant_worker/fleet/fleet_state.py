@@ -87,5 +87,6 @@ class FleetState:
                     workers={name.removeprefix("worker/"): part for name, part in parts.items()},
                 )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StateError(f"these {len(data)} bytes are not a fleet's state: {error}") from error
+            what = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise StateError(f"these {len(data)} bytes are not a fleet's state: {what}") from error
         raise StateError(f"the state has format {metadata['format']}, this version reads {FORMAT}")

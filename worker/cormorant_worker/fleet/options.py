@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cormorant_contract.arguments import refuse_empty
+from cormorant_contract.arguments import check_types, refuse_empty
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.errors import LastWorker, ManifestError
@@ -69,6 +69,11 @@ class FleetOptions:
         )
         if self.workers is not None and not (isinstance(self.workers, int) and self.workers > 0):
             raise LastWorker(f"workers is {self.workers!r}; give a number from 1 on, or None for the manifest's")
+        check_types(ManifestError, FleetOptions.__annotations__, {name: getattr(self, name) for name in self.__slots__})
+        if self.storing_device != "cpu":
+            from cormorant_worker.collect.place import find_device  # imports torch
+
+            find_device(self.storing_device)
 
 
 def default_workers(job: CollectorJob, *, is_this_machine: bool = True) -> int:

@@ -163,6 +163,8 @@ class Slots:
         Raises:
             FleetError: no such group, a negative size, or no worker would be left.
         """
+        if not isinstance(workers, int | Mapping):
+            raise FleetError(f"workers is {workers!r}; give a number, or a mapping of groups to numbers")
         names = [group.name for group in self._job.spec.worker_groups]
         sizes = self._sizes_of(workers) if isinstance(workers, int) else dict(workers)
         if unknown := sorted(set(sizes) - set(names)):

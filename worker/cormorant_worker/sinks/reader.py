@@ -333,7 +333,7 @@ def read_dataset(uri: str | os.PathLike[str]) -> Dataset:
     Raises:
         DatasetError: there is no dataset, or it cannot be read.
     """
-    if not uri:
+    if not uri or not isinstance(uri, str | os.PathLike):
         raise DatasetError(f"uri is {uri!r}; pass a folder or a URI, for example s3://bucket/pong")
     return Dataset(existing_dataset(os.fspath(uri)))
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cormorant_contract.arguments import refuse_empty
+from cormorant_contract.arguments import check_types, refuse_empty
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import ManifestError
@@ -48,6 +48,7 @@ class RayOptions:
         refuse_empty(
             ManifestError, address=self.address, scheduling=self.scheduling, object_store_bytes=self.object_store_bytes
         )
+        check_types(ManifestError, RayOptions.__annotations__, {name: getattr(self, name) for name in self.__slots__})
 
 
 def actor_options(job: CollectorJob, place: WorkerPlace, options: RayOptions, *, is_own: bool) -> dict[str, Any]:

@@ -1,13 +1,24 @@
-"""An empty argument is never taken for one that is not given."""
+"""An empty argument is never taken for one that is not given, and one of a wrong type is refused where it is given."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cormorant
-from cormorant.errors import BadAddress, DatasetError, FleetError, ManifestError, WeightsError
+from cormorant.errors import (
+    BadAddress,
+    ClientError,
+    CormorantError,
+    DatasetError,
+    FleetError,
+    ManifestError,
+    PolicyLoadError,
+    WeightsError,
+)
 
 MANIFEST = {
     "apiVersion": "cormorant.dev/v1alpha1",
@@ -65,6 +76,8 @@ CALLS: dict[str, tuple[Callable[..., Any], type[Exception], dict[str, tuple[Any,
     "batches": (CLIENT.batches, FleetError, {"consumer": ("",), "frames": (0,), "memory": ("",)}),
     "patch": (partial(CLIENT.patch, {}), FleetError, {"base": ("",)}),
     "publish": (partial(CLIENT.publish, {}), WeightsError, {"model": ("",)}),
+    "seed": (CLIENT.seed, FleetError, {}),
+    "streaming_split": (CLIENT.streaming_split, FleetError, {}),
     "LearnerLink": (partial(cormorant.LearnerLink, CLIENT, {}), FleetError, {"publish_every": (0,)}),
 }  # fmt: skip
 
@@ -83,8 +96,62 @@ def test_an_empty_argument_is_refused_by_name(call: str, argument: str, empty: A
     assert "\n" not in said
 
 
+WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
+    "open_fleet": {
+        "device": ("tpu", 3), "storing_device": ("tpu",), "on_policy": ("yes", 1), "info": (5, [1], {"key": "k"}),
+        "resume": ("nowhere",), "seed": (np.int64(3),),
+    },
+    "evaluate": {"episodes": ("10", 1.5, ["a"], None), "device": ("tpu",)},
+    "read_dataset": {"uri": (5, b"data")},
+    "FleetOptions": {
+        "workers": ("2", True), "startup_timeout_s": ("30", -1, None, float("nan")), "overrides": (None, "abc"),
+        "should_stop": (True,), "storing_device": (None, "tpu"),
+    },
+    "RayOptions": {
+        "num_cpus": ("", "2", -1, True), "resources": ([], {"slot": "one"}), "scheduling": ("FAST", None),
+        "runtime_env": (None,), "actors": ({},), "address": (b"auto",), "object_store_bytes": ("1G",),
+    },
+    "connect": {"token": (5, b"t"), "timeout_s": ("5", None, -1), "reconnect_s": ("x",), "ca_file": (5,)},
+    "connect to a job": {"namespace": (5,), "timeout_s": ("5",)},
+    "connect to nothing": {"head": (5,)},
+    "batches": {"frames": (-1, "x"), "consumer": (5,), "prefetch": (-1, None), "max_staleness": ("x",)},
+    "publish": {"version": ("2", 1.5, -1), "wait": ("x", None)},
+    "seed": {"seed": (1.5, "x", None, -1)},
+    "streaming_split": {"n": (0, -1, "2", 1.5, None)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "argument", "wrong"),
+    [(call, name, wrong) for call, given in WRONG.items() for name, many in given.items() for wrong in many],
+)
+def test_an_argument_of_a_wrong_type_is_refused_by_name(call: str, argument: str, wrong: Any) -> None:
+    function = CALLS[call][0]
+    with pytest.raises((CormorantError, ClientError)) as caught:
+        function(**{argument: wrong})
+    said = str(caught.value)
+    assert argument in said or str(wrong) in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("asked", [{}, {"num_steps": "5"}, {"num_steps": 5.0}, {"num_steps": 1, "num_episodes": 1}])
+def test_a_collector_takes_one_number(asked: Any) -> None:
+    with (
+        cormorant.make_collector(env="CartPole-v1", num_envs=1) as collector,
+        pytest.raises(ValueError, match=r"num_steps .* and num_episodes .*: give exactly one of them, 1 or more"),
+    ):
+        collector.collect(**asked)
+
+
+def test_a_policy_factory_that_returns_nothing_is_refused() -> None:
+    with pytest.raises(PolicyLoadError, match=r"policy_factory .* returned None; return the policy"):
+        cormorant.make_collector(env="CartPole-v1", num_envs=1, policy_factory=lambda *spaces: None)
+
+
 def test_numbers_and_collections_that_mean_something_are_taken() -> None:
     cormorant.RayOptions(num_cpus=0, num_gpus=0)
+    cormorant.RayOptions(num_cpus=np.float64(0.5), runtime_env={"env_vars": {"A": "1"}}, actors=[{"num_cpus": 1}])
+    cormorant.FleetOptions(hang_timeout_s=math.inf, seal_after_s=0, workers=2)
     assert cormorant.connect("http://127.0.0.1:9", reconnect_s=0).url == "http://127.0.0.1:9"
     with cormorant.make_collector(env="CartPole-v1", num_envs=1, seed=0, collection={}, info=()) as collector:
         assert collector.collect(num_steps=1).shape == (1, 1)
