@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.client import Client, ConnectOptions, RemoteShard, connect
 from cormorant_client.delivery import Delivery
-from cormorant_client.errors import BatchTimeout, ClientError
+from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError
 from cormorant_client.head import read_events
 from cormorant_client.pauses import Pause
 from cormorant_client.publishing import MAIN_MODEL, Update, make_body
@@ -169,7 +169,11 @@ class AsyncClient:
             self._pool.shutdown(wait=False)
 
     async def _call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
+        except RuntimeError as error:  # the pool is shut down
+            raise ClientClosed from error
+        return await future
 
 
 class AsyncUpdate:

@@ -10,10 +10,13 @@ import os
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from pydantic import ValidationError
 
 from cormorant_client.address import parse_address, read_token
 from cormorant_client.batches import RemoteBatches, StreamOptions
@@ -148,6 +151,16 @@ def check_options(given: Mapping[str, Any]) -> None:
     may_be_empty = ("reconnect_s", "allow_nonfinite")
     refuse_empty(BadAddress, **{name: given[name] for name in types if name in given and name not in may_be_empty})
     check_types(BadAddress, types, given)
+
+
+@contextmanager
+def _stated() -> Iterator[None]:
+    """Raise FleetError in a sentence for a value that the API refuses."""
+    try:
+        yield
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        raise FleetError(f"{found['loc'][0]} is {found['input']!r}: {found['msg']}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +306,8 @@ class Client(Fleet):
         Raises:
             NotFound: the version is not retained.
         """
-        body = Rollback(version=version)
+        with _stated():
+            body = Rollback(version=version)
         return self._noted(self._head.post(f"/v1/models/{quoted(model)}:rollback", body, is_safe=False))
 
     @property
@@ -387,7 +401,8 @@ class Client(Fleet):
             ControlTimeout: a worker did not stop in time; the lease holds, and the others stay paused.
         """
         refuse_empty(FleetError, owner=owner, ttl=ttl)
-        wanted = PauseRequest(owner=owner or default_owner(), reason=reason, ttl_seconds=ttl, wait_seconds=wait)
+        with _stated():
+            wanted = PauseRequest(owner=owner or default_owner(), reason=reason, ttl_seconds=ttl, wait_seconds=wait)
         pause = Pause(self._head, wanted)
         if wait and pause.lease.state != "paused":
             raise ControlTimeout(

@@ -61,7 +61,7 @@ class Receipt(Protocol):
 
     @property
     def applied(self) -> tuple[str, ...]:
-        """Workers that use this version or a newer one."""
+        """Workers that use this version or a newer one; none when the job has ended."""
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class Receipt(Protocol):
         """Reasons of the workers that refused these weights, by worker."""
 
     def wait(self, timeout: float = 30.0) -> Self:
-        """Wait until every worker uses this version or a newer one.
+        """Wait until every worker uses this version or a newer one; an ended job has none to wait for.
 
         Raises:
             UpdateFailed: workers refused it, or not all use it within `timeout` seconds; names them.

@@ -4,6 +4,7 @@ REST, and gets the same batches.
 
 import gc
 import os
+import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -185,6 +186,28 @@ def test_a_shard_that_was_left_holds_up_no_other(tmp_path: Path) -> None:
         for _ in shards[0].iter_batches():
             break
         assert len(read_in_thread(shards, 1)) == 5
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork")
+def test_no_other_process_reads_a_local_fleet(tmp_path: Path) -> None:
+    """A fork has a copy of the queue, whose batches would be read twice."""
+    with local(tmp_path) as fleet:
+        shards = fleet.streaming_split(2)
+        for thing in (fleet, shards[0]):
+            with pytest.raises(FleetError, match="belongs to the process that opened it"):
+                pickle.dumps(thing)
+        if not (child := os.fork()):
+            refused = 0
+            try:
+                for call in (fleet.next_batch, fleet.stats, lambda: next(shards[0].iter_batches())):
+                    with pytest.raises(FleetError, match="belongs to the process that opened it"):
+                        call()
+                    refused += 1
+                fleet.close()
+            finally:
+                os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        assert fleet.next_batch(timeout=60) is not None
 
 
 @pytest.mark.timeout(120)

@@ -1,9 +1,11 @@
 """The five scripts of examples/short: each fits on a screen, imports one package of ours, and does what it says."""
 
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from cormorant_testing.serving import serve
 from cormorant_testing.snippets import ROOT
@@ -11,6 +13,15 @@ from cormorant_worker.launch import load_job
 
 SHORT = ROOT / "examples" / "short"
 SCREEN = 50
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of small networks wait for each other beside other work: 40 updates of PPO did not end within 300 s."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def main_of(name: str) -> object:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from numbers import Real
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from cormorant_contract.arguments import check_count, check_types, refuse_empty
 from cormorant_contract.fleet import Batches, Fleet, Receipt, Shard
@@ -58,9 +58,10 @@ class LocalBatches(Batches):
 
     def next(self, timeout: float | None = None) -> "TensorDict | None":
         """Return the last batch's memory and wait for the next batch; None at the end."""
+        fleet = self._owner._fleet
         self._lent.swap(None)
         try:
-            loan = self._owner._fleet.borrow(timeout_s=timeout)
+            loan = fleet.borrow(timeout_s=timeout)
         except ControlTimeout as error:
             raise BatchTimeout(str(error)) from None
         if loan is None:
@@ -157,8 +158,21 @@ class LocalFleet(Fleet):
     """Workers that this process started, here or on a Ray cluster. They also end with the last reference to it."""
 
     def __init__(self, fleet: WorkerFleet) -> None:
-        self._fleet = fleet
+        self._workers, self._pid = fleet, os.getpid()
         self._lent = CurrentLoan()
+
+    @property
+    def _fleet(self) -> WorkerFleet:
+        """Raise in a fork, which has a copy of the queue: its batches would be read twice, and none would follow."""
+        if os.getpid() != self._pid:
+            self.__reduce__()
+        return self._workers
+
+    def __reduce__(self) -> NoReturn:
+        raise FleetError(
+            "this fleet belongs to the process that opened it; serve the job (`cormorant run --serve`) and give other "
+            "processes shards of connect(...).streaming_split(n)"
+        )
 
     @property
     def job(self) -> CollectorJob:
@@ -311,5 +325,6 @@ class LocalFleet(Fleet):
         """Finish the current batches, close the datasets and stop the workers, within seconds. Batches in the queue are
         lost. May be called twice.
         """
-        self._lent.swap(None)
-        self._fleet.close()
+        if os.getpid() == self._pid:
+            self._lent.swap(None)
+            self._fleet.close()

@@ -27,7 +27,7 @@ from cormorant_client import (
     WeightsError,
     connect,
 )
-from cormorant_contract.errors import FleetError
+from cormorant_contract.errors import FleetClosed, FleetError
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.info import INFO, METRICS, assert_info
 from cormorant_testing.policies import numbered
@@ -290,6 +290,18 @@ def test_two_tasks_cannot_iterate_over_the_same_batches(served: Served) -> None:
 
     with pytest.raises(ClientError, match="two tasks share one iterator"):
         asyncio.run(run())
+
+
+def test_a_closed_asyncio_client_says_so(served: Served) -> None:
+    async def run() -> None:
+        async with AsyncClient(served.server.url, token=served.writer.token) as client:
+            pass
+        for call in (client.next_batch, client.status, client.spaces):
+            with pytest.raises(FleetClosed, match="the client is closed; connect again"):
+                await call()
+        await client.close()
+
+    asyncio.run(run())
 
 
 def test_link_publishes_every_other_update(client: Client) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,7 @@ CALLS: dict[str, tuple[Callable[..., Any], type[Exception], dict[str, tuple[Any,
     "batches": (CLIENT.batches, FleetError, {"consumer": ("",), "frames": (0,), "memory": ("",)}),
     "patch": (partial(CLIENT.patch, {}), FleetError, {"base": ("",)}),
     "publish": (partial(CLIENT.publish, {}), WeightsError, {"model": ("",)}),
+    "rollback": (CLIENT.rollback, FleetError, {}),
     "seed": (CLIENT.seed, FleetError, {}),
     "streaming_split": (CLIENT.streaming_split, FleetError, {}),
     "LearnerLink": (partial(cormorant.LearnerLink, CLIENT, {}), FleetError, {"publish_every": (0,)}),
@@ -116,6 +118,8 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
     "connect to nothing": {"head": (5,)},
     "batches": {"frames": (-1, "x"), "consumer": (5,), "prefetch": (-1, None), "max_staleness": ("x",)},
     "publish": {"version": ("2", 1.5, -1), "wait": ("x", None)},
+    "pause": {"ttl": ("x", -1, 1e9), "wait": ("x", -1), "reason": (5,)},
+    "rollback": {"version": ("x",)},
     "seed": {"seed": (1.5, "x", None, -1)},
     "streaming_split": {"n": (0, -1, "2", 1.5, None)},
 }  # fmt: skip
@@ -146,6 +150,21 @@ def test_a_collector_takes_one_number(asked: Any) -> None:
 def test_a_policy_factory_that_returns_nothing_is_refused() -> None:
     with pytest.raises(PolicyLoadError, match=r"policy_factory .* returned None; return the policy"):
         cormorant.make_collector(env="CartPole-v1", num_envs=1, policy_factory=lambda *spaces: None)
+
+
+def test_a_reader_refuses_wrong_types_and_takes_numbers_of_numpy(tmp_path: Path) -> None:
+    job = {**MANIFEST, "spec": MANIFEST["spec"] | {"output": {"dataset": {"uri": str(tmp_path)}}}}
+    job["spec"]["collection"] = {"framesPerBatch": 8, "totalFrames": 16}
+    with cormorant.open_fleet(job, workers=1) as fleet:
+        assert fleet.wait_until_done(60)
+    dataset = cormorant.read_dataset(tmp_path)
+    for wrong in ({"columns": 5}, {"columns": "action"}, {"columns": [5]}, {"batch_size": "8"}, {"seed": "x"}):
+        with pytest.raises(DatasetError, match=str(*wrong.values()).strip("[]")):
+            dataset.frames(shuffle=True, **wrong)
+    with pytest.raises(DatasetError, match="rank is '0'; give Integral"):
+        dataset.to_torch(rank="0", world_size="2")  # type: ignore[arg-type]  # as a script may
+    whole = dataset.frames(shuffle=True, seed=np.int64(3), batch_size=np.int64(5))  # type: ignore[arg-type]
+    assert [len(frames) for frames in whole] == [5, 5, 5, 1]
 
 
 def test_numbers_and_collections_that_mean_something_are_taken() -> None:

@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from numbers import Integral
 from typing import Protocol
 
 import torch
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
 
+from cormorant_contract.arguments import check_types
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.spaces import Key
 
@@ -88,6 +90,7 @@ def place_among_ranks(rank: int | None, world_size: int | None) -> tuple[int, in
     Raises:
         DatasetError: only one of the two is set, or the rank does not exist.
     """
+    check_types(DatasetError, dict.fromkeys(("rank", "world_size"), Integral | None), locals())
     if (rank is None) != (world_size is None):
         raise DatasetError(f"rank is {rank} and world_size is {world_size}; give both or neither")
     if rank is None or world_size is None:

@@ -5,15 +5,17 @@
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from gymnasium.envs.registration import EnvSpec
 
+from cormorant_contract.arguments import check_types
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import DatasetPart, StoredDataset, existing_dataset
 from cormorant_worker.sinks.schema import FrameSchema, column_name
@@ -261,7 +263,7 @@ class Dataset:
             return self.keys
         chosen: list[Key] = []
         for column in columns:
-            key = (column,) if isinstance(column, str) else tuple(column)
+            key = tuple(column) if isinstance(column, tuple | list) else (column,)
             found = [known for known in self.keys if known[: len(key)] == key]
             if not found:
                 known = ", ".join(str(name[0] if len(name) == 1 else name) for name in self.keys)
@@ -340,18 +342,19 @@ def read_dataset(uri: str | os.PathLike[str]) -> Dataset:
 
 def _generator(*seeds: int) -> np.random.Generator:
     """A generator from any numbers, negative ones too."""
-    return np.random.default_rng([seed % 2**63 for seed in seeds])
+    check_types(DatasetError, {"seed": Integral}, {"seed": seeds[0]})
+    return np.random.default_rng([int(seed) % 2**63 for seed in seeds])
 
 
 def _refuse_text(columns: Sequence[str | Key] | None) -> None:
-    if isinstance(columns, str):
-        raise DatasetError(f"columns is the text {columns!r}; give a list of keys: columns=[{columns!r}]")
+    if isinstance(columns, str) or not isinstance(columns, Iterable | None):
+        raise DatasetError(f"columns is {columns!r}; give a list of keys: columns=[{columns!r}]")
 
 
 def check_batch_size(batch_size: int | None) -> int | None:
-    if batch_size is not None and not (isinstance(batch_size, int) and batch_size > 0):
+    if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size > 0):
         raise DatasetError(f"batch_size is {batch_size!r}; use 1 or more, or None for batches as they are stored")
-    return batch_size
+    return batch_size if batch_size is None else int(batch_size)
 
 
 def _cut(
