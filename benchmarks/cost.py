@@ -43,7 +43,7 @@ from cormorant_worker.local_fleet import LocalFleet
 _SECONDS = 3.0
 _LIMIT_S = 180.0
 _VECTOR_ENVS, _VECTOR_STEPS = 16, 16
-POWERS = tuple(2**n for n in range(6))
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 300)
 MODELS = tuple(round(megabytes * 1e6) for megabytes in (0.1, 1, 10, 40, 100, 400))
 OBSERVATIONS = (64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10)
 Point = dict[str, float]
@@ -210,7 +210,7 @@ Axes = tuple[str, str, Sequence[str]]
 CURVES: dict[str, tuple[Callable[[int, float], Point], Sequence[int], Sequence[Axes]]] = {
     "workers": (
         workers,
-        POWERS,
+        WORKERS,
         (("worker processes", "frames per second", ("frames/s",)), ("worker processes", "memory, MB", ("MB",))),
     ),
     "environments": (environments, (8, 32, 128, 512), (("environments of one worker", "memory, MB", ()),)),
