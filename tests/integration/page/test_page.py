@@ -307,6 +307,8 @@ def test_a_tab_that_nobody_sees_lets_go_of_the_head(cartpole: HeadProcess, brows
 def test_the_board_shows_progress_the_whole_run_and_what_went_wrong(cartpole: HeadProcess, browser: Browser) -> None:
     api = cartpole.api("write")
     drawn = "document.querySelectorAll('{} {}').length"
+    if api.get("/v1/models/policy").json["version"] == 0:
+        api.put("/v1/models/policy/weights", weights_of(api))  # without a publish there is no lag to draw
     with watching(browser, api.port, api.token) as watched:
         # Progress and the time left.
         watched.wait_for_text("#target", "of 1,000,000,000,000 (0.0 %), about ")
