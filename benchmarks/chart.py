@@ -58,7 +58,9 @@ def _lines(contenders: list[str], workloads: list[tuple[str, list[float]]]) -> I
             kind = "ours" if name.startswith("Cormorant") else "other"
             yield f'<text x="{_LEFT - 6}" y="{y + 10}" text-anchor="end" class="small">{escape(name)}</text>'
             yield f'<rect x="{_LEFT}" y="{y}" width="{ratio * scale:.0f}" height="{_BAR - 2}" class="{kind}"/>'
-            yield f'<text x="{_LEFT + ratio * scale + 4:.0f}" y="{y + 10}" class="small">{ratio:.2f}</text>'
+            end = _LEFT + ratio * scale
+            at = one if one - 32 < end < one else end  # the dashed line crosses no number
+            yield f'<text x="{at + 4:.0f}" y="{y + 10}" class="small">{ratio:.2f}</text>'
     yield f'<line x1="{one}" y1="{_TOP - 4}" x2="{one}" y2="{height}" class="line"/>'
     yield "</svg>"
 

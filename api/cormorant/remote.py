@@ -23,7 +23,7 @@ def connect(
     """Connect to a job that runs elsewhere.
 
         with connect("http://127.0.0.1:8000", token_file="tokens.json") as client: ...
-        with connect("pong", namespace="rl") as client: ...        # through the API server, as `cormorant status pong`
+        with connect("pong", namespace="rl") as client: ...  # through the Kubernetes API server
 
     Args:
         head: the URL of a head (None: environment variable CORMORANT_URL); or the name of a job, whose head is reached

@@ -55,7 +55,7 @@ app.command(
     rich_help_panel=_HERE,
     epilog=_examples(
         "cormorant evaluate job.yaml --weights policy.safetensors --episodes 100 --seed 1",
-        "cormorant evaluate job.yaml --weights a.safetensors --weights b.safetensors --episodes 100 --output results",
+        "cormorant evaluate job.yaml --weights a.safetensors --weights b.safetensors --output results",
         "cormorant evaluate pong-evaluation -n rl --wait 600",
     ),
 )(evaluate.evaluate)

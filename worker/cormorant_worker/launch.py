@@ -82,7 +82,7 @@ def open_fleet(
 
     Scripts and notebooks need no manifest: environments and policies are cloudpickled to the workers.
 
-        with open_fleet(env=lambda: gymnasium.make("CartPole-v1"), policy=network, workers=2, on_policy=True) as fleet:
+        with open_fleet(env=lambda: gymnasium.make("CartPole-v1"), policy=network, on_policy=True) as fleet:
             batch = fleet.next_batch()
 
     Args:
