@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 from cormorant_client.batches import StreamOptions
 from cormorant_client.client import Client
 from cormorant_client.publishing import MAIN_MODEL
-from cormorant_contract.arguments import refuse_empty
+from cormorant_contract.arguments import check_types, refuse_empty
 from cormorant_contract.errors import FleetError
 from cormorant_contract.weights import Publishable
 
@@ -62,6 +62,7 @@ class LearnerLink:
             batches: options of `Client.batches`.
         """
         refuse_empty(FleetError, publish_every=publish_every)
+        check_types(FleetError, {"client": Client, "publish_every": int}, locals())
         self._client = client
         self._weights = weights
         self._publish_every = publish_every

@@ -21,7 +21,7 @@ _MASK = ("collector", "mask")
 Document = Mapping[str, Mapping[str, Any]]
 
 
-def normalized(batch: TensorDictBase, statistics: Mapping[int, Document] | Document) -> TensorDict:
+def normalized(batch: TensorDictBase, statistics: Mapping[int, Document] | Document | None) -> TensorDict:
     """Normalize a batch as `spec.collection.normalize` of its job says.
 
         seen = normalized(batch.tensordict(), batch.statistics)
@@ -39,11 +39,11 @@ def normalized(batch: TensorDictBase, statistics: Mapping[int, Document] | Docum
     Raises:
         PostprocError: a version in the batch has no statistics, or they belong to other observations.
     """
-    given: dict[Any, Any] = dict(statistics)
+    given: dict[Any, Any] = dict(statistics or {})
     is_single = any(isinstance(name, str) for name in given)
     by_version: dict[int, Any] = {0: statistics} if is_single else given
     if not by_version:
-        raise PostprocError("no statistics were given; pass batch.statistics of a job with collection.normalize")
+        raise PostprocError("no statistics were given; pass fleet.statistics of a job with collection.normalize")
     result: TensorDict = batch.copy()
     index_BT, documents = _find_versions(batch, by_version, is_single=is_single)
     mask_BT = batch.get(_MASK, None)

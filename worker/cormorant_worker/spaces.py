@@ -87,7 +87,7 @@ def leaves(space: Space, prefix: Key) -> tuple[Leaf, ...]:
             return (Leaf(key=prefix, shape=tuple(space.shape), dtype=np.dtype(space.dtype)),)
     remedy = next((do for kind, do in _WRAP.items() if isinstance(space, kind)), "make it one of those that are stored")
     raise EnvBuildError(
-        f"the space {space} at {'.'.join(prefix)} has no fixed shape; "
+        f"the space {space}{' at ' if prefix else ''}{'.'.join(prefix)} has no fixed shape; "
         "Box, Discrete, MultiDiscrete, MultiBinary, Tuple and Dict are supported: wrap the environment "
         f"(for example in gymnasium.wrappers.TransformObservation) to {remedy}"
     )

@@ -80,6 +80,7 @@ CALLS: dict[str, tuple[Callable[..., Any], type[Exception], dict[str, tuple[Any,
     "rollback": (CLIENT.rollback, FleetError, {}),
     "seed": (CLIENT.seed, FleetError, {}),
     "streaming_split": (CLIENT.streaming_split, FleetError, {}),
+    "LearnerLink of a collector": (partial(cormorant.LearnerLink, weights={}), FleetError, {}),
     "LearnerLink": (partial(cormorant.LearnerLink, CLIENT, {}), FleetError, {"publish_every": (0,)}),
 }  # fmt: skip
 
@@ -118,6 +119,8 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
     "connect to nothing": {"head": (5,)},
     "batches": {"frames": (-1, "x"), "consumer": (5,), "prefetch": (-1, None), "max_staleness": ("x",)},
     "publish": {"version": ("2", 1.5, -1), "wait": ("x", None)},
+    "LearnerLink": {"publish_every": ("2", -1)},
+    "LearnerLink of a collector": {"client": ("pong",)},
     "pause": {"ttl": ("x", -1, 1e9), "wait": ("x", -1), "reason": (5,)},
     "rollback": {"version": ("x",)},
     "seed": {"seed": (1.5, "x", None, -1)},

@@ -256,7 +256,7 @@ def test_statistics_that_are_not_there_are_named() -> None:
     with pytest.raises(PostprocError, match=r"version 3 are not among those given \(4 to 6\)"):
         normalized(batch, {4: document, 6: document})
     with pytest.raises(PostprocError, match=r"no statistics were given"):
-        normalized(batch, {})
+        normalized(batch, None)  # what fleet.statistics is without `normalize`
     with pytest.raises(PostprocError, match=r"shape \[2, 2, 3\], its statistics \[4\]"):
         normalized(batch, one(np.ones((4, 4))).document())
 

@@ -72,7 +72,7 @@ def space_of(spec: TensorSpec, num_dims: int, *, parts: type[gymnasium.spaces.Di
                 "several agents numbers (categorical_actions=True)"
             )
         case MultiCategorical():
-            nvec = spec.nvec[index].reshape(spec.shape[num_dims:]).numpy()
+            nvec = spec.nvec[index].reshape(shape).numpy()
             return gymnasium.spaces.MultiDiscrete(nvec, dtype=_numpy_type(spec.dtype))
         case Categorical() if spec.dtype is torch.bool:
             return gymnasium.spaces.Box(0, 1, tuple(spec.shape[num_dims:]), np.bool_)
