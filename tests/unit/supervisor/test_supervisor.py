@@ -1,6 +1,7 @@
 """What the supervisor decides, without Ray."""
 
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -254,6 +255,34 @@ def test_worker_without_a_device_ends_its_pod_with_a_sentence(tmp_path: Path) ->
     assert (tmp_path / "last-words").read_text() == "device cuda was requested; set its device: cpu"
     assert '"event": "pod_blocked"' in done.stdout
     assert not (tmp_path / "session.blocked").exists()
+
+
+GIVES_UP = """
+import subprocess, sys, time
+raylet = subprocess.Popen([{folder!r} + "/raylet", {raylet_s!r}])
+time.sleep(0.3)
+gcs = subprocess.Popen([{folder!r} + "/gcs_server", "600"])
+time.sleep(1)
+raylet.kill(), raylet.wait(), gcs.kill(), gcs.wait()
+sys.exit("Exception: The current node timed out during startup. This could happen because some of the raylet failed")
+"""
+
+
+@pytest.mark.parametrize(("raylet_s", "code"), [("600", 4), ("0", 1)], ids=["starved", "crashed"])
+def test_start_that_ray_gave_up_counts_if_a_process_crashed(tmp_path: Path, raylet_s: str, code: int) -> None:
+    (tmp_path / "ray/scripts").mkdir(parents=True)
+    for file in ("ray/__init__.py", "ray/scripts/__init__.py"):
+        (tmp_path / file).touch()
+    (tmp_path / "ray/scripts/scripts.py").write_text(GIVES_UP.format(folder=str(tmp_path), raylet_s=raylet_s))
+    for name in ("raylet", "gcs_server"):
+        shutil.copy("/bin/sleep", tmp_path / name)
+    given = environment(POD_IP="127.0.0.1", CORMORANT_RAY_FOLDER=str(tmp_path / "session"))
+    given["PYTHONPATH"] = f"{tmp_path}:{given['PYTHONPATH']}"
+    done = subprocess.run(
+        [sys.executable, "-m", "cormorant_worker.supervisor", "head", "--", "sleep", "600"],
+        env=given, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
 
 
 def test_the_supervisor_is_light() -> None:
