@@ -325,6 +325,8 @@ class Client(Fleet):
     def batches(self, *, copy: bool = False, **wanted: Unpack[StreamOptions]) -> "RemoteBatches[TensorDict]":
         """See `Fleet.batches`. Batches not acknowledged when the loop ends, or the process dies, are delivered again; a
         `with` block that ends without an error acknowledges its last batch. Iteration survives a restart of the head.
+        Iterate once at a time: a second iteration, or `next_batch` within a loop, is another consumer, and waits for
+        the batches that the first one has prefetched.
 
             with client.batches() as batches:
                 for batch in batches:
