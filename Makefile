@@ -37,10 +37,10 @@ install: $(INSTALLED) ## Make the virtual environment
 run: $(INSTALLED) ## Collect 200,000 frames of Pong (examples/pong-dataset.yaml)
 	@$(BIN)/cormorant run examples/pong-dataset.yaml
 
-# Two processes: most tests wait for other processes. A file stays in one of them, with its fixtures; the long files of
+# Three processes: most tests wait for other processes. A file stays in one of them, with its fixtures; the long files of
 # tests/integration come before those of tests/unit.
 test: $(INSTALLED) ## Run the tests, without the slow ones
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not e2e and not gpu" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not e2e and not gpu" $(PYTEST_ARGS)
 
 test-all: $(INSTALLED) ## Run all tests that this machine can run
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
