@@ -1,4 +1,4 @@
-"""How cost grows, as curves: `python -m benchmarks.cost [--quick] [--only NAME]`, about 8 minutes on 2 idle cores.
+"""How cost grows, as curves: `python -m benchmarks.cost [--quick] [--only NAME]`, about 11 minutes on 2 idle cores.
 
     workers       frames per second and memory over real local worker processes, 8 CartPoles each
     environments  memory of one worker over its environments
@@ -218,10 +218,7 @@ CURVES: dict[str, tuple[Callable[[int, float], Point], Sequence[int], Sequence[A
     "observation": (
         observation,
         OBSERVATIONS,
-        (
-            ("bytes of an observation", "frames per second", ("frames/s",)),
-            ("bytes of an observation", "MB/s", ("MB/s",)),
-        ),
+        (("bytes of an observation", "frames per second", ("frames/s",)),),
     ),
     "publish": (publish, MODELS, (("bytes of the model", "publish to acting, ms", ()),)),
     "head": (
