@@ -61,6 +61,15 @@ def test_code_of_an_image_is_mounted_where_the_cluster_can() -> None:
     assert "initContainers" not in pod["spec"]
 
 
+def test_job_without_code_keeps_the_path_of_its_image() -> None:
+    job = make_job()
+    for pod in (
+        worker_pod(job, OperatorDefaults(), BIRTH, group=job.spec.worker_groups[0], index=0, attempt=0),
+        head_pod(job, OperatorDefaults(), BIRTH, epoch=1, floor_frames=0, config="c"),
+    ):
+        assert "PYTHONPATH" not in {variable["name"] for variable in main_container(pod)["env"]}
+
+
 def test_code_of_an_image_is_copied_where_the_cluster_has_no_image_volumes() -> None:
     job = make_job(code={"image": "example/my-code:1"})
     for pod in (
