@@ -44,7 +44,10 @@ def learn(task: Task, start: Callable[[], Run], kind: str) -> Run:
         )
         .rl_module(
             model_config=DefaultModelConfig(
-                fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False, free_log_std=True
+                fcnet_hiddens=[64, 64],
+                fcnet_activation="tanh",
+                vf_share_layers=False,
+                free_log_std=task.name == "halfcheetah",  # RLlib refuses it where actions are discrete
             )
         )
         .reporting(metrics_num_episodes_for_smoothing=task.episodes)
