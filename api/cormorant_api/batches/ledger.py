@@ -232,7 +232,7 @@ class Ledger:
                 entry.is_read = is_read
 
     def ack(self, batch_id: str) -> "Future[None] | None":
-        """Acknowledge a batch, whoever holds it. This head never delivers it again.
+        """Acknowledge a batch, also one that another consumer holds. This head does not deliver it again.
 
         Returns:
             A future that is done once no later head delivers it either, also for a repeated acknowledgement. None for

@@ -234,7 +234,7 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
     mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
     resources = _with_defaults(parts)
     code, code_folder, init_containers = job.spec.code, entrypoints.CODE_FOLDER, [*parts.sidecars]
-    paths: list[dict[str, str]] = []
+    env = [*parts.container["env"]]
     if code is not None:
         mount: dict[str, Any] = {"name": "code", "mountPath": entrypoints.CODE_FOLDER}
         source: dict[str, Any] = {"configMap": {"name": code.config_map}}
@@ -250,15 +250,15 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
             )
         volumes.append({"name": "code", **source})
         mounts.append({**mount, "readOnly": True})
-        # In place of the image's own, which nobody can read here.
-        paths.append({"name": "PYTHONPATH", "value": f"{code_folder}:{code_folder}/{CODE_ARCHIVE}"})
+        # Replaces the image's own PYTHONPATH, which the operator does not know and so cannot extend.
+        env.append({"name": "PYTHONPATH", "value": f"{code_folder}:{code_folder}/{CODE_ARCHIVE}"})
     image = (parts.is_gpu and origin.cuda_image) or origin.base_image
     dataset = job.spec.output.dataset
     container = {
         **_container(parts.role, image, defaults, resources),
         **({"envFrom": [{"secretRef": {"name": dataset.secret}}]} if dataset is not None and dataset.secret else {}),
         **parts.container,
-        "env": [*parts.container["env"], *paths],
+        "env": env,
         "volumeMounts": [*parts.container["volumeMounts"], *mounts],
     }
     lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOST_S}

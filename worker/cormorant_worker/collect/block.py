@@ -194,14 +194,11 @@ class Block:
     @property
     def agent_steps(self) -> int:
         """Actions of agents that acted, over all groups; 0 without groups."""
-        acted = {(group, "mask") for group in self.layout.groups}
-        masks = [
-            array[: self.num_rows]
-            for leaf, array in zip(self.layout.observation, self.observation, strict=True)
-            if leaf.key in acted
-        ]
-        is_filled = slice(None) if self.mask is None else self.mask
-        return sum(int(np.count_nonzero(mask[is_filled])) for mask in masks)
+        if not (groups := self.layout.groups):
+            return 0
+        found = {leaf.key: array for leaf, array in zip(self.layout.observation, self.observation, strict=True)}
+        is_frame = slice(None) if (mask_TB := self.mask) is None else mask_TB
+        return sum(int(np.count_nonzero(found[group, "mask"][: self.num_rows][is_frame])) for group in groups)
 
     def end_agents(self) -> None:
         """Mark all agents of ended trajectories as ended. Idempotent."""
