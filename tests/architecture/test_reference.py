@@ -1,5 +1,6 @@
 """The reference of the Python API has every public name, with types and an example, and a type checker accepts them."""
 
+import inspect
 import json
 import re
 import subprocess
@@ -79,12 +80,36 @@ def test_type_checkers_read_the_installed_packages() -> None:
     assert [room for room in ours if not Path(str(import_module(room).__file__)).with_name("py.typed").is_file()] == []
 
 
+WRONG = {
+    "import cormorant\n\n\ndef f(fleet: cormorant.Fleet) -> None:\n    fleet.publish(7)\n":
+        'Argument 1 to "publish" of "Fleet" has incompatible type "int"',
+    "from cormorant.torchrl import Collector\n\nCollector(print, frames_per_batch=8, total_frame=8)\n":
+        'Unexpected keyword argument "total_frame" for "Collector"',
+    "from cormorant.torchrl import RayCollector\n\nRayCollector(print, frames_per_batch=8, replay_buffer=8)\n":
+        'Argument "replay_buffer" to "RayCollector" has incompatible type "int"',
+    "from cormorant.tianshou import Collector\n\nCollector(8, [print])\n":
+        'Argument 1 to "Collector" has incompatible type "int"',
+}  # fmt: skip
+
+
 @pytest.mark.slow
-def test_a_type_checker_refuses_what_is_no_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script_text", WRONG)
+def test_a_type_checker_refuses_wrong_arguments(script_text: str, tmp_path: Path) -> None:
     script = tmp_path / "wrong.py"
-    script.write_text("import cormorant\n\n\ndef f(fleet: cormorant.Fleet) -> None:\n    fleet.publish(7)\n")
+    script.write_text(script_text)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(script)],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert 'Argument 1 to "publish" of "Fleet" has incompatible type "int"' in done.stdout
+    assert WRONG[script_text] in done.stdout
+
+
+def constructor(thing: Any) -> Any:
+    made = thing.__init__ if isinstance(thing, type) else thing
+    return made if inspect.isfunction(made) and made.__module__.startswith("cormorant") else lambda: None
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(both) for both in NAMES])
+def test_keyword_arguments_of_public_functions_have_names(module: str, name: str) -> None:
+    given = inspect.signature(constructor(getattr(import_module(module), name))).parameters.values()
+    assert [str(each) for each in given if each.kind is each.VAR_KEYWORD and each.annotation in (Any, "Any")] == []

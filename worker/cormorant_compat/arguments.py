@@ -1,9 +1,51 @@
 """Arguments as scripts give them to both layers: numpy's scalars, 0 or 1 for a flag, replay buffers of a capacity."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import gymnasium
+    import torch
+    from envpool.python.protocol import EnvPool
+    from tianshou.data import ReplayBuffer
+    from tianshou.env import BaseVectorEnv
+    from torch import nn
+    from torchrl.envs import EnvBase
+
+    from cormorant_worker.envs.protocol import VectorEnv
+
+Policy: TypeAlias = "nn.Module | Mapping[str, nn.Module] | Callable[..., Any]"
+"""A module, a TensorDictModule, a policy of Tianshou's, a callable on observations; or modules by name, of which
+"policy" acts."""
+
+Environment: TypeAlias = "gymnasium.Env[Any, Any] | EnvBase | Callable[..., Any]"
+"""An environment of gymnasium or TorchRL, or a callable that makes one."""
+
+Keywords: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]]"
+"""Keyword arguments for all, or for each."""
+
+Device: TypeAlias = "torch.device | str | int"
+Devices: TypeAlias = "Device | Sequence[Device | None]"
+"""One for all, or one for each."""
+
+Environments: TypeAlias = (
+    "gymnasium.Env[Any, Any] | Sequence[gymnasium.Env[Any, Any] | Callable[[], gymnasium.Env[Any, Any]]]"
+    " | gymnasium.vector.VectorEnv[Any, Any, Any] | BaseVectorEnv | EnvPool | VectorEnv"
+)
+"""What Tianshou's collectors step: one environment, several or their makers, or a vector environment of gymnasium,
+Tianshou, EnvPool or Cormorant."""
+
+
+class Extendable(Protocol):
+    """A replay buffer: TorchRL's, or any class that takes TensorDicts."""
+
+    def extend(self, data: Any, /) -> Any: ...
+
+
+Buffer: TypeAlias = "Extendable | ReplayBuffer"
 
 
 def plain(value: Any) -> Any:

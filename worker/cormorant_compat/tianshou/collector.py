@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 import torch
 
+from cormorant_compat.arguments import Buffer, Environments, Policy
 from cormorant_compat.tianshou.buffers import as_store, usual_buffer
 from cormorant_compat.tianshou.envs import as_vector_env, refuse_reset_kwargs, resetting_with
 from cormorant_compat.tianshou.hooks import EpisodeHook, Hooks, StepHook
@@ -35,7 +36,7 @@ from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvCrashed, EnvError
 from cormorant_worker.policy.exploration import ExplorationType
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.spaces import Array
+from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.staged import StagedWeights
 
 if TYPE_CHECKING:
@@ -62,14 +63,14 @@ class Collector(Generic[Stats]):
 
     def __init__(
         self,
-        policy: Any,
-        env: Any,
-        buffer: Any = None,
+        policy: "Policy | None",
+        env: "Environments",
+        buffer: "Buffer | None" = None,
         exploration_noise: bool | Noise = False,
         on_episode_done_hook: EpisodeHook | None = None,
         on_step_hook: StepHook | None = None,
         raise_on_nan_in_buffer: bool = False,
-        collect_stats_class: type[Any] = CollectStats,
+        collect_stats_class: type = CollectStats,
         *,
         transforms: Sequence[Transform] = (),
         exploration_type: str = "random",
@@ -107,7 +108,8 @@ class Collector(Generic[Stats]):
         # Where Tianshou 2 was imported, `isinstance(collector, BaseCollector)` is true.
         if base := getattr(sys.modules.get("tianshou.data.collector"), "BaseCollector", None):
             base.register(Collector)
-        self.policy = policy.policy if is_tianshou_policy(getattr(policy, "policy", None)) else policy
+        inner = getattr(policy, "policy", None)  # of an Algorithm
+        self.policy = inner if is_tianshou_policy(inner) else policy
         self.env = env
         self.exploration_noise = exploration_noise
         self.collect_step, self.collect_episode, self.collect_time = 0, 0, 0.0
@@ -161,7 +163,7 @@ class Collector(Generic[Stats]):
         return self._envs.num_envs
 
     @property
-    def action_space(self) -> Any:
+    def action_space(self) -> Space:
         return self._envs.action_space
 
     def collect(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from tensordict import TensorDictBase
@@ -20,7 +20,15 @@ from cormorant_compat.torchrl.distant import ReachesWorkers
 from cormorant_compat.torchrl.free_running import FreeRunning
 from cormorant_compat.torchrl.makers import place_envs, policy_maker
 from cormorant_compat.torchrl.plan import CollectionPlan, next_seed, number_of
-from cormorant_compat.torchrl.policy import as_policy, check_has_weights, on_cpu, read_weights
+from cormorant_compat.torchrl.policy import (
+    Number,
+    Weights,
+    WeightUpdater,
+    as_policy,
+    check_has_weights,
+    on_cpu,
+    read_weights,
+)
 from cormorant_compat.torchrl.settings import broadcast, limit
 from cormorant_contract.job import CollectorJob
 from cormorant_postproc import split_trajectories
@@ -32,10 +40,10 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import WorkerReceipts
 from cormorant_worker.policy.loading import MAIN_MODEL
 
-_LEFT_OUT = {
-    "enable_profile": "nothing is profiled; run a profiler around the loop, or read stats()",
-}
-"""Methods of TorchRL's collectors that are not here, and why."""
+if TYPE_CHECKING:
+    from cormorant_worker.fleet.fleet import WorkerFleet
+    from cormorant_worker.fleet.transport import Engine
+
 _STOP_S = 10.0
 
 Batch: TypeAlias = TensorDictBase | None
@@ -52,7 +60,7 @@ class FleetCollector(ReachesWorkers):
     collector has one environment, without W where there is one collector; `[trajectories, longest]` with `split_trajs`.
     """
 
-    weight_updater: Any = None
+    weight_updater: WeightUpdater | None = None
     """Object that replaces publishing; None: weights are published."""
     _extends_in_workers = False
     """Workers extend the replay buffer themselves."""
@@ -119,7 +127,7 @@ class FleetCollector(ReachesWorkers):
 
     # -- what to run -------------------------------------------------------------------------------------------
 
-    def _open(self, job: CollectorJob, parts: Sequence[WorkerOverrides]) -> Any:
+    def _open(self, job: CollectorJob, parts: Sequence[WorkerOverrides]) -> "WorkerFleet":
         from cormorant_worker.fleet.fleet import WorkerFleet
         from cormorant_worker.local_fleet import owned
 
@@ -134,7 +142,7 @@ class FleetCollector(ReachesWorkers):
         )
         return owned(WorkerFleet(job, options, engine=self._connect()), self)
 
-    def _connect(self) -> Any:
+    def _connect(self) -> "Engine | None":
         return None  # workers run on this machine
 
     def _all_parts(self) -> list[WorkerOverrides]:
@@ -289,13 +297,13 @@ class FleetCollector(ReachesWorkers):
 
     def update_policy_weights_(
         self,
-        policy_or_weights: Any = None,
+        policy_or_weights: Weights | Mapping[int, Weights] | None = None,
         *,
-        weights: Any = None,
-        policy: Any = None,
-        worker_ids: Any = None,
+        weights: Weights | None = None,
+        policy: Weights | None = None,
+        worker_ids: Number | Sequence[Number] | None = None,
         model_id: str | None = None,
-        weights_dict: Mapping[str, Any] | None = None,
+        weights_dict: Mapping[str, Weights] | None = None,
     ) -> WorkerReceipts:
         """Publish weights. Each collector uses them from its next batch on; in sync mode, all of the next batch does.
 
@@ -338,6 +346,7 @@ class FleetCollector(ReachesWorkers):
             for number, one in given[0].items():
                 receipt = self.update_policy_weights_(one, worker_ids=number, model_id=model_id)
             return receipt
+        by_model: Any = weights_dict
         if weights_dict is None:
             source = given[0] if given else self.policy
             if source is None:
@@ -345,8 +354,8 @@ class FleetCollector(ReachesWorkers):
                     "there are no weights to publish: the collector was made without a policy; give some"
                 )
             is_whole = source is self.policy and isinstance(source, Mapping)
-            weights_dict = source if is_whole else {model_id or MAIN_MODEL: source}
-        found = {name: read_weights(value, policy=self._policy) for name, value in weights_dict.items()}
+            by_model = source if is_whole else {model_id or MAIN_MODEL: source}
+        found = {name: read_weights(value, policy=self._policy) for name, value in by_model.items()}
         return self._publish(found, worker_ids)
 
     def increment_version(self) -> None:
@@ -379,14 +388,9 @@ class FleetCollector(ReachesWorkers):
             found += numbers
         return tuple(known[one] for one in dict.fromkeys(found))
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _LEFT_OUT:
-            raise AttributeError(f"{type(self).__name__} has no {name}: {_LEFT_OUT[name]}", name=name, obj=self)
-        return self.__getattribute__(name)  # raises as it did, with the words of a property that raised
-
     # -- seeds, state, the end ---------------------------------------------------------------------------------
 
-    def set_seed(self, seed: int, static_seed: bool = False) -> Any:
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Restart every collector's environments and random streams from seeds derived from this one, from the next
         batch on. Batches that asynchronous collectors had ready are dropped, and count as collected.
 
@@ -413,7 +417,7 @@ class FleetCollector(ReachesWorkers):
         count = range(self._plan.num_collectors)
         return list(accumulate(count, lambda last, _: next_seed(last, links), initial=seed))[1:]
 
-    def state_dict(self) -> Any:
+    def state_dict(self) -> OrderedDict[str, Any]:
         """Everything that is needed to continue after the last batch handed out. Excludes batches that were not taken:
         their frames are collected again.
 
@@ -436,7 +440,7 @@ class FleetCollector(ReachesWorkers):
         state["fleet"] = torch.frombuffer(bytearray(saved.to_bytes()), dtype=torch.uint8)
         return state
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Continue from a `state_dict()` of a collector with the same arguments.
 
         Args:
@@ -464,7 +468,7 @@ class FleetCollector(ReachesWorkers):
         if self._pool is not None:
             self._pool.clear()
 
-    def stats(self, workers: Any = None) -> dict[str, Any]:
+    def stats(self, workers: Literal["aggregate", "per_worker", "both"] | None = None) -> dict[str, Any]:
         """Counts, and the state of each collector.
 
         Args:
@@ -575,7 +579,7 @@ class FleetCollector(ReachesWorkers):
     def _close(self) -> None:
         self.fleet.close()
 
-    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> Any:
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         self.shutdown(timeout, close_env=close_env)
 
     def __enter__(self) -> "FleetCollector":

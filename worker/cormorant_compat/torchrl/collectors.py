@@ -12,11 +12,12 @@ make collectors: `sync_sync_collector`, `sync_async_collector`, `make_collector_
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self, Unpack, cast
 
 import torch
 from tensordict import TensorDictBase
 
+from cormorant_compat.arguments import Devices, Environment, Keywords, Policy
 from cormorant_compat.torchrl.batches import StepCounts
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.devices import devices_of
@@ -24,7 +25,7 @@ from cormorant_compat.torchrl.distant import execute, resolve
 from cormorant_compat.torchrl.in_process import InProcessFleet
 from cormorant_compat.torchrl.makers import count_collectors, is_env, share_out
 from cormorant_compat.torchrl.plan import CollectionPlan, Mode
-from cormorant_compat.torchrl.settings import read_settings
+from cormorant_compat.torchrl.settings import LocalKeywords, read_settings
 from cormorant_contract.job import CollectorJob
 from cormorant_postproc import MultiStep
 from cormorant_worker.collect.overrides import WorkerOverrides
@@ -42,17 +43,21 @@ class Collector(FleetCollector):
     it collects with a copy, and `update_policy_weights_` copies the learner's weights into it.
     """
 
+    fleet: InProcessFleet  # type: ignore[assignment]  # with the methods of a WorkerFleet that are called here
+
     def __new__(
         cls,
-        create_env_fn: Any,
-        policy: Any = None,
+        create_env_fn: "Environment | Sequence[Environment]",
+        policy: "Policy | None" = None,
         *,
+        frames_per_batch: int,
+        create_env_kwargs: "Keywords | None" = None,
         backend: str | None = None,
         num_collectors: int | None = None,
         sync: bool | None = None,
         backend_options: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: Unpack[LocalKeywords],
+    ) -> Self:
         options = dict(backend_options or {})
         backend = backend or ("direct" if num_collectors is None else "process")
         if backend == "direct":
@@ -64,29 +69,32 @@ class Collector(FleetCollector):
             return super().__new__(cls)
         if backend not in _BACKENDS:
             raise ValueError(f'backend "{backend}" is not known here; use one of {", ".join(_BACKENDS)}')
-        if twice := sorted(set(options) & {"create_env_fn", "policy", "num_collectors", "sync", "backend", *kwargs}):
+        own = {"frames_per_batch": frames_per_batch, "create_env_kwargs": create_env_kwargs, **kwargs}
+        if twice := sorted(set(options) & {"create_env_fn", "policy", "num_collectors", "sync", "backend", *own}):
             raise ValueError(f"backend_options has {', '.join(twice)}, arguments of Collector itself; give them there")
+        given: dict[str, Any] = own | options
+        made: FleetCollector
         if backend == "ray":
             from cormorant_compat.torchrl.ray_collector import RayCollector
 
-            return RayCollector(
-                create_env_fn, policy, num_collectors=num_collectors, sync=bool(sync), **kwargs, **options
-            )
-        kind = MultiSyncCollector if sync else MultiAsyncCollector
-        return kind(create_env_fn, policy, num_workers=num_collectors, **kwargs, **options)
+            made = RayCollector(create_env_fn, policy, num_collectors=num_collectors, sync=bool(sync), **given)
+        else:
+            kind = MultiSyncCollector if sync else MultiAsyncCollector
+            made = kind(create_env_fn, policy, num_workers=num_collectors, **given)
+        return cast(Self, made)  # what most scripts get; `backend` tells the others
 
     def __init__(
         self,
-        create_env_fn: Any,
-        policy: Any = None,
+        create_env_fn: "Environment | Sequence[Environment]",
+        policy: "Policy | None" = None,
         *,
         frames_per_batch: int,
-        create_env_kwargs: Any = None,
+        create_env_kwargs: "Keywords | None" = None,
         backend: str | None = None,
         num_collectors: int | None = None,
         sync: bool | None = None,
         backend_options: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[LocalKeywords],
     ) -> None:
         """Build the environments, and try the policy.
 
@@ -178,13 +186,13 @@ class _MultiCollector(FleetCollector):
 
     def __init__(
         self,
-        create_env_fn: Any,
-        policy: Any = None,
+        create_env_fn: "Environment | Sequence[Environment]",
+        policy: "Policy | None" = None,
         *,
-        frames_per_batch: Any,
+        frames_per_batch: int | Sequence[int],
         num_workers: int | None = None,
-        create_env_kwargs: Any = None,
-        **kwargs: Any,
+        create_env_kwargs: "Keywords | None" = None,
+        **kwargs: Unpack[LocalKeywords],
     ) -> None:
         """Start the collectors and wait until each has its first observation.
 
@@ -234,9 +242,23 @@ class MultiAsyncCollector(_MultiCollector):
 class AsyncCollector(MultiAsyncCollector):
     """One collector in its own process, which keeps collecting while the learner learns."""
 
-    def __init__(self, create_env_fn: Any, policy: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        create_env_fn: "Environment | Sequence[Environment]",
+        policy: "Policy | None" = None,
+        *,
+        frames_per_batch: int,
+        create_env_kwargs: "Keywords | None" = None,
+        **kwargs: Unpack[LocalKeywords],
+    ) -> None:
         """See `MultiAsyncCollector`; `create_env_fn` is one environment, or one callable that makes it."""
-        super().__init__([create_env_fn] if is_env(create_env_fn) else create_env_fn, policy, **kwargs)
+        super().__init__(
+            [create_env_fn] if is_env(create_env_fn) else create_env_fn,
+            policy,
+            frames_per_batch=frames_per_batch,
+            create_env_kwargs=create_env_kwargs,
+            **kwargs,
+        )
 
 
 SyncDataCollector = Collector
@@ -246,12 +268,14 @@ aSyncDataCollector = AsyncCollector  # noqa: N816  # TorchRL's own name
 
 
 def sync_sync_collector(
-    env_fns: Any,
-    env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    env_fns: "Environment | Sequence[Environment]",
+    env_kwargs: "Keywords | None" = None,
     num_env_per_collector: int | None = None,
     num_collectors: int | None = None,
-    policy: Any = None,
-    **kwargs: Any,
+    policy: "Policy | None" = None,
+    *,
+    frames_per_batch: int = 200,
+    **kwargs: Unpack[LocalKeywords],
 ) -> FleetCollector:
     """Synchronous collectors: one batch from all of them, and nothing is stepped until the next is asked for.
 
@@ -267,23 +291,41 @@ def sync_sync_collector(
         ValueError, TypeError: invalid arguments; before anything starts.
         WorkerFailed: a collector cannot start.
     """
-    return _make("sync", env_fns, env_kwargs, num_env_per_collector, num_collectors, policy, kwargs)
+    return _make(
+        "sync",
+        env_fns,
+        env_kwargs,
+        num_env_per_collector,
+        num_collectors,
+        policy,
+        {"frames_per_batch": frames_per_batch, **kwargs},
+    )
 
 
 def sync_async_collector(
-    env_fns: Any,
-    env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    env_fns: "Environment | Sequence[Environment]",
+    env_kwargs: "Keywords | None" = None,
     num_env_per_collector: int | None = None,
     num_collectors: int | None = None,
-    policy: Any = None,
-    **kwargs: Any,
+    policy: "Policy | None" = None,
+    *,
+    frames_per_batch: int = 200,
+    **kwargs: Unpack[LocalKeywords],
 ) -> FleetCollector:
     """Asynchronous collectors: they keep collecting while the learner learns, and the first complete batch is yielded
     first.
 
     Arguments and errors are those of `sync_sync_collector`.
     """
-    return _make("async", env_fns, env_kwargs, num_env_per_collector, num_collectors, policy, kwargs)
+    return _make(
+        "async",
+        env_fns,
+        env_kwargs,
+        num_env_per_collector,
+        num_collectors,
+        policy,
+        {"frames_per_batch": frames_per_batch, **kwargs},
+    )
 
 
 def _make(
@@ -305,7 +347,7 @@ def _make(
 class OnPolicyCollectorConfig:
     """Configuration of `make_collector_onpolicy`; any object with these attributes works."""
 
-    collector_device: Any = field(default_factory=lambda: ["cpu"])
+    collector_device: "Devices | None" = field(default_factory=lambda: ["cpu"])
     """Torch device of policy and batches, or one for each collector."""
     pin_memory: bool = False
     frames_per_batch: int = 1000
@@ -338,9 +380,9 @@ class OffPolicyCollectorConfig(OnPolicyCollectorConfig):
 
 def make_collector_onpolicy(
     make_env: Callable[..., Any],
-    actor_model_explore: Any,
+    actor_model_explore: "Policy | None",
     cfg: Any,
-    make_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    make_env_kwargs: "Keywords | None" = None,
 ) -> FleetCollector:
     """A synchronous collector whose batches are split into trajectories.
 
@@ -358,9 +400,9 @@ def make_collector_onpolicy(
 
 def make_collector_offpolicy(
     make_env: Callable[..., Any],
-    actor_model_explore: Any,
+    actor_model_explore: "Policy | None",
     cfg: Any,
-    make_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    make_env_kwargs: "Keywords | None" = None,
 ) -> FleetCollector:
     """A collector for off-policy learners: asynchronous if `cfg.async_collection`, with multi-step rewards if
     `cfg.multi_step`. Arguments and errors are those of `make_collector_onpolicy`.

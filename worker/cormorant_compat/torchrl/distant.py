@@ -4,13 +4,16 @@ import re
 from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cormorant_compat.torchrl.plan import CollectionPlan, number_of
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.policy.actor import PolicyActor
+
+if TYPE_CHECKING:
+    from cormorant_worker.fleet.fleet import WorkerFleet
 
 _STEP = re.compile(r"""\.?([A-Za-z_]\w*)|\[('[^']*'|"[^"]*"|-?\d+)\]""")
 """One step of a path of attributes: `.stats`, `['policy']`, `[0]`."""
@@ -51,7 +54,7 @@ def execute(root: Any, path: str, *args: Any, **kwargs: Any) -> Any:
 class ReachesWorkers:
     """The two methods, of collectors whose fleet's workers are processes."""
 
-    fleet: Any
+    fleet: "WorkerFleet"
     _plan: CollectionPlan
     _forget_episodes: Callable[[], None]
 

@@ -1,16 +1,20 @@
 """EnvPool as a TorchRL environment. Imported only where TorchRL is installed; `plain_env.py` stands in elsewhere."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from cormorant_compat.torchrl.pool import Build, Library, OfTask, Pool, builder_of_pool
+from cormorant_compat.torchrl.pool import Build, Library, OfTask, Pool, PoolOptions, builder_of_pool
 from cormorant_compat.torchrl.specs import spec_of
+from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.spaces import put_nested
+
+if TYPE_CHECKING:
+    from envpool.python.protocol import EnvPool
 
 
 class MultiThreadedEnvWrapper(EnvBase):
@@ -31,13 +35,17 @@ class MultiThreadedEnvWrapper(EnvBase):
 
     lib = Library()
 
-    def __init__(self, env: Any, **options: Any) -> None:
+    def __init__(self, env: "EnvPool", **options: Unpack[PoolOptions]) -> None:
         self._begin(builder_of_pool(env), **options)
 
-    def _begin(self, build: Build, *, allow_done_after_reset: bool = False, **options: Any) -> None:
+    def _begin(self, build: Build, **options: Unpack[PoolOptions]) -> None:
         pool = Pool(build, **options)
         device, batch_size = pool.named_device, torch.Size([pool.num_envs])
-        super().__init__(device=device, batch_size=batch_size, allow_done_after_reset=allow_done_after_reset)
+        super().__init__(
+            device=device,
+            batch_size=batch_size,
+            allow_done_after_reset=options.get("allow_done_after_reset", False),
+        )
         self.pool = pool
         self.num_workers = pool.num_envs
         nested: dict[str, Any] = {}
@@ -52,7 +60,7 @@ class MultiThreadedEnvWrapper(EnvBase):
             done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=batch_size, device=device
         )
 
-    def vector_env(self, seeds: Sequence[int] | None) -> Any:
+    def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
         """The environments in the form that Cormorant's collectors step."""
         return self.pool.vector_env(seeds)
 

@@ -1,15 +1,18 @@
 """`MultiThreadedEnv` where TorchRL is not installed: the same methods on TensorDicts, without its specs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from tensordict import TensorDict
 
 from cormorant_compat.torchrl.plan import next_seed
-from cormorant_compat.torchrl.pool import Build, Library, OfTask, Pool, builder_of_pool
+from cormorant_compat.torchrl.pool import Build, Library, OfTask, Pool, PoolOptions, builder_of_pool
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.spaces import Space
+
+if TYPE_CHECKING:
+    from envpool.python.protocol import EnvPool
 
 Policy = Callable[[TensorDict], TensorDict]
 
@@ -19,10 +22,10 @@ class MultiThreadedEnvWrapper:
 
     lib = Library()
 
-    def __init__(self, env: Any, **options: Any) -> None:
+    def __init__(self, env: "EnvPool", **options: Unpack[PoolOptions]) -> None:
         self._begin(builder_of_pool(env), **options)
 
-    def _begin(self, build: Build, **options: Any) -> None:
+    def _begin(self, build: Build, **options: Unpack[PoolOptions]) -> None:
         self.pool = Pool(build, **options)
         self.device = self.pool.named_device
         self.num_workers = self.pool.num_envs

@@ -3,7 +3,7 @@
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from tensordict import TensorDictBase
@@ -15,6 +15,16 @@ from cormorant_worker.errors import WeightsError
 WRAPPED = "module."
 """Before the names of the weights of a module that `as_policy` wrapped."""
 _NAMES = ("tensordict", "td")
+
+Weights: TypeAlias = torch.nn.Module | TensorDictBase | Mapping[str, torch.Tensor]
+Number: TypeAlias = int | str | torch.device
+"""A collector's number, or the device of its policy."""
+
+
+class WeightUpdater(Protocol):
+    """Its other methods are called where it has them."""
+
+    def push_weights(self, *, policy_or_weights: Any, worker_ids: Any) -> Any: ...
 
 
 class OnTensorDicts(TensorDictModuleBase):

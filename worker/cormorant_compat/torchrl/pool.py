@@ -8,7 +8,7 @@ lives continues with its next life.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import gymnasium
 import numpy as np
@@ -31,6 +31,16 @@ Build: TypeAlias = Callable[[Sequence[int] | None], VectorEnv]
 
 _FLAVORS = ("gym", "gymnasium", "dm")
 _IGNORED = ("gym_reset_return_info",)
+
+
+class PoolOptions(TypedDict, total=False):
+    """Options of `MultiThreadedEnvWrapper`, with the defaults of `Pool`."""
+
+    categorical_action_encoding: bool
+    disable_env_checker: bool | None
+    frame_skip: int | None
+    device: torch.device | str | None
+    allow_done_after_reset: bool
 
 
 class Library:
@@ -183,10 +193,15 @@ class OfTask:
 
     _begin: Callable[..., None]
     num_workers: int
-    device: Any
+    device: torch.device | None
 
     def __init__(
-        self, num_workers: int, env_name: str, *, create_env_kwargs: Mapping[str, Any] | None = None, **options: Any
+        self,
+        num_workers: int,
+        env_name: str,
+        *,
+        create_env_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[PoolOptions],
     ) -> None:
         self._begin(builder_of_task(env_name, num_workers, create_env_kwargs), **options)
         self.env_name = env_name.replace("ALE/", "")

@@ -2,24 +2,27 @@
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 
-from cormorant_compat.arguments import as_flag
+from cormorant_compat.arguments import Environment, Keywords, Policy, as_flag
 from cormorant_compat.torchrl import ray_arguments as arguments
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.devices import devices_of, storing_devices
 from cormorant_compat.torchrl.distant import execute
 from cormorant_compat.torchrl.makers import Maker, count_collectors, place_envs, policy_maker
 from cormorant_compat.torchrl.plan import CollectionPlan, number_of
-from cormorant_compat.torchrl.policy import as_policy, check_has_weights, on_cpu
-from cormorant_compat.torchrl.settings import broadcast, read_settings
+from cormorant_compat.torchrl.policy import Weights, WeightUpdater, as_policy, check_has_weights, on_cpu
+from cormorant_compat.torchrl.settings import CollectorKeywords, broadcast, read_settings
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.stats import WorkerReceipts
+
+if TYPE_CHECKING:
+    from cormorant_worker.fleet.ray.engine import RayEngine
 
 
 class NotSet(AttributeError, RuntimeError):
@@ -72,31 +75,30 @@ class RayCollector(FleetCollector):
 
     def __init__(
         self,
-        create_env_fn: Any,
-        policy: Any = None,
+        create_env_fn: "Environment | Sequence[Environment]",
+        policy: "Policy | None" = None,
         *,
         frames_per_batch: int,
-        create_env_kwargs: Any = None,
-        collector_class: Any = None,
-        collector_kwargs: Any = None,
+        create_env_kwargs: "Keywords | None" = None,
+        collector_class: type | str | None = None,
+        collector_kwargs: "Keywords | None" = None,
         num_workers_per_collector: int = 1,
         sync: bool = False,
         ray_init_config: Mapping[str, Any] | None = None,
-        remote_configs: Any = None,
+        remote_configs: "Keywords | None" = None,
         num_collectors: int | None = None,
         update_after_each_batch: bool = False,
         max_weight_update_interval: int = -1,
-        replay_buffer: Any = None,
         buffer_in_workers: bool | None = None,
-        weight_updater: Any = None,
+        weight_updater: "WeightUpdater | Callable[[], WeightUpdater] | None" = None,
         weight_sync_schemes: Mapping[str, Any] | None = None,
         weight_recv_schemes: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[CollectorKeywords],
     ) -> None:
         sync, updates = as_flag(sync, "sync"), as_flag(update_after_each_batch, "update_after_each_batch")
         count = count_collectors(create_env_fn, num_collectors)
         arguments.check_class(collector_class)
-        given: dict[str, Any] = {"frames_per_batch": frames_per_batch, "replay_buffer": replay_buffer, **kwargs}
+        given: dict[str, Any] = {"frames_per_batch": frames_per_batch, **kwargs}
         given["weight_sync_schemes"] = weight_sync_schemes
         given, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given=given)
         self._remote = arguments.remote_options(remote_configs, count)
@@ -119,8 +121,8 @@ class RayCollector(FleetCollector):
         """By collector: batches since it was given weights."""
         self._last: tuple[str, ...] = ()
         """Collectors of the last batch."""
-        is_remote_buffer = type(replay_buffer).__name__ == "RayReplayBuffer"
-        self._extends_in_workers = replay_buffer is not None and (
+        is_remote_buffer = type(settings.replay_buffer).__name__ == "RayReplayBuffer"
+        self._extends_in_workers = settings.replay_buffer is not None and (
             is_remote_buffer if buffer_in_workers is None else buffer_in_workers
         )
         needs_batches = settings.trajs_per_batch is not None or settings.post_collect_hook is not None
@@ -145,7 +147,7 @@ class RayCollector(FleetCollector):
 
     # -- what to run -------------------------------------------------------------------------------------------
 
-    def _connect(self) -> Any:
+    def _connect(self) -> "RayEngine":
         # Who has no Ray collector needs no Ray.
         from cormorant_worker.fleet.ray.engine import RayEngine
 
@@ -178,11 +180,11 @@ class RayCollector(FleetCollector):
 
     def add_collectors(
         self,
-        create_env_fn: Any,
+        create_env_fn: "Environment | Sequence[Environment]",
         num_envs: int | None = None,
-        policy: Any = None,
-        collector_kwargs: Any = None,
-        remote_configs: Any = None,
+        policy: "Policy | None" = None,
+        collector_kwargs: "Keywords | None" = None,
+        remote_configs: "Keywords | None" = None,
     ) -> None:
         """Add collectors, and wait for their first observations. They begin with the newest weights,
         under trajectory ids of their own; in sync mode batches grow by their share.
@@ -272,8 +274,9 @@ class RayCollector(FleetCollector):
 
     def init_updater(self, *args: Any, **kwargs: Any) -> None:
         """Call the weight updater's `init`; does nothing without one."""
-        if self.weight_updater is not None:
-            self.weight_updater.init(*args, **kwargs)
+        updater: Any = self.weight_updater
+        if updater is not None:
+            updater.init(*args, **kwargs)
 
     def register_scheme_receiver(
         self, weight_recv_schemes: Mapping[str, Any], *, synchronize_weights: bool = True
@@ -310,7 +313,13 @@ class RayCollector(FleetCollector):
         elif self.fleet.version == version:
             self.update_policy_weights_()
 
-    def receive_weights(self, policy_or_weights: Any = None, *, weights: Any = None, policy: Any = None) -> None:
+    def receive_weights(
+        self,
+        policy_or_weights: Weights | None = None,
+        *,
+        weights: Weights | None = None,
+        policy: Weights | None = None,
+    ) -> None:
         """Take weights and publish them to the collectors: those given, those that registered schemes receive, or those
         of the policy that the collector was made with.
 
@@ -348,7 +357,9 @@ class RayCollector(FleetCollector):
 
     # -- seeds, state ------------------------------------------------------------------------------------------
 
-    def set_seed(self, seed: int, static_seed: bool = False) -> list[int]:
+    def set_seed(  # type: ignore[override]  # a list, as TorchRL's own RayCollector gives it
+        self, seed: int, static_seed: bool = False
+    ) -> list[int]:
         """Reseed as in the other collectors.
 
         Returns:
@@ -359,7 +370,7 @@ class RayCollector(FleetCollector):
         """
         return self._seed_each(seed, static_seed)
 
-    def state_dict(self) -> "list[OrderedDict[str, Any]]":
+    def state_dict(self) -> list[OrderedDict[str, Any]]:  # type: ignore[override]  # likewise
         """The state as in the other collectors, in a list with one equal entry per collector.
 
         Raises:
@@ -367,7 +378,7 @@ class RayCollector(FleetCollector):
         """
         return [super().state_dict()] * self.num_collectors
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]], strict: bool = True) -> None:
         """Continue from a result of `state_dict()`.
 
         Raises:
@@ -383,7 +394,9 @@ class RayCollector(FleetCollector):
 
     # -- running free, the end ---------------------------------------------------------------------------------
 
-    def stats(self, workers: Any = None, timeout: float = 10.0) -> dict[str, Any]:
+    def stats(
+        self, workers: Literal["aggregate", "per_worker", "both"] | None = None, timeout: float = 10.0
+    ) -> dict[str, Any]:
         """Counts as in the other collectors, with all collectors' frames as `worker_frames`. Ignores `timeout`."""
         del timeout  # the fleet knows already, no worker is asked
         own = {"workers": self.num_collectors, "worker_frames": self.fleet.stats(workers=False).frames}

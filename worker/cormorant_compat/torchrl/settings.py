@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from enum import Enum
+from typing import Any, Literal, TypedDict
 
-from cormorant_compat.arguments import as_flag, plain, room_of
+from cormorant_compat.arguments import Devices, Extendable, as_flag, plain, room_of
 from cormorant_compat.torchrl.devices import devices_of
 from cormorant_contract.base import COUNT_MAX, INT32_MAX
 from cormorant_contract.sentences import did_you_mean
@@ -55,17 +56,17 @@ class CollectorSettings:
     """Give trajectories as padded rows with `("collector", "mask")`."""
     postproc: Hook | None = None
     """Called with each batch, after splitting; its result is what is handed out."""
-    exploration_type: Any = "random"
+    exploration_type: str | Enum = "random"
     """random | mode | mean | deterministic, or TorchRL's ExplorationType."""
-    device: Any = None
+    device: "Devices | None" = None
     """Torch device of the policies, or one for each collector; batches are stored there unless storing_device says
     otherwise."""
-    storing_device: Any = None
+    storing_device: "Devices | None" = None
     """Torch device on which batches are handed out, or one for each collector."""
-    env_device: Any = None
+    env_device: "Devices | None" = None
     """Torch device of TorchRL's environments, or one for each collector; None: where their maker put them. Other
     environments step on the CPU."""
-    policy_device: Any = None
+    policy_device: "Devices | None" = None
     """Torch device of the policies alone."""
     update_at_each_batch: bool = False
     """Publish the policy's weights before each batch."""
@@ -80,7 +81,7 @@ class CollectorSettings:
     """Leave observations and states out of `next`: the next frame has them, unless a trajectory ended."""
     set_truncated: bool = False
     """Mark the last frame of each row truncated, unless it terminated."""
-    replay_buffer: Any = None
+    replay_buffer: Extendable | None = None
     """Extended with each batch, `[environments, time]` where its storage has two dimensions, else with single frames;
     iteration gives None."""
     pre_collect_hook: Hook | None = None
@@ -93,7 +94,7 @@ class CollectorSettings:
     """False leaves `("collector", "traj_ids")` out of batches, and versions unless `track_policy_version` is True."""
     trust_policy: bool | None = None
     """The policy takes TensorDicts, whatever its argument is called."""
-    policy_factory: Any = None
+    policy_factory: Hook | Sequence[Hook] | None = None
     """Makes the policy in each collector: a callable, or one for each. A policy beside it is the source of weights."""
     cat_results: str | int | None = None
     """None or "stack": batches of several collectors are stacked; a number: joined along that dimension (sync)."""
@@ -109,6 +110,65 @@ class CollectorSettings:
     """Ours: deaths of the collector in one place that are made good; one more ends everything."""
     startup_timeout_s: float = 300.0
     """Ours: from starting a collector to its first observation."""
+
+
+class CollectorKeywords(TypedDict, total=False):
+    """The fields of `CollectorSettings` as keyword arguments, for type checkers and editors; and what is ignored."""
+
+    total_frames: int | None
+    max_frames_per_traj: int | None
+    init_random_frames: int | None
+    reset_at_each_iter: bool
+    reset_when_done: bool
+    split_trajs: bool | None
+    postproc: Hook | None
+    exploration_type: str | Enum
+    device: "Devices | None"
+    storing_device: "Devices | None"
+    env_device: "Devices | None"
+    policy_device: "Devices | None"
+    update_at_each_batch: bool
+    preemptive_threshold: float | None
+    trajs_per_batch: int | None
+    traj_format: Literal["padded", "cat"] | None
+    compact_obs: bool
+    set_truncated: bool
+    replay_buffer: Extendable | None
+    pre_collect_hook: Hook | None
+    post_collect_hook: Hook | None
+    track_policy_version: bool | None
+    track_traj_ids: bool
+    trust_policy: bool | None
+    policy_factory: Hook | Sequence[Hook] | None
+    cat_results: str | int | None
+    pin_memory: bool
+    worker_idx: int | None
+    vectorization: Literal["subprocess", "inline"]
+    info: Sequence[str | Mapping[str, Any]]
+    max_restarts: int
+    startup_timeout_s: float
+    auto_register_policy_transforms: object
+    extend_buffer: object
+    no_cuda_sync: object
+    num_sub_threads: object
+    num_threads: object
+    return_same_td: object
+    use_buffers: object
+    use_env_creator: object
+    compile_policy: Literal[False] | None
+    cudagraph_policy: Literal[False] | None
+    init_fn: None
+    interruptor: None
+    trajs_per_write: None
+
+
+class LocalKeywords(CollectorKeywords, total=False):
+    """What RayCollector has as arguments of its own, and is ignored elsewhere."""
+
+    collector_class: None
+    weight_recv_schemes: Mapping[str, Any] | None
+    weight_sync_schemes: Mapping[str, Any] | None
+    weight_updater: None
 
 
 _FLAGS = frozenset(field.name for field in fields(CollectorSettings) if field.type in (bool, bool | None))

@@ -313,10 +313,6 @@ def test_methods_and_attributes_are_called_by_name() -> None:
         assert collector.map_fn("stats", list_of_kwargs=[{"workers": "aggregate"}])[0]["workers_alive"] == 1
         with pytest.raises(ValueError, match="list_of_args has 1 entries and list_of_kwargs 2; give the same length"):
             collector.map_fn("stats", [()], [{}, {}])
-        with pytest.raises(
-            AttributeError, match="Collector has no enable_profile: nothing is profiled; run a profiler"
-        ):
-            collector.enable_profile()
         with pytest.raises(AttributeError, match="'Collector' object has no attribute 'frames_per_batsh'"):
             _ = collector.frames_per_batsh
 
