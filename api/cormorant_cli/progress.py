@@ -36,7 +36,6 @@ _HOUR_S, _MINUTE_S = 3600, 60
 _LOUD = ("warning", "error", "critical")
 _SENTENCES = {
     "worker_ready": "worker {worker} is ready after {seconds:.1f} s",
-    "weights_published": "version {version} of the weights is published ({bytes:,} bytes, {who})",
     "pause_granted": "paused by {owner}",
     "pause_ended": "{owner} ended its pause",
 }
@@ -163,7 +162,7 @@ class PlainDisplay:
         self._last_wait = ""
         self._is_verbose = is_verbose
         self._told: set[object] = set()
-        """Warnings shown so far: a repeated one is shown once."""
+        """Warnings shown so far. One is repeated only when a number in it has more digits than before."""
 
     def begin(self, plan: RunPlan) -> None:
         self._say(_opening(plan))
@@ -187,8 +186,9 @@ class PlainDisplay:
             self._say(f"{snapshot.waits_for} ({_amount(stats)})")
             return
         parts = (_amount(stats), f"{snapshot.fps:,.0f} frames/s", *_details(stats), _workers_line(snapshot.fleet))
-        if snapshot.trouble:
-            self._say(f"warning: {snapshot.trouble}")
+        if (trouble := snapshot.trouble) and (cause := re.sub(r"\d", "0", trouble)) not in self._told:
+            self._told.add(cause)
+            self._say(f"warning: {trouble}")
         self._say(", ".join(parts))
 
     def log(self, event: Event) -> None:

@@ -117,6 +117,19 @@ def test_waiting_for_a_learner_is_said_once(capsys: pytest.CaptureFixture[str]) 
     assert lines[2:] == [f"{later[0].waits_for} {amount}", f"{nobody.waits_for} {amount}"]
 
 
+def test_warning_is_repeated_only_when_it_is_worse(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay()
+    for restarts in (10, 40, 70, 120, 180):
+        display.progress(snapshot(env_failures=f"environments keep failing: {restarts} restarts\nTraceback"))
+    display.progress(snapshot(env_failures="environments keep failing: 10 restarts; another cause"))
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert said == [
+        "warning: environments keep failing: 10 restarts",
+        "warning: environments keep failing: 120 restarts",
+        "warning: environments keep failing: 10 restarts; another cause",
+    ]
+
+
 def test_serving_prints_a_link_with_the_token(capsys: pytest.CaptureFixture[str]) -> None:
     url, where = (
         "http://127.0.0.1:8000",
