@@ -32,9 +32,7 @@ class NotSet(AttributeError, RuntimeError):
 class RayCollector(FleetCollector):
     """Collectors as actors of a Ray cluster. Use as a context manager, or call `shutdown`.
 
-        collector = RayCollector(
-            create_env_fn=[make_env], policy=policy, num_collectors=1, frames_per_batch=200, total_frames=10_000
-        )
+        collector = RayCollector([make_env], policy, frames_per_batch=200, total_frames=10_000)
         for batch in collector:
             ...
 
