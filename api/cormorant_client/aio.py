@@ -180,7 +180,7 @@ class AsyncUpdate:
     """Result of a publish; see `Update`."""
 
     def __init__(self, update: Update, call: Callable[..., Any]) -> None:
-        self.sync = update
+        self.sync: Update = update
         """The thread-based `Update`: `version`, `state`, `receipts`."""
         self._call = call
 

@@ -76,22 +76,22 @@ class Delivery:
         on_forget: Callable[[], None] = lambda: None,
     ) -> None:
         self.parts = tuple(parts)
-        self.id = str(metadata["id"])
+        self.id: str = str(metadata["id"])
         """Globally unique, for example `9f3a0c1d-17`: random digits of this start of the head, and a number."""
         self.num_frames = int(metadata["frames"])
-        self.min_version = int(metadata["min_version"])
+        self.min_version: int = int(metadata["min_version"])
         """Oldest policy version in the batch; -1 if all actions were random."""
         self.max_version = int(metadata["max_version"])
-        self.delivery = int(metadata["delivery"])
+        self.delivery: int = int(metadata["delivery"])
         """Number of this delivery: 1 for the first."""
-        self.mode = str(metadata["mode"])
+        self.mode: str = str(metadata["mode"])
         """sync: `[W*B, T]`, one part of each worker; async: `[B, T]`."""
-        self.post_processing = dict(metadata.get("post_processing", {}))
+        self.post_processing: dict[str, Any] = dict(metadata.get("post_processing", {}))
         """Post-processing from the manifest (multiStep, splitTrajectories); only `tensordict()` applies it."""
-        self.statistics = {int(version): found for version, found in metadata.get("statistics", {}).items()}
+        self.statistics: dict[int, Any] = {int(key): found for key, found in metadata.get("statistics", {}).items()}
         """Normalization statistics of each policy version in the batch, for `cormorant_postproc.normalized`; empty
         unless the manifest has `normalize`."""
-        self.task_names = tuple(metadata.get("tasks", ()))
+        self.task_names: tuple[str, ...] = tuple(metadata.get("tasks", ()))
         """Names of the manifest's variants, in the order of their ids; empty without variants."""
         self.is_shared = is_shared
         self._on_ack = on_ack

@@ -109,9 +109,9 @@ class HeadError(ClientError):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(_sentence(problem))
-        self.problem = problem
+        self.problem: Problem = problem
         """The problem document."""
-        self.is_of_repetition = False
+        self.is_of_repetition: bool = False
         """True when the connection broke at the same request before: the head may have done what was asked then."""
 
     @property

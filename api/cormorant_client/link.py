@@ -69,7 +69,7 @@ class LearnerLink:
         self._wait = wait
         self._model = model
         self._wanted = batches
-        self.num_updates = 0
+        self.num_updates: int = 0
         """Learner updates so far."""
         self._version = client.publish(weights, model=model, wait=wait).version
         self._publisher = client.publisher(model=model) if background else None

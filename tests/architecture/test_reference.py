@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import griffe
 import pytest
 
 import cormorant
@@ -46,6 +47,20 @@ def test_the_page_has_every_public_name_and_an_example(module: str, name: str) -
     thing = getattr(import_module(module), name)
     assert name in ELSEWHERE or is_shown(thing)
     assert has_example(module, name, thing)
+
+
+def test_the_page_shows_types() -> None:
+    assert "show_signature_annotations: true" in (ROOT / "mkdocs.yml").read_text()
+    loader = griffe.GriffeLoader(search_paths=[ROOT / "api", ROOT / "worker"])
+    for room in {path.partition(".")[0] for path in SHOWN}:
+        loader.load(room)
+    shown = [loader.modules_collection[path] for path in SHOWN]
+    classes = [found.final_target if found.is_alias else found for found in shown]
+    own = [member for found in classes for member in found.members.values() if not member.is_alias]
+    members = [*own, *(inner for member in own if member.is_class for inner in member.members.values())]
+    attributes = [one for one in members if one.is_attribute and one.is_public and one.has_docstring]
+    assert len(attributes) > 50
+    assert [member.path for member in attributes if member.annotation is None] == []
 
 
 def test_every_method_of_a_fleet_is_used_in_an_example() -> None:

@@ -82,9 +82,9 @@ class EnvCrashed(EnvError):
 
     def __init__(self, message: str, *, row: int = -1, has_stepped: bool = True, details: str = "") -> None:
         super().__init__(message, details=details)
-        self.row = row
+        self.row: int = row
         """Number of the environment in its vector; -1: not known."""
-        self.has_stepped = has_stepped
+        self.has_stepped: bool = has_stepped
         """False: no environment of the vector has completed a step yet, so a restart would fail again."""
 
 
@@ -137,7 +137,7 @@ class WorkerFailed(FleetError):
 
     def __init__(self, message: str, *, kind: str = "") -> None:
         super().__init__(message)
-        self.kind = kind
+        self.kind: str = kind
         """The class of the worker's own error, e.g. "EnvBuildError"; empty when the process died without a word."""
 
 

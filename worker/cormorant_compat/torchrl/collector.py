@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from tensordict import TensorDictBase
 
+from cormorant_compat.arguments import Policy
 from cormorant_compat.torchrl import batches
 from cormorant_compat.torchrl.devices import devices_of, storing_devices
 from cormorant_compat.torchrl.distant import ReachesWorkers
@@ -29,7 +30,7 @@ from cormorant_compat.torchrl.policy import (
     on_cpu,
     read_weights,
 )
-from cormorant_compat.torchrl.settings import broadcast, limit
+from cormorant_compat.torchrl.settings import Hook, broadcast, limit
 from cormorant_contract.job import CollectorJob
 from cormorant_postproc import split_trajectories
 from cormorant_worker.collect.overrides import WorkerOverrides
@@ -77,9 +78,9 @@ class FleetCollector(ReachesWorkers):
         self._plan, self._settings = plan, plan.settings
         if plan.settings.update_at_each_batch:
             check_has_weights(plan.policy, "update_at_each_batch")
-        self.policy = plan.policy
+        self.policy: Policy | None = plan.policy
         """The policy as it was given, whose weights are published where none are named."""
-        self.pre_collect_hook = plan.settings.pre_collect_hook
+        self.pre_collect_hook: Hook | None = plan.settings.pre_collect_hook
         """Called without arguments before each batch is waited for; may be exchanged, and so may the other."""
         self.post_collect_hook = plan.settings.post_collect_hook
         self._policy = as_policy(plan.policy, is_trusted=bool(plan.settings.trust_policy))
@@ -104,7 +105,7 @@ class FleetCollector(ReachesWorkers):
         self.init_random_frames = limit(plan.settings.init_random_frames)
         self.replay_buffer = plan.settings.replay_buffer
         self.worker_idx = plan.settings.worker_idx
-        self.postproc = plan.settings.postproc
+        self.postproc: Hook | None = plan.settings.postproc
         """Called with each batch; may be exchanged."""
         self._frames = 0
         """Frames handed out."""
@@ -116,7 +117,7 @@ class FleetCollector(ReachesWorkers):
         self._running: FreeRunning | None = None
         self._pool = None if settings.trajs_per_batch is None else batches.EpisodePool(settings)
         self._counts = batches.StepCounts() if limit(plan.settings.max_frames_per_traj) else None
-        self.fleet = self._open(plan.job(), made)
+        self.fleet: WorkerFleet = self._open(plan.job(), made)
         """The fleet itself: its state, statistics and events."""
         if self._counts is not None or settings.set_truncated:
             try:

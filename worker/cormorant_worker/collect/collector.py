@@ -102,11 +102,11 @@ class Collector(Saveable):
         """
         self.gate = PauseGate()
         self.weights = weights
-        self.frames = 0
+        self.frames: int = 0
         """Frames collected so far."""
         self.pulse: Array = np.zeros(1, dtype=np.int64)
         """Counts frames as they land, for a watcher in another process: [1] int64, replaced by shared memory."""
-        self.timing = Timing()
+        self.timing: Timing = Timing()
         """Where this thread's time goes; replaced, as `pulse` is."""
         self.moments: BatchMoments | None = None
         """Set where the manifest normalizes."""
@@ -114,9 +114,9 @@ class Collector(Saveable):
         """Moments of the frames so far, where no fleet merges them; see `keep_statistics`."""
         self.on_landed: list[Callable[[EnvGroup], None]] = []
         """Called after each vector step, with the group that made it."""
-        self.cpu = OneCpu()
+        self.cpu: OneCpu = OneCpu()
         """Where the environments have one thread, entered around a batch."""
-        self.actor = actor
+        self.actor: Actor = actor
         """What decides once the random frames are over."""
         self.warmup = warmup
         self._first = _FirstFrames(warmup, actor, weights, config.init_random_frames, random_outputs)
@@ -134,7 +134,7 @@ class Collector(Saveable):
         if self._remote is not None:
             self._remote.while_waiting = self._look_at_gate
         self.env_groups: list[EnvGroup] = []
-        self.is_first_batch = True
+        self.is_first_batch: bool = True
         """The environments stand where `start` left them: there is nothing to reset yet."""
         self._start_env_groups()
 
