@@ -107,9 +107,8 @@ class FleetCollector(ReachesWorkers):
         self.worker_idx = plan.settings.worker_idx
         self.postproc: Hook | None = plan.settings.postproc
         """Called with each batch; may be exchanged."""
-        self._frames = 0
-        """Frames handed out."""
-        self._iterations = 0
+        self._frames = self._iterations = 0
+        """Handed out."""
         self._taken: Loan | None = None
         self._has_begun = False
         self._seeded_at = 0.0
