@@ -40,8 +40,8 @@ def test_every_failure_names_a_test() -> None:
     text = read("explanation/failures.md")
     events = [row.split(" | ")[0] for rows in tables(text, "event | what happens") for row in rows]
     tested = [row.split(" | ")[0] for rows in tables(text, "event | tests") for row in rows if "`test_" in row]
-    assert len(events) > 100
-    assert sorted(tested) == sorted(events)
+    assert len(events) > 80
+    assert [event for event in events if tested.count(event) != 1] == []
 
 
 def names_in(path: Path) -> set[str]:
