@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cormorant_client import Client, ConnectOptions
     from cormorant_client.address import Role
 
-_RECONNECT_S = 3.0
+RECONNECT_S = 3.0
 """Short, because a person waits and can repeat the command."""
 TIMEOUT_S = 30.0
 """A head that is silent for this long counts as unreachable."""
@@ -84,6 +84,7 @@ class Connection:
     job: str = ""
     namespace: str = ""
     context: str = ""
+    reconnect_s: float = RECONNECT_S
 
     def __post_init__(self) -> None:
         if self.job and _given(self.url, _URL):
@@ -119,7 +120,7 @@ class Connection:
             options: ConnectOptions = {
                 "token": token or None,
                 "ca_file": self.ca_file or None,
-                "reconnect_s": _RECONNECT_S,
+                "reconnect_s": self.reconnect_s,
             }
             with client_errors(hint), connect(self.url, **options) as client:
                 yield client
@@ -146,7 +147,7 @@ class Connection:
             "token": self._own_token(role) if is_own else token_of(cluster, job, role),
             "ca_file": self.ca_file or None,
             "timeout_s": timeout_s,
-            "reconnect_s": _RECONNECT_S,
+            "reconnect_s": self.reconnect_s,
         }
         hint = "" if is_own else f"; the token comes from Secret {tokens_secret(job['metadata']['name'])}"
         try:

@@ -19,7 +19,7 @@ from cormorant_cli.commands.run import (
     read_job,
     translated_errors,
 )
-from cormorant_cli.connection import CaFile, Connection, Context, Namespace, Token, TokenFile, Url
+from cormorant_cli.connection import RECONNECT_S, CaFile, Connection, Context, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import INTERRUPTED, BadInput, CommandFailed, HeadGone, NotReady
 from cormorant_cli.printing import columns_of, quiet_logs, speaks_json, tell, told_when_slow
 from cormorant_manifest.reader import STDIN
@@ -103,7 +103,7 @@ def evaluate(
             )
         connection = Connection(
             job=manifest, namespace=namespace, context=context, url=url, token=token, token_file=token_file,
-            ca_file=ca_file,
+            ca_file=ca_file, reconnect_s=min(wait or RECONNECT_S, RECONNECT_S),
         )  # fmt: skip
         show_running(connection, wait_s=wait)
         return
@@ -146,7 +146,7 @@ def evaluate(
 def show_running(connection: Connection, *, wait_s: float) -> None:
     """Print the table of a running job so far."""
     deadline, said = time.monotonic() + wait_s, ""
-    with told_when_slow(f"until all episodes are played, at most {wait_s:g} s"):
+    with told_when_slow(f"until all episodes are played, at most {wait_s:g} s" if wait_s else "for the table"):
         while True:
             try:
                 found = _watch(connection, deadline)

@@ -38,7 +38,9 @@ def test_command_waits_for_a_head_that_has_yet_to_start(tmp_path: Path, capsys: 
     tokens, port = tokens_file(tmp_path), unused_port()
     arguments = ["evaluate", "--url", f"http://127.0.0.1:{port}", "--token-file", str(tokens), "--wait"]
     assert entry.run([*arguments, "0.5"]) == 1
-    assert "no table after 0.5 s: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no table after 0.5 s: " in said
+    assert "for 3 s" not in said, "the client's own patience"
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(entry.run, [*arguments, "120", "--json"])
         until(lambda: str(port) in capsys.readouterr().err or waiting.done())

@@ -61,7 +61,9 @@ class ObjectStore:
     def read_root(self, name: str) -> bytes | None:
         try:
             data: bytes = self._ask(lambda: self._fs.cat_file(f"{self._root}/{name}"))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in repr(error.__cause__):
+                raise FileNotFoundError(f"bucket {self._bucket} does not exist; check the URI") from error
             return None
         return data
 

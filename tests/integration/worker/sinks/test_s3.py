@@ -218,6 +218,8 @@ def test_a_bucket_is_never_made(uri: str) -> None:
     with pytest.raises(FileNotFoundError, match="bucket cormorant-missing does not exist"):
         store.write_root_once("dataset.json", b"{}")
     assert not store._fs.exists(f"{BUCKET}-missing")
+    with pytest.raises(DatasetError, match="cannot be read: bucket cormorant-missing does not exist; check the URI"):
+        existing_dataset(store.uri)
 
 
 def test_a_store_that_is_gone_for_a_while_costs_time_alone(
