@@ -33,7 +33,7 @@ class Assignment:
 
 
 def assign(env: Env, *, group_number: int, index: int) -> Assignment | None:
-    """The variants of the environments of a slot; None: the manifest has no variants."""
+    """Which variants a slot's environments play; None if the manifest has none."""
     if not env.variants:
         return None
     task_ids = seats_of(env.variants, group_number=group_number, index=index, num_envs=env.num_envs)

@@ -123,7 +123,7 @@ class EnvArrays:
     illegal: Array | None
     """`VectorEnv.illegal`."""
     sides: tuple[StepArrays, ...]
-    """Steps are written into one of them."""
+    """Each step is written into one of them."""
 
     @classmethod
     def take(
@@ -178,7 +178,7 @@ class NanCheck:
         ]
 
     def look(self, arrays: Arrays, rows: slice | Array) -> None:
-        """Look at [n, ...] per leaf. `rows`: the environments' numbers, for the message; a slice means all."""
+        """Check [n, ...] per leaf. `rows`: numbers of the environments, for the message; a slice means all."""
         for i, key in self._parts:
             flat = arrays[i].reshape(-1)
             if _has_nan(flat):

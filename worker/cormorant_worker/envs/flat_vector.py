@@ -251,7 +251,7 @@ class FlatVector:
         return tuple(found)
 
     def complete(self, fields: Sequence[InfoField]) -> tuple[InfoField, ...]:
-        """Find dtypes and shapes that are not declared, in the infos of a reset and a step. To be seeded afterwards."""
+        """Find dtypes and shapes that are not declared, in the infos of a reset and a step. Seed it afterwards."""
         if all(field.is_complete for field in fields):
             return tuple(fields)
         infos = [self.seed(range(self.num_envs)).info, self.step(self.random_actions(np.random.default_rng(0))).info]

@@ -25,7 +25,7 @@ def check(env: Env, *, is_own_process: bool = False) -> None:
 
 
 def open_envs(request: EnvRequest) -> OpenedEnvs:
-    """Two groups where inference servers act, else one."""
+    """Open the environments, in two groups if inference servers act, else in one."""
     env, seeds, assignment = request.env, request.seeds, request.assignment
     if request.makers:
         return OpenedEnvs((_open_made(request),))

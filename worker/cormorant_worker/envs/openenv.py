@@ -81,10 +81,10 @@ class _Part:
 
 
 class OpenEnvSource(EnvSource):
-    """Builds one `OpenEnvSession` per row. The form of the server's messages is read once.
+    """Builds one `OpenEnvSession` per row. The schema of the server's messages is read once.
 
     Raises:
-        EnvBuildError: there is no server, or its messages cannot be arrays.
+        EnvBuildError: there is no server, or arrays cannot represent its messages.
     """
 
     def __init__(self, block: OpenEnvEnv, max_episode_steps: int = 0) -> None:

@@ -60,7 +60,7 @@ class AgentsFactory(EnvFactory):
     ends_on_any: bool = False
     """An episode ends with the first agent's end, not with the last one's."""
     is_mean: bool = False
-    """The reward of the team is the mean of the acting agents' and not their sum."""
+    """The team reward is the mean of the acting agents' rewards, not their sum."""
 
     def build(self, row: int = 0) -> "AgentsEnv":  # the same for every row
         """Construct it and its wrappers.

@@ -215,7 +215,7 @@ class RowEnv(gymnasium.Env[Any, Any]):
         return self._observe(begun.obs), _row_of(begun.info)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step once. An ended episode is to be reset."""
+        """Step once. The caller resets an ended episode."""
         flat = self._vector.flat_action(action)
         stepped = self._vector.step(flat)
         obs, info = stepped.obs, stepped.info

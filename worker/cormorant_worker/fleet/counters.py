@@ -99,7 +99,7 @@ class FleetCounters:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the duration of the block as a consumer's wait for a batch."""
+        """Count the time in the `with` block as a consumer's wait for a batch."""
         self.tick(is_full=self._was_full)
         self._waiting += 1
         try:

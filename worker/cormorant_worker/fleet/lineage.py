@@ -31,7 +31,7 @@ class Lineage:
         self._is_shared_out = False
 
     def begin(self, slot: Slot, place: WorkerPlace, *, first_free: int = 0, batch_ids: int = 0) -> WorkerPlace:
-        """The slot's place with a new random stream.
+        """Begin the slot's next attempt. Returns its place, with a random stream that was never used.
 
         Args:
             first_free: the first attempt without a part in the dataset.

@@ -64,7 +64,7 @@ class Offers:
 
         Args:
             wanted: the version; None: one more than the last.
-            payload: the same bytes as the engine shares them.
+            payload: the same bytes, shared through the engine.
             slots: None: all.
 
         Returns:
@@ -72,7 +72,7 @@ class Offers:
 
         Raises:
             StaleWeights: the version is not higher than the last.
-            WeightsError: it is past 2**62.
+            WeightsError: the version is above 2**62.
         """
         version = PolicyVersion(self.version + 1 if wanted is None else wanted)
         if version <= self.version:

@@ -205,7 +205,7 @@ class WorkerHandle:
 
     @property
     def gets_weights(self) -> bool:
-        """It calls a policy, and will continue to."""
+        """It calls a policy, and is not leaving."""
         is_serving = self.slot.worker is self and self.slot.state in SERVING
         return is_serving and self._acts
 
