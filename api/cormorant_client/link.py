@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
-from cormorant_client.batches import StreamOptions
+from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.client import Client
+from cormorant_client.errors import BatchTimeout
 from cormorant_client.publishing import MAIN_MODEL
 from cormorant_contract.arguments import check_types, refuse_empty
 from cormorant_contract.errors import FleetError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 _WINDOW = 100
+_LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +83,9 @@ class LearnerLink:
         return max(self._version, self._publisher.version if self._publisher else 0)
 
     def batches(self) -> "Iterator[TensorDict]":
-        """Iterate like `Client.batches`, and measure staleness."""
+        """Iterate like `Client.batches`, and measure staleness. Publishes again where a new head lost the weights."""
         with self._client.batches(**self._wanted) as stream:
-            for batch in stream:
+            while (batch := self._next(stream)) is not None:
                 found = batch["collector"]
                 acted = found["policy_version"][found["mask"]] if "mask" in found else found["policy_version"]
                 acted = acted[acted >= 0]
@@ -91,6 +93,15 @@ class LearnerLink:
                     lag = (self.version - acted).clamp(min=0)
                     self._seen.append((acted.numel(), int(lag.sum()), int(lag.max())))
                 yield batch
+
+    def _next(self, stream: "RemoteBatches[TensorDict]") -> "TensorDict | None":
+        while True:
+            try:
+                return stream.next(_LOOK_S)
+            except BatchTimeout:
+                # A head without its predecessor's weights collects nothing for a while, in case a learner has them.
+                if self._client.version < self.version:
+                    self.publish()
 
     def step(self) -> None:
         """Count one learner update; publishes after every `publish_every` of them.

@@ -1,19 +1,21 @@
 """What is killed, slow or away: every frame still comes, and none twice after it was acknowledged."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from cormorant_client import Client, connect
+from cormorant_client import Client, LearnerLink, connect
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.heads import HeadProcess
 from cormorant_testing.policies import numbered
@@ -187,3 +189,25 @@ def test_learner_survives_a_drained_killed_deleted_head(tmp_path: Path) -> None:
     assert learner.version >= total // 100
     # A killed head forgets what was lent and not acknowledged; a deleted one also what it was not asked for in time.
     assert total <= learner.frames <= total + 2 * 5 * 20 + 200
+
+
+def test_learner_gives_a_head_the_weights_that_its_predecessor_lost(tmp_path: Path) -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=4, collection={"weights": {"maxStaleness": 0}})
+    port, weights = unused_port(), {"number": torch.tensor(1.0), "bias": torch.zeros(3)}
+    with ExitStack() as heads, ExitStack() as before:
+        first = before.enter_context(serve(job, directory=tmp_path / "first", port=port))
+        with connect(first.server.url, token=first.writer.token) as client:
+            link = heads.enter_context(LearnerLink(client, weights, background=False, wait=30))
+            batches = heads.enter_context(closing(link.batches()))
+            for _ in range(3):
+                next(batches)
+                link.step()
+            lost = link.version
+            before.close()
+            (tmp_path / "second").mkdir()
+            shutil.copy(tmp_path / "first/tokens.json", tmp_path / "second")
+            settings = {"port": port, "published_version": lost, "weights_within_s": 300.0}
+            heads.enter_context(serve(job, directory=tmp_path / "second", **settings))
+            batch = next(batches)
+    assert batch["collector", "policy_version"].unique().tolist() == [lost + 1] == [link.version]
+    assert link.staleness.max == 0

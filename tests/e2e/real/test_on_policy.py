@@ -1,0 +1,74 @@
+"""An on-policy learner whose head is lost: with `maxStaleness: 0` no later batch is older than what it published."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cormorant_testing.real_cluster import Installation
+from cormorant_testing.real_job import SMALL, Job, learning, running
+from manifest_making import collector_job
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+LEARNER = """
+import json
+
+from cormorant import LearnerLink, connect
+from cormorant.policies import mlp
+
+with connect() as client:
+    policy = mlp(*client.spaces)
+    with LearnerLink(client, policy, background=False, wait=60) as link:
+        for batch in link.batches():
+            acted = batch["collector", "policy_version"]
+            said = {"oldest": int(acted.min()), "newest": int(acted.max()), "published": link.version}
+            print(json.dumps(said | {"staleness": link.staleness.max}), flush=True)
+            link.step()
+"""
+MANIFEST = collector_job(
+    "onpolicy",
+    {
+        "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4}},
+        "policy": {"entrypoint": "cormorant.policies:mlp"},
+        "collection": {"mode": "sync", "framesPerBatch": 64, "weights": {"maxStaleness": 0}},
+        "output": {"queue": {"capacityBatches": 1}},
+        "head": {"resources": SMALL},
+        "workerGroups": [{"name": "cpu", "resources": SMALL}],
+        "replicas": 2,
+    },
+)
+LOSSES: dict[str, Callable[[Job], object]] = {
+    "its process is killed": lambda job: job.kill(job.head(), "cormorant_api"),
+    "its pod is deleted": lambda job: job.namespace("delete", "pod", job.head(), "--wait=false"),
+    "every pod is deleted": lambda job: job.namespace("delete", "pod", job.head(), *job.pods("worker"), "--wait=false"),
+}
+
+
+def said_by(job: Job, pod: str) -> list[dict[str, Any]]:
+    lines = job.namespace("logs", pod, check=False).splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def test_no_batch_is_older_than_what_its_learner_published(installed: Installation) -> None:
+    namespace = installed.jobs
+    namespace.apply_files("onpolicy", {"learner.py": LEARNER})
+    command = ("python", "-u", "/code/learner.py")
+    with running(namespace, MANIFEST) as job:
+        job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the job is ready")
+        with learning(job, *command, image=installed.images.job, code="onpolicy") as pod:
+            for what, lose in {"": lambda _: None, **LOSSES}.items():
+                lose(job)
+                known = len(said_by(job, pod))
+                job.until(
+                    lambda least=known + 20: len(said_by(job, pod)) >= least,
+                    what=f"20 batches more, after the head: {what}",
+                    within_s=180,
+                )
+            said = said_by(job, pod)
+    stale = [(number, batch) for number, batch in enumerate(said) if batch["oldest"] < batch["published"]]
+    assert stale == []
+    assert max(batch["staleness"] for batch in said) == 0
+    published = [batch["published"] for batch in said]
+    assert published == sorted(set(published)), "a version was given twice"
