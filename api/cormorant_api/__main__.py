@@ -22,8 +22,6 @@ from cormorant_api.http.early import listen_early
 from cormorant_api.settings import HeadSettings
 from cormorant_contract.leaving import leave
 from cormorant_worker.errors import CormorantError, FleetInterrupted
-from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.launch import load_job, refuse_unknown_names
 from cormorant_worker.logs import LogContext, configure_logs
 from cormorant_worker.termination_message import explain
 
@@ -75,13 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = HeadSettings(host=host, **{name: value for name, value in vars(given).items() if name in names})
     try:
         settings.check()
+        if settings.port:
+            listen_early(settings.host, settings.port)
+        # Slow imports come after the port is open, the slowest after the manifest is checked.
+        from cormorant_worker.launch import load_job, refuse_unknown_names
+
         job = load_job(given.job, name=given.name or None)
         context.job = job.metadata.name
         refuse_unknown_names(job, is_this_machine=given.fleet == "local")
-        if settings.port:
-            listen_early(settings.host, settings.port)
-        # Slow imports come after the checks of arguments and manifest.
         from cormorant_api.server import HeadServer
+        from cormorant_worker.fleet.options import FleetOptions
 
         signals.is_idle = False
         with HeadServer(job, settings, context) as server:
