@@ -146,7 +146,7 @@ class Conflict(HeadError):
 
 
 class VersionTaken(Conflict, StaleWeights):
-    """The version is not higher than the published one, which `problem.current_version` is."""
+    """The version is not higher than the published one (`problem.current_version`)."""
 
 
 class Refused(HeadError):

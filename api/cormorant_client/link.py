@@ -83,7 +83,7 @@ class LearnerLink:
         return max(self._version, self._publisher.version if self._publisher else 0)
 
     def batches(self) -> "Iterator[TensorDict]":
-        """Iterate like `Client.batches`, and measure staleness. Publishes again where a new head lost the weights."""
+        """Iterate like `Client.batches`, and measure staleness. Publishes again if a new head lacks the weights."""
         with self._client.batches(**self._wanted) as stream:
             while (batch := self._next(stream)) is not None:
                 found = batch["collector"]

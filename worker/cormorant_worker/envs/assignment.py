@@ -1,8 +1,8 @@
 """Which environment plays which of `env.variants`.
 
-Only the slot of a worker decides (`cormorant_contract.variants.seats_of`): shares are right over a worker group, also
-where workers have one environment each, and a slot keeps its variants when the fleet is scaled, when its worker is
-replaced, and over restores and new seeds.
+Only a worker's slot determines it (`cormorant_contract.variants.seats_of`): shares hold over a worker group, even if
+each worker has one environment, and a slot keeps its variants when the fleet is scaled, when its worker is replaced,
+and across restores and new seeds.
 
     weights easy 1, hard 2    seats hard easy hard | hard easy hard ...    workers of 2: (h, e), (h, h), (e, h)
 """

@@ -43,7 +43,7 @@ def find_mode(vector: FlatVector) -> AutoresetMode:
 
 def resets_some(vector: FlatVector, mode: AutoresetMode) -> bool:
     """True where `reset(options={"reset_mask": ...})` begins new episodes in some rows and leaves the others alone.
-    If the observation is inconclusive, the class or the mode decides.
+    If the test is inconclusive, the class or the mode decides.
     """
     is_known = _forgets_pending_resets(vector)
     if mode is AutoresetMode.NEXT_STEP and not is_known:

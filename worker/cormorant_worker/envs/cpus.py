@@ -1,8 +1,8 @@
 """How many processors this process may use (affinity and cgroup quota, which EnvPool's own default ignores), and two
-threads that wait for each other in turn: faster on one CPU than on two, as long as they have it alone.
+threads that wait for each other in turn: faster on one CPU than on two, as long as they have it to themselves.
 
-A pool with one thread and the thread that acts never work at the same time for long. The kernel still wakes each on
-another CPU than the one that woke it, which costs a cheap vector step a third of its time (decision 0042).
+A pool with one thread and the thread that acts never work at the same time for long. Yet the kernel wakes each on
+another CPU than that of its waker, which costs a cheap vector step a third of its time (decision 0042).
 """
 
 import os
@@ -56,13 +56,13 @@ def native_threads() -> frozenset[int]:
 
 
 class OneCpu:
-    """Entered by the thread that acts while it fills a batch: keeps it and a pool's threads on the CPU where it is."""
+    """Entered by the acting thread while it fills a batch: pins it and a pool's threads to its current CPU."""
 
     def __init__(self, threads: frozenset[int] = frozenset(), clock_s: Callable[[], float] = monotonic) -> None:
-        """Keep to one CPU from the first batch on.
+        """Pin threads from the first batch on.
 
         Args:
-            threads: native ids of the pool's threads; empty: nothing is kept anywhere.
+            threads: native ids of the pool's threads; empty: nothing is pinned.
             clock_s: seconds.
         """
         self._threads, self._clock_s = threads, clock_s
@@ -108,7 +108,7 @@ class OneCpu:
             self._give_up(failure)
 
     def judge(self, wall_s: float, cpu_s: float) -> None:
-        """Leave the CPU if others want it, too.
+        """Unpin the threads if other processes contend for the CPU.
 
         Args:
             wall_s: seconds of a window.

@@ -42,9 +42,9 @@ class Crash:
     steps: int
     """Steps that it had completed since it was built; it failed in the next one, or in a reset."""
     details: str = ""
-    """The traceback, where there is one."""
+    """The traceback, if there is one."""
     cause: type[EnvError] | None = None
-    """UnknownEnv, EnvBuildError or BadObservation, where it raised that."""
+    """UnknownEnv, EnvBuildError or BadObservation, if it raised one of them."""
     error: BaseException | None = field(default=None, repr=False)
     """Its exception, if it steps in this process."""
 
@@ -136,7 +136,7 @@ class EnvArrays:
         *,
         num_sides: int,
     ) -> "EnvArrays":
-        """Equal arguments call `take` in the same way: processes that share memory find the same arrays in it."""
+        """Allocate the arrays. Equal arguments call `take` alike, so processes that share memory find the same ones."""
 
         def of(parts: Iterable[Leaf]) -> Arrays:
             return tuple([take((num_envs, *leaf.shape), leaf.dtype) for leaf in parts])
@@ -169,7 +169,7 @@ class NanCheck:
     """
 
     def __init__(self, observation_space: Space, *, largest: float = _SMALL) -> None:
-        """`largest`: values of a leaf that is looked at."""
+        """`largest`: maximum number of values of a leaf that is checked."""
         parts = leaves(observation_space, ("observation",))
         self._parts = [
             (i, ".".join(leaf.key))
@@ -227,7 +227,7 @@ class EnvRow:
         self._write_obs[side](obs)
 
     def step(self, side: int = 0) -> None:
-        """Step once; where that ends the episode, write the final observation and begin the next episode.
+        """Step once; if that ends the episode, write the final observation and begin the next episode.
 
         Raises:
             BadObservation: the reward or a large leaf is NaN (for small ones see `NanCheck`), or a leaf does not fit.
@@ -332,5 +332,5 @@ def _has_nan(flat: Array) -> bool:
 
 
 def row_views(arrays: Arrays, row: int) -> list[Array]:
-    """Writable views of one row, also where a leaf has the shape ()."""
+    """Writable views of one row, even of a leaf with shape ()."""
     return [array[row : row + 1].reshape(array.shape[1:]) for array in arrays]

@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Functional:
-    """One environment, whichever form it has."""
+    """One environment, whichever API it has."""
 
     name: str
     observation_space: Space
@@ -56,13 +56,13 @@ class Functional:
 
 
 def functional(made: Any, name: str) -> Functional:
-    """Recognize an environment by its form: gymnax, Brax (and MuJoCo Playground) or jumanji.
+    """Recognize an environment by its API: gymnax, Brax (and MuJoCo Playground) or jumanji.
 
     Args:
-        made: it, or a gymnax environment with its parameters, as `gymnax.make` returns them.
+        made: the environment, or a gymnax environment with its parameters, as `gymnax.make` returns them.
 
     Raises:
-        EnvBuildError: it has none of these forms, resets itself, or has spaces that cannot be stored.
+        EnvBuildError: it has none of these APIs, resets itself, or has spaces that cannot be stored.
     """
     env, *given = made if isinstance(made, tuple) else (made,)
     _refuse_wrappers(env, name)

@@ -43,7 +43,7 @@ def open_envs(request: EnvRequest) -> OpenedEnvs:
 
 
 def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -> VectorEnv:
-    """Processes, as the manifest says, or all in this one."""
+    """Open the environments of episodes, in subprocesses or in this process as the manifest says."""
     block, seeds = _block(request.env), request.seeds
     source: EnvSource
     if request.makers:

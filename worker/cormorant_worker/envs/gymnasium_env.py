@@ -159,7 +159,7 @@ def has_agents(env: Any) -> bool:
 
 
 def form_of(env: Any) -> str:
-    """`gymnax`, `brax` or `jumanji`, of a functional environment in JAX or its class; empty: neither.
+    """Library of a functional JAX environment or its class: `gymnax`, `brax` or `jumanji`; empty: none of them.
 
     Inspects the class, because instances of gymnax's wrappers forward `step_env`.
     """
@@ -250,7 +250,7 @@ def name_of(maker: Callable[..., Any]) -> str:
 
 @contextmanager
 def naming(variant: str) -> Iterator[None]:
-    """Begin the errors of an environment with the name of its variant, if it has one."""
+    """Prefix the errors of an environment with the name of its variant, if it has one."""
     try:
         yield
     except (UnknownEnv, EnvBuildError) as error:
@@ -266,7 +266,7 @@ def words_of(observation: Space, action: Space) -> str:
 def check_same(
     whose: str, words: Iterable[tuple[str, str]], *, remedy: str = "use kwargs or tasks whose spaces agree"
 ) -> None:
-    """Refuse environments of different spaces. `words`: of each, its name in messages and `words_of` its spaces."""
+    """Refuse environments of different spaces. `words`: for each, its name in messages and `words_of` its spaces."""
     (first, wanted), *others = words
     for name, has in others:
         if has != wanted:

@@ -30,7 +30,7 @@ class InfoField:
     shape: tuple[int, ...] | None = None
     """None: the environment's own."""
     fill: float | None = None
-    """Where a step lacks the key; None: NaN for floats, else 0."""
+    """Value for a step that lacks the key; None: NaN for floats, else 0."""
     path: Key = ()
     """Its place below `next`; empty: `("info", key)`."""
 

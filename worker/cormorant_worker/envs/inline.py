@@ -16,8 +16,8 @@ log = structlog.get_logger(__name__)
 
 
 class InlineVectorEnv(SingleEnvs[EnvRow]):
-    """Environments in this thread. One that never returns, or that takes the process down, cannot be helped here: use
-    SubprocessVectorEnv.
+    """Environments in this thread. One that never returns, or that takes the process down, cannot be restarted here:
+    use SubprocessVectorEnv.
     """
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ class AgentsFactory(EnvFactory):
 
     groups: Groups = "byName"
     ends_on_any: bool = False
-    """An episode ends with the first agent's end, not with the last one's."""
+    """An episode ends when its first agent ends, not its last one."""
     is_mean: bool = False
     """The team reward is the mean of the acting agents' rewards, not their sum."""
 
@@ -99,7 +99,7 @@ def group_agents(agents: Sequence[str], groups: Groups) -> dict[str, tuple[str, 
     """The agents of each group.
 
     Raises:
-        EnvBuildError: a map of groups names unknown agents, or an agent never or twice; or a group has the name of
+        EnvBuildError: a map of groups names an unknown agent, omits one or names one twice; or a group has the name of
             another key.
     """
     if isinstance(groups, str):

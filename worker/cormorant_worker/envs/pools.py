@@ -44,7 +44,7 @@ def open_envs(request: EnvRequest) -> OpenedEnvs:
 
 
 def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -> VectorEnv:
-    """A pool, which takes no wrappers."""
+    """Open a pool; it takes no wrappers."""
     block, task, seeds = _block(request.env), _task(request.env), request.seeds
     task.check()
     if request.is_filmed:

@@ -48,12 +48,12 @@ class EnvRequest:
 
     @property
     def threads(self) -> int:
-        """Most threads that may step."""
+        """Maximum number of stepping threads."""
         return self.max_threads or available_cpus()
 
     @property
     def served_groups(self) -> int:
-        """Two where inference servers act: the rows of one are at the server while the other steps."""
+        """Two if inference servers act: the rows of one are at the server while the other steps."""
         return 2 if self.is_served and self.env.num_envs > 1 else 1
 
     @property

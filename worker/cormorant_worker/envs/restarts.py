@@ -35,9 +35,9 @@ class RestartLimits:
     recycle_rss_mib: int = 0
     """A subprocess that has more resident memory at the end of an episode is replaced; 0: none is."""
     recycle_episodes: int = 0
-    """One that has played so many is replaced; 0: none is."""
+    """A subprocess that has played so many episodes is replaced; 0: none is."""
     raises: bool = False
-    """An environment that raises is not restarted: what it raised ends the collecting. One that hangs or dies is."""
+    """An environment that raises is not restarted: its exception ends the collection. One that hangs or dies is."""
 
 
 class Restarts:

@@ -52,7 +52,7 @@ _REPORT = -1
 
 
 def resident_mib(pid: int) -> int:
-    """Resident memory of a process in MiB; 0 where it is gone."""
+    """Resident memory of a process in MiB; 0 if it is gone."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:
