@@ -131,6 +131,8 @@ class _Fetcher:
         self._asked = 0
         """1 while the caller waits for a batch."""
         self._frames_fetched = 0
+        self._head_id = ""
+        """Of the head that sent the last batch: the beginning of its id."""
         self._end: ClientError | Literal["done"] | None = None
         self._current: Delivery | None = None
         self._acked: deque[str] = deque(maxlen=_REMEMBERED)
@@ -239,6 +241,9 @@ class _Fetcher:
                 fetched = self._fetch()
                 if fetched is None:
                     continue
+                if self._is_first_of_another_head(fetched.batch):
+                    self._release(fetched.batch)
+                    continue
                 with self._condition:
                     self._ready.append(fetched)
                     self._frames_fetched += fetched.batch.num_frames
@@ -265,6 +270,18 @@ class _Fetcher:
                     return True
                 self._condition.wait()
             return False
+
+    def _is_first_of_another_head(self, batch: Delivery) -> bool:
+        """True once the caller asks for a batch and has none of the earlier head: this one may have been collected
+        while the caller still made weights of an earlier batch, which its head did not know of.
+        """
+        before, self._head_id = self._head_id, batch.id.rpartition("-")[0]
+        if before in ("", self._head_id):
+            return False
+        with self._condition:
+            while not self._is_stopped and (self._ready or not self._asked):
+                self._condition.wait()
+        return True
 
     def _finish(self, end: ClientError | Literal["done"]) -> None:
         """End the iteration; the first end counts."""

@@ -48,8 +48,8 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ("batches/ledger.py", "not entry.senders and not entry.is_read()", "not entry.senders", "test_ledger.py"),
         (
             "batches/ledger.py",
-            "oldest_version is not None and 0 <= ",
-            "oldest_version is not None and ",
+            "if 0 <= entry.loan.min_version < oldest_version",
+            "if entry.loan.min_version < oldest_version",
             "test_ledger.py",
         ),
         (

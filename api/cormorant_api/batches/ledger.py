@@ -74,7 +74,7 @@ class LedgerCounts:
     acked_frames: int
     redelivered: int
     stale_frames: int
-    """Frames dropped because a consumer asked for fresher batches."""
+    """Frames dropped because the consumer or the job asked for fresher batches."""
     held: int
     """Acknowledged batches whose memory another consumer still reads."""
     oldest_lent_s: float | None
@@ -170,7 +170,7 @@ class Ledger:
 
     # -- the consumers' side -----------------------------------------------------------------------------------
 
-    def lend(self, consumer: str, *, oldest_version: int | None = None) -> Lent | None:
+    def lend(self, consumer: str, *, oldest_version: int = 0) -> Lent | None:
         """Lend the oldest ready batch to a consumer; None if none is ready. `oldest_version`: drop and count batches
         with frames of an older version. Random frames (version -1) are never too old.
         """
@@ -184,7 +184,7 @@ class Ledger:
                 self._consumers.popitem(last=False)
             while self._ready and found is None:
                 entry = self._entries[heapq.heappop(self._ready)]
-                if oldest_version is not None and 0 <= entry.loan.min_version < oldest_version:
+                if 0 <= entry.loan.min_version < oldest_version:
                     self._stale_frames += entry.loan.num_frames
                     dropped.append(entry)
                     entry.is_acked = True

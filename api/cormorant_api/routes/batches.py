@@ -98,8 +98,7 @@ async def next_batch(
     running = head.running
     if settled and not settled.startswith(f"{head.journal.epoch}."):  # skip this head's own receipts
         await head.quick(head.inherit, settled)
-    oldest = None if max_staleness is None else max(0, running.fleet.version - max_staleness)
-    lent = await while_connected(request.receive, _lend_next(head, consumer, wait_s=wait, oldest_version=oldest))
+    lent = await while_connected(request.receive, _lend_next(head, consumer, wait_s=wait, max_staleness=max_staleness))
     if lent is None:
         return Response(status_code=204)
     ledger = running.ledger
@@ -184,7 +183,7 @@ async def release_batch(head: TheHead, batch: str, delivery: Delivery) -> Respon
     return Response(status_code=204)
 
 
-async def _lend_next(head: Head, consumer: str, *, wait_s: float, oldest_version: int | None) -> Lent | None:
+async def _lend_next(head: Head, consumer: str, *, wait_s: float, max_staleness: int | None) -> Lent | None:
     """The next batch for a consumer; None after `wait_s`.
 
     Call the ledger's `sent` when its memory is no longer read.
@@ -194,12 +193,14 @@ async def _lend_next(head: Head, consumer: str, *, wait_s: float, oldest_version
         the head is closing.
     """
     running = head.running
-    ledger, feeder = running.ledger, running.feeder
+    ledger, feeder, fleet = running.ledger, running.feeder, running.fleet
+    asked = 0 if max_staleness is None else fleet.version - max_staleness
 
     def look() -> Lent | bool:
         if head.is_closing or ledger.has_ended or feeder.error is not None:
             return True
-        return ledger.lend(consumer, oldest_version=oldest_version) or False
+        # A batch that was given back may have become too old for the job, too.
+        return ledger.lend(consumer, oldest_version=max(asked, fleet.oldest_version or 0)) or False
 
     with feeder.demand():
         found = await ledger.notifier.wait_for(look, timeout_s=wait_s)

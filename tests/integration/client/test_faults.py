@@ -211,3 +211,22 @@ def test_learner_gives_a_head_the_weights_that_its_predecessor_lost(tmp_path: Pa
             batch = next(batches)
     assert batch["collector", "policy_version"].unique().tolist() == [lost + 1] == [link.version]
     assert link.staleness.max == 0
+
+
+def test_batch_that_a_new_head_lends_before_the_learner_has_published_is_dropped(tmp_path: Path) -> None:
+    collection = {"mode": "sync", "framesPerBatch": 8, "weights": {"maxStaleness": 0}}
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=4, collection=collection)
+    port, weights = unused_port(), {"number": torch.tensor(1.0), "bias": torch.zeros(3)}
+    with ExitStack() as heads, ExitStack() as before:
+        first = before.enter_context(serve(job, directory=tmp_path, port=port))
+        with connect(first.server.url, token=first.writer.token) as client, client.batches() as batches:
+            version = client.publish(weights, wait=30).version
+            while int(next(batches)["collector", "policy_version"].min()) < version:
+                pass
+            before.close()
+            second = heads.enter_context(serve(job, directory=tmp_path, port=port))
+            ledger = second.server.head.running.ledger
+            until(lambda: ledger.counts().lent, what="the second head lends a batch of the first one's weights")
+            assert client.publish(weights, wait=30).version == version + 1
+            assert next(batches)["collector", "policy_version"].unique().tolist() == [version + 1]
+            assert ledger.counts().stale_frames == 8

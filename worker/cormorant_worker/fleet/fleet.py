@@ -223,9 +223,8 @@ class WorkerFleet:
 
     def _take_loan(self) -> Loan | None:
         core = self._core
-        bound, waiting = self.job.spec.collection.weights.max_staleness, core.queue.num_waiting
-        newest = core.offers.common_version
-        loan = core.queue.take(min_version=None if bound is None else newest - bound)
+        waiting, newest = core.queue.num_waiting, core.offers.common_version
+        loan = core.queue.take(min_version=self.oldest_version)
         # Only for news: the fleet's thread notifies callers that wait at every turn.
         if core.queue.num_waiting != waiting:
             core.waker.wake()
@@ -455,6 +454,12 @@ class WorkerFleet:
     def version(self) -> PolicyVersion:
         """The newest published version. Never waits."""
         return self._core.offers.version
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest version that `maxStaleness` allows in a batch now; None without it."""
+        bound = self.job.spec.collection.weights.max_staleness
+        return None if bound is None else self._core.offers.common_version - bound
 
     @property
     def statistics(self) -> StatisticsBook | None:
