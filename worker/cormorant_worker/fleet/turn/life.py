@@ -20,19 +20,7 @@ from cormorant_worker.fleet.slot import Slot, SlotState, TicketOut, WorkerHandle
 from cormorant_worker.fleet.stats import RestartReason
 from cormorant_worker.fleet.transport import WorkerConnection
 from cormorant_worker.weights.staged import PolicyVersion
-from cormorant_worker.worker.messages import (
-    Begin,
-    BuildPolicy,
-    Failed,
-    Finish,
-    PauseStepping,
-    Ready,
-    Reply,
-    ResumeStepping,
-    ServerReady,
-    Start,
-    Ticket,
-)
+from cormorant_worker.worker import messages
 
 log = structlog.get_logger()
 
@@ -135,7 +123,7 @@ class SlotLife:
             seed=self.seed,
         )
         first_free = core.dataset.next_attempt(slot.key) if core.dataset is not None else 0
-        start = Start(
+        start = messages.Start(
             job=core.job,
             place=core.lineage.begin(slot, place, first_free=first_free, batch_ids=core.batch_ids),
             frames_per_batch=core.scheduler.frames_per_batch,
@@ -177,11 +165,13 @@ class SlotLife:
     def tell_spaces(self, handle: WorkerHandle) -> None:
         """Tell inference servers the spaces, once a worker has reported them."""
         if (ready := self._core.ready) is not None and handle.slot.is_server:
-            handle.send(BuildPolicy(observation_space=ready.observation_space, action_space=ready.action_space))
+            handle.send(
+                messages.BuildPolicy(observation_space=ready.observation_space, action_space=ready.action_space)
+            )
 
     # -- READY -------------------------------------------------------------------------------------------------
 
-    def welcome(self, handle: WorkerHandle, ready: Ready | ServerReady) -> None:
+    def welcome(self, handle: WorkerHandle, ready: messages.Ready | messages.ServerReady) -> None:
         """Accept a worker that has its first observations and reported its layout, or an inference server that is ready
         for weights. It replies once it has opened its dataset and has the current weights.
         """
@@ -192,21 +182,22 @@ class SlotLife:
         if slot.state is not SlotState.BUILDING:
             return  # it was told to finish, or will be
         core.slots.move(slot, SlotState.READY)
-        if isinstance(ready, Ready):
+        if isinstance(ready, messages.Ready):
             core.inherit(ready.kept_settled)
             if core.scheduler.is_done:
                 return  # the dataset had all frames already: it is sent home in this turn
-            handle.send(Begin(dataset_uri=core.dataset_uri, seal_after_s=core.options.seal_after_s))
+            handle.send(messages.Begin(dataset_uri=core.dataset_uri, seal_after_s=core.options.seal_after_s))
         if not core.offers.offer_next(handle):
-            handle.offer = handle.ask(ResumeStepping(), is_awaited=False)  # the reply puts it to work all the same
+            # The reply puts it to work all the same.
+            handle.offer = handle.ask(messages.ResumeStepping(), is_awaited=False)
         if core.is_paused and not slot.is_server:
-            handle.tell(PauseStepping())
+            handle.tell(messages.PauseStepping())
         event = "inference_server_ready" if slot.is_server else "worker_ready"
         log.info(event, worker=handle.name, seconds=round(time.monotonic() - handle.started, 2))
 
     # -- WORKING -----------------------------------------------------------------------------------------------
 
-    def put_to_work(self, handle: WorkerHandle, reply: Reply) -> None:
+    def put_to_work(self, handle: WorkerHandle, reply: messages.Reply) -> None:
         """Let a worker with the current weights collect."""
         core, slot = self._core, handle.slot
         core.slots.move(slot, SlotState.WORKING)
@@ -232,7 +223,7 @@ class SlotLife:
             assert core.queue.blocks is not None
             assert slot.worker is not None, key
             block_index, memory = core.queue.blocks.lend(slot.worker.connection.pid)
-            ticket = Ticket(
+            ticket = messages.Ticket(
                 number=next(slot.worker.numbers),
                 block_index=block_index,
                 block_is_new=memory is not None,
@@ -282,7 +273,7 @@ class SlotLife:
             core.slots.move(handle.slot, SlotState.FINISHING)
             core.scheduler.may_not_collect(handle.slot.key)  # frames found stale from now on are another worker's
             saves = is_done and not core.is_closing and core.episodes is None
-            handle.send(Finish(saves=saves, settled=core.settled))
+            handle.send(messages.Finish(saves=saves, settled=core.settled))
         return len(idle) == _MOST_FINISHES
 
     # -- GONE --------------------------------------------------------------------------------------------------
@@ -295,7 +286,7 @@ class SlotLife:
             reason = f"made no progress for {limit_s:.0f} s and was killed ({doing})"
             self.lose(handle, reason=reason, kind="hang", is_killed=True)
 
-    def fail(self, handle: WorkerHandle, failed: Failed) -> None:
+    def fail(self, handle: WorkerHandle, failed: messages.Failed) -> None:
         """Handle a worker's report that it failed."""
         core = self._core
         log.warning("worker_traceback", worker=handle.name, exception=failed.traceback)

@@ -20,19 +20,7 @@ from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.fleet.turn.quiesce import Quiesce
 from cormorant_worker.inference.address import Served
 from cormorant_worker.weights.staged import PolicyVersion
-from cormorant_worker.worker.messages import (
-    Applied,
-    Failed,
-    Finished,
-    Leaving,
-    Listening,
-    Logged,
-    Ready,
-    Reply,
-    Seal,
-    Sealed,
-    ServerReady,
-)
+from cormorant_worker.worker import messages
 
 log = structlog.get_logger()
 
@@ -53,7 +41,7 @@ class FleetLoop:
         """All frames that will be are accepted, and durable with a dataset."""
         self._core, self._changed = core, core.changed
         self._life, self._quiesce = life, quiesce
-        self._early: list[tuple[WorkerHandle, Ready]] = []
+        self._early: list[tuple[WorkerHandle, messages.Ready]] = []
         """Workers that were ready before memory and dataset were laid out: what the first one tells decides how, and
         all others must agree."""
         self._is_stopped = False
@@ -146,37 +134,37 @@ class FleetLoop:
     def _handle(self, handle: WorkerHandle, message: object) -> None:
         core, slot = self._core, handle.slot
         match message:
-            case Sealed():
+            case messages.Sealed():
                 self._seal(handle, message)
-            case Ready():
+            case messages.Ready():
                 self._meet(handle, message)
-            case Listening():
+            case messages.Listening():
                 core.servers.listens(slot, message.address)
-            case ServerReady():
+            case messages.ServerReady():
                 self._life.welcome(handle, message)
             case Served():
                 core.servers.note(handle, message)
-            case Reply():
+            case messages.Reply():
                 self._note_reply(handle, message)
-            case Applied():
+            case messages.Applied():
                 version = PolicyVersion(message.version)
                 core.counters.applied(handle, version)
                 handle.version = version
                 core.events.note("applied", worker=handle.name, version=version)
-            case Logged():
+            case messages.Logged():
                 if message.event == ENV_RESTARTED:
                     core.env_failures.note(slot.key, handle.name, message.fields)
                 with suppress(OSError, ValueError):  # a script's standard output is closed
                     getattr(log, message.level, log.info)(message.event, **{**message.fields, "worker": handle.name})
-            case Leaving():
+            case messages.Leaving():
                 log.info("worker_leaving", worker=handle.name)
                 self._life.let_go(handle)
-            case Finished():
+            case messages.Finished():
                 slot.final_state = message.state
-            case Failed():
+            case messages.Failed():
                 self._life.fail(handle, message)
 
-    def _seal(self, handle: WorkerHandle, sealed: Sealed) -> None:
+    def _seal(self, handle: WorkerHandle, sealed: messages.Sealed) -> None:
         core, slot = self._core, handle.slot
         out = self._life.end_ticket(handle, sealed.number)
         core.lineage.landed(slot, sealed)
@@ -200,9 +188,9 @@ class FleetLoop:
                 continue
             for number, theirs in late.worker.tickets.items():
                 if theirs.round is out.round:
-                    late.worker.tell(Seal(ticket=number))
+                    late.worker.tell(messages.Seal(ticket=number))
 
-    def _note_reply(self, handle: WorkerHandle, reply: Reply) -> None:
+    def _note_reply(self, handle: WorkerHandle, reply: messages.Reply) -> None:
         is_offer = handle.note_reply(reply) is handle.offer
         # What was published meanwhile comes first.
         if is_offer and self._core.offers.note_reply(handle, reply) and handle.slot.state is SlotState.READY:
@@ -210,7 +198,7 @@ class FleetLoop:
 
     # -- the first worker --------------------------------------------------------------------------------------
 
-    def _meet(self, handle: WorkerHandle, ready: Ready) -> None:
+    def _meet(self, handle: WorkerHandle, ready: messages.Ready) -> None:
         core = self._core
         if core.ready is not None:
             self._compare(handle, ready, core.ready)
@@ -223,7 +211,7 @@ class FleetLoop:
         limit, fewest = core.blocks_needed
         core.background.submit(lambda: self._lay_out(ready, limit, fewest), partial(self._laid_out, ready))
 
-    def _lay_out(self, ready: Ready, limit: int, fewest: int) -> BlockPool:
+    def _lay_out(self, ready: messages.Ready, limit: int, fewest: int) -> BlockPool:
         """Without the condition: an object store is asked what it has, a dataset may be far away."""
         blocks = self._core.engine.make_blocks(ready.layout, limit)
         blocks.resize(limit, at_least=fewest)
@@ -231,7 +219,7 @@ class FleetLoop:
             self._core.dataset.open(self._core.job, ready)
         return blocks
 
-    def _laid_out(self, ready: Ready, blocks: BlockPool | Exception) -> None:
+    def _laid_out(self, ready: messages.Ready, blocks: BlockPool | Exception) -> None:
         core = self._core
         if isinstance(blocks, Exception):
             core.fail(blocks, what="lay out memory for batches")
@@ -255,7 +243,7 @@ class FleetLoop:
                 self._compare(handle, theirs, ready)
         self._early.clear()
 
-    def _compare(self, handle: WorkerHandle, ready: Ready, first: Ready) -> None:
+    def _compare(self, handle: WorkerHandle, ready: messages.Ready, first: messages.Ready) -> None:
         if ready.layout == first.layout:
             self._life.welcome(handle, ready)
             return
