@@ -108,14 +108,14 @@ def _engine(given: argparse.Namespace, should_stop: "Callable[[], bool]") -> "En
     try:
         from cormorant_worker.fleet.ray.engine import RayEngine
         from cormorant_worker.fleet.ray.options import RayOptions
-        from cormorant_worker.fleet.ray.pod_files import READY_FILE
+        from cormorant_worker.fleet.ray.pod_files import PodFile
     except ImportError as error:
         raise HeadFault(
             f"--fleet ray needs {error.name}, which is not installed: pip install 'cormorant[ray]'"
         ) from error
     # Meanwhile the pod's supervisor starts Ray; it ends this process if Ray takes too long.
-    ready_file = os.environ.get(READY_FILE, "")
-    while ready_file and not Path(ready_file).exists():
+    ready = PodFile.READY.path
+    while ready is not None and not ready.exists():
         if should_stop():
             raise FleetInterrupted("stopped while Ray was starting")
         time.sleep(_LOOK_S)

@@ -17,12 +17,12 @@ class SharedMemory:
         self._map = mmap.mmap(descriptor, size_bytes)
 
     @classmethod
-    def create(cls, size_bytes: int, *, path: str = "") -> "SharedMemory":
-        """Create zeroed memory. `path`: file that holds this memory, replaced if it exists; empty: anonymous."""
+    def create(cls, size_bytes: int, *, path: Path | None = None) -> "SharedMemory":
+        """Create zeroed memory. `path`: file that holds this memory, replaced if it exists; None: anonymous."""
         try:
-            if path:
+            if path is not None:
                 # A file of its own: who maps the one that was there before keeps that.
-                Path(path).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             else:
                 descriptor = os.memfd_create("cormorant")

@@ -33,7 +33,7 @@ def test_frames_and_time_of_actors_add_up_over_their_deaths(tmp_path: Path) -> N
     pod = of_pod(tmp_path)
     assert value(pod, "cormorant_worker_frames_total") == 0
     for frames in (100, 30):
-        pulse = Heartbeat.create(str(tmp_path / "pulse"))
+        pulse = Heartbeat.create(tmp_path / "pulse")
         timing = Timing(pulse.timing)
         timing.rest(IDLE)
         pulse.frames[0] = frames

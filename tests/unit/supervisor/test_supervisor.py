@@ -13,6 +13,7 @@ import pytest
 
 from cormorant_testing.scripts import environment, until
 from cormorant_worker.errors import SupervisorRefused
+from cormorant_worker.fleet.ray.pod_files import PodFile
 from cormorant_worker.supervisor import ray_command
 from cormorant_worker.supervisor.diagnosis import HeadWatch, diagnose
 from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState, answer
@@ -60,7 +61,7 @@ def test_ray_leaves_devices_alone_and_knows_the_leave_file() -> None:
         ray_command.ray_environment({"RAY_health_check_timeout_ms": "1"}, settings)["RAY_health_check_timeout_ms"]
         == "1"
     )
-    assert given["CORMORANT_LEAVE_FILE"] == str(settings.leave_file) == "/tmp/ray.leave"
+    assert given[PodFile.LEAVE.variable] == str(settings.path(PodFile.LEAVE)) == "/tmp/ray.leave"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import structlog
 
 from cormorant_worker.errors import PodBlocked, PodRefused, SupervisorRefused
+from cormorant_worker.fleet.ray.pod_files import PodFile
 from cormorant_worker.logs import LogContext, configure_logs
 from cormorant_worker.supervisor.head import HeadPod
 from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState
@@ -65,7 +66,8 @@ def _supervise_worker(signals: PodSignals, context: LogContext) -> int:
     settings, state = read_worker_settings(os.environ), PodState()
     context.group, context.worker = settings.group, settings.slot
     try:
-        metrics = PodMetrics(state, job=settings.job, group=settings.group, heartbeat_file=settings.ray.heartbeat_file)
+        heartbeat = settings.ray.path(PodFile.HEARTBEAT)
+        metrics = PodMetrics(state, job=settings.job, group=settings.group, heartbeat_file=heartbeat)
         probes = PodProbes(state, metrics, pod_ip=settings.ray.pod_ip, port=settings.probe_port)
     except OSError as error:
         raise SupervisorRefused(f"cannot listen on port {settings.probe_port} for probes: {error}") from error

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from cormorant_worker.fleet.ray.pod_files import PodFile
 from cormorant_worker.supervisor import processes, ray_command
 from cormorant_worker.supervisor.diagnosis import has_starved
 from cormorant_worker.supervisor.processes import Child, PodSignals, exit_code
@@ -50,7 +51,7 @@ class HeadPod:
         settings = self._settings
         processes.adopt_orphans()
         shutil.rmtree(settings.folder, ignore_errors=True)
-        settings.ready_file.unlink(missing_ok=True)
+        settings.path(PodFile.READY).unlink(missing_ok=True)
         environment = ray_command.ray_environment(os.environ, settings)
         address = ray_command.join_address(settings.pod_ip, settings.gcs_port)
         try:
@@ -75,7 +76,7 @@ class HeadPod:
                 passed_on += 1
             if ray.has_said and not is_ready:
                 is_ready = True
-                self._settings.ready_file.touch()
+                self._settings.path(PodFile.READY).touch()
                 log.info("ray_ready", seconds=round(ray.lived_s(), 1))
             if not is_ready:
                 started |= (found := processes.look_for("gcs_server", "raylet")).keys()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from cormorant_worker.fleet.ray.pod_files import BLOCKED_FILE, HEARTBEAT_FILE, KEPT_FOLDER, LEAVE_FILE, READY_FILE
+from cormorant_worker.fleet.ray.pod_files import PodFile
 from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
 
 log = structlog.get_logger()
@@ -76,12 +76,7 @@ def ray_environment(environment: Mapping[str, str], settings: RaySettings) -> di
     return {
         **_LIMITS,
         **environment,
-        # The actor looks here for the order to leave.
-        LEAVE_FILE: str(settings.leave_file),
-        HEARTBEAT_FILE: str(settings.heartbeat_file),
-        KEPT_FOLDER: str(settings.kept_folder),
-        BLOCKED_FILE: str(settings.blocked_file),
-        READY_FILE: str(settings.ready_file),
+        **{file.variable: str(settings.path(file)) for file in PodFile},
         # The pod's devices are the worker's, although its actor asks Ray for none.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from cormorant_worker.errors import SupervisorRefused
+from cormorant_worker.fleet.ray.pod_files import PodFile
 
 _Value = TypeVar("_Value")
 
@@ -24,30 +25,8 @@ class RaySettings:
     store_bytes: int
     """CORMORANT_OBJECT_STORE_BYTES: memory for batches; 0: from what /dev/shm and the memory limit allow."""
 
-    @property
-    def ready_file(self) -> Path:
-        """File whose appearance tells the head's command that Ray answers."""
-        return Path(f"{self.folder}.ready")
-
-    @property
-    def leave_file(self) -> Path:
-        """File whose appearance tells the worker's actor to leave."""
-        return Path(f"{self.folder}.leave")
-
-    @property
-    def blocked_file(self) -> Path:
-        """File in which the worker's actor writes why no worker can run in this pod."""
-        return Path(f"{self.folder}.blocked")
-
-    @property
-    def heartbeat_file(self) -> Path:
-        """Heartbeat of the worker's actor."""
-        return Path(f"{self.folder}.pulse")
-
-    @property
-    def kept_folder(self) -> Path:
-        """Folder in which actors keep the newest weights; it outlives Ray, and ends with the pod."""
-        return Path(f"{self.folder}.kept")
+    def path(self, file: PodFile) -> Path:
+        return Path(f"{self.folder}.{file.value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

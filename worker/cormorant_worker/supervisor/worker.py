@@ -15,7 +15,7 @@ import psutil
 import structlog
 
 from cormorant_worker.errors import PodBlocked, PodRefused
-from cormorant_worker.fleet.ray.pod_files import ACTOR_TITLE
+from cormorant_worker.fleet.ray.pod_files import ACTOR_TITLE, PodFile
 from cormorant_worker.supervisor import processes, ray_command
 from cormorant_worker.supervisor.diagnosis import HeadWatch, diagnose
 from cormorant_worker.supervisor.probes import PodState
@@ -50,6 +50,7 @@ class WorkerPod:
         self._settings, self._signals, self._state = settings, signals, state
         self._head = f"{settings.head[0]}:{settings.head[1]}"
         self._watch = HeadWatch(settings.head)
+        self._blocked = settings.ray.path(PodFile.BLOCKED)
         self._failures = 0
         """Starts of Ray in a row without a membership of `_HEALTHY_S`."""
         self._refusals = 0
@@ -63,10 +64,9 @@ class WorkerPod:
             PodBlocked: no worker can run in this pod, or the head has refused its token too often.
         """
         processes.adopt_orphans()
-        self._settings.ray.leave_file.unlink(missing_ok=True)
-        self._settings.ray.blocked_file.unlink(missing_ok=True)
         # Whatever lies there is another pod's: this one has just begun.
-        shutil.rmtree(self._settings.ray.kept_folder, ignore_errors=True)
+        self._forget_ray()
+        shutil.rmtree(self._settings.ray.path(PodFile.KEPT), ignore_errors=True)
         try:
             while not self._signals:
                 self._live_once()
@@ -94,20 +94,16 @@ class WorkerPod:
                 seconds=round(ray.lived_s(), 1),
             )  # fmt: skip
             self._wait_while(
-                lambda: (
-                    ray.poll() is None
-                    and not self._settings.ray.blocked_file.exists()
-                    and not self._watch.is_head_gone()
-                )
+                lambda: ray.poll() is None and not self._blocked.exists() and not self._watch.is_head_gone()
             )
         if self._signals:
             return
         self._state.is_joined = False
-        if self._settings.ray.blocked_file.exists():
+        if self._blocked.exists():
             # The head hears the reason from the actor first.
             deadline = time.monotonic() + _REPORT_S
             self._wait_while(lambda: ray.poll() is None and _has_actor() and time.monotonic() < deadline)
-            raise PodBlocked(self._settings.ray.blocked_file.read_text())
+            raise PodBlocked(self._blocked.read_text())
         found = diagnose(ray.output_tail(), code=ray.poll(), head=self._head, has_joined=has_joined)
         joined_s = time.monotonic() - joined_at if has_joined else 0.0
         self._clean_up()
@@ -159,7 +155,7 @@ class WorkerPod:
             log.info("left", slot=self._settings.slot, reason="no worker was running")
             return
         log.info("leaving", slot=self._settings.slot, limit_s=limit_s)
-        self._settings.ray.leave_file.touch()
+        self._settings.ray.path(PodFile.LEAVE).touch()
         asked = len(self._signals.received)
         while _has_actor() and self._ray.poll() is None and len(self._signals.received) == asked:
             if time.monotonic() - began > limit_s:
@@ -197,10 +193,12 @@ class WorkerPod:
         if self._ray is not None:
             self._ray.poll()
             self._ray = None
+        self._forget_ray()
+
+    def _forget_ray(self) -> None:
         shutil.rmtree(self._settings.ray.folder, ignore_errors=True)
-        self._settings.ray.leave_file.unlink(missing_ok=True)
-        self._settings.ray.heartbeat_file.unlink(missing_ok=True)
-        self._settings.ray.blocked_file.unlink(missing_ok=True)
+        for file in (PodFile.LEAVE, PodFile.HEARTBEAT, PodFile.BLOCKED):
+            self._settings.ray.path(file).unlink(missing_ok=True)
 
 
 def _has_actor() -> bool:

@@ -2,6 +2,7 @@
 
 import os
 from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 
@@ -40,9 +41,9 @@ class Heartbeat:
         """[10] int64: the numbers of a `Timing`."""
 
     @classmethod
-    def create(cls, path: str = "") -> "Heartbeat":
+    def create(cls, path: Path | None = None) -> "Heartbeat":
         """Create the heartbeat of a new worker. `path`: file in which other processes of this machine can read it;
-        empty: readable only through its descriptor.
+        None: readable only through its descriptor.
         """
         return cls(SharedMemory.create(SIZE_BYTES, path=path))
 

@@ -28,7 +28,7 @@ from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.errors import DeviceUnavailable
 from cormorant_worker.fleet.ray.block_pool import writable
-from cormorant_worker.fleet.ray.pod_files import HEARTBEAT_FILE, KEPT_FOLDER, LEAVE_FILE, report_blocked
+from cormorant_worker.fleet.ray.pod_files import PodFile, report_blocked
 from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.inference.handshake import listen
 from cormorant_worker.spaces import Array
@@ -152,9 +152,8 @@ class WorkerActor:
         # Subprocess environments search where this process does.
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._uplink = CallUplink()
-        self._heartbeat = Heartbeat.create(os.environ.get(HEARTBEAT_FILE, ""))
-        folder = os.environ.get(KEPT_FOLDER, "")
-        self._kept = CachedWeights(Path(folder) if folder else None)
+        self._heartbeat = Heartbeat.create(PodFile.HEARTBEAT.path)
+        self._kept = CachedWeights(PodFile.KEPT.path)
         self._runtime = self._make_runtime(start)
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._has_said_leaving = False
@@ -202,8 +201,7 @@ class WorkerActor:
         """Wait for messages. `settled`: number of settled frames, which this pod reports to the next head."""
         self._kept.keep_settled(settled)
         messages = self._uplink.news(LISTEN_S)
-        leave_file = os.environ.get(LEAVE_FILE, "")
-        if not self._has_said_leaving and leave_file and Path(leave_file).exists():
+        if not self._has_said_leaving and (leave := PodFile.LEAVE.path) is not None and leave.exists():
             self._has_said_leaving = True
             messages = (*messages, Leaving())
         return self._report(messages, is_from_listen=True)

@@ -1,28 +1,39 @@
-"""Files shared by a pod's supervisor and the actor in it: the order to leave, the actor's heartbeat, the reason why no
-worker can run here, and the weights that actors cache for the next head. Does not import Ray.
-"""
+"""Files shared by a pod's supervisor and the processes in it. Does not import Ray."""
 
 import os
+from enum import Enum
 from pathlib import Path
 
 import structlog
 
 log = structlog.get_logger()
 
-LEAVE_FILE = "CORMORANT_LEAVE_FILE"
-"""Environment variable with the path of the file that tells the actor to leave; Ray passes it to its workers."""
 
-HEARTBEAT_FILE = "CORMORANT_PULSE_FILE"
-"""Likewise: file of the actor's heartbeat, for the supervisor's metrics."""
+class PodFile(Enum):
+    """By suffix: they lie beside the folder of Ray's sessions, and end with the pod."""
 
-KEPT_FOLDER = "CORMORANT_KEPT_FOLDER"
-"""Likewise: folder of the newest weights, for the actor that a new head starts here."""
+    LEAVE = "leave"
+    """Its appearance tells the actor to leave."""
+    HEARTBEAT = "pulse"
+    """The actor's heartbeat, for the supervisor's metrics."""
+    KEPT = "kept"
+    """Folder of the newest weights, for the actor that a new head starts here."""
+    BLOCKED = "blocked"
+    """The actor writes why no worker can run in this pod; the supervisor then ends the pod."""
+    READY = "ready"
+    """Its appearance tells the head's command that Ray answers. Ray starts while that command imports."""
 
-BLOCKED_FILE = "CORMORANT_BLOCKED_FILE"
-"""Likewise: file in which the actor writes why no worker can run in this pod; the supervisor then ends the pod."""
+    @property
+    def variable(self) -> str:
+        """Environment variable with its path, which Ray passes to its workers."""
+        return f"CORMORANT_{self.name}_FILE"
 
-READY_FILE = "CORMORANT_RAY_READY_FILE"
-"""Likewise, of a head: file that appears when Ray answers. Ray starts while the head's command imports."""
+    @property
+    def path(self) -> Path | None:
+        """None: this process has no supervisor."""
+        text = os.environ.get(self.variable, "")
+        return Path(text) if text else None
+
 
 ACTOR_TITLE = "ray::WorkerActor"
 """Process name of a worker's actor."""
@@ -30,8 +41,7 @@ ACTOR_TITLE = "ray::WorkerActor"
 
 def report_blocked(reason: str) -> None:
     """Tell the pod's supervisor that no worker can run here. Without a supervisor only the head is told."""
-    path = os.environ.get(BLOCKED_FILE, "")
-    if not path:
+    if (path := PodFile.BLOCKED.path) is None:
         return
     try:
         # Renamed: the supervisor never reads half a sentence.
