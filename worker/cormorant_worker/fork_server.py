@@ -63,9 +63,9 @@ class ForkRequest:
 
 @dataclass(frozen=True)
 class Order:
-    """Command about one child: report how it ended, kill its process group, or forget it."""
+    """Command about one child: report how it ended, or kill its process group."""
 
-    what: Literal["status", "kill", "release"]
+    what: Literal["status", "kill"]
     number: int
 
 
@@ -165,11 +165,6 @@ class ForkServer:
         with self._lock, suppress(OSError):
             self._connection.send(Order("kill", number))
 
-    def forget(self, number: int) -> None:
-        """Drop the record of a child."""
-        with self._lock, suppress(OSError):
-            self._connection.send(Order("release", number))
-
     def describe_end(self) -> str:
         """How the fork server itself ended, as a clause; empty while it lives."""
         code = self._process.poll()
@@ -265,7 +260,6 @@ class _Children:
     def __init__(self) -> None:
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
-        self._forgotten: set[int] = set()
 
     def add(self, number: int, pid: int) -> None:
         """`pid` 0: the system refused to fork this one."""
@@ -290,17 +284,10 @@ class _Children:
                 with suppress(OSError):
                     kill(self._pids[number], signal.SIGKILL)
 
-    def forget(self, number: int) -> None:
-        """This one is not asked for again."""
-        if number in self._pids:
-            self._forgotten.add(number)
-        self.reap()
-
     def reap(self) -> None:
-        """Let go of those who ended and are forgotten."""
-        for number in [number for number in self._forgotten if self.status(number).code is not None]:
-            self._forgotten.discard(number)
-            del self._pids[number], self._codes[number]
+        """Take note of all that have ended, so that the system can let go of them."""
+        for number in self._pids.keys() - self._codes.keys():
+            self.status(number)
 
 
 def run(become: Callable[..., int]) -> NoReturn:
@@ -332,10 +319,8 @@ def _serve(connection: MessageSocket, children: _Children) -> tuple[ForkRequest,
             match message:
                 case Order(what="status"):
                     connection.send(children.status(message.number))
-                case Order(what="kill"):
-                    children.kill(message.number)
                 case Order():
-                    children.forget(message.number)
+                    children.kill(message.number)
                 case ForkRequest():
                     _import(message.imports.now)
                     wanted.update(dict.fromkeys(message.imports.when_idle))

@@ -130,7 +130,6 @@ class EnvProcess:
         self._fork_server.kill(self._number)
         # In an uninterruptible system call even SIGKILL waits: then it is left to the kernel, and to the fork server.
         self._fork_server.wait(self._number, _KILL_TIMEOUT_S)
-        self._fork_server.forget(self._number)
         self.connection.close()
         os.close(self.wake_descriptor)
 

@@ -147,7 +147,6 @@ class WorkerProcess:
         self.is_open = False
         self.kill()
         self._is_closed = True
-        self._fork_server.forget(self._number)
         self.data.close()
         self.control.close()
         self.heartbeat.close()
