@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import ray
@@ -49,17 +49,6 @@ class ObjectPayload:
         self.reference = None
 
 
-@dataclass(slots=True)
-class _Batch:
-    """A ticket on its way."""
-
-    ticket: Ticket
-    collected: Any
-    """Reference to what was sealed and its arrays; kept until they are mapped here."""
-    result: "Future[Any] | None" = None
-    """Both, once they are local."""
-
-
 class RayConnection:
     def __init__(
         self,
@@ -87,11 +76,13 @@ class RayConnection:
         self.handle = handle
         self._demand, self._cluster, self._blocks, self._settled = demand, cluster, blocks, settled
         self._node_id = ""
-        self._turn = 0
-        self._batches: deque[_Batch] = deque()
+        self._turns = count()
+        self._batches: deque[tuple[Ticket, Any, Future[Any]]] = deque()
+        """Tickets on their way; references to what was sealed and its arrays, kept until these are mapped here; and
+        both, once they are local."""
         self._news = Waker()
         """Set while something is in the inbox."""
-        self._inbox: deque[tuple[_Batch | None, Future[Any]]] = deque()
+        self._inbox: deque[Future[Any]] = deque()
         self._last_heartbeat = time.monotonic()
         self._landed_frames = 0
         self._end = ""
@@ -128,14 +119,9 @@ class RayConnection:
     def receive(self, source: Source) -> Sequence[object]:
         """Messages that have arrived, batches in the order of their tickets."""
         self._news.clear()
-        messages: list[object] = []
+        messages: list[object] = [*self._land()]
         while self.is_open and self._inbox:
-            batch, result = self._inbox.popleft()
-            if batch is not None:
-                batch.result = result
-                messages += self._land()
-            else:
-                messages += self._hear(result)
+            messages += self._hear(self._inbox.popleft())
         return messages
 
     def _hear(self, result: "Future[Any]") -> Iterator[object]:
@@ -158,14 +144,14 @@ class RayConnection:
                 self.is_open = False
 
     def _land(self) -> Iterator[object]:
-        while self.is_open and self._batches and (result := self._batches[0].result) is not None:
-            batch = self._batches.popleft()
+        while self.is_open and self._batches and self._batches[0][-1].done():
+            ticket, _, result = self._batches.popleft()
             try:
                 sealed, arrays = result.result()
             except Exception as error:  # noqa: BLE001  # whatever Ray says of it: the batch is not here
                 self._lose(error)
                 return
-            self._blocks().land(batch.ticket.block_index, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
+            self._blocks().land(ticket.block_index, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
             self._landed_frames += sealed.num_frames
             self.frames = max(self.frames, self._landed_frames)  # the heartbeat comes later than the batch
             yield sealed
@@ -180,12 +166,12 @@ class RayConnection:
 
     def send(self, message: object) -> None:
         """Call `tell`. Other calls detect an actor that is gone."""
-        self.handle.tell.remote(self._next_turn(), message)
+        self.handle.tell.remote(next(self._turns), message)
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
-        batch = _Batch(ticket, self.handle.collect.remote(self._next_turn(), ticket))
-        self._batches.append(batch)
-        self._expect(batch.collected, batch)
+        collected = self.handle.collect.remote(next(self._turns), ticket)
+        self._batches.append((ticket, collected, result := collected.future()))
+        result.add_done_callback(lambda _: self._news.wake())
 
     def request(self, request: Request, payload: Payload | None) -> None:
         assert payload is None or isinstance(payload, ObjectPayload), payload
@@ -195,13 +181,9 @@ class RayConnection:
     def _listen(self) -> None:
         self._expect(self.handle.listen.remote(self._settled()))
 
-    def _next_turn(self) -> int:
-        self._turn += 1
-        return self._turn - 1
-
-    def _expect(self, reference: Any, batch: _Batch | None = None) -> None:
+    def _expect(self, reference: Any) -> None:
         def arrived(result: "Future[Any]") -> None:
-            self._inbox.append((batch, result))
+            self._inbox.append(result)
             self._news.wake()
 
         reference.future().add_done_callback(arrived)
