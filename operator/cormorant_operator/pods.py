@@ -350,7 +350,7 @@ class WorkerBuild(NamedTuple):
 class PodIndex:
     """The pods of one job. Changed by the cache only, between two reconciles."""
 
-    def __init__(self) -> None:
+    def __init__(self, pods: Iterable[Pod] = ()) -> None:
         self.pods: dict[str, Pod] = {}
         """Every pod by uid."""
         self.others: dict[str, Pod] = {}
@@ -361,13 +361,8 @@ class PodIndex:
         """Total failures of the slots of healthy workers."""
         self._places: defaultdict[Place, dict[str, Pod]] = defaultdict(dict)
         """Workers of each slot, by uid."""
-
-    @classmethod
-    def of(cls, pods: Iterable[Pod]) -> "PodIndex":
-        pod_index = cls()
         for pod in pods:
-            pod_index.put(pod)
-        return pod_index
+            self.put(pod)
 
     def put(self, pod: Pod) -> None:
         self.drop(pod.uid)

@@ -131,7 +131,7 @@ class World:
         return JobRecord(
             namespace=self.job.namespace,
             members=members,
-            pod_index=PodIndex.of(self.pods.values()),
+            pod_index=PodIndex(self.pods.values()),
             attempts=dict(self.attempts),
             epoch=self.epoch,
             workload=self.kueue.workload,

@@ -68,7 +68,7 @@ def test_roster_kept_by_events_is_the_one_made_of_all_pods(events: list[Pod | in
             kept.put(event)
         else:
             kept.drop(f"u{event}")
-        assert content(kept) == content(PodIndex.of(kept.pods.values()))
+        assert content(kept) == content(PodIndex(kept.pods.values()))
 
 
 def large(workers: int) -> World:
@@ -123,7 +123,7 @@ def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
     world.edit(
         workerGroups=[{"name": "cpu", "resources": {"requests": {"cpu": "2"}}}], runPolicy={"maxUnavailable": 100}
     )
-    old, pod_index = world.live()[0].template, PodIndex.of(world.pods.values())
+    old, pod_index = world.live()[0].template, PodIndex(world.pods.values())
     began, cpu_s, looks, most_away = world.now, 0.0, 0, 0
     requests_left = 0.0
     started: dict[str, Any] = {}

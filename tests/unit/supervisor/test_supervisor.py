@@ -17,7 +17,6 @@ from cormorant_worker.fleet.ray.pod_files import PodFile
 from cormorant_worker.supervisor import ray_command
 from cormorant_worker.supervisor.diagnosis import HeadWatch, diagnose
 from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState, answer
-from cormorant_worker.supervisor.processes import PodSignals
 from cormorant_worker.supervisor.ray_command import SMALLEST_STORE, decide_store_bytes
 from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
 from cormorant_worker.supervisor.worker import WorkerPod
@@ -109,7 +108,7 @@ def test_object_store_takes_the_smaller_share(free_shm: int, memory_limit: int, 
 
 
 def test_backoff_grows_to_5_s_and_resets_after_health() -> None:
-    pod = WorkerPod(read_worker_settings(WORKER), PodSignals(), PodState())
+    pod = WorkerPod(read_worker_settings(WORKER), [], PodState())
     assert [pod.next_pause_s(joined_s=0.0) for _ in range(6)] == [0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
     assert pod.next_pause_s(joined_s=60.0) == 0.2
 

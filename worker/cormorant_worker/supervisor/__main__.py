@@ -22,7 +22,7 @@ from cormorant_worker.fleet.ray.pod_files import PodFile
 from cormorant_worker.logs import LogContext, configure_logs
 from cormorant_worker.supervisor.head import HeadPod
 from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState
-from cormorant_worker.supervisor.processes import PodSignals
+from cormorant_worker.supervisor.processes import record_signals
 from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
 from cormorant_worker.supervisor.worker import WorkerPod
 from cormorant_worker.termination_message import write_sentence
@@ -38,8 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     epoch = os.environ.get("CORMORANT_EPOCH", "")
     context = LogContext(job=os.environ.get("CORMORANT_JOB", ""), epoch=int(epoch) if epoch.isdecimal() else None)
     configure_logs(context)
-    signals = PodSignals()
-    signals.install()
+    signals = record_signals()
     try:
         match list(arguments):
             case ["head", "--", _, *_]:
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         return _BLOCKED
 
 
-def _supervise_worker(signals: PodSignals, context: LogContext) -> int:
+def _supervise_worker(signals: Sequence[int], context: LogContext) -> int:
     settings, state = read_worker_settings(os.environ), PodState()
     context.group, context.worker = settings.group, settings.slot
     try:

@@ -16,7 +16,7 @@ import structlog
 from cormorant_worker.fleet.ray.pod_files import PodFile
 from cormorant_worker.supervisor import processes, ray_command
 from cormorant_worker.supervisor.diagnosis import has_starved
-from cormorant_worker.supervisor.processes import Child, PodSignals, exit_code
+from cormorant_worker.supervisor.processes import Child, exit_code
 from cormorant_worker.supervisor.settings import RaySettings
 from cormorant_worker.termination_message import explain
 
@@ -40,7 +40,7 @@ _NICE = 5
 
 class HeadPod:
     def __init__(
-        self, settings: RaySettings, command: Sequence[str], signals: PodSignals, *, last_words: Path | None = None
+        self, settings: RaySettings, command: Sequence[str], signals: Sequence[int], *, last_words: Path | None = None
     ) -> None:
         self._settings, self._command, self._signals = settings, command, signals
         self._last_words = last_words
@@ -71,7 +71,7 @@ class HeadPod:
     def _supervise(self, process: "subprocess.Popen[bytes]", ray: Child) -> int:
         passed_on, is_ready, started, whole_at = 0, False, {"gcs_server"}, 0.0
         while (code := exit_code(process.poll())) is None:
-            for number in self._signals.received[passed_on:]:
+            for number in self._signals[passed_on:]:
                 process.send_signal(number)
                 passed_on += 1
             if ray.has_said and not is_ready:

@@ -24,25 +24,12 @@ _SIGNAL_BASE = 128
 """A process that signal n ended has the exit code 128 + n."""
 
 
-class PodSignals:
-    """Received SIGTERM and SIGINT, in order."""
-
-    def __init__(self) -> None:
-        self.received: list[int] = []
-
-    def install(self) -> None:
-        """Install the handlers. Main thread only."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, _frame: self.received.append(number))
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code for the first signal."""
-        return _SIGNAL_BASE + self.received[0]
-
-    def __bool__(self) -> bool:
-        """True when a signal has arrived: this process should end."""
-        return bool(self.received)
+def record_signals() -> list[int]:
+    """SIGTERM and SIGINT from now on, in order. Main thread only."""
+    received: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: received.append(number))
+    return received
 
 
 class Child:

@@ -8,7 +8,7 @@ any of them -> SIGTERM -> leaving: the actor finishes or hands over its batch ->
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import psutil
@@ -19,7 +19,7 @@ from cormorant_worker.fleet.ray.pod_files import ACTOR_TITLE, PodFile
 from cormorant_worker.supervisor import processes, ray_command
 from cormorant_worker.supervisor.diagnosis import HeadWatch, diagnose
 from cormorant_worker.supervisor.probes import PodState
-from cormorant_worker.supervisor.processes import Child, PodSignals
+from cormorant_worker.supervisor.processes import Child
 from cormorant_worker.supervisor.settings import WorkerSettings
 
 log = structlog.get_logger()
@@ -46,7 +46,7 @@ _KILL_MARGIN_S = 5.0
 
 
 class WorkerPod:
-    def __init__(self, settings: WorkerSettings, signals: PodSignals, state: PodState) -> None:
+    def __init__(self, settings: WorkerSettings, signals: Sequence[int], state: PodState) -> None:
         self._settings, self._signals, self._state = settings, signals, state
         self._head = f"{settings.head[0]}:{settings.head[1]}"
         self._watch = HeadWatch(settings.head)
@@ -156,8 +156,8 @@ class WorkerPod:
             return
         log.info("leaving", slot=self._settings.slot, limit_s=limit_s)
         self._settings.ray.path(PodFile.LEAVE).touch()
-        asked = len(self._signals.received)
-        while _has_actor() and self._ray.poll() is None and len(self._signals.received) == asked:
+        asked = len(self._signals)
+        while _has_actor() and self._ray.poll() is None and len(self._signals) == asked:
             if time.monotonic() - began > limit_s:
                 log.warning(
                     "left_in_the_middle",
