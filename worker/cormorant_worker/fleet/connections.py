@@ -16,8 +16,8 @@ class Connections:
     def __init__(self, waker: Waker) -> None:
         self._selector = selectors.DefaultSelector()
         self._selector.register(waker, _READ)
-        self._ready: deque[tuple[WorkerHandle, Source]] = deque()
-        """Ready at the last look, and not dealt with yet."""
+        self.ready: deque[tuple[WorkerHandle, Source]] = deque()
+        """Workers with a message at the last look, and its source; the caller takes them."""
         self.stuck: set[WorkerHandle] = set()
         """Workers that do not read as fast as they are sent."""
 
@@ -35,18 +35,10 @@ class Connections:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until something is ready. Without the condition: other threads add and remove meanwhile."""
-        if not self._ready:  # those that are left are dealt with first
+        if not self.ready:  # those that are left are dealt with first
             for key, events in self._selector.select(timeout_s):
                 if key.data is not None and events & _READ:
-                    self._ready.append((key.data, key.fileobj))  # type: ignore[arg-type]  # what was registered
-
-    @property
-    def has_ready(self) -> bool:
-        return bool(self._ready)
-
-    def next_ready(self) -> tuple[WorkerHandle, Source] | None:
-        """Next worker with a message, and its source; None: no more."""
-        return self._ready.popleft() if self._ready else None
+                    self.ready.append((key.data, key.fileobj))  # type: ignore[arg-type]  # what was registered
 
     def flush(self) -> None:
         """Send buffered messages; wait until the remaining sockets are writable."""

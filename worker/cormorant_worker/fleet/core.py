@@ -5,6 +5,7 @@ The code that acts on it is in `fleet/turn/`: the fleet's thread and workers' me
 """
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import structlog
@@ -137,6 +138,10 @@ class FleetCore:
             self.inherited_frames += new
             self.scheduler.count_from(self.scheduler.accepted_frames + new)
             log.info("frames_inherited", frames=new, epoch=settled.epoch)
+
+    def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something is true. Returns False after `timeout_s`. The condition is released meanwhile."""
+        return self.changed.wait_for(predicate, min(timeout_s, threading.TIMEOUT_MAX))
 
     # -- paused, closing, failed -------------------------------------------------------------------------------
 

@@ -125,9 +125,10 @@ class WorkerFleet:
                 if not handle.is_ready:  # it has nothing to lose yet
                     self._life.lose(handle, is_killed=True)
             core.waker.wake()
-            if not self._quiesce.wait_until(lambda: self._life.is_idle, began + self.options.drain_timeout_s * 0.5):
+            drain_s = self.options.drain_timeout_s
+            if not core.wait_for(lambda: self._life.is_idle, drain_s * 0.5):
                 core.slots.tell_all(Stop(), only_ready=False)
-            self._quiesce.wait_until(lambda: core.slots.is_empty, began + self.options.drain_timeout_s * 0.9)
+            core.wait_for(lambda: core.slots.is_empty, began + drain_s * 0.9 - time.monotonic())
             self._is_closed = True
             self._loop.stop()
             self._changed.notify_all()
@@ -306,7 +307,7 @@ class WorkerFleet:
         behind: list[WorkerHandle] = []
         with self._changed:
             if wait_s > 0:
-                self._quiesce.wait_until(lambda: offers.is_decided(number, behind), time.monotonic() + wait_s)
+                self._core.wait_for(lambda: offers.is_decided(number, behind), wait_s)
             return offers.receipt(number)
 
     def pause(self) -> None:
@@ -481,9 +482,7 @@ class WorkerFleet:
     def wait_until_done(self, timeout_s: float) -> bool:
         """For jobs with a dataset and no queue: wait for the end. False after `timeout_s`."""
         with self._changed:
-            self._quiesce.wait_until(
-                lambda: self._loop.is_done or self._core.error is not None, time.monotonic() + timeout_s
-            )
+            self._core.wait_for(lambda: self._loop.is_done or self._core.error is not None, timeout_s)
             self._core.raise_error()
             return self._loop.is_done
 

@@ -110,13 +110,13 @@ class FleetLoop:
 
     def _receive(self, *, until: float) -> bool:
         """Receive what workers have said. Returns whether some of it is left for the next turn."""
-        connections, heard = self._core.connections, 0
-        while (ready := connections.next_ready()) is not None:
-            self._read(*ready)
+        ready, heard = self._core.connections.ready, 0
+        while ready:
+            self._read(*ready.popleft())
             heard += 1
             if not heard % _CLOCK_EVERY and time.monotonic() > until:
                 break
-        return connections.has_ready
+        return bool(ready)
 
     # -- what workers say --------------------------------------------------------------------------------------
 

@@ -3,8 +3,7 @@
 Call with the fleet's condition held; it is released while waiting.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -22,16 +21,15 @@ from cormorant_worker.errors import (
 )
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.fleet_state import CURRENT, FleetState
-from cormorant_worker.fleet.slot import Question, Slot, SlotState
+from cormorant_worker.fleet.slot import Question, Slot, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import INITIAL_VERSION
-from cormorant_worker.worker.messages import Call, Look, PauseStepping, ReadCached, Reply, Restore, ResumeStepping, Save
+from cormorant_worker.worker import messages
 
 log = structlog.get_logger()
 
-_POLL_S = 0.2
 _LONGEST_START_S = 86_400.0
 """Where a manifest sets no limit to the start."""
 _PEEK_S = 2.0
@@ -44,7 +42,7 @@ class Quiesce:
     """Brings a fleet to a batch boundary, and saves, restores or reseeds it there."""
 
     def __init__(self, core: FleetCore, life: SlotLife) -> None:
-        self._core, self._changed, self._life = core, core.changed, life
+        self._core, self._life = core, life
         self._holders = 0
 
     @property
@@ -73,14 +71,14 @@ class Quiesce:
         self._holders += 1
         try:
             if core.is_paused:
-                core.slots.tell_all(ResumeStepping())
-            is_still = self.wait_until(
+                core.slots.tell_all(messages.ResumeStepping())
+            is_still = core.wait_for(
                 lambda: (
                     core.error is not None
                     or core.is_closing
                     or (self._life.is_idle and (slots.is_complete or core.scheduler.is_done))
                 ),
-                time.monotonic() + timeout_s,
+                timeout_s,
             )
             core.raise_error()
             if core.is_closing:
@@ -93,7 +91,7 @@ class Quiesce:
         finally:
             self._holders -= 1
             if core.is_paused:
-                core.slots.tell_all(PauseStepping())
+                core.slots.tell_all(messages.PauseStepping())
             core.waker.wake()
 
     # -- between batches ---------------------------------------------------------------------------------------
@@ -105,7 +103,7 @@ class Quiesce:
         if core.scheduler.is_done and not (core.scheduler.is_draining and core.slots.is_complete):
             states = self._final_states()
         else:
-            replies = self._all_replies(core.slots.ask_all(Save()), "save its state")
+            replies = self._all_replies(core.slots.ask_all(messages.Save()), "save its state")
             states = {slot: reply.state for slot, reply in replies.items()}
         saved = FleetState(
             frames=core.scheduler.landed_frames,
@@ -129,7 +127,7 @@ class Quiesce:
     def _final_states(self) -> dict[Slot, bytes]:
         """What workers saved when everything was collected, before they ended."""
         core, timeout_s = self._core, self._core.options.control_timeout_s
-        if not self.wait_until(lambda: core.slots.is_empty or not core.scheduler.is_done, time.monotonic() + timeout_s):
+        if not core.wait_for(lambda: core.slots.is_empty or not core.scheduler.is_done, timeout_s):
             raise ControlTimeout(f"workers did not end within {timeout_s:.0f} s; {core.slots.describe()}")
         states = {slot: slot.final_state or b"" for slot in core.slots.collecting}
         if not core.scheduler.is_done:
@@ -184,7 +182,7 @@ class Quiesce:
                 first = stream.first_trajectory
                 if not rewinds:
                     reseeded.append((handles[slot], stream))
-            commands[slot] = Restore(first_trajectory=first, rewinds=rewinds)
+            commands[slot] = messages.Restore(first_trajectory=first, rewinds=rewinds)
         asked = [handle.reseed(stream) for handle, stream in reseeded]
         self._all_replies(asked, "reseed", timeout_s=core.options.startup_timeout_s)
         for handle, _ in reseeded:
@@ -222,7 +220,7 @@ class Quiesce:
             core.queue.count_dropped("seed", handle.drop_ahead())
         return tuple(sorted(handle.name for handle in reseeded))
 
-    def call(self, call: Call) -> dict[str, bytes]:
+    def call(self, call: messages.Call) -> dict[str, bytes]:
         """What a function returns in each worker, pickled. Between batches."""
         core = self._core
         if core.scheduler.is_done or not core.slots.is_complete:
@@ -231,15 +229,6 @@ class Quiesce:
         return {slot.name: reply.state for slot, reply in replies.items()}
 
     # -- waiting -----------------------------------------------------------------------------------------------
-
-    def wait_until(self, predicate: Callable[[], bool], deadline: float) -> bool:
-        """Wait until a condition is true. Returns False at `deadline`, by time.monotonic()."""
-        while not predicate():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self._changed.wait(min(left, _POLL_S))
-        return True
 
     def await_workers(self, what: str) -> None:
         """Wait until every slot is filled and no other worker is left, or everything is collected. With
@@ -255,7 +244,7 @@ class Quiesce:
         def is_over() -> bool:
             return core.error is not None or core.is_closing or core.scheduler.is_done or options.should_stop()
 
-        in_time = self.wait_until(lambda: is_there() or is_over(), time.monotonic() + timeout_s)
+        in_time = core.wait_for(lambda: is_there() or is_over(), timeout_s)
         core.raise_error()
         if is_there():
             return
@@ -270,13 +259,13 @@ class Quiesce:
         late = ", ".join(slot.name for slot in core.slots.wanted if slot.state is not SlotState.WORKING)
         raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {core.slots.describe()}")
 
-    def replies(self, asked: Sequence[Question], what: str, *, timeout_s: float) -> dict[Slot, Reply]:
+    def replies(self, asked: Sequence[Question], what: str, *, timeout_s: float) -> dict[Slot, messages.Reply]:
         """Wait for every worker's reply, ignoring workers that died and their replacements."""
 
         def late() -> list[str]:
             return [question.handle.name for question in asked if not (question.reply or question.handle.is_gone)]
 
-        self.wait_until(lambda: not late(), time.monotonic() + timeout_s)
+        self._core.wait_for(lambda: not late(), timeout_s)
         if names := late():
             doing = self._core.slots.describe()
             raise ControlTimeout(f"{', '.join(names)} did not {what} within {timeout_s:.0f} s; {doing}")
@@ -285,7 +274,9 @@ class Quiesce:
             raise StateError(f"workers could not {what}: {'; '.join(errors)}")
         return replies
 
-    def _all_replies(self, asked: Sequence[Question], what: str, *, timeout_s: float = 0.0) -> dict[Slot, Reply]:
+    def _all_replies(
+        self, asked: Sequence[Question], what: str, *, timeout_s: float = 0.0
+    ) -> dict[Slot, messages.Reply]:
         """As `replies`, when none may be missing; by default within `control_timeout_s`."""
         replies = self.replies(asked, what, timeout_s=timeout_s or self._core.options.control_timeout_s)
         if lost := [question.handle.name for question in asked if question.reply is None]:
@@ -300,19 +291,17 @@ class Quiesce:
             raise FleetError(f"{worker} is an inference server and has no environments; look at a worker that collects")
         if handle is None or not handle.is_ready:
             raise FleetError(f"worker {worker} has not started; look again when GET /v1/workers says it is ready")
-        asked = handle.ask(Look(column=column, leaf=leaf))
-        self.replies([asked], "show its environment", timeout_s=_PEEK_S)
-        if asked.reply is None:
-            raise FleetError(f"worker {worker} ended before it showed its environment; its replacement will")
-        return asked.reply.state
+        return self._ask(handle, messages.Look(column=column, leaf=leaf), "show its environment", timeout_s=_PEEK_S)
 
     def fetch_cached(self, worker: str) -> bytes:
         handle = self._core.slots.find(worker)
         if handle is None or handle.slot.state is not SlotState.WORKING:
             raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
         handle.cached_version = INITIAL_VERSION  # it is not offered again
-        asked = handle.ask(ReadCached())
-        self.replies([asked], "hand over the weights that it kept", timeout_s=_FETCH_S)
-        if asked.reply is None:
-            raise FleetError(f"worker {worker} ended before it handed over the weights that it kept")
-        return asked.reply.state
+        return self._ask(handle, messages.ReadCached(), "hand over the weights that it kept", timeout_s=_FETCH_S)
+
+    def _ask(self, handle: WorkerHandle, command: messages.Command, what: str, *, timeout_s: float) -> bytes:
+        replies = self.replies([handle.ask(command)], what, timeout_s=timeout_s)
+        if not replies:
+            raise FleetError(f"worker {handle.name} ended and could not {what}; ask its replacement")
+        return replies[handle.slot].state
