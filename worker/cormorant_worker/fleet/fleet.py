@@ -42,13 +42,7 @@ from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob, in_models
 from cormorant_worker.weights.cached import Settled
-from cormorant_worker.weights.staged import (
-    INITIAL_VERSION,
-    PolicyVersion,
-    WeightSpecs,
-    specs_of_tensors,
-    verify,
-)
+from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion, WeightSpecs, verify
 from cormorant_worker.worker.messages import Call, PauseStepping, Ready, ResumeStepping, Stop
 
 log = structlog.get_logger()
@@ -269,22 +263,18 @@ class WorkerFleet:
             raise WeightsError(
                 "an evaluation plays the weights that it began with; start another one with these as initialWeights"
             )
-        if not isinstance(weights, WeightsBlob) and (data := file_of(weights)) is not None:
-            weights = WeightsBlob.from_bytes(data)
-        if isinstance(weights, WeightsBlob):
-            verify((blob := weights).specs, self._known.specs)
-        else:
-            tensors = in_models(weights)
-            verify(specs_of_tensors(tensors), self._known.specs)  # before anything is copied
-            blob = WeightsBlob.of(tensors)
+        if not isinstance(weights, WeightsBlob):
+            data = file_of(weights)
+            weights = WeightsBlob.of(in_models(weights)) if data is None else WeightsBlob.from_bytes(data)
+        verify(weights.specs, self._known.specs)
         if not (allow_nonfinite or self.job.spec.policy.allow_nonfinite):
-            blob.check_finite()
-        with self._shared(blob) as payload, self._changed:
+            weights.check_finite()
+        with self._shared(weights) as payload, self._changed:
             core = self._core
             core.raise_error()
             if core.is_closing:
                 raise FleetClosed("the fleet was closed")
-            number = core.offers.publish(blob, version, payload, core.servers.named(workers))
+            number = core.offers.publish(weights, version, payload, core.servers.named(workers))
             core.waker.wake()
             return self.receipt(number, wait_s=wait_s)
 

@@ -11,7 +11,7 @@ disk ends with the pod. What a new head asks for is these files, one after the o
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,27 +163,21 @@ class CachedWeights:
         return b"".join((self._folder / f"{version}{_SUFFIX}").read_bytes() for version in sorted(self._models))
 
 
-def read_cached(data: bytes) -> tuple[CachedPublish, ...]:
+def read_cached(data: bytes) -> list[CachedPublish]:
     """What `CachedWeights.read` gave, oldest first."""
+    found, rest = list[CachedPublish](), memoryview(data)
     try:
-        return tuple(_publishes(memoryview(data)))
+        while len(rest):
+            header, begin = _read_header(rest)
+            file, rest = rest[begin : begin + header["size"]], rest[begin + header["size"] :]
+            if len(file) != header["size"] or _digest(file) != header["digest"]:
+                raise ValueError(f"version {header['version']} differs from its digest")  # noqa: TRY301  # as below
+            statistics = Statistics.of_document(header["statistics"]) if "statistics" in header else None
+            version, model = PolicyVersion(header["version"]), header["default_model"]
+            found.append(CachedPublish(version=version, default_model=model, data=file, statistics=statistics))
     except (ValueError, KeyError, TypeError) as error:
         raise MalformedWeights(f"cannot read the weights cached from an earlier head: {error}") from error
-
-
-def _publishes(rest: memoryview) -> Iterator[CachedPublish]:
-    while len(rest):
-        header, begin = _read_header(rest)
-        end = begin + header["size"]
-        found = rest[begin:end]
-        if len(found) != header["size"] or _digest(found) != header["digest"]:
-            raise ValueError(f"version {header['version']} differs from its digest")
-        statistics = Statistics.of_document(header["statistics"]) if "statistics" in header else None
-        yield CachedPublish(
-            version=PolicyVersion(header["version"]), default_model=header["default_model"], data=found,
-            statistics=statistics,
-        )  # fmt: skip
-        rest = rest[end:]
+    return found
 
 
 def _read_header(data: memoryview) -> tuple[dict[str, Any], int]:
