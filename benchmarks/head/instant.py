@@ -50,9 +50,6 @@ class InstantPayload:
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
 
-    def close(self) -> None:
-        pass
-
 
 class InstantConnection:
     """A worker whose every answer is there before it was asked, except that the fleet has to come and get it."""

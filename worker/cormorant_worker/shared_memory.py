@@ -37,7 +37,9 @@ class SharedMemory:
         return memoryview(self._map)
 
     def close(self) -> None:
-        """Close the descriptor. The mapping lives as long as arrays over it."""
+        """Close the descriptor, as the last reference does. The mapping lives as long as arrays over it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+    __del__ = close

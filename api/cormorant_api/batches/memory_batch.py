@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -40,7 +39,6 @@ def describe_memory(lent: Lent, batch: BatchFile, *, ack_within_s: float) -> tup
     extra = None
     if homeless:
         extra = SharedMemory.create(sum(_padded(data) for _, _, data in homeless))
-        weakref.finalize(extra, os.close, extra.descriptor)
         homes.append(extra)
         tensors.append({})
         offset = 0

@@ -45,8 +45,6 @@ def test_a_worker_that_leaves_gets_the_version_that_its_ticket_waits_for() -> No
 class FakePayload:
     size_bytes = 4
 
-    def close(self) -> None: ...
-
 
 class FakeConnection:
     def __init__(self) -> None:

@@ -9,8 +9,7 @@ knows is guarded by one condition, on which callers (the consumer of batches, co
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -33,7 +32,7 @@ from cormorant_worker.fleet.local.engine import LocalEngine
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.slot import SlotState, WorkerHandle
 from cormorant_worker.fleet.stats import FleetStats, WorkerReceipts, WorkerStats
-from cormorant_worker.fleet.transport import Engine, Payload
+from cormorant_worker.fleet.transport import Engine
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.fleet.turn.loop import FleetLoop
 from cormorant_worker.fleet.turn.quiesce import Quiesce
@@ -269,7 +268,8 @@ class WorkerFleet:
         verify(weights.specs, self._known.specs)
         if not (allow_nonfinite or self.job.spec.policy.allow_nonfinite):
             weights.check_finite()
-        with self._shared(weights) as payload, self._changed:
+        payload = self._engine.share(weights.memory)  # without the condition: it may have to wait for memory
+        with self._changed:
             core = self._core
             core.raise_error()
             if core.is_closing:
@@ -277,17 +277,6 @@ class WorkerFleet:
             number = core.offers.publish(weights, version, payload, core.servers.named(workers))
             core.waker.wake()
             return self.receipt(number, wait_s=wait_s)
-
-    @contextmanager
-    def _shared(self, blob: WeightsBlob) -> Iterator[Payload]:
-        """Bytes as the engine shares them. Without the condition: the engine may have to wait for memory."""
-        payload = self._engine.share(blob.memory)
-        try:
-            yield payload
-        finally:
-            with self._changed:
-                if not self._core.offers.holds(payload):
-                    payload.close()
 
     def receipt(self, version: int, *, wait_s: float = 0.0) -> WorkerReceipts:
         """State of a published version, at once, or as soon as every worker has applied or refused it within
@@ -359,19 +348,15 @@ class WorkerFleet:
             WeightsMismatch: its weights do not fit the policy; nothing is changed.
         """
         saved = FleetState.from_bytes(state)
-        with ExitStack() as stack:
-            states = {}
-            for name, data in saved.workers.items():
-                states[name] = self._engine.share(data)
-                stack.callback(states[name].close)
-            weights = None
-            if saved.weights and saved.version > self.version:
-                blob = WeightsBlob.from_bytes(saved.weights)
-                blob.statistics = saved.statistics.get(saved.version)
-                verify(blob.specs, self._known.specs)
-                weights = blob, stack.enter_context(self._shared(blob))
-            with self._changed, self._quiesce.between_batches():
-                self._quiesce.restore(saved, states, weights=weights)
+        states = {name: self._engine.share(data) for name, data in saved.workers.items()}
+        weights = None
+        if saved.weights and saved.version > self.version:
+            blob = WeightsBlob.from_bytes(saved.weights)
+            blob.statistics = saved.statistics.get(saved.version)
+            verify(blob.specs, self._known.specs)
+            weights = blob, self._engine.share(blob.memory)
+        with self._changed, self._quiesce.between_batches():
+            self._quiesce.restore(saved, states, weights=weights)
 
     def seed(self, seed: int) -> tuple[str, ...]:
         """Reseed every worker at a batch boundary: with new environments and streams, as a new fleet with this seed

@@ -79,7 +79,6 @@ class Offers:
             raise StaleWeights(f"weights version {version} is not newer than {self.version}; publish a higher one")
         if wanted is not None and version > _HIGHEST_CHOSEN:
             raise WeightsError(f"version {version} is past {_HIGHEST_CHOSEN}, the highest allowed; choose a lower one")
-        before = self._kept()
         statistics = None if self._statistics is None else self._statistics.stamp(version, blob.statistics)
         newest = dict.fromkeys(blob.tensors, PublishedVersion(version, blob, payload, statistics))
         self.version = version
@@ -92,16 +91,10 @@ class Offers:
         else:
             for slot in slots:
                 self._own.setdefault(slot, {}).update(newest)
-        for older in before - self._kept():
-            older.payload.close()
         self._events.note("published", version=version)
         workers = self._slots.workers if slots is None else (slot.worker for slot in slots)
         self._due |= {worker: None for worker in workers if worker is not None}
         return version
-
-    def holds(self, payload: Payload) -> bool:
-        """Whether a worker may still be offered these bytes."""
-        return any(one.payload is payload for one in self._kept())
 
     def version_of(self, slot: Slot) -> PolicyVersion:
         """Newest version offered to a slot's worker."""
@@ -114,13 +107,8 @@ class Offers:
         return to_bytes(newest) if newest else b""
 
     def clear(self) -> None:
-        for one in self._kept():
-            one.payload.close()
         self._common.clear()
         self._own.clear()
-
-    def _kept(self) -> set[PublishedVersion]:
-        return {*self._common.values(), *(one for own in self._own.values() for one in own.values())}
 
     # -- who is to get it --------------------------------------------------------------------------------------
 

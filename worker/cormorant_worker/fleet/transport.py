@@ -24,12 +24,11 @@ class Source(Protocol):
 
 
 class Payload(Protocol):
-    """Bytes shared with any number of workers (weights, states)."""
+    """Bytes shared with any number of workers (weights, states), for as long as something here or there refers to
+    them.
+    """
 
     size_bytes: int
-
-    def close(self) -> None:
-        """Release it. Workers that have received it keep it."""
 
 
 class WorkerConnection(Protocol):
@@ -167,7 +166,7 @@ class Engine(Protocol):
 
     def share(self, data: bytes | memoryview | SharedMemory) -> Payload:
         """Share bytes with any number of workers. May take long, until memory is available. `data`: bytes are copied;
-        shared memory is passed on if workers can map it, and must stay open until the payload is closed.
+        shared memory is passed on if workers can map it.
         """
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ Tensors are named `model/name`; plain names belong to a default model. The file'
 
 import json
 import warnings
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
@@ -57,7 +56,6 @@ class WeightsBlob:
         self.statistics: Statistics | None = None
         """What these weights acted with before; None: they are new, and act with what the fleet has merged by now."""
         self._data_start = 0
-        weakref.finalize(self, self.memory.close)
 
     @classmethod
     def of(cls, weights: Weights) -> "WeightsBlob":

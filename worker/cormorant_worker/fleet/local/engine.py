@@ -31,19 +31,6 @@ _MOST_MESSAGES = 64
 """Read at once: a worker that says much does not keep the fleet from the others."""
 
 
-class SharedPayload:
-    """Bytes in shared memory; workers get the descriptor."""
-
-    def __init__(self, memory: SharedMemory, *, is_borrowed: bool) -> None:
-        self.memory = memory
-        self.size_bytes = memory.size_bytes
-        self._is_borrowed = is_borrowed
-
-    def close(self) -> None:
-        if not self._is_borrowed:
-            self.memory.close()
-
-
 class WorkerProcess:
     """A worker and the two sockets to it: the `WorkerConnection` of the local engine."""
 
@@ -110,9 +97,9 @@ class WorkerProcess:
         self.send(ticket, *([] if memory is None else [memory.descriptor]))
 
     def request(self, request: Request, payload: Payload | None) -> None:
-        assert payload is None or isinstance(payload, SharedPayload), payload
+        assert payload is None or isinstance(payload, SharedMemory), payload
         with suppress(OSError):  # as in `flush`
-            self.control.send(request, *([] if payload is None else [payload.memory.descriptor]))
+            self.control.send(request, *([] if payload is None else [payload.descriptor]))
 
     def describe_end(self) -> str:
         code = self._return_code(timeout_s=_ENDING_S)
@@ -276,12 +263,12 @@ class LocalEngine:
     def make_blocks(self, layout: Layout, limit: int) -> SharedBlockPool:
         return SharedBlockPool(layout, limit)
 
-    def share(self, data: bytes | memoryview | SharedMemory) -> SharedPayload:
+    def share(self, data: bytes | memoryview | SharedMemory) -> SharedMemory:
         if isinstance(data, SharedMemory):
-            return SharedPayload(data, is_borrowed=True)
+            return data
         memory = SharedMemory.create(max(1, len(data)))
         memory.buffer[: len(data)] = data
-        return SharedPayload(memory, is_borrowed=False)
+        return memory
 
     def close(self) -> None:
         """Has no effect: workers are closed separately, and the fork server serves the next fleet."""

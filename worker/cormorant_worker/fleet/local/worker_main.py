@@ -62,7 +62,6 @@ class SocketUplink:
         if ticket.block_is_new:
             memory = SharedMemory(self.descriptors[0], layout.size_bytes)
             self._slots[ticket.block_index] = Block(layout, memory.buffer)
-            memory.close()
         return self._slots[ticket.block_index]
 
 
@@ -71,12 +70,9 @@ def _answer_requests(control: MessageSocket, uplink: SocketUplink, runtime: Work
     try:
         while True:
             request, descriptors = control.receive()
-            if request.size_bytes:
-                memory = SharedMemory(descriptors[0], request.size_bytes)
-                uplink.send(runtime.answer(request, memory.buffer))
-                memory.close()
-            else:
-                uplink.send(runtime.answer(request, memoryview(b"")))
+            size = request.size_bytes
+            payload = SharedMemory(descriptors[0], size).buffer if size else memoryview(b"")
+            uplink.send(runtime.answer(request, payload))
     except OSError:
         os._exit(1)
 

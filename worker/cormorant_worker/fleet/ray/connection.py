@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -37,16 +38,12 @@ _SILENT_S = 10.0
 """Without a heartbeat, after which a worker cannot be taken to be waiting."""
 
 
+@dataclass(frozen=True, slots=True)
 class ObjectPayload:
     """Bytes in the object store."""
 
-    def __init__(self, reference: Any, size_bytes: int) -> None:
-        self.reference = reference
-        self.size_bytes = size_bytes
-
-    def close(self) -> None:
-        """Drop the reference; pending requests keep theirs."""
-        self.reference = None
+    reference: Any
+    size_bytes: int
 
 
 class RayConnection:
