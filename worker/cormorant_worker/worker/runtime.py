@@ -74,29 +74,85 @@ class Uplink(Protocol):
         """Memory for a ticket's batch. Called by the stepping thread, right after it received the ticket."""
 
 
-class WorkerRuntime:
-    """One collector and its sink. The thread that calls `run` steps; `answer` is called by others."""
+class Runtime:
+    """Behind an uplink. The thread that calls `run` acts; `answer` is called by others."""
 
     def __init__(self, uplink: Uplink, heartbeat: Heartbeat, kept: CachedWeights | None = None) -> None:
         self._uplink = uplink
         self._heartbeat = heartbeat
         self._kept = kept or CachedWeights(None)
-        self._sink: ShardWriter | None = None
-        self._is_built = False
-        self._servers = AssignedServers()
-        self._serving = threading.Event()
-        """Everything is open: tickets and requests can be answered."""
+        self._weights: StagedWeights | None = None
+        """The policy's, once it is built."""
         self._boundary = threading.Lock()
-        """Held by the stepping thread while it fills a block: who has it sees the collector between two batches."""
-        self._sealing = threading.Lock()
-        """Guards the numbers of the ticket under way (0: none) and of the last one that ends early."""
-        self._ticket = 0
-        self._sealed_through = 0
+        """Held by the acting thread during a batch or a policy call: who has it sees the policy between two of them."""
 
     @property
     def acts_as_published(self) -> bool:
         """Whether the policy uses published weights instead of its initial ones."""
-        return self._is_built and self.collector.weights.version > INITIAL_VERSION
+        return self._weights is not None and self._weights.version > INITIAL_VERSION
+
+    def run(self, start: messages.Start) -> None:
+        """Build, report, and act until told to finish."""
+        raise NotImplementedError
+
+    def answer(self, request: messages.Request, payload: memoryview) -> messages.Reply:
+        """Answer one request of the fleet. One at a time, in the order in which they were sent. `payload`: the bytes
+        that came with it. Weights are not copied before they are applied: a memoryview of them is kept until then, and
+        its memory must not change meanwhile.
+        """
+        try:
+            return messages.Reply(number=request.number, state=self._answer(request.command, payload))
+        except CormorantError as error:
+            return messages.Reply(number=request.number, error=str(error))
+        except Exception as error:  # noqa: BLE001  # a user's get_state, set_state or copy_ may raise anything
+            return messages.Reply(number=request.number, error=f"{type(error).__name__}: {error}")
+
+    def _answer(self, command: messages.Command, payload: memoryview) -> bytes:
+        match command:
+            case messages.Offer():
+                self._take(command, payload)
+            case messages.ReadCached():
+                return self._kept.read()
+        return b""
+
+    def _take(self, offer: messages.Offer, payload: memoryview) -> None:
+        """Stage a publish, apply it if possible now, and keep it for a new head."""
+        weights, version = self._weights, PolicyVersion(offer.version)
+        assert weights is not None
+        try:
+            offered = read_weights(payload, default_model=offer.default_model, models=offer.models)
+            weights.offer(offered, version=version, statistics=offer.statistics)
+        finally:
+            weights.note_seen(version)  # refused or not: a ticket that came with it goes on
+        # Who waits for a ticket, or for rows, need not get one to let new weights act. Otherwise the thread that acts
+        # will see them when it is done; outside it holds the lock for a moment only.
+        if self._boundary.acquire(timeout=_MOMENT_S):
+            try:
+                weights.apply()
+            finally:
+                self._boundary.release()
+        self._kept.keep(
+            payload,
+            version=version,
+            default_model=offer.default_model,
+            models=tuple(offered),
+            statistics=offer.statistics,
+        )
+
+
+class WorkerRuntime(Runtime):
+    """One collector and its sink."""
+
+    def __init__(self, uplink: Uplink, heartbeat: Heartbeat, kept: CachedWeights | None = None) -> None:
+        super().__init__(uplink, heartbeat, kept)
+        self._sink: ShardWriter | None = None
+        self._servers = AssignedServers()
+        self._serving = threading.Event()
+        """Everything is open: tickets and requests can be answered."""
+        self._sealing = threading.Lock()
+        """Guards the numbers of the ticket under way (0: none) and of the last one that ends early."""
+        self._ticket = 0
+        self._sealed_through = 0
 
     # -- the stepping thread -----------------------------------------------------------------------------------
 
@@ -114,7 +170,7 @@ class WorkerRuntime:
         self._servers.begin(start.place.servers)
         built = build_collector(job, start.place, self._overrides, servers=self._servers)
         self.collector: Collector = built.collector
-        self._is_built = True
+        self._weights = self.collector.weights
         if isinstance(self.collector.actor, RemoteActor):
             self.collector.actor.on_waiting = self._noting(Phase.ASKING)
         self.collector.pulse = self._heartbeat.frames
@@ -314,20 +370,10 @@ class WorkerRuntime:
 
     # -- other threads -----------------------------------------------------------------------------------------
 
-    def answer(self, request: messages.Request, payload: memoryview) -> messages.Reply:
-        """Answer one request of the fleet. One at a time, in the order in which they were sent. `payload`: the bytes
-        that came with it. Weights are not copied before they are applied: a memoryview of them is kept until then, and
-        its memory must not change meanwhile.
-        """
-        return reply_to(request, lambda: self._answer(request, payload))
-
-    def _answer(self, request: messages.Request, payload: memoryview) -> bytes:
-        command = request.command
+    def _answer(self, command: messages.Command, payload: memoryview) -> bytes:
         if not isinstance(command, messages.Stop | messages.AssignServers):
             self._serving.wait()  # bounded by the fleet's limit on starting
         match command:
-            case messages.Offer():
-                take_offer(self.collector.weights, command, payload, boundary=self._boundary, kept=self._kept)
             case messages.PauseStepping():
                 gate = self.collector.gate
                 gate.pause()
@@ -338,7 +384,7 @@ class WorkerRuntime:
             case messages.Seal():
                 self._seal(command.ticket)
             case messages.Stop():
-                if not self._is_built:
+                if self._weights is None:
                     os._exit(0)
                 self.collector.gate.stop()
             case messages.AssignServers():
@@ -350,8 +396,6 @@ class WorkerRuntime:
                     function = cloudpickle.loads(command.function)
                     called: bytes = cloudpickle.dumps(function(self._place, self._overrides, collector))
                     return called
-            case messages.ReadCached():
-                return self._kept.read()
             case messages.Save():
                 with self._between_batches() as collector:
                     return collector.state()
@@ -362,6 +406,8 @@ class WorkerRuntime:
                     )
                     if self._sink is not None:
                         self._sink.go_on(collector.trajectories.ids, collector.trajectories.lengths)
+            case _:
+                return super()._answer(command, payload)
         return b""
 
     @contextmanager
@@ -372,43 +418,6 @@ class WorkerRuntime:
             yield self.collector
         finally:
             self._boundary.release()
-
-
-def reply_to(request: messages.Request, answer: Callable[[], bytes]) -> messages.Reply:
-    try:
-        return messages.Reply(number=request.number, state=answer())
-    except CormorantError as error:
-        return messages.Reply(number=request.number, error=str(error))
-    except Exception as error:  # noqa: BLE001  # a user's get_state, set_state or copy_ may raise anything
-        return messages.Reply(number=request.number, error=f"{type(error).__name__}: {error}")
-
-
-def take_offer(
-    weights: StagedWeights, offer: messages.Offer, payload: memoryview, *, boundary: threading.Lock, kept: CachedWeights
-) -> None:
-    """Stage a publish, apply it if possible now, and keep it for a new head. `boundary`: lock held by the acting thread
-    during a batch or a policy call.
-    """
-    version = PolicyVersion(offer.version)
-    try:
-        offered = read_weights(payload, default_model=offer.default_model, models=offer.models)
-        weights.offer(offered, version=version, statistics=offer.statistics)
-    finally:
-        weights.note_seen(version)  # refused or not: a ticket that came with it goes on
-    # Who waits for a ticket, or for rows, need not get one to let new weights act. Otherwise the thread that acts will
-    # see them when it is done; outside it holds the lock for a moment only.
-    if boundary.acquire(timeout=_MOMENT_S):
-        try:
-            weights.apply()
-        finally:
-            boundary.release()
-    kept.keep(
-        payload,
-        version=version,
-        default_model=offer.default_model,
-        models=tuple(offered),
-        statistics=offer.statistics,
-    )
 
 
 def _open_sink(begin: messages.Begin, start: messages.Start, collector: Collector, layout: Layout) -> "ShardWriter":

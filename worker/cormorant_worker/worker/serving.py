@@ -24,10 +24,9 @@ from cormorant_worker.inference.server import Gathering, InferenceServer, Served
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.cached import CachedWeights
-from cormorant_worker.weights.staged import INITIAL_VERSION
 from cormorant_worker.worker import messages
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
-from cormorant_worker.worker.runtime import Uplink, reply_to, take_offer
+from cormorant_worker.worker.runtime import Runtime, Uplink
 
 log = structlog.get_logger()
 
@@ -39,24 +38,15 @@ _MOST_ROWS = 1024
 """Largest batch shape on a device where no limit is set."""
 
 
-class ServerRuntime:
-    """The thread that calls `run` calls the policy; other threads call `answer`."""
+class ServerRuntime(Runtime):
+    """The thread that calls `run` calls the policy."""
 
     def __init__(
         self, uplink: Uplink, heartbeat: Heartbeat, listeners: Listeners, kept: CachedWeights | None = None
     ) -> None:
-        self._uplink = uplink
+        super().__init__(uplink, heartbeat, kept)
         self._listeners = listeners
-        self._kept = kept or CachedWeights(None)
-        self._heartbeat = heartbeat
-        self._policy: ServedPolicy | None = None
         self._is_ready = threading.Event()
-        self._boundary = threading.Lock()
-        """Held during an act: who has it sees the policy between two acts."""
-
-    @property
-    def acts_as_published(self) -> bool:
-        return self._policy is not None and self._policy.weights.version > INITIAL_VERSION
 
     def run(self, start: messages.Start) -> None:
         """Serve workers until told to finish.
@@ -88,13 +78,13 @@ class ServerRuntime:
                 self._heartbeat.frames[0] += 1  # each turn is a sign of life
                 if server.turn(self._acting):
                     message = self._uplink.recv()
-                    if isinstance(message, messages.BuildPolicy) and self._policy is None:
+                    if isinstance(message, messages.BuildPolicy) and self._weights is None:
                         server.use(self._build(message.observation_space, message.action_space, _DRY_ROWS))
                     if isinstance(message, messages.Finish):
                         break
-                elif self._policy is not None and self._boundary.acquire(blocking=False):
+                elif self._weights is not None and self._boundary.acquire(blocking=False):
                     try:
-                        self._policy.weights.apply()
+                        self._weights.apply()
                     finally:
                         self._boundary.release()
                 timing.rest(IDLE if self._is_ready.is_set() else BUILD)
@@ -127,7 +117,7 @@ class ServerRuntime:
                 "the policy is random: there is nothing to serve; remove the groups of role inference"
             )
         policy.weights.on_applied = lambda version: self._uplink.send(messages.Applied(version=version))
-        self._policy = policy
+        self._weights = policy.weights
         self._is_ready.set()
         self._heartbeat.enter(Phase.WAITING)
         self._uplink.send(messages.ServerReady(kept_version=self._kept.version, policy_call=policy.call))
@@ -140,18 +130,10 @@ class ServerRuntime:
 
     # -- other threads -------------------------------------------------------------------------------------------
 
-    def answer(self, request: messages.Request, payload: memoryview) -> messages.Reply:
-        """Answer one request of the fleet: apply weights, or do nothing."""
-        return reply_to(request, lambda: self._answer(request.command, payload))
-
     def _answer(self, command: messages.Command, payload: memoryview) -> bytes:
         match command:
             case messages.Stop():
                 os._exit(0)  # it has nothing to lose
             case messages.Offer():
                 self._is_ready.wait()  # bounded by the fleet's limit on starting
-                assert self._policy is not None
-                take_offer(self._policy.weights, command, payload, boundary=self._boundary, kept=self._kept)
-            case messages.ReadCached():
-                return self._kept.read()
-        return b""
+        return super()._answer(command, payload)

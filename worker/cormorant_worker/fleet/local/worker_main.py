@@ -21,7 +21,7 @@ from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.wire.messages import MessageSocket, PeerGone
 from cormorant_worker.worker.heartbeat import Heartbeat
 from cormorant_worker.worker.messages import Applied, Reply, Start, Ticket
-from cormorant_worker.worker.runtime import WorkerRuntime, describe_failure, forward_logs
+from cormorant_worker.worker.runtime import Runtime, WorkerRuntime, describe_failure, forward_logs
 from cormorant_worker.worker.serving import ServerRuntime
 
 
@@ -65,7 +65,7 @@ class SocketUplink:
         return self._slots[ticket.block_index]
 
 
-def _answer_requests(control: MessageSocket, uplink: SocketUplink, runtime: WorkerRuntime | ServerRuntime) -> None:
+def _answer_requests(control: MessageSocket, uplink: SocketUplink, runtime: Runtime) -> None:
     """Answer until the fleet is gone; then end the process at once, whatever it is doing."""
     try:
         while True:
@@ -95,7 +95,7 @@ def run_worker(data_socket: int, control_socket: int, heartbeat_memory: int) -> 
     torch.set_num_threads(1)
     uplink = SocketUplink(data, control)
     forward_logs(uplink)
-    runtime: WorkerRuntime | ServerRuntime = WorkerRuntime(uplink, heartbeat)
+    runtime: Runtime = WorkerRuntime(uplink, heartbeat)
     try:
         start = uplink.recv()
         assert isinstance(start, Start), start

@@ -35,7 +35,7 @@ from cormorant_worker.spaces import Array
 from cormorant_worker.weights.cached import CachedWeights, Settled
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
 from cormorant_worker.worker.messages import Finish, Leaving, Request, Sealed, Start, Ticket
-from cormorant_worker.worker.runtime import WorkerRuntime, describe_failure, forward_logs
+from cormorant_worker.worker.runtime import Runtime, WorkerRuntime, describe_failure, forward_logs
 from cormorant_worker.worker.serving import ServerRuntime
 
 GROUPS = {"collect": 2, "tell": 1, "answer": 1, "listen": 1}
@@ -159,7 +159,7 @@ class WorkerActor:
         self._has_said_leaving = False
         threading.Thread(target=self._run, args=(start,), name="runtime", daemon=True).start()
 
-    def _make_runtime(self, start: Start) -> WorkerRuntime | ServerRuntime:
+    def _make_runtime(self, start: Start) -> Runtime:
         if not start.place.is_server:
             return WorkerRuntime(self._uplink, self._heartbeat, self._kept)
         return ServerRuntime(self._uplink, self._heartbeat, listen(ray.util.get_node_ip_address()), self._kept)
