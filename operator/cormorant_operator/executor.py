@@ -259,17 +259,14 @@ class Executor:
         else:
             if action.claim is not None:
                 await self._apply(job, action.claim)
-            owner = await self._tokens_owner(job)
+            manifest = tokens_owner(job)
+            try:
+                owner = await self._api.create(manifest)
+            except errors.AlreadyExists:
+                owner = await self._get_own(job, "ConfigMap", manifest["metadata"]["name"])
             with suppress(errors.AlreadyExists):
                 await self._api.create(secret(job, tokens, owner=owner))
         state.has_tokens = True
-
-    async def _tokens_owner(self, job: Job) -> Raw:
-        manifest = tokens_owner(job)
-        try:
-            return await self._api.create(manifest)
-        except errors.AlreadyExists:
-            return await self._get_own(job, "ConfigMap", manifest["metadata"]["name"])
 
     async def _drop_tokens(self, job: Job, state: JobState) -> None:
         """Have Kubernetes delete a token Secret that others changed, by deleting its owner. The next rejected poll

@@ -59,7 +59,10 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
     if given.request_burst < 1:
         raise SettingsError(f"--api-burst {given.request_burst}: must be at least 1")
     for cidr in given.open_to_cidrs:
-        _check_cidr(cidr)
+        try:
+            ipaddress.ip_network(cidr)
+        except ValueError as error:
+            raise SettingsError(f"--open-to-cidr {cidr} is not a CIDR such as 10.0.0.0/8: {error}") from error
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in vars(given).items()
     }
@@ -74,13 +77,6 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
             "identity": f"{socket.gethostname()}-{os.getpid()}",
         }
     )
-
-
-def _check_cidr(text: str) -> None:
-    try:
-        ipaddress.ip_network(text)
-    except ValueError as error:
-        raise SettingsError(f"--open-to-cidr {text} is not a CIDR such as 10.0.0.0/8: {error}") from error
 
 
 def _read_key(path: Path) -> bytes:

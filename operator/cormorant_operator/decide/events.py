@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from cormorant_contract.job import API_VERSION, KIND
-from cormorant_contract.status import CollectorJobStatus, Condition
+from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator import names
 from cormorant_operator.decide.plan import JobEvent
 from cormorant_operator.job import Identity, find
@@ -50,19 +50,16 @@ def events_between(before: CollectorJobStatus, after: CollectorJobStatus) -> Ite
             words = f": {failure.message}" if failure.message else ""
             yield JobEvent(reason="PodFailed", message=f"{failure.pod}: {failure.reason}{code}{words}", is_warning=True)
     for condition in after.conditions:
-        if _is_news(find(before, condition.type), condition):
+        old = find(before, condition.type)
+        is_same = old is not None and (old.status, old.reason) == (condition.status, condition.reason)
+        is_news = (condition.type, condition.status) in _NEWS or condition.reason in (*_BLOCKED, *_QUEUED)
+        if is_news and not is_same:
             yield JobEvent(
                 # "Spec" or "API" alone would not say what happened.
                 reason="Paused" if condition.type == "Paused" else condition.reason,
                 message=condition.message or f"{condition.type} is {condition.status}",
                 is_warning=(condition.type, condition.status) in _WARNINGS or condition.reason in _BLOCKED,
             )
-
-
-def _is_news(before: Condition | None, after: Condition) -> bool:
-    if before is not None and (before.status, before.reason) == (after.status, after.reason):
-        return False
-    return (after.type, after.status) in _NEWS or after.reason in (*_BLOCKED, *_QUEUED)
 
 
 _MAX_MESSAGE = 1024
