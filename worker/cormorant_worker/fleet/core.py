@@ -199,7 +199,7 @@ class FleetCore:
         return FleetStats(
             frames=accepted,
             settled_frames=max(0, accepted - self.queue.unsettled_frames),
-            stepped_frames=sum(books.frames for books in counters.groups.values()),
+            stepped_frames=sum(books.stepped_frames for books in counters.groups.values()),
             total_frames=self.scheduler.total_frames,
             episodes=counters.episodes,
             recent_returns=tuple(counters.returns),

@@ -4,6 +4,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from cormorant_contract.metrics.labels import ACTIVITIES
@@ -33,7 +34,7 @@ class FleetCounters:
         self.task_metrics: dict[tuple[str, str], deque[float]] = {}
         """By metric (return and length, too) and variant."""
         self.task_episodes: Counter[str] = Counter()
-        self.groups: defaultdict[str, _Group] = defaultdict(_Group)
+        self.groups: defaultdict[str, GroupStats] = defaultdict(GroupStats)
         self.waits_s = {"producer": 0.0, "consumer": 0.0}
         """Seconds in which workers waited for room, and consumers for batches."""
         self._ticked = time.monotonic()
@@ -52,14 +53,14 @@ class FleetCounters:
         """Count that a worker changes its version. Called before the handle is updated."""
         if handle.has_worked:
             books = self.groups[handle.slot.group]
-            books.leave(handle.version)
+            books.versions -= Counter([handle.version])
             books.versions[version] += 1
 
     def parted(self, handle: WorkerHandle) -> None:
         books = self.groups[handle.slot.group]
         books.alive -= 1
         if handle.has_worked:
-            books.leave(handle.version)
+            books.versions -= Counter([handle.version])
         self.undurable_frames -= handle.landed_frames - handle.durable_frames
 
     def sealed(self, handle: WorkerHandle, sealed: Sealed) -> None:
@@ -81,9 +82,9 @@ class FleetCounters:
         """Update counts from a worker's heartbeat. They stay when the worker is gone."""
         books = self.groups[handle.slot.group]
         frames, spent = handle.take_progress()
-        books.frames += frames
-        if spent:
-            books.spent_ns = [total + new for total, new in zip(books.spent_ns, spent, strict=True)]
+        books.stepped_frames += frames
+        for activity, new_ns in zip(ACTIVITIES, spent, strict=False):  # no times: nothing new
+            books.spent_s[activity] += new_ns / 1e9
 
     def replaced(self, group: str, reason: RestartReason) -> None:
         self.groups[group].restarts[reason] += 1
@@ -110,36 +111,8 @@ class FleetCounters:
 
     def group(self, name: str, *, desired: int) -> GroupStats:
         books = self.groups[name]
-        ready = books.versions.total()
-        return GroupStats(
-            desired=desired,
-            ready=ready,
-            starting=books.alive - ready,
-            stepped_frames=books.frames,
-            spent_s={activity: ns / 1e9 for activity, ns in zip(ACTIVITIES, books.spent_ns, strict=True)},
-            restarts=dict(books.restarts),
-            env_restarts=books.env_restarts,
-            min_version=min(books.versions, default=PolicyVersion(0)),
-            policy_call=books.policy_call,
-        )
-
-
-class _Group:
-    """What is counted of one worker group."""
-
-    def __init__(self) -> None:
-        self.alive = self.frames = self.env_restarts = 0
-        self.spent_ns = [0] * len(ACTIVITIES)
-        self.restarts: Counter[RestartReason] = Counter()
-        self.policy_call = ""
-        """That of the newest worker."""
-        self.versions: Counter[PolicyVersion] = Counter()
-        """Workers that may collect, by the version that acts in them."""
-
-    def leave(self, version: PolicyVersion) -> None:
-        self.versions[version] -= 1
-        if not self.versions[version]:
-            del self.versions[version]
+        versions, restarts = books.versions.copy(), books.restarts.copy()
+        return replace(books, desired=desired, versions=versions, restarts=restarts, spent_s=dict(books.spent_s))
 
 
 class EnvFailures:

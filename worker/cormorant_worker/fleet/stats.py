@@ -1,5 +1,6 @@
 """A snapshot of a fleet's counters, and the state of published weights."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
@@ -47,26 +48,39 @@ class WorkerStats:
     """Torch device of its policy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class GroupStats:
-    """One worker group, including workers that are gone."""
+    """One worker group, including workers that are gone. The fleet counts in one of its own and hands out copies."""
 
     desired: int = 0
     """Number of wanted slots."""
-    ready: int = 0
-    """Workers that may collect."""
-    starting: int = 0
+    alive: int = 0
+    """Workers that start or run."""
+    versions: Counter[PolicyVersion] = field(default_factory=Counter)
+    """Workers that may collect, by the version that acts in them."""
     stepped_frames: int = 0
     """So far."""
-    spent_s: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
+    spent_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
     """Seconds of all workers by activity."""
-    restarts: Mapping[RestartReason, int] = field(default_factory=lambda: {"crash": 0, "hang": 0, "error": 0})
+    restarts: Counter[RestartReason] = field(default_factory=Counter)
     """Workers replaced so far, by reason."""
     env_restarts: int = 0
-    min_version: PolicyVersion = INITIAL_VERSION
-    """The oldest that acts in it."""
     policy_call: str = ""
     """How its newest worker calls the policy, and the cost of finding out; empty with `compile: off`."""
+
+    @property
+    def ready(self) -> int:
+        """Workers that may collect."""
+        return self.versions.total()
+
+    @property
+    def starting(self) -> int:
+        return self.alive - self.ready
+
+    @property
+    def min_version(self) -> PolicyVersion:
+        """The oldest that acts in it."""
+        return min(self.versions, default=INITIAL_VERSION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

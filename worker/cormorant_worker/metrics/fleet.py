@@ -5,17 +5,18 @@ of a fleet that has no head.
 import platform
 import threading
 import time
+from collections import Counter
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics import head as declared
 from cormorant_contract.metrics.head import FLEET_METRICS
 from cormorant_contract.metrics.labels import BOUND, END, SIDE
 from cormorant_worker.fleet.events import FleetEvent
-from cormorant_worker.fleet.stats import FleetStats, GroupStats
+from cormorant_worker.fleet.stats import FleetStats, GroupStats, RestartReason
 from cormorant_worker.metrics.exposition import Exposition, observe_all
 from cormorant_worker.metrics.gpus import read_gpus
 from cormorant_worker.metrics.text_server import PLAIN, Answer, TextServer
@@ -70,7 +71,7 @@ class FleetMetrics:
         zeros = FleetStats(
             frames=floor_frames,
             dropped={"crash": 0, "stale": 0},
-            groups=dict.fromkeys(self._groups, GroupStats()),
+            groups=dict.fromkeys(self._groups, GroupStats(restarts=Counter(dict.fromkeys(get_args(RestartReason), 0)))),
             queue_waits_s=dict.fromkeys(SIDE.values, 0.0),
         )
         self.sample(zeros)
