@@ -22,9 +22,12 @@ Values = Mapping[tuple[str, ...], float]
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
-class Metrics:
+class Metrics(Collector):
     def __init__(self) -> None:
+        self.read: Callable[[], Mapping[Metric, Values]] = dict
+        """Gives more metrics on each scrape, so that deleted jobs disappear from them."""
         self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
         durations = Histogram(
             declared.RECONCILE.name,
             declared.RECONCILE.help,
@@ -48,23 +51,12 @@ class Metrics:
         with self._durations[handler].time(), self._errors[handler].count_exceptions():
             yield
 
-    def add_source(self, read: Callable[[], Mapping[Metric, Values]]) -> None:
-        """Export more metrics, read on each scrape."""
-        self._registry.register(_Read(read))
-
     def text(self, accept: str) -> tuple[bytes, str]:
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
-
-class _Read(Collector):
-    """Metrics that are computed on each scrape, so that deleted jobs disappear from them."""
-
-    def __init__(self, read: Callable[[], Mapping[Metric, Values]]) -> None:
-        self._read = read
-
     def collect(self) -> Iterator[Family]:
-        for metric, values in self._read().items():
+        for metric, values in self.read().items():
             make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             family: Family = make(metric.name, metric.help, labels=metric.label_names)
             for labels, value in values.items():

@@ -20,7 +20,7 @@ class Probes:
 
     def __init__(self, cluster: KubeClient, controller: Controller, *, is_leading: Callable[[], bool]) -> None:
         self._api, self._controller, self._is_leading = cluster, controller, is_leading
-        controller.metrics.add_source(self._read)
+        controller.metrics.read = self._read
         app = web.Application()
         app.add_routes(
             [web.get("/livez", self._live), web.get("/readyz", self._ready), web.get("/metrics", self._metrics)]

@@ -43,7 +43,7 @@ def test_reconciles_are_timed_and_errors_counted() -> None:
 
 def test_a_job_that_is_gone_is_gone_from_the_metrics() -> None:
     metrics, jobs = Metrics(), {("a", 'p"o\nng', "Running"): 1.0, ("b", "pong", "Failed"): 1.0}
-    metrics.add_source(lambda: {declared.JOB_PHASE_METRIC: jobs})
+    metrics.read = lambda: {declared.JOB_PHASE_METRIC: jobs}
     name = declared.JOB_PHASE_METRIC.name
     found = {(labels["job_namespace"], labels["collectorjob"], labels["phase"]) for labels, _ in samples(metrics)[name]}
     assert found == set(jobs)
@@ -54,13 +54,11 @@ def test_a_job_that_is_gone_is_gone_from_the_metrics() -> None:
 def test_a_thousand_jobs_are_a_few_thousand_series() -> None:
     metrics = Metrics()
     jobs = {("team", f"job-{i}"): 1.0 for i in range(1000)}
-    metrics.add_source(
-        lambda: {
-            declared.JOB_PHASE_METRIC: {(*who, "Running"): 1.0 for who in jobs},
-            declared.JOB_HEAD_RESTARTS: jobs,
-            declared.JOB_WORKER_RESTARTS: jobs,
-        }
-    )
+    metrics.read = lambda: {
+        declared.JOB_PHASE_METRIC: {(*who, "Running"): 1.0 for who in jobs},
+        declared.JOB_HEAD_RESTARTS: jobs,
+        declared.JOB_WORKER_RESTARTS: jobs,
+    }
     found = samples(metrics)
     assert set(found) <= set(DECLARED)
     assert sum(map(len, found.values())) <= BUDGET["operator"] + 1000 * BUDGET_PER_JOB_OF_OPERATOR
