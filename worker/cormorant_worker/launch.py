@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from cormorant_worker.collect.collector import Collector
     from cormorant_worker.fleet.options import FleetOptions
     from cormorant_worker.fleet.ray.options import RayOptions
+    from cormorant_worker.fleet.transport import Engine
     from cormorant_worker.local_fleet import LocalFleet
 
 _ALSO_WITH_MANIFESTS = ("workers", "usual_vectorization")
@@ -162,13 +163,7 @@ def open_fleet(
     if overrides is not NO_OVERRIDES:
         given["overrides"] = (overrides.to_bytes(),)
     options = replace(options, **given)
-    if engine is None:
-        fleet = LocalFleet(WorkerFleet(job, options))
-    else:
-        # Local fleets do not need Ray installed.
-        from cormorant_worker.fleet.ray.engine import RayEngine
-
-        fleet = LocalFleet(WorkerFleet(job, options, engine=RayEngine(engine)))
+    fleet = LocalFleet(WorkerFleet(job, options, engine=engine_of(engine)))
     owned(fleet._fleet, fleet)
     importing.join()
     if state is not None:
@@ -236,6 +231,14 @@ def make_collector(
     ).collector
     collector.keep_statistics()
     return collector
+
+
+def engine_of(options: "RayOptions | None") -> "Engine | None":
+    if options is None:
+        return None
+    from cormorant_worker.fleet.ray.engine import RayEngine  # local fleets do not need Ray installed
+
+    return RayEngine(options)
 
 
 def describe_job(

@@ -19,7 +19,7 @@ from cormorant_contract.weights import Publishable, file_of
 from cormorant_worker.collect.overrides import NO_OVERRIDES, read_overrides
 from cormorant_worker.errors import EvaluationError, ManifestError
 from cormorant_worker.evaluation.results import ResultTable
-from cormorant_worker.launch import Manifest, describe_job, refuse_unknown_names
+from cormorant_worker.launch import Manifest, describe_job, engine_of, refuse_unknown_names
 from cormorant_worker.scripted import SCRIPT_ENV, EnvChoice, PolicyChoice, Vectorization
 from cormorant_worker.weights.blob import in_models, to_bytes
 
@@ -118,16 +118,11 @@ def evaluate(
             described, folder, weights=weights_uri, episodes=episodes, seed=seed, deterministic=deterministic,
             device=str(device or ""), objects=objects,
         )  # fmt: skip
-        on_ray = None
-        if engine is not None:
-            from cormorant_worker.fleet.ray.engine import RayEngine
-
-            on_ray = RayEngine(engine)
         table = run_evaluation(
             job,
             workers=workers,
             device=None if device is None else str(device),
-            engine=on_ray,
+            engine=engine_of(engine),
             look=lambda stats: look(stats.summary()),
             objects=objects,
         )

@@ -38,7 +38,7 @@ _SILENT_S = 10.0
 """Without a heartbeat, after which a worker cannot be taken to be waiting."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ObjectPayload:
     """Bytes in the object store."""
 
