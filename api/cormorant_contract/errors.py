@@ -23,7 +23,7 @@ from dataclasses import dataclass
 class CormorantError(RuntimeError):
     """Root of the errors that a user can do something about: shown as one sentence, without a traceback.
 
-    A RuntimeError, and also a ValueError where an argument is refused, because scripts for TorchRL and Tianshou catch
+    A RuntimeError, and also a ValueError if an argument is refused, because scripts for TorchRL and Tianshou catch
     those.
     """
 

@@ -28,7 +28,7 @@ class Batches(Protocol):
     """
 
     num_frames: int
-    """Batches handed out so far."""
+    """Frames handed out so far."""
 
     def __iter__(self) -> Self:
         return self

@@ -58,7 +58,7 @@ def evaluate(
     videos: int = 0,
 ) -> ResultTable:
     """Play episodes, each exactly once, and return their table. It is bit for bit the same for any number of workers,
-    also when processes are killed and the call is repeated.
+    even if processes are killed and the call is repeated.
 
         table = evaluate("job.yaml", "policy.safetensors", episodes=100)
         table.summary["return"]["mean"]
@@ -87,7 +87,7 @@ def evaluate(
         name: metadata.name of the job, for files with several.
         device: torch device of the policy; None: as in the worker groups.
         engine: as in `open_fleet`. Workers on other machines need a `directory` that all can write.
-        look: called about five times a second with statistics, whose frames count episodes.
+        look: called about five times a second with statistics; their `frames` count episodes.
         videos: number of first episodes to record as MP4 in `directory`, with imageio-ffmpeg.
 
     Raises:

@@ -106,6 +106,6 @@ class Policy(nn.Module):
         return {"action": action, "action_log_prob": self.heads.log_prob(params, action)}
 
     def evaluate(self, observation: Any, action: Any) -> tuple[Tensor, Tensor]:
-        """For learners: log-probability `[n]` and entropy `[n]` of stored actions under the present weights."""
+        """For learners: log-probability `[n]` and entropy `[n]` of stored actions under the current weights."""
         params = self.params(observation)
         return self.heads.log_prob(params, action), self.heads.entropy(params)
