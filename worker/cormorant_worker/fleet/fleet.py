@@ -42,12 +42,16 @@ from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob, in_models
 from cormorant_worker.weights.cached import Settled
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion, WeightSpecs, verify
-from cormorant_worker.worker.messages import Call, PauseStepping, Ready, ResumeStepping, Stop
+from cormorant_worker.worker import messages
 
 log = structlog.get_logger()
 
 _CLOSE_S = 20.0
 """For workers that are being killed, the last thing a fleet waits for."""
+_PEEK_S = 2.0
+"""A person watches: the next peek comes soon."""
+_FETCH_S = 60.0
+"""For the bytes of a policy from another node."""
 
 
 class WorkerFleet:
@@ -113,14 +117,14 @@ class WorkerFleet:
                 return
             core.is_closing = True
             began = time.monotonic()
-            core.slots.tell_all(ResumeStepping())
+            core.slots.tell_all(messages.ResumeStepping())
             for handle in tuple(core.slots.workers):
                 if not handle.is_ready:  # it has nothing to lose yet
                     self._life.lose(handle, is_killed=True)
             core.waker.wake()
             drain_s = self.options.drain_timeout_s
             if not core.wait_for(lambda: self._life.is_idle, drain_s * 0.5):
-                core.slots.tell_all(Stop(), only_ready=False)
+                core.slots.tell_all(messages.Stop(), only_ready=False)
             core.wait_for(lambda: core.slots.is_empty, began + drain_s * 0.9 - time.monotonic())
             self._is_closed = True
             self._loop.stop()
@@ -200,20 +204,18 @@ class WorkerFleet:
                     raise ControlTimeout(f"no batch came within {timeout_s} s; {core.slots.describe()}")
                 with core.counters.waiting():
                     self._changed.wait(left)
-        self._warn_of_staleness(acted=loan.min_version, newest=core.offers.common_version)
-        return loan
-
-    def _warn_of_staleness(self, *, acted: int, newest: int) -> None:
-        """Once, for learners that get older policies' frames and never said that they can use them."""
-        if self._warns_of_staleness and acted >= 0 and newest - acted > 1:
+        behind = core.offers.common_version - loan.min_version
+        if self._warns_of_staleness and loan.min_version >= 0 and behind > 1:
+            # Once, for learners that get older policies' frames and never said that they can use them.
             self._warns_of_staleness = False
             log.warning(
                 "batch_is_stale",
-                versions=newest - acted,
+                versions=behind,
                 reason="workers collect while the learner learns",
                 remedy="for PPO and other on-policy algorithms pass on_policy=True, or set spec.collection.weights."
                 "maxStaleness: 0 in the manifest; for off-policy ones set it to as many versions as they accept",
             )
+        return loan
 
     def _take_loan(self) -> Loan | None:
         core = self._core
@@ -301,14 +303,14 @@ class WorkerFleet:
             core.set_paused(is_paused=True)
             core.waker.wake()
             # A worker that dies meanwhile is paused for good; its replacement gets no ticket.
-            asked = core.slots.ask_all(PauseStepping())
+            asked = core.slots.ask_all(messages.PauseStepping())
             self._quiesce.replies(asked, "pause", timeout_s=self.options.control_timeout_s)
 
     def resume(self) -> None:
         """Continue after `pause`. Has no effect on a running fleet."""
         with self._changed:
             self._core.set_paused(is_paused=False)
-            self._core.slots.tell_all(ResumeStepping())
+            self._core.slots.tell_all(messages.ResumeStepping())
             self._core.waker.wake()
 
     def drain(self) -> None:
@@ -388,7 +390,7 @@ class WorkerFleet:
             FleetError: all frames are collected.
             ControlTimeout: the current batches, or the function, did not end in time.
         """
-        call = Call(function=cloudpickle.dumps(function))
+        call = messages.Call(function=cloudpickle.dumps(function))
         with self._changed, self._quiesce.between_batches():
             found = self._quiesce.call(call)
         return {name: cloudpickle.loads(data) for name, data in found.items()}
@@ -498,7 +500,7 @@ class WorkerFleet:
         return self._known.layout
 
     @property
-    def _known(self) -> Ready:
+    def _known(self) -> messages.Ready:
         if self._core.ready is None:
             raise FleetError("no worker has started yet")
         return self._core.ready
@@ -521,7 +523,15 @@ class WorkerFleet:
         """
         with self._changed:
             self._core.raise_error()
-            data = self._quiesce.peek(worker, column=column, leaf=leaf)
+            handle = self._core.slots.find(worker)
+            if handle is not None and handle.slot.is_server:
+                raise FleetError(
+                    f"{worker} is an inference server and has no environments; look at a worker that collects"
+                )
+            if handle is None or not handle.is_ready:
+                raise FleetError(f"worker {worker} has not started; look again when GET /v1/workers says it is ready")
+            look = messages.Look(column=column, leaf=leaf)
+            data = self._quiesce.ask(handle, look, "show its environment", timeout_s=_PEEK_S)
         shown = self._known.layout.observation[leaf]
         return np.frombuffer(data, shown.dtype).reshape(shown.shape)
 
@@ -544,4 +554,9 @@ class WorkerFleet:
         """
         with self._changed:
             self._core.raise_error()
-            return self._quiesce.fetch_cached(worker)
+            handle = self._core.slots.find(worker)
+            if handle is None or handle.slot.state is not SlotState.WORKING:
+                raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
+            handle.cached_version = INITIAL_VERSION  # it is not offered again
+            what = "hand over the weights that it kept"
+            return self._quiesce.ask(handle, messages.ReadCached(), what, timeout_s=_FETCH_S)

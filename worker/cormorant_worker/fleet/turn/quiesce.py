@@ -25,17 +25,12 @@ from cormorant_worker.fleet.slot import Question, Slot, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.weights.blob import WeightsBlob
-from cormorant_worker.weights.staged import INITIAL_VERSION
 from cormorant_worker.worker import messages
 
 log = structlog.get_logger()
 
 _LONGEST_START_S = 86_400.0
 """Where a manifest sets no limit to the start."""
-_PEEK_S = 2.0
-"""A person watches: the next peek comes soon."""
-_FETCH_S = 60.0
-"""For the bytes of a policy from another node."""
 
 
 class Quiesce:
@@ -283,24 +278,8 @@ class Quiesce:
             raise StateError(f"{', '.join(lost)} ended and could not {what}; call again")
         return replies
 
-    # -- asking one worker -------------------------------------------------------------------------------------
-
-    def peek(self, worker: str, *, column: int, leaf: int) -> bytes:
-        handle = self._core.slots.find(worker)
-        if handle is not None and handle.slot.is_server:
-            raise FleetError(f"{worker} is an inference server and has no environments; look at a worker that collects")
-        if handle is None or not handle.is_ready:
-            raise FleetError(f"worker {worker} has not started; look again when GET /v1/workers says it is ready")
-        return self._ask(handle, messages.Look(column=column, leaf=leaf), "show its environment", timeout_s=_PEEK_S)
-
-    def fetch_cached(self, worker: str) -> bytes:
-        handle = self._core.slots.find(worker)
-        if handle is None or handle.slot.state is not SlotState.WORKING:
-            raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
-        handle.cached_version = INITIAL_VERSION  # it is not offered again
-        return self._ask(handle, messages.ReadCached(), "hand over the weights that it kept", timeout_s=_FETCH_S)
-
-    def _ask(self, handle: WorkerHandle, command: messages.Command, what: str, *, timeout_s: float) -> bytes:
+    def ask(self, handle: WorkerHandle, command: messages.Command, what: str, *, timeout_s: float) -> bytes:
+        """What one worker replies."""
         replies = self.replies([handle.ask(command)], what, timeout_s=timeout_s)
         if not replies:
             raise FleetError(f"worker {handle.name} ended and could not {what}; ask its replacement")
