@@ -238,11 +238,8 @@ class Controller:
                 log.warning("resync_failed", reason=str(error), retry_s=round(quick_at - now(), 1))
             else:
                 if is_due:
-                    quick_at, quick_resyncs, is_owed = (
-                        soon(self._defaults.quick_resync_s),
-                        0 if is_full else quick_resyncs + 1,
-                        False,
-                    )
+                    quick_at, is_owed = soon(self._defaults.quick_resync_s), False
+                    quick_resyncs = 0 if is_full else quick_resyncs + 1
 
     async def _work_on(self, queue: WorkQueue, work: Callable[[str], Awaitable[None]], handler: Handler) -> None:
         while True:

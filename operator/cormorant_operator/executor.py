@@ -32,6 +32,7 @@ _ABSENT_KINDS = {
     "Workload": f"install Kueue 0.15 or newer, or remove the label {QUEUE} from the job",
 }
 """Kinds of other projects, and the remedy if the API server does not know them."""
+_CREATIONS = (plan.CheckTemplate, plan.CreatePod, plan.ApplyChild, plan.CreateTokens)
 _LEAVING_LOOKS = 10
 """Attempts, one second apart, before a Secret of an unknown owner counts as taken."""
 
@@ -83,12 +84,7 @@ class Executor:
                 case plan.SetDesired() | plan.DrainHead():
                     await self._send_to_head(job, action)
         except (errors.KubeRefused, errors.KubeNotFound, errors.ServerFault) as error:
-            kind = _kind_of(
-                error,
-                is_creation=isinstance(
-                    action, (plan.CheckTemplate, plan.CreatePod, plan.ApplyChild, plan.CreateTokens)
-                ),
-            )
+            kind = _kind_of(error, is_creation=isinstance(action, _CREATIONS))
             words = prefix + (error.message or f"the API server answered {error.code} {error.reason}".rstrip())
         except errors.NameTaken as taken:
             kind = RefusalKind.LEAVING if taken.is_leaving else RefusalKind.CONFLICT

@@ -165,8 +165,7 @@ class SharedBlockPool:
     def __init__(self, layout: Layout, limit: int) -> None:
         self.layout = layout
         self.limit = limit
-        self._memories: list[SharedMemory] = []
-        self._blocks: list[Block] = []
+        self._blocks: list[tuple[Block, SharedMemory]] = []
         self._free: dict[int, None] = {}
         """In the order in which they were given back."""
         self._known: dict[int, set[int]] = {}
@@ -200,14 +199,13 @@ class SharedBlockPool:
             if len(self._blocks) >= self.limit:
                 raise FleetError(f"all {self.limit} batch slots are in use")
             block_index, memory = len(self._blocks), SharedMemory.create(self.layout.size_bytes)
-            self._memories.append(memory)
-            self._blocks.append(Block(self.layout, memory.buffer))
+            self._blocks.append((Block(self.layout, memory.buffer), memory))
         self._borrower[block_index] = pid
         known = self._known.setdefault(pid, set())
         if block_index in known:
             return block_index, None
         known.add(block_index)
-        return block_index, self._memories[block_index]
+        return block_index, self._blocks[block_index][1]
 
     def give_back(self, block_index: int) -> None:
         self._free[block_index] = None
@@ -219,13 +217,13 @@ class SharedBlockPool:
         self._warm.pop(pid, None)
 
     def block(self, block_index: int) -> Block:
-        return self._blocks[block_index]
+        return self._blocks[block_index][0]
 
     def memory(self, block_index: int) -> SharedMemory:
-        return self._memories[block_index]
+        return self._blocks[block_index][1]
 
     def close(self) -> None:
-        for memory in self._memories:
+        for _, memory in self._blocks:
             memory.close()
 
 
