@@ -471,16 +471,17 @@ def describe_failure(error: Exception, *, acts_as_published: bool = False) -> me
         acts_as_published: the policy used published weights, so that the next version may fix the error.
     """
     known = isinstance(error, CormorantError)
-    # Environments that never made a step will not do so in another process; a part of the dataset that is another's
-    # costs an attempt.
-    may_pass = isinstance(error, PartExists) or (isinstance(error, EnvCrashed) and error.has_stepped)
-    may_pass = may_pass or (isinstance(error, InvalidAction) and acts_as_published)
-    final = known and (not may_pass or isinstance(error, EnvRaised))
+    # Another process of this machine may do better, but not with environments that never made a step; a part of the
+    # dataset that is another's costs an attempt.
+    is_passing = (
+        isinstance(error, PartExists)
+        or (isinstance(error, EnvCrashed) and not isinstance(error, EnvRaised) and error.has_stepped)
+        or (isinstance(error, InvalidAction) and acts_as_published)
+    )
     return messages.Failed(
         kind=type(error).__name__,
         message=str(error) if known else f"{type(error).__name__}: {error}",
         traceback=traceback.format_exc(),
-        is_final=final,
-        may_pass=isinstance(error, DeviceUnavailable)
-        or (isinstance(error, EnvCrashed) and not isinstance(error, EnvRaised)),
+        is_final=known and not is_passing,
+        may_pass=isinstance(error, EnvCrashed | DeviceUnavailable) and not isinstance(error, EnvRaised),
     )
