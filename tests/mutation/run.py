@@ -90,7 +90,7 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ("weights/staged.py", "if version <= newest:", "if version < newest:", "test_weights.py"),
         ("weights/staged.py", "{**(self._offered or {}), **weights}", "weights", "test_weights.py"),
         ("weights/cached.py", "if settled.frames <= self._newest_settled:", "if False:", "test_cached_weights.py"),
-        ("weights/cached.py", '_digest(found) != header["digest"]', "False", "test_cached_weights.py"),
+        ("weights/cached.py", '_digest(file) != header["digest"]', "False", "test_cached_weights.py"),
         (
             "normalize/moments.py",
             "if self.count < 2 else np.sqrt",
