@@ -52,7 +52,7 @@ class AsyncClient:
         """Connect; see `connect` for the options. `url` may be a `Client`, which closes with this one."""
         self._client: Client = url if isinstance(url, Client) else connect(url, **options)
         self._stream: AsyncBatches[TensorDict] | None = None
-        """What `next_batch` reads."""
+        """Stream that `next_batch` reads."""
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="cormorant-async")
 
     weights = _in_thread(Client.weights)

@@ -190,7 +190,7 @@ class Client(Fleet):
         self._version: int | None = None
         self._statistics: dict[int, Document] = {}
         self._stream: RemoteBatches[TensorDict] | None = None
-        """What `next_batch` reads."""
+        """Stream that `next_batch` reads."""
         self.on_close: Callable[[], None] = lambda: None
         """Closes what the connection uses, such as the client of the API server."""
 

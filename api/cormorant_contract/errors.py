@@ -62,7 +62,7 @@ class MalformedWeights(WeightsError):
     def __init__(self, message: str, *, offset: int = 0) -> None:
         super().__init__(message)
         self.offset: int = offset
-        """Where in the bytes the fault lies."""
+        """Position of the fault in the bytes."""
 
 
 class WeightsMismatch(WeightsError):

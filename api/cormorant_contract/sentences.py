@@ -23,7 +23,7 @@ _WANTED = {
     "time": "a time like 2026-01-31T12:00:00Z",
 }
 _UNQUOTED = re.compile(r"[-+]?\d+(\.\d*)?|true|false")
-"""What would be a number or a boolean without quotes."""
+"""Texts that are numbers or booleans unless quoted."""
 
 
 def sentences(error: ValidationError, schema: Schema) -> Iterator[tuple[tuple[str | int, ...], str]]:

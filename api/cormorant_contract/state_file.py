@@ -7,7 +7,7 @@ from cormorant_contract.disk import write_durably
 from cormorant_contract.errors import StateError
 
 State = bytes | memoryview | str | os.PathLike[str]
-"""What `state` returned, or the path of a file that `save` wrote."""
+"""A result of `state`, or the path of a file that `save` wrote."""
 
 
 def write_state(path: str | os.PathLike[str], state: bytes | memoryview) -> None:

@@ -92,7 +92,7 @@ def _entrypoints(job: CollectorJob) -> Iterator[Entrypoint]:
 
 
 def _trouble(entry: Entrypoint, path: Sequence[str]) -> str:
-    """What is wrong with an entrypoint, in a sentence; empty when nothing is, or it cannot be known."""
+    """The problem of an entrypoint, as a sentence; empty if there is none, or it cannot be known."""
     module, _, attribute = entry.path.partition(":")
     if not module or not attribute or module == "__main__":
         return ""  # refused elsewhere, with a remedy of its own

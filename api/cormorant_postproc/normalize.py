@@ -1,4 +1,4 @@
-"""What the policy saw, from the raw frames of a batch and the statistics of the versions that collected it.
+"""Normalized observations as the policy saw them, from a batch's raw frames and the statistics of its versions.
 
 The same arithmetic as in the workers, in float64: equal bit for bit.
 

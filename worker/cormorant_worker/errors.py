@@ -117,7 +117,7 @@ class DatasetError(CormorantError):
 
 
 class DatasetMismatch(DatasetError):
-    """What is stored at the URI comes from another environment or schema."""
+    """The dataset at the URI has another environment or schema."""
 
 
 class PartExists(DatasetError):

@@ -213,7 +213,7 @@ def fork_server(module: str) -> ForkServer:
 
 
 def _environment() -> dict[str, str]:
-    """What children find in `os.environ`: what is there now, one thread for each library, and the script's own import
+    """Environment variables of children: those of this process, one thread for each library, and the script's import
     path, so that entrypoints resolve in their subprocesses as they do here.
     """
     path = os.pathsep.join(_path())
@@ -221,7 +221,7 @@ def _environment() -> dict[str, str]:
 
 
 def _path() -> list[str]:
-    """Where this process looks for imports. Notebooks and standard input have "" for the working directory."""
+    """Import path of this process. Notebooks and standard input have "" for the working directory."""
     return [path or _folder() for path in sys.path]
 
 

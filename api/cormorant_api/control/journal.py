@@ -1,4 +1,4 @@
-"""What outlives a head: counts of settled frames, exported frames and heads; statistics of the settled frames."""
+"""The journal, which outlives a head: counts of settled frames, exported frames and heads, and statistics."""
 
 import json
 import os

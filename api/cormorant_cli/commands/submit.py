@@ -205,7 +205,7 @@ def _wait_until_ready(cluster: Cluster, job: Raw, *, deadline: float, timeout_s:
 
 
 def obstacle_of(job: Raw) -> str:
-    """What a job waits for, from its conditions; empty if they name nothing."""
+    """The reason for which a job waits, from its conditions; empty if they name none."""
     for kind in ("Accepted", "Scheduled", "Ready"):
         fact = condition(job, kind)
         if fact.get("status") == "False":

@@ -138,7 +138,7 @@ class AsyncEnvGroup(EnvGroup):
 
 
 def _series(block: Block) -> Iterator[tuple[Array, bool]]:
-    """What a block and the ring have for each frame, and whether it is carried: the row after the last counts, too."""
+    """Arrays of a block and the ring, and whether each is carried, that is, has a row after the last frame, too."""
     yield from ((array, True) for array in (*block.observation, *block.states))
     frames = (block.reward, block.terminated, block.truncated, block.is_init, block.traj_ids, block.policy_version)
     yield from ((array, False) for array in (*block.action, *block.outputs, *block.info, *frames))

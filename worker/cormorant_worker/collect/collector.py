@@ -115,9 +115,9 @@ class Collector(Saveable):
         self.on_landed: list[Callable[[EnvGroup], None]] = []
         """Called after each vector step, with the group that made it."""
         self.cpu: OneCpu = OneCpu()
-        """Where the environments have one thread, entered around a batch."""
+        """Entered around a batch; pins threads if the environments have one."""
         self.actor: Actor = actor
-        """What decides once the random frames are over."""
+        """Chooses actions after the random frames."""
         self.warmup = warmup
         self._first = _FirstFrames(warmup, actor, weights, config.init_random_frames, random_outputs)
         self._config = config

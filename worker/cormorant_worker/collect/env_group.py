@@ -51,7 +51,7 @@ class EnvGroup(ABC):
         self.env = env
         self.columns = columns
         self.laps: Laps | None = None
-        """What `act` and `land` are measured with, if they are."""
+        """Times `act` and `land`; None: they are not timed."""
         self.quota: Array = np.zeros(env.num_envs, dtype=np.int64)
         """[n] rows for each column."""
         self.is_init: Array = np.ones(env.num_envs, dtype=np.bool_)
@@ -144,7 +144,7 @@ class EnvGroup(ABC):
         self._version = block.policy_version[:, columns]
 
     def _decide(self, actor: Actor, obs: Arrays, states: Arrays, is_init: Array) -> Acted | None:
-        """What the actor decides, measured if it is to be; None: the server was asked."""
+        """The actor's decision, timed if `laps` is set; None: the server was asked."""
         if actor is self._remote:
             self._asked = self._remote.ask(obs, states, is_init)
             return None
@@ -177,7 +177,7 @@ class EnvGroup(ABC):
         put(self._states, (following, columns), acted.states)
 
     def _receive(self) -> Step:
-        """What the environments returned, measured if it is to be; before, the server's actions are sent."""
+        """Send the server's actions if it was asked, and receive a step, timed if `laps` is set."""
         if (asked := self._asked) is not None:
             self._asked = None
             began = monotonic_ns()
@@ -221,7 +221,7 @@ class LockstepEnvGroup(EnvGroup):
         self._cursor: Array = np.zeros(self.env.num_envs, dtype=np.int64)
         self._dense_rows = self._row = 0
         self._row_version = _NO_VERSION
-        """What the rest of the block's versions were filled with."""
+        """Version that the rest of the block was filled with."""
         self._is_dense = True
         self._is_filling = False
         """The block, and not `obs`, has what comes next."""

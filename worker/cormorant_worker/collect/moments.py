@@ -22,7 +22,7 @@ class BatchMoments:
     def __init__(self, normalizer: Normalizer, num_envs: int) -> None:
         self._names, self._settings = normalizer.names, normalizer.settings
         self.initial = normalizer.statistics
-        """What the initial weights act with."""
+        """Statistics that the initial weights act with."""
         self.open_returns = Carry(num_envs)
         """Discounted returns."""
 

@@ -58,7 +58,7 @@ class Episodes:
     lengths: list[int] = field(default_factory=list)
     """Frames."""
     metrics: dict[str, list[float]] = field(default_factory=dict)
-    """Those of the manifest, by name."""
+    """Episode metrics of the manifest, by name."""
     tasks: list[str] = field(default_factory=list)
     """Names of the variants that were played; none without variants."""
     num_terminated: int = 0

@@ -69,7 +69,7 @@ class OneCpu:
         self.cpu: int | None = None
         """The CPU that the threads keep to; None: they are free."""
         self._before: set[int] = set()
-        """What the acting thread may use outside a batch."""
+        """CPUs that the acting thread may use outside a batch."""
         self._wall_s = self._began_s = self._free_until_s = 0.0
         self._acting_ns = self._began_ns = self._pool_ns = 0
 

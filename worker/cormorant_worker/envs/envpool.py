@@ -398,7 +398,7 @@ class AsyncEnvPoolVectorEnv(_OverPool):
 
 
 _INFO_AT_ROOT = ("elapsed_step",)
-"""What EnvPool's info has beside the state keys that begin with "info:"."""
+"""Keys of EnvPool's info beside the state keys that begin with "info:"."""
 _ID_KEYS = ("env_id", "players.env_id")
 
 

@@ -54,7 +54,7 @@ class OpenEnvFailed(Exception):
 
 
 def _lost() -> tuple[type[Exception], ...]:
-    """What a server that is not there, or is full, raises. websockets is imported by those alone who have sessions."""
+    """Exceptions that an absent or full server raises. Imports websockets, which only sessions need."""
     from websockets.exceptions import WebSocketException
 
     return (OSError, WebSocketException, OpenEnvFailed)
@@ -67,7 +67,7 @@ class _Part:
     name: str
     space: Space
     words: tuple[Any, ...] = ()
-    """What the numbers of a Discrete space stand for; empty: themselves."""
+    """Values that the numbers of a Discrete space stand for; empty: the numbers themselves."""
 
     def observed(self, value: Any) -> Any:
         """The value of a message in this space. One that does not fit is refused by who writes it."""

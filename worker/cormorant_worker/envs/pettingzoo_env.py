@@ -130,13 +130,13 @@ def group_agents(agents: Sequence[str], groups: Groups) -> dict[str, tuple[str, 
 class _Group:
     agents: tuple[str, ...]
     keys: tuple[Any, ...]
-    """What the environment calls them."""
+    """The environment's own keys of these agents."""
     observed: Space
-    """What one agent observes, without its action mask."""
+    """Observation space of one agent, without its action mask."""
     acts: Space
-    """What one agent does."""
+    """Action space of one agent."""
     action: Space
-    """What all of them do."""
+    """Action space of all of them."""
     mask_length: int
     """A: numbers in the action mask of one agent; 0: it has none."""
     nothing: Any

@@ -33,7 +33,7 @@ class Step(NamedTuple):
     """
 
     rows: slice | Rows
-    """Whose rows these are: EVERY_ROW, or [n] numbers."""
+    """Numbers of the environments: EVERY_ROW, or [n]."""
     obs: Arrays
     """[n, ...] per leaf: what to act on next. For an ended row, the first observation of its next episode."""
     reward: Array

@@ -61,7 +61,7 @@ class SingleEnvs(VectorEnv, Generic[Running]):
         """Rows without an environment; it is replaced when they are next wanted."""
         self._arrays: EnvArrays
         self._words = ""
-        """What describes the spaces, once they are known."""
+        """Description of the spaces, once they are known."""
         self._starting, self._closed = True, False
         try:
             self._build(range(self.num_envs))

@@ -171,9 +171,9 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
         self._episodes = np.zeros(num_envs, dtype=np.int64)
         """[n] likewise, where processes are replaced after some."""
         self._descriptors = [_NOWHERE] * num_envs
-        """What to write to, to wake the process of each row."""
+        """Descriptors that wake the process of each row."""
         self._answers: dict[int, Any] = {}
-        """What children sent, by row, until `_take_answers`."""
+        """Answers of children, by row, until `_take_answers`."""
         self._selector = selectors.DefaultSelector()
         self._limits: RestartLimits = more.get("limits", RestartLimits())
         self._recycles = bool(self._limits.recycle_episodes or self._limits.recycle_rss_mib)

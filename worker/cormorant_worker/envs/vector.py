@@ -98,7 +98,7 @@ class GymVectorEnv(VectorEnv):
         self._rows: slice | Rows = EVERY_ROW
         self._is_interrupted: Array = np.zeros(num_envs, dtype=np.bool_)
         self._held: Stepped | None = None
-        """What rows that ended returned, while their next step is a reset."""
+        """Results of rows that ended and whose next step is a reset."""
         self._held_final, self._held_info = self._no_final, tuple[Array, ...]()
 
     @property
@@ -186,7 +186,7 @@ class GymVectorEnv(VectorEnv):
 
 
 def _of_rows(step: Step, rows: Rows, *, ended: Rows | None = None, final: Arrays = ()) -> Step:
-    """What happened to some rows of a step of all. `ended`, `final`: if they are known already."""
+    """Select some rows of a step of all. `ended`, `final`: if they are known already."""
     terminated, truncated = step.terminated[rows], step.truncated[rows]
     if ended is None:
         ended = np.flatnonzero(terminated | truncated)

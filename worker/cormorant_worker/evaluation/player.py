@@ -102,7 +102,7 @@ class Player:
         self._weights = collector.weights
         self._weights.set_evaluating()
         self._checkpoint = ""
-        """Whose weights act; empty: those of the collector."""
+        """Checkpoint whose weights act; empty: the collector's own weights."""
         asked = ExplorationType(job.spec.policy.exploration_type)
         self._exploration = ExplorationType.RANDOM
         if job.spec.collection.episodes.deterministic:

@@ -54,7 +54,7 @@ class ServerConnection:
         """
         self._greeting = greeting
         self._key = b""
-        """What both ends have to know; empty: the server is on this machine."""
+        """Key that both ends must know; empty: the server is on this machine."""
         self._reader = FrameReader()
         self._poll = select.poll()
         if address.is_on_this_machine:
@@ -189,7 +189,7 @@ class FrameReader:
         self._start = bytearray(HEADER.size)
         self._header: Header | None = None
         self._views = deque([memoryview(self._start)])
-        """What is missing of the frame's header, or then of its arrays."""
+        """Missing part of the frame's header, later of its arrays."""
         self._at_once = 1
 
     def read(self, peer: socket.socket, arrays: Callable[[Header], Sequence[Array]]) -> Header | None:
@@ -241,7 +241,7 @@ def _bytes_of(arrays: Sequence[Array]) -> Iterator[memoryview]:
 
 
 def _proof(key: bytes, who: bytes, *, server: bytes, worker: bytes) -> bytes:
-    """That an end knows the key, for this connection alone: from the nonces of both."""
+    """Proof that an end knows the key, valid for this connection only: from the nonces of both."""
     return hmac.digest(key, b"cormorant " + who + server + worker, "sha256")
 
 

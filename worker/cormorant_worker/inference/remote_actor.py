@@ -84,7 +84,7 @@ class RemoteActor:
         self._servers = servers
         self.weights = ServedWeights()
         self.device = torch.device("cpu")
-        """Where the returned arrays are."""
+        """Device of the returned arrays."""
         self.while_waiting: Callable[[], None] = lambda: None
         """Called twice a second while a server keeps this thread waiting."""
         self.on_waiting: Callable[[bool], None] = lambda _: None

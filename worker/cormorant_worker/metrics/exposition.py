@@ -81,8 +81,8 @@ class Exposition:
                 self._shown[series] = number
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
-        """What is scraped, and its content type. `accept`: the scraper's header; decides between Prometheus' own format
-        and OpenMetrics.
+        """The exposition as bytes, and its content type. `accept`: the scraper's header; decides between Prometheus'
+        own format and OpenMetrics.
         """
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type

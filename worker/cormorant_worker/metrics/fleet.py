@@ -37,7 +37,7 @@ _SERVED = {
 
 
 class FleetMetrics:
-    """What is exported of one fleet. `on_fleet_event` is for the fleet's thread, `sample` for any."""
+    """Metrics of one fleet. `on_fleet_event` is for the fleet's thread, `sample` for any."""
 
     def __init__(self, job: CollectorJob, exposition: Exposition, *, floor_frames: int = 0) -> None:
         """Begin.

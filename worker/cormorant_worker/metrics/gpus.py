@@ -1,4 +1,4 @@
-"""What NVIDIA devices do, by their driver's own library; nothing where there are none. Light: imports no torch."""
+"""Utilization and memory of NVIDIA devices, from their driver's library; nothing without devices. Imports no torch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

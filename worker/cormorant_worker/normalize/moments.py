@@ -114,7 +114,7 @@ class Statistics:
         return Statistics(found)
 
     def document(self) -> dict[str, dict[str, Any]]:
-        """As plain data, exactly: floats round-trip through JSON."""
+        """The moments as plain data, exactly: floats round-trip through JSON."""
         return {
             name: {"count": m.count, "mean": m.mean.tolist(), "m2": m.m2.tolist(), "clip": m.clip}
             for name, m in self.moments.items()

@@ -12,7 +12,7 @@ _Check = Callable[[Array], bool]
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 """By bytes."""
 _largest = np.maximum.reduce
-"""What `max` of an array calls in the end."""
+"""The function behind `max` of an array."""
 
 
 class ActionCheck:

@@ -75,7 +75,7 @@ class PolicyActor:
         self.models = models
         self.device = device
         self.normalizer: Normalizer | None = None
-        """What observations go through first; `observation` is then its space."""
+        """Normalizes observations first; `observation` is then its space."""
         for module in models.modules.values():
             module.to(device)
         self._space = observation
@@ -237,7 +237,7 @@ class PolicyActor:
 
 
 _ARRAYS = (np.ndarray, torch.Tensor)
-"""What a policy that gives its action alone may return; arrays come from compiled ones."""
+"""Types of a bare action that a policy returns; compiled policies return arrays."""
 
 
 def _to_numpy(tensor: Any, leaf: Leaf, n: int) -> Array:

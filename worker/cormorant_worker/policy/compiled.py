@@ -136,7 +136,7 @@ def _difference(expected: Sequence[_Outcome], found: Sequence[_Outcome]) -> str:
 
 
 def _outcomes(actor: PolicyActor, obs: Sequence[Arrays]) -> list[_Outcome]:
-    """What the actor does with observations, each from a random state of its own, and the state after it."""
+    """Actions for each set of observations, drawn from its own random state, and the state afterwards."""
     found = []
     for seed, given in enumerate(obs):
         torch.manual_seed(seed)

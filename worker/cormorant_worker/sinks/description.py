@@ -103,7 +103,7 @@ class DatasetDescription:
         return tuple(found)
 
     def _compared(self) -> dict[str, tuple[Any, str]]:
-        """What must be equal, by the names that messages use, and how they show it."""
+        """Values that must be equal, by their names in messages, each with the text that messages show."""
         found: dict[str, tuple[Any, str]] = dict(_flat("env", json.loads(json.dumps(dict(self.env)))))
         for name, space in (("observation space", self.observation_space), ("action space", self.action_space)):
             found[name] = space_to_json(space), describe(space)
@@ -142,7 +142,7 @@ def describe_job(job: CollectorJob, layout: Layout, observation: Space, action: 
 
 
 def _env_spec(job: CollectorJob) -> str:
-    """What `gymnasium.make` takes to build the job's environment, as JSON. Empty for EnvPool, whose environments are
+    """Arguments of `gymnasium.make` for the job's environment, as JSON. Empty for EnvPool, whose environments are
     batches; for objects of a script; and for an id that this process does not know.
     """
     env = job.spec.env.gymnasium
@@ -164,7 +164,7 @@ def _env_spec(job: CollectorJob) -> str:
 
 
 def _describe_env(job: CollectorJob) -> dict[str, Any]:
-    """What tells environments apart, and nothing of how many there are or who steps them."""
+    """Fields that identify the environment, without those that say how many there are and how they are stepped."""
     env = job.spec.env
     limit: dict[str, Any] = {"maxEpisodeSteps": env.max_episode_steps}
     if env.variants:

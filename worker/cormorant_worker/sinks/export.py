@@ -194,7 +194,7 @@ def _episode_arrays(frames: Frames, observation: list[str], action: list[str]) -
 
 
 def _paths(space: Space, root: str) -> list[str]:
-    """Where Minari looks for each leaf: `observations/cam/_index_0`."""
+    """Path of a leaf in Minari's files: `observations/cam/_index_0`."""
     match space:
         case gymnasium.spaces.Dict():
             return [path for name, part in space.spaces.items() for path in _paths(part, f"{root}/{_encode(name)}")]

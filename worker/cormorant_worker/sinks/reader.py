@@ -370,7 +370,7 @@ def _cut(
 
 
 def _interleaved(streams: "Iterator[Iterator[TensorDict]]", rng: np.random.Generator) -> "Iterator[TensorDict]":
-    """What some of the streams give next, drawn at random; a stream that ends is replaced by another."""
+    """Draw from some of the streams at random; the next stream replaces one that has ended."""
     held = list(itertools.islice(streams, _MIXED_SHARDS))
     while held:
         place = int(rng.integers(len(held)))

@@ -44,7 +44,7 @@ _LIMITS = {
 }
 """How long Ray waits for whom, unless the pod's environment says otherwise."""
 _PRELOADED = "cormorant_worker.fleet.ray.actor"
-"""What the process of a slot imports while the head still starts."""
+"""Module that a slot's process imports while the head is starting."""
 _MIB = 1 << 20
 SMALLEST_STORE = 75 * _MIB
 """Smallest object store with which Ray starts."""

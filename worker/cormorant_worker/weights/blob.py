@@ -36,7 +36,7 @@ _LONGEST_HEADER = 100_000_000
 T = TypeVar("T")
 
 Tensors = Mapping[str, Mapping[str, TensorEntry]]
-"""Where each tensor lies, by model, then by name."""
+"""Offsets of tensors, by model, then by name."""
 
 
 class WeightsBlob:
@@ -54,7 +54,7 @@ class WeightsBlob:
         self.tensors: Tensors = {}
         """Empty until `check`."""
         self.statistics: Statistics | None = None
-        """What these weights acted with before; None: they are new, and act with what the fleet has merged by now."""
+        """Statistics that these weights acted with before; None: they are new, and get those merged so far."""
         self._data_start = 0
 
     @classmethod
@@ -183,7 +183,7 @@ def _tensor(name: str, value: Any) -> torch.Tensor:
 
 
 def read_statistics(uri: str) -> Statistics | None:
-    """What the weights in a safetensors file act with, from its metadata; None: it does not say."""
+    """Statistics that the weights in a safetensors file act with, from its metadata; None: it has none."""
     try:
         with fsspec.open(uri, "rb") as file:
             length = file.read(8)
@@ -215,7 +215,7 @@ def read_file(uri: str, *, allow_nonfinite: bool) -> dict[str, dict[str, torch.T
 
 
 def by_model(flat: Mapping[str, T], default_model: str = MAIN_MODEL) -> dict[str, dict[str, T]]:
-    """What is named `model/name`, by model and name; plain names belong to the default model."""
+    """Group values named `model/name` by model and name; plain names belong to the default model."""
     found: dict[str, dict[str, T]] = {}
     for key, value in flat.items():
         model, slash, name = key.partition("/")

@@ -47,7 +47,7 @@ NOTHING_SETTLED = Settled()
 class CachedPublish:
     version: PolicyVersion
     default_model: str
-    """Whose tensors those are that carry no model's name."""
+    """Model of tensors whose names have no model."""
     data: memoryview
     """The safetensors file."""
     statistics: Statistics | None = None
@@ -164,7 +164,7 @@ class CachedWeights:
 
 
 def read_cached(data: bytes) -> list[CachedPublish]:
-    """What `CachedWeights.read` gave, oldest first."""
+    """Parse the bytes of `CachedWeights.read`, oldest first."""
     found, rest = list[CachedPublish](), memoryview(data)
     try:
         while len(rest):

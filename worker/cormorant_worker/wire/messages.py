@@ -42,7 +42,7 @@ class MessageSocket:
         self.socket = peer
         self.key = key
         self._unsent: deque[tuple[deque[memoryview], list[int]]] = deque()
-        """What the socket has not taken yet, and duplicates of the descriptors that go with its first byte."""
+        """Bytes that the socket has not taken yet, and duplicates of the descriptors that go with the first byte."""
         self._incoming = bytearray()
         self._descriptors: deque[int] = deque()
         """Descriptors of the message that is not whole yet."""
