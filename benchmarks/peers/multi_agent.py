@@ -1,17 +1,24 @@
-"""8 copies of a PettingZoo environment in processes, random actions: our collector, and TorchRL's over ParallelEnv, in
-turns. Prints the median ratio.
+"""8 copies of a PettingZoo environment, random actions, in turns. A process per copy: our collector, and TorchRL's over
+ParallelEnv. All copies in one process: our collector, and RLlib's MultiAgentEnvRunner. Prints median ratios.
 
     PYTHONPATH=api:worker .venv-peers/bin/python -m benchmarks.peers.multi_agent
 """
 
 import argparse
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
+
+Make = Callable[[], Any]
+Take = Callable[[], int]
+"""Collects a batch; returns its frames."""
 
 NUM_ENVS = 8
 STEPS = 100
@@ -60,42 +67,91 @@ KINDS = {"cheap": cheap, "mpe2/simple_spread_v3": spread}
 
 
 def main() -> None:
-    from torchrl.collectors import Collector
-    from torchrl.envs import ParallelEnv as TorchRLParallelEnv
-    from torchrl.envs.libs.pettingzoo import PettingZooWrapper
-
-    from cormorant_worker.launch import make_collector
-
     parser = argparse.ArgumentParser()
     parser.add_argument("kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    rounds = options.rounds
     for name, make in ((name, KINDS[name]) for name in options.kinds):
-        entrypoint = f"benchmarks.peers.multi_agent:{make.__name__}"
-        block = {"entrypoint": entrypoint, "numEnvs": NUM_ENVS, "groups": "all"}
-        peer_env = TorchRLParallelEnv(
-            NUM_ENVS, lambda make=make: PettingZooWrapper(make(), group_map={"agents": make().possible_agents})
-        )
-        theirs = Collector(peer_env, None, frames_per_batch=NUM_ENVS * STEPS, total_frames=-1)
-        batches = iter(theirs)
-        with make_collector(env={"pettingzoo": block}) as ours:
-            rates: dict[str, list[float]] = {"ours": [], "theirs": []}
-            for number in range(rounds + 1):
-                for who in rates:
+        with ExitStack() as opened:
+            contenders = {who: opened.enter_context(open_one(make)) for who, open_one in CONTENDERS.items()}
+            rates: dict[str, list[float]] = {who: [] for who in contenders}
+            for number in range(options.rounds + 1):
+                for who, take in contenders.items():
                     began = time.perf_counter()
-                    batch = ours.collect(num_steps=NUM_ENVS * STEPS) if who == "ours" else next(batches)
-                    assert batch.shape == (NUM_ENVS, STEPS)
-                    assert batch["next", "agents", "reward"].shape == (NUM_ENVS, STEPS, 3, 1)
+                    frames = take()
                     if number:  # the first one is warm-up
-                        rates[who].append(NUM_ENVS * STEPS / (time.perf_counter() - began))
-        theirs.shutdown()
-        ratios = [mine / their for mine, their in zip(rates["ours"], rates["theirs"], strict=True)]
-        print(
-            f"{name}: ours {median(rates['ours']):,.0f} frames/s, TorchRL {median(rates['theirs']):,.0f}: "
-            f"{median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
-        )
+                        rates[who].append(frames / (time.perf_counter() - began))
+        for ours, theirs in (("processes", "TorchRL"), ("one process", "RLlib")):
+            ratios = [mine / their for mine, their in zip(rates[ours], rates[theirs], strict=True)]
+            print(
+                f"{name}, {ours}: ours {median(rates[ours]):,.0f} frames/s, {theirs} {median(rates[theirs]):,.0f}: "
+                f"{median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+            )
 
+
+@contextmanager
+def open_ours(make: Make, vectorization: str) -> Iterator[Take]:
+    from cormorant_worker.launch import make_collector
+
+    entrypoint = f"benchmarks.peers.multi_agent:{make.__name__}"
+    block = {"entrypoint": entrypoint, "numEnvs": NUM_ENVS, "groups": "all", "vectorization": vectorization}
+    with make_collector(env={"pettingzoo": block}) as collector:
+        yield lambda: _checked(collector.collect(num_steps=NUM_ENVS * STEPS))
+
+
+@contextmanager
+def open_torchrl(make: Make) -> Iterator[Take]:
+    from torchrl.collectors import Collector
+    from torchrl.envs import ParallelEnv as TorchRLParallelEnv
+    from torchrl.envs.libs.pettingzoo import PettingZooWrapper
+
+    env = TorchRLParallelEnv(NUM_ENVS, lambda: PettingZooWrapper(make(), group_map={"agents": make().possible_agents}))
+    collector = Collector(env, None, frames_per_batch=NUM_ENVS * STEPS, total_frames=-1)
+    batches = iter(collector)
+    yield lambda: _checked(next(batches))
+    collector.shutdown()
+
+
+def _checked(batch: Any) -> int:
+    assert batch.shape == (NUM_ENVS, STEPS)
+    assert batch["next", "agents", "reward"].shape == (NUM_ENVS, STEPS, 3, 1)
+    return NUM_ENVS * STEPS
+
+
+@contextmanager
+def open_rllib(make: Make) -> Iterator[Take]:
+    import ray
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+    from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
+    from ray.tune.registry import register_env
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    register_env("task", lambda _: ParallelPettingZooEnv(make()))
+    config = (
+        PPOConfig()
+        .environment("task")
+        .env_runners(num_envs_per_env_runner=NUM_ENVS, rollout_fragment_length=STEPS)
+        .multi_agent(policies={"shared"}, policy_mapping_fn=lambda *_, **__: "shared")
+        .debugging(log_level="ERROR", seed=7)
+    )
+    runner = MultiAgentEnvRunner(config=config)
+
+    def take() -> int:
+        episodes = runner.sample(num_timesteps=NUM_ENVS * STEPS, random_actions=True)
+        return sum(episode.env_steps() for episode in episodes)
+
+    yield take
+    runner.stop()
+    ray.shutdown()
+
+
+CONTENDERS: dict[str, Callable[[Make], AbstractContextManager[Take]]] = {
+    "processes": partial(open_ours, vectorization="subprocess"),
+    "one process": partial(open_ours, vectorization="inline"),
+    "TorchRL": open_torchrl,
+    "RLlib": open_rllib,
+}
 
 if __name__ == "__main__":
     main()
