@@ -102,16 +102,12 @@ class Cache:
         """
         shown, limit = set(uids), int(version) if version.isdecimal() else 0
         listed = {uid: record for uid, record in self._records.items() if namespace in ("", record.namespace)}
-        if kind == "CollectorJob":
-            gone = [u for u, f in listed.items() if f.job is not None and u not in shown and f.version <= limit]
-            return {owner for uid in gone if (owner := self._remove(uid, is_job=True, version=limit))}
-        members = [
-            uid
-            for record in listed.values()
-            for uid, seen in record.members.items()
-            if seen.kind == kind and uid not in shown and seen.version <= limit
-        ]
-        return {owner for uid in members if (owner := self._remove(uid, is_job=False, version=limit))}
+        if is_job := kind == "CollectorJob":
+            known = {uid: record.version for uid, record in listed.items() if record.job is not None}
+        else:
+            known = {u: m.version for record in listed.values() for u, m in record.members.items() if m.kind == kind}
+        gone = [uid for uid, known_at in known.items() if uid not in shown and known_at <= limit]
+        return {owner for uid in gone if (owner := self._remove(uid, is_job=is_job, version=limit))}
 
     def job(self, uid: str) -> Job | Unreadable | None:
         return self.record(uid).job
