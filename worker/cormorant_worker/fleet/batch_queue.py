@@ -5,8 +5,8 @@ sealed -> (round complete) -> backlog -> accepted into the queue -> lent to a co
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial, reduce
 from heapq import heappop, heappush
@@ -306,16 +306,6 @@ class BatchQueue:
         """Called when the job's statistics are replaced: batches of consumers no longer count in them."""
         for loan in self._at_work:
             loan.moments = None
-
-    @contextmanager
-    def asking(self) -> Iterator[None]:
-        self.num_asking += 1
-        if self.is_on_demand:
-            self._wake()
-        try:
-            yield
-        finally:
-            self.num_asking -= 1
 
     # -- room --------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ The code that acts on it is in `fleet/turn/`: the fleet's thread and workers' me
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import structlog
@@ -138,6 +139,23 @@ class FleetCore:
             self.inherited_frames += new
             self.scheduler.count_from(self.scheduler.accepted_frames + new)
             log.info("frames_inherited", frames=new, epoch=settled.epoch)
+
+    def tick(self) -> None:
+        """Count until when who waited."""
+        self.counters.tick(is_full=self.queue.is_full, is_asked=self.queue.num_asking > 0)
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """A consumer waits for a round."""
+        self.queue.num_asking += 1
+        self.tick()
+        if self.queue.is_on_demand:
+            self.waker.wake()
+        try:
+            yield
+        finally:
+            self.queue.num_asking -= 1
+            self.tick()
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until something is true. Returns False after `timeout_s`. The condition is released meanwhile."""

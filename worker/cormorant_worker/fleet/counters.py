@@ -2,8 +2,7 @@
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,8 +37,7 @@ class FleetCounters:
         self.waits_s = {"producer": 0.0, "consumer": 0.0}
         """Seconds in which workers waited for room, and consumers for batches."""
         self._ticked = time.monotonic()
-        self._was_full = False
-        self._waiting = 0
+        self._was_full = self._was_asked = False
 
     def joined(self, group: str) -> None:
         self.groups[group].alive += 1
@@ -89,25 +87,16 @@ class FleetCounters:
     def replaced(self, group: str, reason: RestartReason) -> None:
         self.groups[group].restarts[reason] += 1
 
-    def tick(self, *, is_full: bool) -> None:
-        """Add the waiting times since the last call; `is_full`: workers wait for room from now on."""
+    def tick(self, *, is_full: bool, is_asked: bool) -> None:
+        """Add the waiting times since the last call. From now on workers wait for room if `is_full`, and consumers for
+        a batch if `is_asked`.
+        """
         now = time.monotonic()
         if self._was_full:
             self.waits_s["producer"] += now - self._ticked
-        if self._waiting:
+        if self._was_asked:
             self.waits_s["consumer"] += now - self._ticked
-        self._ticked, self._was_full = now, is_full
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count the time in the `with` block as a consumer's wait for a batch."""
-        self.tick(is_full=self._was_full)
-        self._waiting += 1
-        try:
-            yield
-        finally:
-            self.tick(is_full=self._was_full)
-            self._waiting -= 1
+        self._ticked, self._was_full, self._was_asked = now, is_full, is_asked
 
     def group(self, name: str, *, desired: int) -> GroupStats:
         books = self.groups[name]

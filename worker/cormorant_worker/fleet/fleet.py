@@ -190,7 +190,7 @@ class WorkerFleet:
             raise FleetError("the manifest has no output.queue: its frames go to the dataset alone; add queue: {}")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         core = self._core
-        with self._changed, core.queue.asking():
+        with self._changed, core.asking():
             while True:
                 core.raise_error()
                 if not self._is_closed and (loan := self._take_loan()) is not None:
@@ -202,8 +202,7 @@ class WorkerFleet:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise ControlTimeout(f"no batch came within {timeout_s} s; {core.slots.describe()}")
-                with core.counters.waiting():
-                    self._changed.wait(left)
+                self._changed.wait(left)
         behind = core.offers.common_version - loan.min_version
         if self._warns_of_staleness and loan.min_version >= 0 and behind > 1:
             # Once, for learners that get older policies' frames and never said that they can use them.

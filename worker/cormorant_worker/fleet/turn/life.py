@@ -11,7 +11,6 @@ from itertools import islice, takewhile
 
 import structlog
 
-from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import CormorantError, DeviceUnavailable, WorkerFailed
 from cormorant_worker.fleet.core import FleetCore
@@ -343,7 +342,8 @@ class SlotLife:
         reason = reason or how
         is_first, has_finished = core.ready is None, slot.final_state is not None
         if is_first and not has_finished and kind == "crash":
-            reason += f" {_describe_env(core.job)}: check its arguments"
+            env = core.job.spec.env
+            reason += f" {env.block.title} {env.name} with kwargs {dict(env.block.kwargs)}: check its arguments"
         core.counters.follow(handle)
         is_closing = core.is_closing
         # Asynchronous environments may have stepped past the last ticket of a worker that was told to end.
@@ -416,8 +416,3 @@ class SlotLife:
             core.fail(WorkerFailed(f"worker {handle.name} {reason}; {spent}"))
         elif slot.failures > 1:
             slot.not_before = now + min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (slot.failures - 1))
-
-
-def _describe_env(job: CollectorJob) -> str:
-    env = job.spec.env
-    return f"{env.block.title} {env.name} with kwargs {dict(env.block.kwargs)}"

@@ -97,7 +97,7 @@ class FleetLoop:
         self._life.start_missing(now)
         self._life.end_hung(now)
         core.queue.accept()
-        core.counters.tick(is_full=core.queue.is_full)
+        core.tick()
         has_more |= core.offers.send_due(_MOST_OFFERS)
         if not (core.is_paused or core.is_closing or core.error) and not self._quiesce.is_wanted:
             has_more |= self._life.hand_out_tickets()
