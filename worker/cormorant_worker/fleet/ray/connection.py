@@ -119,6 +119,9 @@ class RayConnection:
         messages: list[object] = [*self._land()]
         while self.is_open and self._inbox:
             messages += self._hear(self._inbox.popleft())
+        # Last: what the worker itself has said of its end tells more.
+        if self.is_open and (error := self._next_error()) is not None:
+            self._lose(error)
         return messages
 
     def _hear(self, result: "Future[Any]") -> Iterator[object]:
@@ -143,17 +146,18 @@ class RayConnection:
                 self.is_open = False
 
     def _land(self) -> Iterator[object]:
-        while self.is_open and self._batches and self._batches[0][-1].done():
+        while self.is_open and self._batches and self._batches[0][-1].done() and self._next_error() is None:
             ticket, _, result = self._batches.popleft()
-            try:
-                sealed, arrays = result.result()
-            except Exception as error:  # noqa: BLE001  # whatever Ray says of it: the batch is not here
-                self._lose(error)
-                return
+            sealed, arrays = result.result()
             self._blocks().land(ticket.block_index, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
             self._landed_frames += sealed.num_frames
             self.frames = max(self.frames, self._landed_frames)  # the heartbeat comes later than the batch
             yield sealed
+
+    def _next_error(self) -> BaseException | None:
+        """Why the oldest ticket's batch does not come, whatever Ray says of it; None: it is here, or may come."""
+        result = self._batches[0][-1] if self._batches else None
+        return result.exception() if result is not None and result.done() else None
 
     def _lose(self, error: BaseException) -> None:
         """The actor, its node or an object is gone: whatever it was, its tickets are collected again."""
