@@ -297,7 +297,7 @@ class Head:
         told, _, signature = receipt.rpartition(".")
         wanted = self._sign(told)
         if not wanted or not hmac.compare_digest(signature.encode(), wanted.encode()):
-            log.info("receipt_ignored", reason=f"{receipt[:80]!r} is no receipt of this job's heads")
+            log.info("receipt_ignored", reason=f"{receipt[:80]!r} is not a receipt of this job's heads")
             return
         epoch, frames = map(int, told.split("."))
         if epoch < self.journal.epoch:

@@ -59,7 +59,7 @@ def space_from_json(value: dict[str, Any]) -> Space:
             return spaces.MultiDiscrete(np.array(value["nvec"]), dtype.type, start=np.array(value["start"]))
         case "MultiBinary":
             return spaces.MultiBinary(value["shape"][0] if len(value["shape"]) == 1 else value["shape"])
-    raise ValueError(f"{value['type']!r} is no type of space that this version knows; install the newer release")
+    raise ValueError(f"{value['type']!r} is not a type of space that this version knows; install the newer release")
 
 
 def _bound(values: Array) -> Any:

@@ -68,7 +68,7 @@ class View:
     @property
     def head_failures(self) -> int:
         newest = self.newest_head
-        # A head that the status knows but that is gone was deleted, which is no failure.
+        # A head that the status knows but that is gone was deleted, which is not a failure.
         if newest is None or newest.epoch < self.job.status.epoch:
             return self.job.status.head_restarts
         return failures_after(newest)

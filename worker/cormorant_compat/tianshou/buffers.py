@@ -38,7 +38,7 @@ def as_store(buffer: Any) -> Store:
     if callable(getattr(buffer, "add", None)) and hasattr(buffer, "maxsize") and hasattr(buffer, "_meta"):
         return TianshouStore(buffer)
     raise ValueError(
-        f"{type(buffer).__name__} is no buffer: it has neither extend(batch), as TorchRL's, nor Tianshou's add(batch, "
+        f"{type(buffer).__name__} is not a buffer: it has neither TorchRL's extend(batch) nor Tianshou's add(batch, "
         "buffer_ids); give one of those, LatestBatch(), or nothing"
     )
 
@@ -69,8 +69,8 @@ class Extended:
         if room.max_frames is not None and max(num_steps, num_episodes) > room.max_frames:
             asked = f"n_step is {num_steps:,}" if num_steps else f"n_episode {num_episodes:,} has at least as many"
             raise ValueError(
-                f"the buffer holds {room.max_frames:,} frames and {asked}: the first would be overwritten before "
-                "anybody reads them; make it larger, or collect less at once"
+                f"the buffer holds {room.max_frames:,} frames and {asked}: the first ones would be overwritten before "
+                "they are read; make it larger, or collect less at once"
             )
         if room.num_dims == 1:
             return
@@ -127,8 +127,8 @@ class TianshouStore:
             asked = f"n_step {num_steps:,}" if num_steps else f"n_episode {num_episodes:,}"
             raise ValueError(
                 f"the buffer holds {least:,} frames of each environment and {asked} over {num_envs} environments "
-                f"brings {'' if num_steps else 'at least '}{needed:,}: the first would be overwritten before anybody "
-                "reads them; make it larger, or collect less at once"
+                f"brings {'' if num_steps else 'at least '}{needed:,}: the first ones would be overwritten before "
+                "they are read; make it larger, or collect less at once"
             )
 
     def take(self, batch: "TensorDict", lengths: Array) -> None:

@@ -471,4 +471,4 @@ def _check_request(n_step: int | None, n_episode: int | None, *, render: float |
     if isinstance(number, bool) or not hasattr(number, "__index__") or int(number) < 1:  # type: ignore[arg-type]
         raise ValueError(f"{name} {number!r} is not a number of them; give an integer of 1 or more")
     if render is not None and not (math.isfinite(render) and render >= 0):
-        raise ValueError(f"render {render} is no time to sleep; give seconds, 0 or more, or None")
+        raise ValueError(f"render {render} is not a time to sleep; give seconds, 0 or more, or None")

@@ -108,7 +108,7 @@ def check_stats_class(given: type) -> None:
     """Take `CollectStats`, ours or Tianshou's, as `collect_stats_class`."""
     own = [name for name in _UPDATES if name in vars(given) and given.__name__ != "CollectStats"]
     if own or not any(base.__name__ == "CollectStats" for base in given.__mro__):
-        what = f"overrides {', '.join(own)}" if own else "is no CollectStats"
+        what = f"overrides {', '.join(own)}" if own else "is not a CollectStats"
         raise ValueError(
             f"collect_stats_class {given.__name__} {what}: statistics are made from whole batches here; use an "
             "on_step_hook or an on_episode_done_hook, or derive your numbers from what collect() returns"

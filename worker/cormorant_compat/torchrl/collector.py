@@ -382,8 +382,8 @@ class FleetCollector(ReachesWorkers):
             numbers = [i for i in sorted(known) if (one == i if is_number else str(one) == self._devices[i])]
             if not numbers:
                 raise ValueError(
-                    f"worker_ids {one!r} is no collector: there are {sorted(known)}, on {sorted(set(self._devices))}; "
-                    "nothing was published"
+                    f"worker_ids {one!r} is not a collector: there are {sorted(known)}, on {sorted(set(self._devices))}"
+                    "; nothing was published"
                 )
             found += numbers
         return tuple(known[one] for one in dict.fromkeys(found))

@@ -19,7 +19,7 @@ def check_device(given: Any, name: str, *, is_remote: bool = False) -> str:
     try:
         device = torch.device(given)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{name} {given!r} is no torch device: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{name} {given!r} is not a torch device: {str(error).splitlines()[0]}") from error
     if is_remote:
         return str(device)
     if device.type == "cuda":

@@ -29,7 +29,7 @@ class MultiThreadedEnvWrapper(EnvBase):
         allow_done_after_reset: means nothing: an environment is never done after a reset.
 
     Raises:
-        EnvBuildError: it is no pool, or one that hands out a part of its environments at a time.
+        EnvBuildError: it is not a pool, or steps only part of its environments at a time.
         ValueError: a frame_skip below 1, or a device that does not exist.
     """
 

@@ -131,7 +131,7 @@ def read_weights(given: Any, *, policy: Any) -> Mapping[str, torch.Tensor]:
     # Extra state and the like is not tensors.
     tensors = {name: value.detach() for name, value in found.items() if isinstance(value, torch.Tensor)}
     if missing := sorted(set(found) - set(tensors)):
-        raise WeightsError(f"weights {', '.join(missing)} are no tensors; leave them out")
+        raise WeightsError(f"weights {', '.join(missing)} are not tensors; leave them out")
     if isinstance(policy, OnTensorDicts) and not is_whole:
         tensors = {name if name.startswith(WRAPPED) else WRAPPED + name: value for name, value in tensors.items()}
     return tensors

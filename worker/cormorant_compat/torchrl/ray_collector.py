@@ -169,7 +169,7 @@ class RayCollector(FleetCollector):
             RuntimeError: none was set.
         """
         if self._worker_idx is None:
-            raise NotSet("worker_idx has not been set: this collector is no part of another one")
+            raise NotSet("worker_idx has not been set: this collector is not part of another one")
         return self._worker_idx
 
     @worker_idx.setter

@@ -225,7 +225,7 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
 def _check_numbers(settings: CollectorSettings) -> None:
     cat = settings.cat_results
     if cat not in (None, "stack") and (not isinstance(cat, int) or isinstance(cat, bool)):
-        raise ValueError(f'cat_results {cat!r} is no dimension; give "stack", or the number of one')
+        raise ValueError(f'cat_results {cat!r} is not a dimension; give "stack", or the number of one')
     if not _is_count(settings.frames_per_batch) or settings.frames_per_batch < 1:
         raise ValueError(f"frames_per_batch {settings.frames_per_batch!r} is not a number of frames; give 1 or more")
     total = settings.total_frames
@@ -239,7 +239,7 @@ def _check_numbers(settings: CollectorSettings) -> None:
         raise ValueError(f"max_restarts {settings.max_restarts!r} is not a number of restarts; give 0 to {INT32_MAX}")
     threshold = settings.preemptive_threshold
     if threshold is not None and not 0 <= threshold <= 1:
-        raise ValueError(f"preemptive_threshold {threshold} is no share of the collectors; give one from 0 to 1")
+        raise ValueError(f"preemptive_threshold {threshold} is not a share of the collectors; give one from 0 to 1")
     if settings.vectorization not in ("subprocess", "inline"):
         raise ValueError(f'vectorization "{settings.vectorization}" is not known; use "subprocess" or "inline"')
 

@@ -95,7 +95,7 @@ class EpisodeMetrics:
         """Begin.
 
         Raises:
-            ManifestError: a metric reads a key that is no single number, or is not there.
+            ManifestError: a metric reads a key that is missing, or is not a single number.
         """
         self._metrics = tuple(metrics)
         self._leaves = [_find(metric, info) for metric in metrics]

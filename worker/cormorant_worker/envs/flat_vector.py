@@ -287,7 +287,7 @@ class FlatVector:
         try:
             array = np.array(values, dtype=dtype)
         except (TypeError, ValueError) as error:
-            raise self._misfit(f"{what} that is no array of numbers: {error}") from error
+            raise self._misfit(f"{what} that is not an array of numbers: {error}") from error
         if array.shape != (self.num_envs,):
             raise self._misfit(f"{what} of shape {array.shape} for {self.num_envs} environments")
         return array

@@ -79,8 +79,8 @@ def functional(made: Any, name: str) -> Functional:
             reset, step = _jumanji(env)
         case _:
             raise EnvBuildError(
-                f"{name} returned a {type(env).__module__}.{type(env).__name__}, which is no functional environment of "
-                "gymnax (step_env), Brax or MuJoCo Playground (action_size) or jumanji (action_spec); return one of "
+                f"{name} returned a {type(env).__module__}.{type(env).__name__}, which is not a functional environment "
+                "of gymnax (step_env), Brax or MuJoCo Playground (action_size) or jumanji (action_spec); return one of "
                 "these without wrappers of a training loop"
             )
     action = specs[1]

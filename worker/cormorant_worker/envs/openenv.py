@@ -137,8 +137,8 @@ class OpenEnvSource(EnvSource):
         schema = self.until(self._ask_for_schema, "no answer")
         if not isinstance(schema, Mapping) or not all(_has_fields(schema.get(kind)) for kind in _KINDS):
             raise EnvBuildError(
-                f"what answers at {self.url}/schema is no OpenEnv server: {str(schema)[:100]!r}; write the address of "
-                "one in spec.env.openenv.url"
+                f"what answers at {self.url}/schema is not an OpenEnv server: {str(schema)[:100]!r}; write the address "
+                "of one in spec.env.openenv.url"
             )
         return schema
 
@@ -238,7 +238,7 @@ class OpenEnvSession(gymnasium.Env[Any, Any]):
             message = None
         data = (message.get("data") or {}) if isinstance(message, Mapping) else None
         if not isinstance(data, Mapping):
-            raise OpenEnvFailed(f"the server sent {text[:100]!r}, which is no message of OpenEnv; correct the server")
+            raise OpenEnvFailed(f"the server sent {text[:100]!r}, which is not an OpenEnv message; correct the server")
         if message.get("type") == "observation" and isinstance(data.get("observation"), Mapping):
             return data
         if data.get("code") == "CAPACITY_REACHED":

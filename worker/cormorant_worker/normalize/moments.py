@@ -133,5 +133,5 @@ class Statistics:
 def _moments(found: Mapping[str, Any]) -> RunningMoments:
     mean, m2 = np.asarray(found["mean"], dtype=np.float64), np.asarray(found["m2"], dtype=np.float64)
     if mean.shape != m2.shape or not (np.isfinite(mean).all() and np.isfinite(m2).all() and (m2 >= 0).all()):
-        raise ValueError(f"mean {list(mean.shape)} and m2 {list(m2.shape)} do not fit, or are no numbers")
+        raise ValueError(f"mean {list(mean.shape)} and m2 {list(m2.shape)} do not fit, or are not numbers")
     return RunningMoments(int(found["count"]), mean, m2, float(found["clip"]))

@@ -110,7 +110,7 @@ class WorkerPod:
         if found.cause in ("token", "version"):
             self._refusals += 1
             if self._refusals >= _MOST_REFUSALS:
-                # Tokens change with the operator's key, which is no failure of the slot.
+                # Tokens change with the operator's key, which is not a failure of the slot.
                 kind = PodBlocked if found.cause == "token" else PodRefused
                 raise kind(f"{found.sentence} ({self._refusals} attempts)")
             tries_left = _MOST_REFUSALS - self._refusals

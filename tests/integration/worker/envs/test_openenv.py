@@ -206,7 +206,7 @@ def test_what_is_no_server_is_refused() -> None:
         opened(openenv("http://127.0.0.1:1", startTimeoutSeconds=1))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
-        with pytest.raises(EnvBuildError, match=r"/schema is no OpenEnv server: '404 .*; write the address of one"):
+        with pytest.raises(EnvBuildError, match=r"/schema is not an OpenEnv server: '404 .*; write the address of one"):
             opened(openenv(f"http://127.0.0.1:{other.server_address[1]}"))
         other.shutdown()
 
@@ -250,8 +250,8 @@ def seen(**observation: Any) -> Any:
         (seen(n=300), r"has n '300', which does not fit Box\(0, 255"),
         (seen(n=1, legal=[0]), r"has legal '\[0\]', and legalActions needs a list of values of column, .* \[1, 2, 3\]"),
         (seen(n=1, legal=7), r"has legal '7', and legalActions needs a list"),
-        ("hello", "within 1 s .*: the server sent 'hello', which is no message of OpenEnv; correct the server"),
-        ([1], r"within 1 s .*: the server sent '\[1\]', which is no message"),
+        ("hello", "within 1 s .*: the server sent 'hello', which is not an OpenEnv message; correct the server"),
+        ([1], r"within 1 s .*: the server sent '\[1\]', which is not an OpenEnv message"),
         (None, r"within 1 s .*: the server gave no answer within 1 s \(stepTimeoutSeconds\)"),
     ],
 )
@@ -285,7 +285,7 @@ def test_legal_actions_are_a_field_of_the_observation_and_null_means_all() -> No
 
 @pytest.mark.parametrize("schema", [b"\xff\xfe", b"[1]", b'{"action": {}, "observation": {"properties": 3}}'])
 def test_a_schema_that_is_none_is_refused(schema: bytes) -> None:
-    sentence = r"/schema is no OpenEnv server: .*; write the address of one"
+    sentence = r"/schema is not an OpenEnv server: .*; write the address of one"
     with Scripted(lambda number: None, schema) as url, pytest.raises(EnvBuildError, match=sentence):
         opened(openenv(url))
 

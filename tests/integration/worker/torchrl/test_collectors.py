@@ -74,7 +74,7 @@ def test_sync_collector_frames_once_in_order_with_new_weights() -> None:
         assert stats["completed"] is True
         with pytest.raises(ValueError, match="weights were given more than once"):
             collector.update_policy_weights_(policy, weights=numbered(3))
-        with pytest.raises(ValueError, match="worker_ids 7 is no collector"):
+        with pytest.raises(ValueError, match="worker_ids 7 is not a collector"):
             collector.update_policy_weights_(worker_ids=7)
         with pytest.raises(ValueError, match=r"worker_ids is empty: there are \[0, 1\]"):
             collector.update_policy_weights_(worker_ids=[])

@@ -103,7 +103,7 @@ def test_endless_collectors_survive_deaths_and_grow() -> None:
     until_acts(0, 0, 1)
     receipt = collector.update_policy_weights_(numbered(1), worker_ids=[1])
     assert {*receipt.applied, *receipt.waiting} == {"cpu-1"}
-    with pytest.raises(ValueError, match="worker_ids 5 is no collector"):
+    with pytest.raises(ValueError, match="worker_ids 5 is not a collector"):
         collector.update_policy_weights_(numbered(2), worker_ids=5)
     batches = until_acts(1, 1) + until_acts(0, 0)
     assert set(versions_of(batches, 0)) == {0}
@@ -143,7 +143,7 @@ def test_endless_collectors_survive_deaths_and_grow() -> None:
         collector.add_collectors([CountingEnv], 1, None, {"split_trajs": True, "postproc": print})
     with pytest.raises(ValueError, match="storing_device cuda:99 does not exist"):
         collector.add_collectors([CountingEnv], 1, None, {"storing_device": "cuda:99"})
-    with pytest.raises(ValueError, match="policy_device 'gpu' is no torch device"):
+    with pytest.raises(ValueError, match="policy_device 'gpu' is not a torch device"):
         collector.add_collectors([CountingEnv], 1, None, {"policy_device": "gpu"})
     assert collector.num_collectors == 2
     collector.add_collectors([lambda: CountingEnv(**COUNTING)], 1, None, {"max_frames_per_traj": 0}, {"num_cpus": 0})

@@ -222,7 +222,7 @@ def test_whole_numbers_of_a_reset_take_the_fractions_of_a_step_and_typed_keys_ar
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        (object(), "which is no functional environment of gymnax .* Brax or MuJoCo Playground .* or jumanji"),
+        (object(), "which is not a functional environment of gymnax .* Brax or MuJoCo Playground .* or jumanji"),
         (AutoResetWrapper(Ball()), "is wrapped in AutoResetWrapper, .*; make it without"),
         (Shaped(jnp.bfloat16), "observation is of type bfloat16, which cannot be stored; wrap the environment"),
         (Broken(), "raised ValueError in a reset and a step: no table; fix the environment"),

@@ -376,7 +376,7 @@ class Misfit(Batched):
         ("nan reward", "environment 1 returned a NaN reward in step"),
         ("shape", r"step \d observation of shape \(3, 3\); 4 environments and their space say \(4, 3\)"),
         ("reward", r"reward of shape \(\) for 4 environments"),
-        ("no reward", "reward that is no array of numbers"),
+        ("no reward", "reward that is not an array of numbers"),
         ("info", "list as info; return a dict"),
         ("raise", "Misfit raised OSError in step .*: the simulator died; fix the environment"),
     ],

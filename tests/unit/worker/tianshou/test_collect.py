@@ -407,7 +407,7 @@ def test_a_stats_class_with_updates_of_its_own_is_refused() -> None:
 
     with pytest.raises(ValueError, match="collect_stats_class Own overrides update_at_step_batch"):
         make(collect_stats_class=Own)
-    with pytest.raises(ValueError, match="collect_stats_class dict is no CollectStats"):
+    with pytest.raises(ValueError, match="collect_stats_class dict is not a CollectStats"):
         make(collect_stats_class=dict)
 
 
@@ -512,7 +512,7 @@ class TooSmall(LatestBatch):
         ({"n_step": -5}, "n_step -5"),
         ({"n_step": 2.5}, "n_step 2.5"),
         ({"n_step": True}, "n_step True"),
-        ({"n_step": 3, "render": -1.0}, "render -1.0 is no time to sleep"),
+        ({"n_step": 3, "render": -1.0}, "render -1.0 is not a time to sleep"),
         ({"n_step": 12}, "the buffer holds 10 frames and n_step is 12"),
         ({"n_step": 4}, "n_step 4 is not a multiple of the 3 environments"),
         ({"n_episode": 11}, "the buffer holds 10 frames and n_episode 11 has at least as many"),
@@ -545,7 +545,7 @@ def test_what_is_no_environment_no_buffer_or_no_equal_is_refused() -> None:
         Collector(step_mod_5, [lambda: None])
     with pytest.raises(EnvBuildError, match="environment 1 has observations"):
         Collector(step_mod_5, [CountingEnv(), CountingEnv(observation="image")])
-    with pytest.raises(ValueError, match="list is no buffer"):
+    with pytest.raises(ValueError, match="list is not a buffer"):
         Collector(step_mod_5, CountingEnv(), [])
     collector = make()
     collector.close()

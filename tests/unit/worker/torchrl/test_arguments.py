@@ -115,7 +115,7 @@ def test_zero_one_and_numpys_scalars_are_what_they_mean() -> None:
         ({"reset_when_done": False}, ValueError, "reset_when_done False"),
         ({"exploration_type": "median"}, ValueError, '"median" is not known; use one of random, mode'),
         ({"device": "cuda:99"}, ValueError, "device cuda:99 does not exist"),
-        ({"device": "gpu"}, ValueError, "'gpu' is no torch device"),
+        ({"device": "gpu"}, ValueError, "'gpu' is not a torch device"),
         ({"device": "mps"}, ValueError, "device mps cannot be used here: .*; use another, or cpu"),
         ({"policy_device": "xpu:0"}, ValueError, "policy_device xpu:0 cannot be used here"),
         ({"storing_device": ["cpu", "cuda:99"]}, ValueError, "storing_device cuda:99 does not exist"),
@@ -228,7 +228,7 @@ def test_weights_come_from_modules_tensordicts_state_dicts() -> None:
     assert set(read_weights(layer, policy=OnTensorDicts(layer))) == names
     with pytest.raises(WeightsError, match="weights are a int"):
         read_weights(3, policy=policy)
-    with pytest.raises(WeightsError, match="weights a are no tensors"):
+    with pytest.raises(WeightsError, match="weights a are not tensors"):
         read_weights({"a": "b"}, policy=policy)
 
 
