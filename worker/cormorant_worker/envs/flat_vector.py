@@ -186,10 +186,6 @@ class FlatVector:
         while self._has_ended:
             self.step(self.random_actions(np.random.default_rng(self.steps)))
 
-    def flat_action(self, action: Any) -> Arrays:
-        """[1, ...] per leaf: the action of a single environment."""
-        return tuple([np.asarray(part)[None] for part in flatten(self.action_space, action)])
-
     def arrays(self, obs: Any) -> Arrays:
         """[N, ...] per leaf."""
         try:

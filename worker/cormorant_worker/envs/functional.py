@@ -25,7 +25,7 @@ from cormorant_worker.envs.gymnasium_env import form_of
 from cormorant_worker.envs.info import InfoField, completed
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError
-from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves, unflattener
+from cormorant_worker.spaces import Array, Arrays, Space, leaves
 
 Tree = Any
 """Nested dicts, tuples and dataclasses of JAX arrays."""
@@ -354,8 +354,11 @@ class FunctionalVectorEnv(VectorEnv):
         seeds: one per row; they decide every episode of it.
     """
 
+    options: dict[str, Any] | None = None
+    """Resets take none."""
+
     def __init__(self, compiled: Compiled, *, seeds: Sequence[int]) -> None:
-        self.num_envs, self._seeds = len(seeds), np.asarray(seeds, dtype=np.uint32)
+        self.num_envs, self.seeds = len(seeds), seeds
         self._compiled, self._name = compiled, compiled.env.name
         self.observation_space, self.action_space = compiled.env.observation_space, compiled.env.action_space
         self.info_leaves = tuple(field.leaf for field in compiled.fields)
@@ -365,11 +368,11 @@ class FunctionalVectorEnv(VectorEnv):
         self._rows: slice | Rows = EVERY_ROW
         self._stepped: Any = None
         # Compiled before the first step is waited for.
-        self._carry = self._call(compiled.begin, self._seeds)[0]
+        self._carry = self._call(compiled.begin, np.asarray(seeds, np.uint32))[0]
         self._carry = self._call(compiled.step, self._carry, self._action)[0]
 
     def start(self) -> Arrays:
-        self._carry, obs = self._call(self._compiled.begin, self._seeds)
+        self._carry, obs = self._call(self._compiled.begin, np.asarray(self.seeds, np.uint32))
         return self._checked(obs, EVERY_ROW)
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
@@ -453,31 +456,3 @@ class FunctionalVectorEnv(VectorEnv):
             raise EnvCrashed(
                 f"{self._name} raised {type(error).__name__}: {error}; fix the environment", has_stepped=False
             ) from error
-
-
-class OneRow(gymnasium.Env[Any, Any]):
-    """A single environment, for an episode of an evaluation: its rounding does not depend on other rows."""
-
-    def __init__(self, compiled: Compiled) -> None:
-        self._compiled = compiled
-        self.observation_space, self.action_space = compiled.env.observation_space, compiled.env.action_space
-        self._nested = unflattener(self.observation_space)
-        self._vector: FunctionalVectorEnv | None = None
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        if seed is not None or self._vector is None:
-            self._vector = FunctionalVectorEnv(self._compiled, seeds=[seed or 0])
-            first = self._vector.start()
-        else:
-            first = self._vector.restart(np.zeros(1, np.int64))
-        return self._nested([leaf[0] for leaf in first]), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step once."""
-        assert self._vector is not None
-        self._vector.send(tuple(np.asarray(part)[None] for part in flatten(self.action_space, action)), EVERY_ROW)
-        step = self._vector.recv()
-        obs = self._nested([leaf[0] for leaf in (step.final if len(step.ended) else step.obs)])
-        info = {leaf.key[-1]: column[0] for leaf, column in zip(self._vector.info_leaves, step.info, strict=True)}
-        return obs, float(step.reward[0]), bool(step.terminated[0]), bool(step.truncated[0]), info

@@ -3,15 +3,13 @@
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from cormorant_contract.env import Env
 from cormorant_worker.entrypoints import load_object
-from cormorant_worker.envs.gymnasium_env import Env as OneEnv
 from cormorant_worker.envs.gymnasium_env import EnvSource, construct, form_of, name_of
-from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.one_row import open_rows
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
 from cormorant_worker.errors import EnvBuildError, EnvError
@@ -44,8 +42,10 @@ def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -
     """An environment of one row for each episode."""
     if request.is_filmed:
         raise EnvError(f"the functional environment {request.env.name} cannot be recorded; it renders nothing here")
-    source = wrap(_Rows(_compile(request)))
-    return InlineVectorEnv(source, seeds=request.seeds, limits=request.limits, info=request.info)
+    compiled = _compile(request)
+    from cormorant_worker.envs.functional import FunctionalVectorEnv
+
+    return open_rows(request, wrap, compiled.env.name, lambda: FunctionalVectorEnv(compiled, seeds=(0,)))
 
 
 def _compile(request: EnvRequest) -> "Compiled":
@@ -68,17 +68,3 @@ def _compile(request: EnvRequest) -> "Compiled":
     name = name_of(make) if request.makers else block.entrypoint
     made = construct(lambda: make(**block.kwargs), f"the environment {name}")
     return Compiled(functional(made, name), max_episode_steps=request.env.max_episode_steps, info=request.info)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows(EnvSource):
-    compiled: "Compiled"
-
-    @property
-    def name(self) -> str:
-        return self.compiled.env.name
-
-    def build(self, row: int) -> OneEnv:  # the same for every row
-        from cormorant_worker.envs.functional import OneRow
-
-        return OneRow(self.compiled)

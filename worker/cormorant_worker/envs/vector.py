@@ -9,10 +9,9 @@ A vector environment steps all of its rows. Where rows can be reset by a mask it
 sent are `interrupted`. Otherwise every row is always stepped, and the frames beyond a batch begin the next one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
@@ -21,11 +20,11 @@ from cormorant_worker.envs.autoreset import find_mode, resets_some
 from cormorant_worker.envs.flat_vector import FlatVector, Stepped, VectorSource
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.one_row import open_rows
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
 from cormorant_worker.errors import EnvCrashed, EnvError, ManifestError
-from cormorant_worker.spaces import Array, Arrays, put, unflattener
+from cormorant_worker.spaces import Array, Arrays, put
 
 _CHANCES = 3
 """Ends in a row that look as if the final observation were lost, where observations are whole numbers."""
@@ -79,7 +78,8 @@ class GymVectorEnv(VectorEnv):
     def __init__(self, source: VectorSource, *, seeds: Sequence[int], info: Sequence[InfoField] = ()) -> None:
         num_envs = self.num_envs = len(seeds)
         vector = self._vector = FlatVector(source, num_envs)
-        self._seeds = tuple(seeds)
+        self.seeds: Sequence[int] = tuple(seeds)
+        self.options: dict[str, Any] | None = None
         try:
             self._mode = find_mode(vector)
             self.lockstep = resets_some(vector, self._mode)
@@ -110,7 +110,7 @@ class GymVectorEnv(VectorEnv):
         self._held = None
         if self._mode is AutoresetMode.NEXT_STEP:
             self._vector.settle()
-        obs = self._vector.seed(self._seeds).obs
+        obs = self._vector.seed(self.seeds, self.options).obs
         self._before = tuple(np.empty_like(leaf) for leaf in obs)
         self._act_on(obs, EVERY_ROW)
         return obs
@@ -195,67 +195,6 @@ def _of_rows(step: Step, rows: Rows, *, ended: Rows | None = None, final: Arrays
     return Step(rows, obs, step.reward[rows], terminated, truncated, ended, final, NO_ROWS, info)
 
 
-class RowEnv(gymnasium.Env[Any, Any]):
-    """A vector environment of one row as a single environment, whose episodes depend on their seeds alone: evaluations
-    play each episode in one of its own.
-    """
-
-    def __init__(self, source: VectorSource) -> None:
-        self._vector = FlatVector(source, 1)
-        self.observation_space, self.action_space = self._vector.observation_space, self._vector.action_space
-        self._mode = find_mode(self._vector)
-        self._final, self._nested = _FinalObservations(self._vector), unflattener(self.observation_space)
-        self._before: Arrays = ()
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        if self._mode is AutoresetMode.NEXT_STEP:
-            self._vector.settle()
-        begun = self._vector.seed([seed], options) if seed is not None else self._vector.begin(options)
-        return self._observe(begun.obs), _row_of(begun.info)
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step once. The caller resets an ended episode."""
-        flat = self._vector.flat_action(action)
-        stepped = self._vector.step(flat)
-        obs, info = stepped.obs, stepped.info
-        if len(stepped.ended) and self._mode is AutoresetMode.SAME_STEP:
-            obs, info = self._final.take(stepped, self._before), info.get("final_info", {})
-        reward, terminated, truncated = (array[0].item() for array in stepped[1:4])
-        return self._observe(obs), reward, terminated, truncated, _row_of(info)
-
-    def close(self) -> None:
-        """Close the vector environment."""
-        self._vector.close()
-
-    def _observe(self, obs: Arrays) -> Any:
-        self._before = tuple(leaf.copy() for leaf in obs)
-        return self._nested([leaf[0] for leaf in self._before])
-
-
-def _row_of(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The info of the only row."""
-    return {
-        key: _row_of(value) if isinstance(value, Mapping) else value[0] if np.ndim(value) else value
-        for key, value in info.items()
-        if not key.startswith("_") and not (f"_{key}" in info and not info[f"_{key}"][0])
-    }
-
-
-class RowEnvs(EnvSource):
-    """Builds a `RowEnv` for each row."""
-
-    def __init__(self, source: VectorSource) -> None:
-        self._source = source
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    def build(self, row: int) -> RowEnv:  # the same for every row
-        return RowEnv(self._source)
-
-
 IMPORTS: tuple[str, ...] = ()
 
 
@@ -278,13 +217,12 @@ def open_envs(request: EnvRequest) -> OpenedEnvs:
 
 def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -> VectorEnv:
     """A vector environment of one row for each episode."""
+    source = _source(request)
     if request.is_filmed:
         raise EnvError(
             f"the vector environment {request.env.name} cannot be recorded; use its single gymnasium environment"
         )
-    return InlineVectorEnv(
-        wrap(RowEnvs(_source(request))), seeds=request.seeds, limits=request.limits, info=request.info
-    )
+    return open_rows(request, wrap, source.name, lambda: GymVectorEnv(source, seeds=(0,), info=request.info))
 
 
 def _source(request: EnvRequest) -> VectorSource:

@@ -14,8 +14,9 @@ from cormorant_testing.placements.echo_env import EchoEnv
 from cormorant_worker.envs import flat_vector
 from cormorant_worker.envs.flat_vector import VectorSource
 from cormorant_worker.envs.info import InfoField
+from cormorant_worker.envs.one_row import OneRow
 from cormorant_worker.envs.protocol import EVERY_ROW, Step
-from cormorant_worker.envs.vector import GymVectorEnv, RowEnv
+from cormorant_worker.envs.vector import GymVectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, ManifestError
 from cormorant_worker.launch import make_collector
 
@@ -288,11 +289,12 @@ class Told(SyncVectorEnv):
 
 
 def test_infos_of_all_rows_are_those_of_one() -> None:
-    row = RowEnv(VectorSource(make=lambda num_envs: Told([EchoEnv] * num_envs), kwargs={}))
+    source = VectorSource(make=lambda num_envs: Told([EchoEnv] * num_envs), kwargs={})
+    row = OneRow(GymVectorEnv(source, seeds=(0,), info=[InfoField(key="log.of")]))
     row.reset(seed=1)
     *_, info = row.step(np.zeros(2, np.float32))
     row.close()
-    assert (info["fps"], info["log"]) == (30, {"loss": 0.5, "of": 7})
+    assert info == {"log.of": 7}
 
 
 @pytest.mark.parametrize("name", ["resetAtEachBatch", "maxFramesPerTrajectory"])
@@ -317,7 +319,8 @@ def test_rows_that_were_left_out_begin_new_episodes() -> None:
 @pytest.mark.parametrize("mode", ["next", "same", "disabled", "held"])
 def test_rows_of_one_play_as_single_environments(mode: str) -> None:
     """What evaluations step: an episode depends on its seed alone."""
-    row, single = RowEnv(VectorSource(make=echo_env.make_vector, kwargs={"mode": mode})), EchoEnv()
+    source, single = VectorSource(make=echo_env.make_vector, kwargs={"mode": mode}), EchoEnv()
+    row = OneRow(GymVectorEnv(source, seeds=(0,)))
     try:
         for seed in (5, 6, 7):
             (found, _), (wanted, _), is_over = row.reset(seed=seed), single.reset(seed=seed), False
@@ -325,7 +328,7 @@ def test_rows_of_one_play_as_single_environments(mode: str) -> None:
                 np.testing.assert_array_equal(found, wanted)
                 action = np.full(2, found[2], np.float32)
                 (found, reward, *flags, info), (wanted, *others) = row.step(action), single.step(action)
-                assert (reward, *flags, info) == (np.float32(others[0]), *others[1:])
+                assert (reward, *flags, info) == (np.float32(others[0]), *others[1:-1], {})
                 is_over = any(flags)
             np.testing.assert_array_equal(found, wanted)
     finally:
