@@ -1,9 +1,8 @@
 """A dataset's frames for torch's DataLoader, split among ranks and workers. Made by `Dataset.to_torch`."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from numbers import Integral
-from typing import Protocol
 
 import torch
 from tensordict import TensorDict
@@ -11,24 +10,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from cormorant_contract.arguments import check_types
 from cormorant_worker.errors import DatasetError
-from cormorant_worker.spaces import Key
-
-
-class FrameSource(Protocol):
-    """The methods of `Dataset` that a stream needs; documented there."""
-
-    def __len__(self) -> int: ...
-    def reopened(self) -> "FrameSource": ...
-    def read(
-        self,
-        keys: tuple[Key, ...],
-        start: int,
-        stop: int,
-        *,
-        batch_size: int | None,
-        seeds: tuple[int, ...] | None,
-        drop_last: bool,
-    ) -> Iterator[TensorDict]: ...
 
 
 class FrameStream(IterableDataset[TensorDict]):
@@ -39,18 +20,15 @@ class FrameStream(IterableDataset[TensorDict]):
 
     def __init__(
         self,
-        dataset: "FrameSource",
-        keys: tuple[Key, ...],
+        read: Callable[[int, int, tuple[int, ...] | None], Iterator[TensorDict]],
+        frames: int,
         *,
-        batch_size: int | None,
         shuffle: bool,
         seed: int,
-        drop_last: bool,
         ranks: tuple[int, int],
     ) -> None:
-        """Use `Dataset.to_torch`."""
-        self._dataset, self._keys = dataset, keys
-        self._batch_size, self._drop_last = batch_size, drop_last
+        """Use `Dataset.to_torch`. `read`: frames of a range, shuffled by these seeds; `frames`: how many are shared."""
+        self._read, self._frames = read, frames
         self._shuffle, self._seed = shuffle, seed
         self._rank, self._world_size = ranks
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers that persist see it change
@@ -68,20 +46,8 @@ class FrameStream(IterableDataset[TensorDict]):
         """Read this share from its beginning."""
         worker = get_worker_info()
         place, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        dataset = self._dataset if worker is None else self._dataset.reopened()
-        frames = len(dataset)
-        if self._drop_last:
-            frames -= frames % self._world_size
-        start, stop = _share(0, frames, self._rank, self._world_size)
-        start, stop = _share(start, stop, place, workers)
-        return dataset.read(
-            self._keys,
-            start,
-            stop,
-            batch_size=self._batch_size,
-            seeds=(self._seed, int(self._epoch)) if self._shuffle else None,
-            drop_last=self._drop_last,
-        )
+        start, stop = _share(*_share(0, self._frames, self._rank, self._world_size), place, workers)
+        return self._read(start, stop, (self._seed, int(self._epoch)) if self._shuffle else None)
 
 
 def place_among_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

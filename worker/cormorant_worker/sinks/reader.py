@@ -7,7 +7,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -68,9 +68,16 @@ class Dataset:
 
     def __init__(self, stored: StoredDataset) -> None:
         """Use `read_dataset`."""
-        self._stored = stored
+        self._opened, self._process = stored, os.getpid()
         self._parts = stored.parts()
         self._schema = stored.description.schema
+
+    @property
+    def _stored(self) -> StoredDataset:
+        """With connections of this process: those to object stores do not survive a fork."""
+        if self._process != os.getpid():
+            self._opened, self._process = existing_dataset(self._opened.uri), os.getpid()
+        return self._opened
 
     def __len__(self) -> int:
         """Frames."""
@@ -133,7 +140,7 @@ class Dataset:
             DatasetCorrupt: a shard is missing or cannot be read.
         """
         seeds = (seed,) if shuffle else None
-        return self.read(self.choose(columns), 0, len(self), batch_size=check_batch_size(batch_size), seeds=seeds)
+        return self.read(self.choose(columns), 0, len(self), seeds, batch_size=check_batch_size(batch_size))
 
     def trajectories(self, *, columns: Sequence[str | Key] | None = None) -> "Iterator[TensorDict]":
         """Every trajectory whole, as a TensorDict `[T]`, in the order of `episodes`.
@@ -246,15 +253,10 @@ class Dataset:
             raise DatasetError("drop_last leaves out batches that are not full, and batch_size is None; set batch_size")
         from cormorant_worker.sinks.frame_stream import FrameStream, place_among_ranks
 
-        return FrameStream(
-            self,
-            self.choose(columns),
-            batch_size=check_batch_size(batch_size),
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            ranks=place_among_ranks(rank, world_size),
-        )
+        ranks = place_among_ranks(rank, world_size)
+        frames = len(self) - (len(self) % ranks[1] if drop_last else 0)
+        read = partial(self.read, self.choose(columns), batch_size=check_batch_size(batch_size), drop_last=drop_last)
+        return FrameStream(read, frames, shuffle=shuffle, seed=seed, ranks=ranks)
 
     def choose(self, columns: Sequence[str | Key] | None) -> tuple[Key, ...]:
         """The keys that `columns` select: a key selects all keys below it."""
@@ -276,9 +278,9 @@ class Dataset:
         keys: tuple[Key, ...],
         start: int,
         stop: int,
+        seeds: tuple[int, ...] | None,
         *,
         batch_size: int | None,
-        seeds: tuple[int, ...] | None,
         drop_last: bool = False,
     ) -> "Iterator[TensorDict]":
         """Frames `start` to `stop` of the shards, shuffled if seeds are given."""
@@ -298,12 +300,6 @@ class Dataset:
             most = max(batch_size or 1, _MIXED_BYTES // max(1, frame_bytes))
             chunks = _mixed(_interleaved(streams, rng), rng, most=most, size=batch_size or most)
         return chunks if batch_size is None else _batched(chunks, batch_size, drop_last=drop_last)
-
-    def reopened(self) -> "Dataset":
-        """The same dataset with connections of this process: those to object stores do not survive a fork."""
-        fresh = Dataset.__new__(Dataset)
-        fresh.__dict__ |= self.__dict__ | {"_stored": existing_dataset(self._stored.uri)}
-        return fresh
 
     def _shards(self) -> list[tuple[DatasetPart, ShardRecord]]:
         return [(part, record) for part in self._parts for record in part.records]
