@@ -96,16 +96,17 @@ def find_picture(leaves: Sequence[Leaf]) -> int | None:
     found = [
         i
         for i, leaf in enumerate(leaves)
-        if leaf.dtype == np.uint8 and len(leaf.shape) in (2, 3, 4) and min(_sides(leaf.shape)) >= _SMALLEST
+        if leaf.dtype == np.uint8
+        and len(leaf.shape) in (2, 3, 4)
+        and min(_newest(_blank(leaf.shape)).shape[:2]) >= _SMALLEST
     ]
     return max(found, key=lambda i: int(np.prod(leaves[i].shape)), default=None)
 
 
 def size_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """Height and width in pixels of the result of `newest_frame`."""
-    height, width = _sides(shape)
-    thin = _thinning(height, width)
-    return -(-height // thin), -(-width // thin)
+    height, width = newest_frame(_blank(shape)).shape[:2]
+    return height, width
 
 
 def newest_frame(pixels: Array) -> Array:
@@ -115,14 +116,24 @@ def newest_frame(pixels: Array) -> Array:
     Returns:
         uint8 [H, W] or [H, W, 3].
     """
+    frame = _newest(pixels)
+    thin = max(1, -(-max(frame.shape[:2]) // _LARGEST))
+    return frame[::thin, ::thin]
+
+
+def _blank(shape: tuple[int, ...]) -> Array:
+    return np.broadcast_to(np.uint8(0), shape)
+
+
+def _newest(pixels: Array) -> Array:
+    """The newest frame in full size."""
     if pixels.ndim == 4:
         pixels = pixels[-1]
     if pixels.ndim == 3:
-        pixels = np.moveaxis(pixels, 0, -1) if _is_channels_first(pixels.shape) else pixels
+        pixels = np.moveaxis(pixels, 0, -1) if pixels.shape[0] <= pixels.shape[2] else pixels
         channels = pixels.shape[-1]
         pixels = pixels[..., -1] if channels % _NUM_COLORS else pixels[..., -_NUM_COLORS:]
-    thin = _thinning(*pixels.shape[:2])
-    return pixels[::thin, ::thin]
+    return pixels
 
 
 def png_of(frame: Array) -> bytes:
@@ -137,18 +148,3 @@ def png_of(frame: Array) -> bytes:
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    shape = shape[1:] if len(shape) == 4 else shape
-    if len(shape) == 3:
-        shape = shape[1:] if _is_channels_first(shape) else shape[:2]
-    return shape[0], shape[1]
-
-
-def _is_channels_first(shape: tuple[int, ...]) -> bool:
-    return shape[0] <= shape[2]
-
-
-def _thinning(height: int, width: int) -> int:
-    return max(1, -(-max(height, width) // _LARGEST))
