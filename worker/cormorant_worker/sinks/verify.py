@@ -177,9 +177,8 @@ class _Continuity:
     """Follows the trajectory of each environment of one part from batch to batch."""
 
     def __init__(self) -> None:
-        self._open: dict[int, tuple[int, int, bool]] = {}
-        """Environment -> trajectory, last step, whether it ended."""
-
+        self._last = np.empty((0, 4), dtype=np.int64)
+        """[environments, 4]: environment, trajectory, step, and whether it ended, of each one's last row."""
         self._closed: list[Array] = []
 
     def stretches(self, part: int) -> Array:
@@ -195,38 +194,33 @@ class _Continuity:
 
     def forget(self) -> None:
         """A shard could not be read: whatever comes next is taken as it is."""
-        self._open.clear()
+        self._last = self._last[:0]
 
     def check(self, frames: Frames) -> Iterator[str]:
         """Sentences about what does not follow from what was before."""
-        order = np.argsort(frames.env, kind="stable")
-        env, traj_id, step = frames.env[order], frames.traj_id[order], frames.step[order]
-        done = (frames.terminated | frames.truncated)[order]
+        before = len(self._last)
+        ended = frames.terminated | frames.truncated
+        rows = np.stack([frames.env, frames.traj_id, frames.step, ended], axis=1, dtype=np.int64)
+        # The last row of each environment before this batch goes first.
+        rows = np.concatenate([self._last, rows])
+        order = np.argsort(rows[:, 0], kind="stable")
+        (env, traj_id, step, done), is_before = rows[order].T, order < before
         same_env = env[1:] == env[:-1]
         goes_on = same_env & (traj_id[1:] == traj_id[:-1])
-        broken = goes_on & ((step[1:] != step[:-1] + 1) | done[:-1])
-        broken |= same_env & ~goes_on & ((step[1:] != 0) | ~done[:-1])
+        broken = goes_on & ((step[1:] != step[:-1] + 1) | (done[:-1] > 0))
+        # Between batches a crash may end a trajectory.
+        broken |= same_env & ~goes_on & ((step[1:] != 0) | ~(is_before | (done > 0))[:-1])
         starts = np.flatnonzero(np.r_[True, ~goes_on | (step[1:] != step[:-1] + 1)])
         ends = np.r_[starts[1:], len(env)] - 1
-        self._closed.append(np.stack([traj_id[starts], step[starts], step[ends]], axis=1).astype(np.int64))
+        stretches = np.stack([traj_id[starts], step[starts] + is_before[starts], step[ends]], axis=1)
+        self._closed.append(stretches[stretches[:, 1] <= stretches[:, 2]])
         for at in np.flatnonzero(broken)[:1]:
             yield (
                 f"environment {env[at]}: step {step[at + 1]} of trajectory {traj_id[at + 1]} follows step {step[at]} "
                 f"of {traj_id[at]}"
             )
         last = np.r_[~same_env, True]
-        expected = np.sort(order[last | done])
+        self._last = rows[order[last]]
+        expected = np.sort(order[(last | (done > 0)) & ~is_before]) - before
         if not np.array_equal(expected, frames.next_rows):
             yield f"the next observation is stored for {len(frames.next_rows)} frames, {len(expected)} need it"
-        first: Array = np.r_[True, ~same_env]
-        for a, b in zip(np.flatnonzero(first), np.flatnonzero(last), strict=True):
-            key = int(env[a])
-            before, now = self._open.get(key), (int(traj_id[a]), int(step[a]))
-            if before is not None:
-                follows = now == (before[0], before[1] + 1) and not before[2]
-                if not follows and not (now[0] != before[0] and now[1] == 0):
-                    yield (
-                        f"environment {key}: step {now[1]} of trajectory {now[0]} follows step {before[1]} "
-                        f"of {before[0]}"
-                    )
-            self._open[key] = (int(traj_id[b]), int(step[b]), bool(done[b]))
