@@ -1,6 +1,6 @@
 """`spec.head` and `spec.workerGroups`: the pods of a job."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -89,6 +89,16 @@ class Inference(Contract):
     a cpu."""
 
 
+def _min_and_max(cel: str) -> Rule[Any]:
+    return Rule(
+        cel=cel,
+        holds=lambda group: None in (least := group.min_replicas, most := group.max_replicas) or least <= most,
+        sentence="minReplicas {self.minReplicas} is greater than maxReplicas {self.maxReplicas}; lower one or "
+        "raise the other",
+        path=("minReplicas",),
+    )
+
+
 class Autoscale(Contract):
     """Resizes a group depending on whether learners or workers are idle. On Kubernetes only."""
 
@@ -103,15 +113,7 @@ class Autoscale(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[Autoscale], ...]":
-        return (
-            Rule(
-                cel="self.minReplicas <= self.maxReplicas",
-                holds=lambda scale: scale.min_replicas <= scale.max_replicas,
-                sentence="minReplicas {self.minReplicas} is greater than maxReplicas {self.maxReplicas}; lower one or "
-                "raise the other",
-                path=("minReplicas",),
-            ),
-        )
+        return (_min_and_max("self.minReplicas <= self.maxReplicas"),)
 
 
 class WorkerGroup(Contract):
@@ -153,15 +155,7 @@ class WorkerGroup(Contract):
     @classmethod
     def rules(cls) -> "tuple[Rule[WorkerGroup], ...]":
         return (
-            Rule(
-                cel="!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
-                holds=lambda group: (
-                    group.min_replicas is None or group.max_replicas is None or group.min_replicas <= group.max_replicas
-                ),
-                sentence="minReplicas {self.minReplicas} is greater than maxReplicas {self.maxReplicas}; lower one or "
-                "raise the other",
-                path=("minReplicas",),
-            ),
+            _min_and_max("!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas"),
             Rule(
                 cel="!has(self.autoscale) || !has(self.role) || self.role != 'inference'",
                 holds=lambda group: group.autoscale is None or not group.serves,
