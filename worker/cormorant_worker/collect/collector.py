@@ -7,32 +7,35 @@ Used in this process by scripts (`collect`), and by worker processes that bring 
 # B envs over all groups, T steps, n rows (environments that act now)
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 import torch
 
 from cormorant_contract.info import EpisodeMetric
 from cormorant_worker.collect.async_env_group import AsyncEnvGroup
 from cormorant_worker.collect.block import Block, Layout
-from cormorant_worker.collect.env_group import EnvGroup, LockstepEnvGroup
+from cormorant_worker.collect.env_group import EnvGroup, FirstFrames, LockstepEnvGroup
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.pause_gate import PauseGate
 from cormorant_worker.collect.seeding import SeedPath, TorchStream
-from cormorant_worker.collect.state import Saveable
+from cormorant_worker.collect.state import FORMAT, read_metadata, under
 from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
 from cormorant_worker.collect.trajectories import EpisodeMetrics, Episodes, Trajectories, trajectory_base
 from cormorant_worker.envs.assignment import Assignment
 from cormorant_worker.envs.cpus import OneCpu
 from cormorant_worker.envs.protocol import VectorEnv
-from cormorant_worker.errors import EnvBuildError, EnvError
+from cormorant_worker.errors import EnvBuildError, EnvError, EnvNotSaved, StateError
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.policy.action_check import ActionCheck
-from cormorant_worker.policy.actor import Acted, Actor
+from cormorant_worker.policy.actor import Actor
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, Space, describe, leaves
@@ -79,7 +82,7 @@ class Filled:
     """Moments to merge into the job's statistics; None unless the manifest normalizes."""
 
 
-class Collector(Saveable):
+class Collector:
     """Steps environments with a policy. Owned by one thread; other threads may use `gate` and `weights`."""
 
     def __init__(
@@ -98,7 +101,7 @@ class Collector(Saveable):
             envs: one VectorEnv for each EnvGroup; their columns lie side by side in the batch.
             actor: chooses actions. The same object as `warmup` means random actions.
             warmup: chooses actions in the first `init_random_frames` frames.
-            random_outputs: see `_FirstFrames`.
+            random_outputs: see `FirstFrames`.
         """
         self.gate = PauseGate()
         self.weights = weights
@@ -119,7 +122,7 @@ class Collector(Saveable):
         self.actor: Actor = actor
         """Chooses actions after the random frames."""
         self.warmup = warmup
-        self._first = _FirstFrames(warmup, actor, weights, config.init_random_frames, random_outputs)
+        self._first = FirstFrames(warmup, actor, weights, config.init_random_frames, random_outputs)
         self._config = config
         self._envs = tuple(envs)
         self._gone_restarts = 0
@@ -133,14 +136,13 @@ class Collector(Saveable):
         self._remote = actor if isinstance(actor, RemoteActor) else None
         if self._remote is not None:
             self._remote.while_waiting = self._look_at_gate
-        self.env_groups: list[EnvGroup] = []
         self.is_first_batch: bool = True
         """The environments stand where `start` left them: there is nothing to reset yet."""
         self._start_env_groups()
 
     def _start_env_groups(self) -> None:
         check = ActionCheck(self.spaces[1])
-        self.env_groups = []
+        self.env_groups: list[EnvGroup] = []
         first = 0
         for env in self._envs:
             columns = slice(first, first + env.num_envs)
@@ -466,6 +468,114 @@ class Collector(Saveable):
             self.statistics.begin(self.moments.initial)
             self.weights.stamp = self.statistics.stamp
 
+    def state(self) -> bytes:
+        """Everything that is needed to continue from this batch boundary."""
+        arrays: dict[str, Array] = {"torch_rng": self.rng.state.numpy()}
+        if self.rng.cuda_state is not None:
+            arrays["cuda_rng"] = self.rng.cuda_state.numpy()
+        arrays |= {f"trajectories.{name}": value for name, value in self.trajectories.state().items()}
+        if self.moments is not None:
+            arrays["discounted_returns"] = self.moments.open_returns.of(self.trajectories.ids)
+        why_not = ""
+        try:
+            for i, group in enumerate(self.env_groups):
+                arrays |= {f"lane.{i}.{name}": value for name, value in group.state().items()}
+        except EnvNotSaved as error:
+            why_not = str(error)
+        metadata = {
+            "format": FORMAT,
+            "num_envs": self.num_envs,
+            "layout": self._describe_layout(),
+            "frames": self.frames,
+            "warmup_left": self.warmup_left,
+            "is_first_batch": self.is_first_batch,
+            "version": self.weights.version,
+            "envs_saved": not why_not,
+            "why_not": why_not,
+            "action_rng": self.warmup.state(),
+        }
+        if self.statistics is not None and self.weights.normalizer is not None:
+            metadata["statistics"] = {
+                "current": self.statistics.current.document(),
+                "acting": self.weights.normalizer.statistics.document(),
+                "versions": dict(self.statistics),
+            }
+        flat = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+        data: bytes = safetensors.numpy.save(flat, metadata={"cormorant": json.dumps(metadata)})
+        return data
+
+    def restore(self, state: bytes, *, first_trajectory: int = 0, rewinds: bool = True) -> None:
+        """Continue from a `state()` of an equal collector, between two batches. If the state does not fit,
+        nothing is changed.
+
+        Where environments can be saved (gymnasium environments with `get_state` and `set_state`), the frames that
+        follow are bit-identical except for trajectory ids. No id is used twice: open trajectories continue under new
+        ids unless nothing was collected here since. Other environments, such as EnvPool's, begin new episodes.
+
+        Args:
+            first_trajectory: for fleets: first of the new ids under which open trajectories continue; 0: they keep
+                the saved ids if nothing was collected here since.
+            rewinds: False leaves environments and random streams as they are and restores only counts and statistics.
+
+        Raises:
+            StateError: not a state, or one of a collector with other environments, spaces or policy outputs; or an
+                environment refused its state, and all environments have begun new episodes.
+        """
+        metadata = read_metadata(state)
+        try:
+            arrays = safetensors.numpy.load(state)
+        except safetensors.SafetensorError as error:
+            raise StateError(f"this is not a collector's state: {error!r}") from error
+        for name, ours in (("num_envs", self.num_envs), ("layout", self._describe_layout())):
+            if metadata[name] != ours:
+                raise StateError(
+                    f"the state's {name} is {metadata[name]}, this collector's is {ours}; use the same job"
+                )
+        if rewinds:
+            self._rewind(metadata, arrays, first_trajectory=first_trajectory)
+        if (book := self.statistics) is not None and "statistics" in metadata:
+            # The saved statistics act from now on, whatever the version of the weights is called here, until newer
+            # weights are offered. Weights that are offered again under a saved version get that version's statistics.
+            saved = metadata["statistics"]
+            versions = {int(version): Statistics.of_document(of) for version, of in saved["versions"].items()}
+            book.reset(Statistics.of_document(saved["current"]), versions)
+            acting = Statistics.of_document(saved["acting"])
+            if self.weights.normalizer is not None:
+                self.weights.normalizer.use(acting)
+            book.stamp(self.weights.version, acting)
+        self.frames, self.warmup_left = metadata["frames"], metadata["warmup_left"]
+
+    def _rewind(self, metadata: dict[str, Any], arrays: dict[str, Array], *, first_trajectory: int) -> None:
+        trajectories, saved = self.trajectories, under(arrays, "trajectories.")
+        has_envs = metadata["envs_saved"]
+        keeps_ids = has_envs and not first_trajectory and (not self.frames or trajectories.is_at(saved))
+        if has_envs:
+            try:
+                for i, env_group in enumerate(self.env_groups):
+                    env_group.restore(under(arrays, f"lane.{i}."))
+            except BaseException:
+                # Some of the environments may have gone back and others not.
+                for env_group in self.env_groups:
+                    env_group.restart()
+                raise
+        self.rng.state = torch.from_numpy(arrays["torch_rng"].copy())
+        if self.rng.cuda_state is not None and "cuda_rng" in arrays:
+            self.rng.cuda_state = torch.from_numpy(arrays["cuda_rng"].copy())
+        trajectories.skip_to(first_trajectory)
+        trajectories.restore(saved, keeps_ids=keeps_ids)
+        if self.moments is not None and "discounted_returns" in arrays:
+            self.moments.open_returns.go_on(trajectories.ids, arrays["discounted_returns"])
+        self.warmup.restore(metadata["action_rng"])
+        self.is_first_batch = metadata["is_first_batch"]
+        if not has_envs:
+            for env_group in self.env_groups:
+                env_group.restart()
+
+    def _describe_layout(self) -> str:
+        layout = self.layout(1)
+        leaves = (*layout.observation, *layout.action, *layout.outputs, *layout.states, *layout.info)
+        return "; ".join(f"{'.'.join(leaf.key)} {leaf.dtype.name}{list(leaf.shape)}" for leaf in leaves)
+
     def close(self) -> None:
         """Close the environments. May be called twice."""
         for env in self._envs:
@@ -476,54 +586,6 @@ class Collector(Saveable):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _FirstFrames:
-    """Draws for as many frames as are left, and asks the policy for the other rows of the last vector step.
-
-    What the policy computes beside the action is zero in drawn rows, and its recurrent states stay at their first
-    value: it takes over from there, wherever in an episode that is.
-    """
-
-    def __init__(
-        self,
-        random: RandomActor,
-        policy: Actor,
-        weights: StagedWeights,
-        left: int,
-        outputs_of: Callable[[Arrays], Arrays] | None,
-    ) -> None:
-        """`outputs_of`: what the policy would have computed beside drawn actions; may leave out the last outputs."""
-        self.outputs, self.states, self.initial_states = policy.outputs, policy.states, policy.initial_states
-        self.device = policy.device
-        self.left = left
-        self._random = random
-        self._policy = policy
-        self._weights = weights
-        self._outputs_of = outputs_of
-
-    def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        n, actions = len(is_init), self._random.act(obs, states, is_init).actions
-        known = () if self._outputs_of is None else self._outputs_of(actions)
-        zeros = (np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.outputs[len(known) :])
-        drawn = Acted(actions, (*known, *zeros), tuple(np.repeat(value, n, axis=0) for value in self.initial_states))
-        num_drawn, self.left = min(self.left, n), max(0, self.left - n)
-        if num_drawn == n:
-            return drawn
-        # With all rows: some policies know how many environments there are.
-        acted = self._policy.act(obs, states, is_init)
-        versions = np.full(n, self._weights.version)
-        versions[:num_drawn] = RANDOM_VERSION
-
-        def join(first: Arrays, others: Arrays) -> Arrays:
-            return tuple(np.concatenate([a[:num_drawn], b[num_drawn:]]) for a, b in zip(first, others, strict=True))
-
-        return Acted(
-            join(drawn.actions, acted.actions),
-            join(drawn.outputs, acted.outputs),
-            join(drawn.states, acted.states),
-            versions,
-        )
 
 
 def _same_spaces(envs: Sequence[VectorEnv]) -> tuple[Space, Space]:
