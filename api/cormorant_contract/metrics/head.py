@@ -1,9 +1,7 @@
-"""Metrics of a head, for the whole job. One scrape of the head shows everything."""
-
-from functools import partial
+"""MetricList of a head, for the whole job. One scrape of the head shows everything."""
 
 from cormorant_contract.metrics import labels as by
-from cormorant_contract.metrics.metric import Kind, Label, Metric
+from cormorant_contract.metrics.metric import MetricList
 
 _STEPS_S = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0)
 _BATCHES_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -14,45 +12,37 @@ _LENGTHS = (10.0, 30.0, 100.0, 200.0, 500.0, 1000.0, 3000.0, 10000.0, 30000.0)
 _VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 
 
-def _of_job(
-    kind: Kind, name: str, help_: str, *labels: Label, buckets: tuple[float, ...] = (), when: str = ""
-) -> Metric:
-    of_job = (by.COLLECTORJOB, *labels)
-    return Metric(name=f"cormorant_{name}", kind=kind, help=help_, labels=of_job, buckets=buckets, when=when)
-
-
-_counter, _gauge, _histogram = partial(_of_job, "counter"), partial(_of_job, "gauge"), partial(_of_job, "histogram")
-
-FRAMES = _counter(
+_FLEET, _HEAD = (MetricList("cormorant_", by.COLLECTORJOB) for _ in range(2))
+FRAMES = _FLEET.counter(
     "frames_total",
     "Frames accepted by the output after action repeat, as counted by totalFrames and including earlier heads. "
     "Constant while frames that were already counted are collected again.",
     by.ENV,
 )
-STEPPED_FRAMES = _counter(
+STEPPED_FRAMES = _FLEET.counter(
     "stepped_frames_total",
     "Frames stepped since this head started, including unfinished and lost batches; use it for rates by group.",
     by.GROUP,
     by.ENV,
 )
-FRAMES_PER_SECOND = _gauge(
+FRAMES_PER_SECOND = _HEAD.gauge(
     "frames_per_second",
     "Frames stepped per second over the last 10 s; rate() of stepped_frames_total gives other windows.",
 )
-TARGET_FRAMES = _gauge("target_frames", "totalFrames.", when="the manifest has totalFrames")
-AGENT_STEPS = _counter(
+TARGET_FRAMES = _FLEET.gauge("target_frames", "totalFrames.", when="the manifest has totalFrames")
+AGENT_STEPS = _FLEET.counter(
     "agent_steps_total", "Actions of agents in collected frames.", by.ENV, when="agents have acted in groups"
 )
-EPISODES = _counter("episodes_total", "Episodes ended.", by.ENV, by.END)
-EPISODE_RETURN = _histogram("episode_return", "Undiscounted return of episodes.", by.ENV, buckets=_RETURNS)
-EPISODE_LENGTH = _histogram("episode_length_steps", "Length of episodes in frames.", by.ENV, buckets=_LENGTHS)
-RECENT_RETURN = _gauge(
+EPISODES = _FLEET.counter("episodes_total", "Episodes ended.", by.ENV, by.END)
+EPISODE_RETURN = _FLEET.histogram("episode_return", "Undiscounted return of episodes.", by.ENV, buckets=_RETURNS)
+EPISODE_LENGTH = _FLEET.histogram("episode_length_steps", "Length of episodes in frames.", by.ENV, buckets=_LENGTHS)
+RECENT_RETURN = _FLEET.gauge(
     "recent_episode_return", "Mean return of the last 100 episodes.", by.ENV, when="an episode has ended"
 )
-RECENT_LENGTH = _gauge(
+RECENT_LENGTH = _FLEET.gauge(
     "recent_episode_length_steps", "Mean length of the last 100 episodes.", by.ENV, when="an episode has ended"
 )
-EPISODE_METRIC = _gauge(
+EPISODE_METRIC = _FLEET.gauge(
     "episode_metric",
     "Mean of an episode metric over the last 100 episodes.",
     by.METRIC,
@@ -60,129 +50,121 @@ EPISODE_METRIC = _gauge(
     when="the manifest has episodeMetrics or variants, and an episode has ended",
 )
 _NORMALIZES = "the manifest has normalize"
-NORMALIZE_FRAMES = _gauge(
+NORMALIZE_FRAMES = _FLEET.gauge(
     "normalize_frames", "Acknowledged frames in the statistics of a key.", by.STATISTICS_KEY, when=_NORMALIZES
 )
-NORMALIZE_PUBLISHED = _gauge(
+NORMALIZE_PUBLISHED = _FLEET.gauge(
     "normalize_published_frames",
     "Number of frames in the statistics of the newest published version.",
     by.STATISTICS_KEY,
     when=_NORMALIZES,
 )
-NORMALIZE_MEAN = _gauge(
+NORMALIZE_MEAN = _FLEET.gauge(
     "normalize_mean",
     "Running means of a key: the lowest and the highest.",
     by.STATISTICS_KEY,
     by.BOUND,
     when=_NORMALIZES,
 )
-NORMALIZE_STD = _gauge(
+NORMALIZE_STD = _FLEET.gauge(
     "normalize_std",
     "Running standard deviations of a key: the lowest and the highest.",
     by.STATISTICS_KEY,
     by.BOUND,
     when=_NORMALIZES,
 )
-ENV_STEP = _histogram(
+ENV_STEP = _FLEET.histogram(
     "env_step_duration_seconds",
     "Wait for one vector step of the environments: one mean per batch, sampled every 16 steps.",
     by.GROUP,
     buckets=_STEPS_S,
 )
-INFERENCE = _histogram(
+INFERENCE = _FLEET.histogram(
     "inference_duration_seconds",
     "One policy inference for all environments of a group: one mean per batch, sampled every 16 steps.",
     by.GROUP,
     buckets=_STEPS_S,
 )
 _WITH_SERVERS = "the job has inference servers"
-INFERENCE_ROWS = _counter("inference_rows_total", "Environments that servers acted for.", by.GROUP, when=_WITH_SERVERS)
-INFERENCE_PADDED_ROWS = _counter(
+INFERENCE_ROWS = _FLEET.counter(
+    "inference_rows_total", "Environments that servers acted for.", by.GROUP, when=_WITH_SERVERS
+)
+INFERENCE_PADDED_ROWS = _FLEET.counter(
     "inference_padded_rows_total", "Rows that only fill a batch up to its shape.", by.GROUP, when=_WITH_SERVERS
 )
-INFERENCE_ACTS = _counter("inference_acts_total", "Acts of servers' policies.", by.GROUP, when=_WITH_SERVERS)
-INFERENCE_REQUESTS = _counter(
+INFERENCE_ACTS = _FLEET.counter("inference_acts_total", "Acts of servers' policies.", by.GROUP, when=_WITH_SERVERS)
+INFERENCE_REQUESTS = _FLEET.counter(
     "inference_requests_total", "Requests of workers, several rows each.", by.GROUP, when=_WITH_SERVERS
 )
-INFERENCE_WAIT = _counter(
+INFERENCE_WAIT = _FLEET.counter(
     "inference_wait_seconds_total", "Time that requests waited for their act.", by.GROUP, when=_WITH_SERVERS
 )
-INFERENCE_ACT = _counter("inference_act_seconds_total", "Time of acts.", by.GROUP, when=_WITH_SERVERS)
-BATCH = _histogram("batch_duration_seconds", "Time to collect one batch, without pauses.", by.GROUP, buckets=_BATCHES_S)
-PHASE_SECONDS = _counter(
+INFERENCE_ACT = _FLEET.counter("inference_act_seconds_total", "Time of acts.", by.GROUP, when=_WITH_SERVERS)
+BATCH = _FLEET.histogram(
+    "batch_duration_seconds", "Time to collect one batch, without pauses.", by.GROUP, buckets=_BATCHES_S
+)
+PHASE_SECONDS = _FLEET.counter(
     "phase_seconds_total", "Time of workers by activity; the rates add up to the number of workers.", by.GROUP, by.PHASE
 )
-POLICY_VERSION = _gauge("policy_version", "Oldest policy version used by a worker of the group.", by.GROUP)
-POLICY_VERSION_PUBLISHED = _gauge("policy_version_published", "Newest published version.")
-STALENESS = _histogram(
+POLICY_VERSION = _FLEET.gauge("policy_version", "Oldest policy version used by a worker of the group.", by.GROUP)
+POLICY_VERSION_PUBLISHED = _FLEET.gauge("policy_version_published", "Newest published version.")
+STALENESS = _FLEET.histogram(
     "batch_staleness_versions",
     "Published version minus the oldest version in a batch when it is delivered; random frames count as 0.",
     buckets=_VERSIONS,
 )
-FRAMES_DROPPED = _counter("frames_dropped_total", "Frames stepped but not delivered.", by.DROPPED_FOR)
-BATCHES = _counter("batches_total", "Batches accepted by the queue, and delivered by path.", by.PATH)
-BATCH_BYTES = _counter("batch_bytes_total", "Bytes of delivered batches.", by.PATH)
-QUEUE_BATCHES = _gauge("queue_batches", "Complete batches that no consumer has taken yet.")
-QUEUE_CAPACITY = _gauge("queue_capacity_batches", "output.queue.capacityBatches.", when="the job has a queue")
-QUEUE_WAIT = _counter(
+FRAMES_DROPPED = _FLEET.counter("frames_dropped_total", "Frames stepped but not delivered.", by.DROPPED_FOR)
+BATCHES = _HEAD.counter("batches_total", "Batches accepted by the queue, and delivered by path.", by.PATH)
+BATCH_BYTES = _HEAD.counter("batch_bytes_total", "Bytes of delivered batches.", by.PATH)
+QUEUE_BATCHES = _FLEET.gauge("queue_batches", "Complete batches that no consumer has taken yet.")
+QUEUE_CAPACITY = _FLEET.gauge("queue_capacity_batches", "output.queue.capacityBatches.", when="the job has a queue")
+QUEUE_WAIT = _FLEET.counter(
     "queue_wait_seconds_total", "Time spent waiting for the queue, by side; shows the bottleneck.", by.SIDE
 )
-LENT_BATCHES = _gauge("lent_batches", "Batches delivered to consumers but not acknowledged yet.")
-REDELIVERED = _counter("batches_redelivered_total", "Batches delivered again because they were not acknowledged.")
-CONSUMERS = _gauge("consumers", "Consumers that requested a batch in the last minute.")
-CONSUMER_SEEN = _gauge(
+LENT_BATCHES = _HEAD.gauge("lent_batches", "Batches delivered to consumers but not acknowledged yet.")
+REDELIVERED = _HEAD.counter("batches_redelivered_total", "Batches delivered again because they were not acknowledged.")
+CONSUMERS = _HEAD.gauge("consumers", "Consumers that requested a batch in the last minute.")
+CONSUMER_SEEN = _HEAD.gauge(
     "consumer_last_seen_timestamp_seconds", "When a consumer last requested a batch.", when="one has requested a batch"
 )
-UPDATES = _counter("weight_updates_total", "Weight updates by result.", by.RESULT)
-UPDATE_DURATION = _histogram(
+UPDATES = _HEAD.counter("weight_updates_total", "Weight updates by result.", by.RESULT)
+UPDATE_DURATION = _HEAD.histogram(
     "weight_update_duration_seconds", "Duration of weight updates by stage.", by.STAGE, buckets=_UPDATES_S
 )
-UPDATE_BYTES = _counter("weight_update_bytes_total", "Bytes of accepted weight updates.")
-UPDATE_IN_PROGRESS = _gauge(
+UPDATE_BYTES = _HEAD.counter("weight_update_bytes_total", "Bytes of accepted weight updates.")
+UPDATE_IN_PROGRESS = _HEAD.gauge(
     "weight_update_in_progress", "1 while some worker has not applied the newest weight update."
 )
-LAST_APPLIED = _gauge(
+LAST_APPLIED = _HEAD.gauge(
     "weight_last_applied_timestamp_seconds", "When the last weight update was applied.", when="one was applied"
 )
-PAUSED = _gauge("paused", "1 while paused.")
-PAUSE_LEASES = _gauge("pause_leases", "Pause leases in effect.")
-PAUSE_SECONDS = _counter("pause_seconds_total", "Time spent paused.")
-WORKERS = _gauge("workers", "Workers.", by.GROUP, by.WORKER_STATE)
-WORKER_RESTARTS = _counter("worker_restarts_total", "Workers replaced.", by.GROUP, by.RESTARTED_FOR)
-ENV_RESTARTS = _counter("env_restarts_total", "Subprocess environments restarted alone.", by.GROUP)
-SINK_LAG = _gauge(
+PAUSED = _FLEET.gauge("paused", "1 while paused.")
+PAUSE_LEASES = _HEAD.gauge("pause_leases", "Pause leases in effect.")
+PAUSE_SECONDS = _FLEET.counter("pause_seconds_total", "Time spent paused.")
+WORKERS = _FLEET.gauge("workers", "Workers.", by.GROUP, by.WORKER_STATE)
+WORKER_RESTARTS = _FLEET.counter("worker_restarts_total", "Workers replaced.", by.GROUP, by.RESTARTED_FOR)
+ENV_RESTARTS = _FLEET.counter("env_restarts_total", "Subprocess environments restarted alone.", by.GROUP)
+SINK_LAG = _FLEET.gauge(
     "sink_lag_frames", "Frames collected but not yet durable in the dataset.", when="the job has a dataset"
 )
-HEAD_STATE_METRIC = _gauge("head_state", "State of the head.", by.HEAD_STATE)
-HEAD_STARTED = _gauge("head_start_timestamp_seconds", "When the head started.")
-HTTP_REQUESTS = _counter(
+HEAD_STATE_METRIC = _HEAD.gauge("head_state", "State of the head.", by.HEAD_STATE)
+HEAD_STARTED = _HEAD.gauge("head_start_timestamp_seconds", "When the head started.")
+HTTP_REQUESTS = _HEAD.counter(
     "http_requests_total", "HTTP requests answered, without probes and scrapes.", by.METHOD, by.ROUTE, by.STATUS_CLASS
 )
-HTTP_DURATION = _histogram(
+HTTP_DURATION = _HEAD.histogram(
     "http_request_duration_seconds",
     "Time from the request's header to the end of the response, including requested long-poll waits.",
     by.ROUTE,
     buckets=_REQUESTS_S,
 )
-BUILD_INFO = _gauge("build_info", "Constant 1 with version labels.", by.VERSION, by.PYTHON, by.TORCH)
+BUILD_INFO = _FLEET.gauge("build_info", "Constant 1 with version labels.", by.VERSION, by.PYTHON, by.TORCH)
 _DEVICES = "workers are processes of the head's machine, which has NVIDIA devices"
-GPU_UTILIZATION = _gauge(
+GPU_UTILIZATION = _FLEET.gauge(
     "gpu_utilization_ratio", "Fraction of time in which a kernel was running.", by.GPU, when=_DEVICES
 )
-GPU_MEMORY = _gauge("gpu_memory_used_bytes", "Device memory in use by all processes.", by.GPU, when=_DEVICES)
+GPU_MEMORY = _FLEET.gauge("gpu_memory_used_bytes", "Device memory in use by all processes.", by.GPU, when=_DEVICES)
 
-FLEET_METRICS = (
-    FRAMES, STEPPED_FRAMES, TARGET_FRAMES, AGENT_STEPS, EPISODES, EPISODE_RETURN, EPISODE_LENGTH, RECENT_RETURN,
-    RECENT_LENGTH, EPISODE_METRIC, ENV_STEP, INFERENCE, NORMALIZE_FRAMES, NORMALIZE_PUBLISHED, NORMALIZE_MEAN,
-    NORMALIZE_STD,
-    BATCH, PHASE_SECONDS, POLICY_VERSION, POLICY_VERSION_PUBLISHED, STALENESS, FRAMES_DROPPED, QUEUE_BATCHES,
-    QUEUE_CAPACITY, QUEUE_WAIT, WORKERS, WORKER_RESTARTS, ENV_RESTARTS, SINK_LAG, BUILD_INFO, GPU_UTILIZATION,
-    GPU_MEMORY, PAUSED, PAUSE_SECONDS, INFERENCE_ROWS, INFERENCE_PADDED_ROWS, INFERENCE_ACTS, INFERENCE_REQUESTS,
-    INFERENCE_WAIT, INFERENCE_ACT,
-)  # fmt: skip
+FLEET_METRICS = tuple(_FLEET)
 """Counters of a fleet; `cormorant run --metrics-port` exports only these."""
-HEAD_METRICS = (
-    *FLEET_METRICS, FRAMES_PER_SECOND, BATCHES, BATCH_BYTES, LENT_BATCHES, REDELIVERED, CONSUMERS, CONSUMER_SEEN,
-    UPDATES, UPDATE_DURATION, UPDATE_BYTES, UPDATE_IN_PROGRESS, LAST_APPLIED, PAUSE_LEASES, HEAD_STATE_METRIC,
-    HEAD_STARTED, HTTP_REQUESTS, HTTP_DURATION,
-)  # fmt: skip
+HEAD_METRICS = (*_FLEET, *_HEAD)

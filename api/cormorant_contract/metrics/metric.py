@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 Exporter = Literal["head", "worker", "operator"]
@@ -61,6 +61,28 @@ class Metric:
             combinations *= label.limit
         # A histogram has one series a bucket, +Inf, the sum and the count.
         return combinations * (len(self.buckets) + 3 if self.kind == "histogram" else 1)
+
+
+class MetricList(list[Metric]):
+    """Declares metrics in order, all with a prefix and with labels of their own before those of each."""
+
+    def __init__(self, prefix: str, *labels: Label) -> None:
+        super().__init__()
+        self._prefix, self._labels = prefix, labels
+
+    def _declare(self, kind: Kind, name: str, help_: str, labels: tuple[Label, ...], **more: Any) -> Metric:
+        metric = Metric(name=self._prefix + name, kind=kind, help=help_, labels=(*self._labels, *labels), **more)
+        self.append(metric)
+        return metric
+
+    def counter(self, name: str, help_: str, *labels: Label, when: str = "") -> Metric:
+        return self._declare("counter", name, help_, labels, when=when)
+
+    def gauge(self, name: str, help_: str, *labels: Label, when: str = "") -> Metric:
+        return self._declare("gauge", name, help_, labels, when=when)
+
+    def histogram(self, name: str, help_: str, *labels: Label, buckets: tuple[float, ...]) -> Metric:
+        return self._declare("histogram", name, help_, labels, buckets=buckets)
 
 
 def by_name(metrics: tuple[Metric, ...]) -> Mapping[str, Metric]:

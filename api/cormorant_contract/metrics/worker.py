@@ -1,29 +1,23 @@
-"""Metrics of a worker pod's supervisor and its worker. Their names differ from the head's, so that no sum counts
+"""MetricList of a worker pod's supervisor and its worker. Their names differ from the head's, so that no sum counts
 twice.
 """
 
 from cormorant_contract.metrics.labels import COLLECTORJOB, GPU, GROUP, PHASE
-from cormorant_contract.metrics.metric import Kind, Label, Metric
+from cormorant_contract.metrics.metric import MetricList
 
-
-def _of_pod(name: str, kind: Kind, help_: str, *labels: Label, when: str = "") -> Metric:
-    return Metric(
-        name=f"cormorant_worker_{name}", kind=kind, help=help_, labels=(COLLECTORJOB, GROUP, *labels), when=when
-    )
-
-
-JOINED = _of_pod("joined", "gauge", "1 if the pod's Ray node is a member of the head's cluster.")
-JOINS = _of_pod("joins_total", "counter", "Number of times the pod's Ray node joined a head.")
-FRAMES = _of_pod("frames_total", "counter", "Frames stepped by workers in this pod.")
-PHASE_SECONDS = _of_pod("phase_seconds_total", "counter", "Time of the worker by activity.", PHASE)
-CPU_SECONDS = _of_pod("cpu_seconds_total", "counter", "CPU time of all processes of the pod.")
-MEMORY = _of_pod(
-    "memory_used_bytes", "gauge", "Memory used by the pod's cgroup, or by its processes if there is no cgroup."
+_METRICS = MetricList("cormorant_worker_", COLLECTORJOB, GROUP)
+JOINED = _METRICS.gauge("joined", "1 if the pod's Ray node is a member of the head's cluster.")
+JOINS = _METRICS.counter("joins_total", "Number of times the pod's Ray node joined a head.")
+FRAMES = _METRICS.counter("frames_total", "Frames stepped by workers in this pod.")
+PHASE_SECONDS = _METRICS.counter("phase_seconds_total", "Time of the worker by activity.", PHASE)
+CPU_SECONDS = _METRICS.counter("cpu_seconds_total", "CPU time of all processes of the pod.")
+MEMORY = _METRICS.gauge(
+    "memory_used_bytes", "Memory used by the pod's cgroup, or by its processes if there is no cgroup."
 )
 _DEVICES = "the pod has NVIDIA devices"
-GPU_UTILIZATION = _of_pod(
-    "gpu_utilization_ratio", "gauge", "Fraction of time in which a kernel was running.", GPU, when=_DEVICES
+GPU_UTILIZATION = _METRICS.gauge(
+    "gpu_utilization_ratio", "Fraction of time in which a kernel was running.", GPU, when=_DEVICES
 )
-GPU_MEMORY = _of_pod("gpu_memory_used_bytes", "gauge", "Device memory in use by all processes.", GPU, when=_DEVICES)
+GPU_MEMORY = _METRICS.gauge("gpu_memory_used_bytes", "Device memory in use by all processes.", GPU, when=_DEVICES)
 
-WORKER_METRICS = (JOINED, JOINS, FRAMES, PHASE_SECONDS, CPU_SECONDS, MEMORY, GPU_UTILIZATION, GPU_MEMORY)
+WORKER_METRICS = tuple(_METRICS)
