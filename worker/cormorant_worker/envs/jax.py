@@ -12,7 +12,7 @@ from cormorant_worker.envs.gymnasium_env import EnvSource, construct, form_of, n
 from cormorant_worker.envs.one_row import open_rows
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
-from cormorant_worker.errors import EnvBuildError, EnvError
+from cormorant_worker.errors import EnvBuildError
 
 if TYPE_CHECKING:
     from cormorant_worker.envs.functional import Compiled
@@ -40,8 +40,6 @@ def open_envs(request: EnvRequest) -> OpenedEnvs:
 
 def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -> VectorEnv:
     """An environment of one row for each episode."""
-    if request.is_filmed:
-        raise EnvError(f"the functional environment {request.env.name} cannot be recorded; it renders nothing here")
     compiled = _compile(request)
     from cormorant_worker.envs.functional import FunctionalVectorEnv
 

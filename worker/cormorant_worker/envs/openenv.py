@@ -27,7 +27,7 @@ from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import Rows, VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
-from cormorant_worker.errors import EnvBuildError, EnvError
+from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.spaces import Space, cast_exactly
 
 if TYPE_CHECKING:
@@ -398,8 +398,6 @@ def open_envs(request: EnvRequest) -> OpenedEnvs:
 
 def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -> VectorEnv:
     """One session for each episode."""
-    if request.is_filmed:
-        raise EnvError(f"OpenEnv's {request.env.name} cannot be recorded: its server sends no pictures")
     return _open(request, wrap)
 
 

@@ -14,7 +14,7 @@ from cormorant_worker.envs.gymnasium_env import EnvSource, check_same, naming, w
 from cormorant_worker.envs.probe import probe
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
-from cormorant_worker.errors import EnvError, ManifestError
+from cormorant_worker.errors import ManifestError
 from cormorant_worker.spaces import Space
 
 log = structlog.get_logger()
@@ -47,8 +47,6 @@ def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -
     """Open a pool; it takes no wrappers."""
     block, task, seeds = _block(request.env), _task(request.env), request.seeds
     task.check()
-    if request.is_filmed:
-        raise EnvError(f"EnvPool's {task.task_id} cannot be recorded; use the gymnasium environment of that name")
     threads = min(len(seeds), block.num_threads or request.threads)
     return task.open(num_threads=max(1, threads), seeds=seeds, info=request.info)
 

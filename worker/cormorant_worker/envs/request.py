@@ -95,7 +95,7 @@ class EnvKind(Protocol):
         kinds that build single environments.
 
         Raises:
-            EnvError: they cannot be built, or not filmed.
+            EnvError: they cannot be built.
         """
 
 

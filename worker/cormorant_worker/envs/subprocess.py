@@ -3,16 +3,15 @@
 import contextlib
 import math
 import os
-import resource
 import selectors
 import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import structlog
 
 from cormorant_worker.envs.channel import (
@@ -49,15 +48,6 @@ _NOWHERE = -1
 """Stands for the descriptor of a process that is gone; writing to it is an OSError."""
 _REPORT = -1
 """Stands for a row where the selector names what became readable: the pipe by which children wake their parent."""
-
-
-def resident_mib(pid: int) -> int:
-    """Resident memory of a process in MiB; 0 if it is gone."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * resource.getpagesize() >> 20
 
 
 class EnvProcess:
@@ -267,7 +257,10 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
             if row in self._dead:
                 continue
             self._episodes[row] += 1
-            rss_mib = resident_mib(self._running[row].pid) if self._limits.recycle_rss_mib else 0
+            rss_mib = 0
+            if self._limits.recycle_rss_mib:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    rss_mib = psutil.Process(self._running[row].pid).memory_info().rss >> 20
             if rss_mib > self._limits.recycle_rss_mib or 0 < self._limits.recycle_episodes <= self._episodes[row]:
                 log.info("env_recycled", env=row, episodes=int(self._episodes[row]), rss_mib=rss_mib)
                 due.append(row)

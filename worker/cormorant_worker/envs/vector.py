@@ -23,7 +23,7 @@ from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.one_row import open_rows
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
-from cormorant_worker.errors import EnvCrashed, EnvError, ManifestError
+from cormorant_worker.errors import EnvCrashed, ManifestError
 from cormorant_worker.spaces import Array, Arrays, put
 
 _CHANCES = 3
@@ -218,10 +218,6 @@ def open_envs(request: EnvRequest) -> OpenedEnvs:
 def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -> VectorEnv:
     """A vector environment of one row for each episode."""
     source = _source(request)
-    if request.is_filmed:
-        raise EnvError(
-            f"the vector environment {request.env.name} cannot be recorded; use its single gymnasium environment"
-        )
     return open_rows(request, wrap, source.name, lambda: GymVectorEnv(source, seeds=(0,), info=request.info))
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.random import mtrand
 
-from cormorant_contract.env import Env
+from cormorant_contract.env import Env, GymnasiumEnv
 from cormorant_contract.episodes import PlannedEpisode
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.build import statistics_for
@@ -285,6 +285,10 @@ def build_envs(
 ) -> VectorEnv:
     """New environments, one an episode, in lockstep; with `film`, in this process and recorded."""
     seeds = [episode.seed for episode in planned]
+    if film is not None and not isinstance(env.block, GymnasiumEnv):
+        raise EnvError(
+            f"{env.block.title}'s {env.name} cannot be recorded; use the single gymnasium environment of that name"
+        )
 
     def wrap(source: EnvSource) -> EnvSource:
         if any(episode.options for episode in planned):

@@ -1,7 +1,7 @@
 """Functional environments, frame by frame against plain loops over the raw functions, and what is refused."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from cormorant_contract.env import Env
 from cormorant_testing.functional import Ball, CartPole, Walk, brax, gymnax, jumanji, make, plain
+from cormorant_worker.collect.overrides import NO_OVERRIDES
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.jax import is_functional
 from cormorant_worker.envs.kinds import kind_of
@@ -19,6 +20,7 @@ from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.envs.request import EnvRequest
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, StateError
+from cormorant_worker.evaluation.player import build_envs
 from cormorant_worker.launch import make_collector
 from cormorant_worker.scripted import Scripted
 
@@ -256,8 +258,12 @@ def test_an_evaluation_plays_the_first_episode_of_each_seed() -> None:
             episodes.send((actions[t][[row]],), np.array([row]))
             step = episodes.recv()
             assert (step.reward[0], step.terminated[0] or step.truncated[0]) == (reward, ended)
-    with pytest.raises(EnvError, match="cannot be recorded"):
-        kind_of(block).open_episodes(replace(request, is_filmed=True), lambda source: source)
+
+
+def test_episodes_are_not_recorded(tmp_path: Path) -> None:
+    block = Env.model_validate({"jax": {"entrypoint": "a:b"}})
+    with pytest.raises(EnvError, match="JAX's a:b cannot be recorded"):
+        build_envs(block, [], NO_OVERRIDES, film=tmp_path / "film.mp4")
 
 
 def test_an_unknown_key_of_info_is_refused() -> None:
