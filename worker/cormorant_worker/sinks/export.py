@@ -1,6 +1,6 @@
 """Exports a dataset to other formats: `cormorant dataset export`. Parquet and LeRobot have modules of their own.
 
-Minari's layout, written with h5py alone:
+Minari's layout, written with h5py:
 
     <target>/data/metadata.json
     <target>/data/main_data.hdf5     episode_0/{observations, actions, rewards, terminations, truncations, infos} ...
@@ -28,8 +28,6 @@ from cormorant_worker.sinks.trajectories import iter_trajectories
 from cormorant_worker.spaces import Array, Key, Space
 
 ExportFormat = Literal["minari", "parquet", "lerobot", "huggingface"]
-MINARI_VERSION = "0.5.4"
-"""Version of the layout, which loaders check."""
 _COMPRESS_BYTES = 1 << 16
 
 
@@ -56,7 +54,7 @@ def export(uri: str, target: Path, *, to: ExportFormat, fps: int = 30) -> Export
         fps: frames per second, for LeRobot's timestamps.
 
     Raises:
-        DatasetError: the target is not empty or cannot be written; h5py is not installed; the dataset is corrupt.
+        DatasetError: the target is not empty or cannot be written; h5py or Minari is not installed; the dataset is corrupt.
     """
     dataset = existing_dataset(uri)
     try:
@@ -129,8 +127,10 @@ def _export_minari(dataset: StoredDataset, target: Path) -> Exported:
     """Write `<target>/data`. Episodes are numbered as they ended."""
     try:
         import h5py
+        import minari
+        from minari.serialization import serialize_space
     except ImportError as error:
-        raise DatasetError("exporting to Minari needs h5py; install cormorant[datasets]") from error
+        raise DatasetError(f"exporting to Minari needs {error.name}; install cormorant[datasets]") from error
     data = target / "data"
     data.mkdir()
     path = data / "main_data.hdf5"
@@ -156,10 +156,10 @@ def _export_minari(dataset: StoredDataset, target: Path) -> Exported:
         "total_steps": steps,
         "data_format": "hdf5",
         "jpeg_encoding": False,
-        "observation_space": json.dumps(_minari_space(description.observation_space)),
-        "action_space": json.dumps(_minari_space(description.action_space)),
+        "observation_space": serialize_space(_encoded(description.observation_space)),
+        "action_space": serialize_space(_encoded(description.action_space)),
         "dataset_id": f"cormorant/{name}-v0",
-        "minari_version": MINARI_VERSION,
+        "minari_version": minari.__version__,
         "dataset_size": round(path.stat().st_size / 1e6, 1),
         "algorithm_name": "",
         "author": [],
@@ -213,21 +213,11 @@ def _encode(key: object) -> str:
     return name.replace(".", "%2E") if not name.strip(".") else name
 
 
-def _minari_space(space: Space) -> dict[str, Any]:
+def _encoded(space: Space) -> Space:
+    """The space with the names that its parts have in the file."""
     match space:
         case gymnasium.spaces.Dict():
-            parts = {_encode(name): _minari_space(part) for name, part in space.spaces.items()}
-            return {"type": "Dict", "subspaces": parts}
+            return gymnasium.spaces.Dict({_encode(name): _encoded(part) for name, part in space.spaces.items()})
         case gymnasium.spaces.Tuple():
-            return {"type": "Tuple", "subspaces": [_minari_space(part) for part in space.spaces]}
-        case gymnasium.spaces.Box():
-            bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
-            return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), **bounds}
-        case gymnasium.spaces.Discrete():
-            return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
-        case gymnasium.spaces.MultiDiscrete():
-            numbers = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
-            return {"type": "MultiDiscrete", "dtype": str(space.dtype), **numbers}
-        case gymnasium.spaces.MultiBinary():
-            return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
-    raise TypeError(f"{space} has no leaves")
+            return gymnasium.spaces.Tuple([_encoded(part) for part in space.spaces])
+    return space
