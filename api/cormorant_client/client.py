@@ -42,13 +42,13 @@ from cormorant_contract.arguments import check_count, check_types, refuse_empty
 from cormorant_contract.fleet import Fleet, Shard
 from cormorant_contract.rest import headers
 from cormorant_contract.rest import updates as rest
+from cormorant_contract.rest.control import Reseed, Seeded
 from cormorant_contract.rest.evaluation import EvaluationTable
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.live import Opening
 from cormorant_contract.rest.models import Model, Models, Rollback, Versions
 from cormorant_contract.rest.pauses import PauseRequest, Pauses, ResumeRequest
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.rest.seed import Reseed, Seeded
 from cormorant_contract.rest.status import SpacesReport, Status, Workers
 from cormorant_contract.state_file import State, read_state
 from cormorant_contract.stats import Stats

@@ -20,9 +20,9 @@ from cormorant_api.routes.routing import BINARY, GuardedRoute, TheHead, author_o
 from cormorant_api.status import describe
 from cormorant_api.weights.store import digest_of
 from cormorant_contract.rest.base import Count, Version
+from cormorant_contract.rest.control import Reseed, Seeded
 from cormorant_contract.rest.headers import SAFETENSORS
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.rest.seed import Reseed, Seeded
 from cormorant_contract.rest.status import Status
 from cormorant_contract.tensor_file import TensorFile
 from cormorant_worker.errors import CormorantError

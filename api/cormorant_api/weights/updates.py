@@ -46,14 +46,6 @@ class _Record:
     waited_s: float = 0.0
     """Unpaused time since the publish."""
 
-    @property
-    def version(self) -> int:
-        return self.update.version
-
-    @property
-    def state(self) -> UpdateState:
-        return self.update.state
-
     def change(self, **fields: Any) -> None:
         self.update = self.update.model_copy(update=fields)
 
@@ -112,9 +104,9 @@ class UpdateTracker:
                 oldest, _ = self._records.popitem(last=False)
                 self._open.pop(oldest, None)
             for record in islice(self._records.values(), max(0, len(self._records) - MOST_WITH_RECEIPTS)):
-                if record.receipts and record.state in FINAL_STATES:
+                if record.receipts and record.update.state in FINAL_STATES:
                     record.receipts.clear()
-                    self._open.pop(record.version, None)
+                    self._open.pop(record.update.version, None)
 
     def withdraw(self, version: int) -> None:
         """Remove a publish that the fleet refused."""
@@ -144,22 +136,22 @@ class UpdateTracker:
                 record.mark(name, "refused", error=why)
             for other in records:
                 covers = other.update.models.keys() <= record.update.models.keys()
-                if other.version < record.version and other.state not in FINAL_STATES and covers:
-                    other.change(state="superseded", superseded_by=record.version)
+                if other.update.version < record.update.version and other.update.state not in FINAL_STATES and covers:
+                    other.change(state="superseded", superseded_by=record.update.version)
 
     def acknowledged(self, worker: str, version: int) -> None:
         """A worker uses this version."""
         # An update that is already applied still counts workers that join with its version.
         with self._changing(version) as records:
             for record in records:
-                if record.version <= version:
+                if record.update.version <= version:
                     self._acknowledge(record, worker, version)
 
     def refused(self, worker: str, version: int, reason: str) -> None:
         """A worker refused a version."""
         with self._changing(version) as records:
             for record in records:
-                if record.version == version:
+                if record.update.version == version:
                     record.mark(worker, "refused", error=reason)
 
     def lost(self, worker: str) -> None:
@@ -194,7 +186,7 @@ class UpdateTracker:
     def state_of(self, version: int) -> UpdateState | None:
         """State of an update; None if there is no such update. Lock-free: long polls call it at each notification."""
         record = self._records.get(version)
-        return None if record is None else record.state
+        return None if record is None else record.update.state
 
     def newest(self, most: int) -> tuple[UpdateSummary, ...]:
         """Summaries of the newest updates, newest first."""
@@ -211,15 +203,15 @@ class UpdateTracker:
         with self._lock:
             records = [*self._open.values()]
             if version not in self._open and (named := self._records.get(version)) is not None:
-                records += [named] if named.state == "applied" and named.receipts else []
-            before = [record.state for record in records]
+                records += [named] if named.update.state == "applied" and named.receipts else []
+            before = [record.update.state for record in records]
             yield records
             for record in records:
                 self._judge(record)
-                if record.state in _OVER:
-                    self._open.pop(record.version, None)
-            changed = [record for record, state in zip(records, before, strict=True) if record.state != state]
-            ended = [_describe(record) for record in changed if record.state != "applying"]
+                if record.update.state in _OVER:
+                    self._open.pop(record.update.version, None)
+            changed = [record for record, state in zip(records, before, strict=True) if record.update.state != state]
+            ended = [_describe(record) for record in changed if record.update.state != "applying"]
         for update in ended:
             self._on_result(update)
         if ended:
@@ -237,7 +229,7 @@ class UpdateTracker:
         workers, waiting = record.workers, record.counts["waiting"]
         acked, total = workers.acked, workers.total
         is_late = record.waited_s >= self.apply_within_s
-        if record.state in ("staged", *_OVER):
+        if record.update.state in ("staged", *_OVER):
             return
         if acked == total and (acked or self._is_done):
             apply_ms = max(0.0, (self.clock() - record.handed_over) * 1000)
@@ -245,9 +237,9 @@ class UpdateTracker:
             record.change(state="applied", error="", applied_at=datetime.now(UTC), timings=timings)
         elif acked and (is_late or not waiting):
             record.change(state="partially_applied")
-        elif not acked and record.state != "failed" and (is_late or (total and not waiting)):
+        elif not acked and record.update.state != "failed" and (is_late or (total and not waiting)):
             reasons = "; ".join(sorted({r.error for r in record.receipts.values() if r.error}))
-            silence = f"no worker acknowledged version {record.version} within {self.apply_within_s:.0f} s"
+            silence = f"no worker acknowledged version {record.update.version} within {self.apply_within_s:.0f} s"
             record.change(state="failed", error=reasons or f"{silence}; see GET /v1/workers")
 
 

@@ -1,4 +1,4 @@
-"""Requests of the operator: group sizes and drain."""
+"""Requests of the operator, group sizes and drain; and `/v1/seed`, which restarts environments and random streams."""
 
 from typing import Annotated, Self
 
@@ -51,3 +51,18 @@ class DrainReport(Answer):
     waiting_batches: Count
     lent_batches: Count
     ended: bool
+
+
+class Reseed(RequestBody):
+    """Reseed the fleet."""
+
+    seed: Count
+    """Replaces `spec.collection.seed` until this head ends."""
+
+
+class Seeded(Answer):
+    """The workers that were reseeded."""
+
+    seed: Count
+    workers: tuple[str, ...]
+    """`<group>-<index>`. Later replacements of workers also use this seed."""

@@ -83,11 +83,6 @@ class EnvPoolTask:
         spec = self._make_spec(dict(self.kwargs))
         return _num_players(dict(zip(spec._config_keys, spec._config_values, strict=True)))
 
-    @property
-    def loses_lives(self) -> bool:
-        """True when an episode ends with a life instead of the game."""
-        return bool(self.kwargs.get("episodic_life", False))
-
     def open(
         self, *, num_threads: int, seeds: Sequence[int], batch_size: int = 0, info: Sequence[InfoField] = ()
     ) -> "EnvPoolVectorEnv | AsyncEnvPoolVectorEnv":

@@ -106,7 +106,7 @@ def _limit_async(task: EnvPoolTask, max_frames: int) -> EnvPoolTask:
     """An asynchronous pool cuts trajectories by its own time limit, which is the same unless lives end episodes."""
     if not max_frames:
         return task
-    if task.loses_lives:
+    if task.kwargs.get("episodic_life"):
         raise ManifestError(
             "spec.collection.maxFramesPerTrajectory with episodic_life needs batchSize = numEnvs; set batchSize: 0"
         )

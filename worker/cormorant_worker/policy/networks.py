@@ -275,10 +275,8 @@ class ActionHeads(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """`[n, F]` -> `[n, P]`: the parameters of every leaf side by side."""
-        return self.arrange(nn.functional.linear(features, self.linear.weight, self.linear.bias))
-
-    def arrange(self, linear: Tensor) -> Tensor:
-        """Add the Gaussian log-deviations beside their means in the output of `linear`: `[n, P]`."""
+        linear = nn.functional.linear(features, self.linear.weight, self.linear.bias)
+        # Gaussian log-deviations go beside their means.
         if self.log_std is None:
             return linear
         if len(self._heads) == 1:

@@ -54,7 +54,7 @@ def export(uri: str, target: Path, *, to: ExportFormat, fps: int = 30) -> Export
         fps: frames per second, for LeRobot's timestamps.
 
     Raises:
-        DatasetError: the target is not empty or cannot be written; h5py or Minari is not installed; the dataset is corrupt.
+        DatasetError: the target is not empty or cannot be written; h5py or Minari is missing; the dataset is corrupt.
     """
     dataset = existing_dataset(uri)
     try:
