@@ -131,7 +131,7 @@ class Collector:
         self.num_envs = sum(env.num_envs for env in envs)
         self.rng = TorchStream(config.seeds.seed_of("policy"), actor.device)
         metrics = EpisodeMetrics(config.episode_metrics, self._envs[0].info_leaves, self.num_envs)
-        tasks = config.variants.tasks if config.variants is not None else ()
+        tasks = [config.variants.names[i] for i in config.variants.task_ids] if config.variants is not None else []
         self.trajectories = Trajectories(self.num_envs, trajectory_base(config.seeds), metrics, tasks=tasks)
         self._remote = actor if isinstance(actor, RemoteActor) else None
         if self._remote is not None:

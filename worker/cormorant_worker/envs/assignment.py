@@ -7,29 +7,20 @@ and across restores and new seeds.
     weights easy 1, hard 2    seats hard easy hard | hard easy hard ...    workers of 2: (h, e), (h, h), (e, h)
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from cormorant_contract.env import Env
-from cormorant_contract.variants import Variant, seats_of
+from cormorant_contract.variants import seats_of
 from cormorant_worker.spaces import Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    variants: tuple[Variant, ...]
-    """All of the manifest."""
+class Assignment(NamedTuple):
+    names: tuple[str, ...]
+    """All variants of the manifest."""
     task_ids: Array
-    """[B] int64, positions in `variants`, ascending: environments of one variant lie side by side."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(variant.name for variant in self.variants)
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return tuple(self.names[i] for i in self.task_ids.tolist())
+    """[B] int64, positions in `names`, ascending: environments of one variant lie side by side."""
 
 
 def assign(env: Env, *, group_number: int, index: int) -> Assignment | None:
@@ -37,4 +28,4 @@ def assign(env: Env, *, group_number: int, index: int) -> Assignment | None:
     if not env.variants:
         return None
     task_ids = seats_of(env.variants, group_number=group_number, index=index, num_envs=env.num_envs)
-    return Assignment(variants=env.variants, task_ids=np.array(task_ids, dtype=np.int64))
+    return Assignment(tuple(variant.name for variant in env.variants), np.array(task_ids, dtype=np.int64))

@@ -35,7 +35,7 @@ def open_envs(request: EnvRequest) -> OpenedEnvs:
         if assignment is None:
             source = source_of(env)
         else:
-            sources = tuple(source_of(env.of_variant(variant)) for variant in assignment.variants)
+            sources = tuple(source_of(env.of_variant(variant)) for variant in env.variants or ())
             source = VariantEnvs(sources, assignment.names, assignment.task_ids[columns].tolist())
         own = [seeds[column] for column in columns]
         groups.append(vectorize(source, _block(env), seeds=own, limits=request.limits, info=request.info))
