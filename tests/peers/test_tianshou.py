@@ -291,7 +291,7 @@ def test_tianshou_favors_short_episodes_and_we_do_not() -> None:
 
     tolerance = 4 * 0.5 / np.sqrt(10 * 40)
     assert abs(share_of_short(Collector) - 0.5) < tolerance
-    assert share_of_short(Theirs) > 0.5 + 2 * tolerance
+    assert share_of_short(Theirs) > 0.5 + 1.5 * tolerance
 
 
 class One(nn.Module):

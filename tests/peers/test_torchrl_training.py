@@ -17,7 +17,7 @@ from cormorant_compat.torchrl import sync_async_collector, sync_sync_collector
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1200),
     pytest.mark.filterwarnings("ignore"),
 ]
 
