@@ -1,4 +1,4 @@
-"""MetricList of a head, for the whole job. One scrape of the head shows everything."""
+"""Metrics of a head, for the whole job. One scrape of the head shows everything."""
 
 from cormorant_contract.metrics import labels as by
 from cormorant_contract.metrics.metric import MetricList

@@ -1,4 +1,4 @@
-"""MetricList of the operator, about itself and its jobs."""
+"""Metrics of the operator, about itself and its jobs."""
 
 from cormorant_contract.metrics.labels import API_METHOD, CODE, HANDLER, HEARD, JOB, JOB_NAMESPACE, JOB_PHASE, QUEUE
 from cormorant_contract.metrics.metric import MetricList

@@ -1,4 +1,4 @@
-"""MetricList of a worker pod's supervisor and its worker. Their names differ from the head's, so that no sum counts
+"""Metrics of a worker pod's supervisor and its worker. Their names differ from the head's, so that no sum counts
 twice.
 """
 
