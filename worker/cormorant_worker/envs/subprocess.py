@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import psutil
 import structlog
 
 from cormorant_worker.envs.channel import (
@@ -259,6 +258,8 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
             self._episodes[row] += 1
             rss_mib = 0
             if self._limits.recycle_rss_mib:
+                import psutil  # few jobs need it
+
                 with contextlib.suppress(psutil.NoSuchProcess):
                     rss_mib = psutil.Process(self._running[row].pid).memory_info().rss >> 20
             if rss_mib > self._limits.recycle_rss_mib or 0 < self._limits.recycle_episodes <= self._episodes[row]:
