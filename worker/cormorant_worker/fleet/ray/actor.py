@@ -34,7 +34,7 @@ from cormorant_worker.inference.handshake import listen
 from cormorant_worker.spaces import Array
 from cormorant_worker.weights.cached import CachedWeights, Settled
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
-from cormorant_worker.worker.messages import Finish, Leaving, Reply, Request, Sealed, Start, Ticket
+from cormorant_worker.worker.messages import Finish, Leaving, Request, Sealed, Start, Ticket
 from cormorant_worker.worker.runtime import Runtime, WorkerRuntime, describe_failure, forward_logs
 from cormorant_worker.worker.serving import ServerRuntime
 
@@ -57,6 +57,7 @@ class News:
     """A worker's reports and its heartbeat."""
 
     messages: tuple[object, ...]
+    is_from_listen: bool
     frames: int
     phase: Phase
     spent_ns: tuple[int, ...]
@@ -153,13 +154,15 @@ class WorkerActor:
         self._uplink = CallUplink()
         self._heartbeat = Heartbeat.create(PodFile.HEARTBEAT.path)
         self._kept = CachedWeights(PodFile.KEPT.path)
-        self._runtime: Runtime = WorkerRuntime(self._uplink, self._heartbeat, self._kept)
-        if start.place.is_server:
-            listeners = listen(ray.util.get_node_ip_address())
-            self._runtime = ServerRuntime(self._uplink, self._heartbeat, listeners, self._kept)
+        self._runtime = self._make_runtime(start)
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._has_said_leaving = False
         threading.Thread(target=self._run, args=(start,), name="runtime", daemon=True).start()
+
+    def _make_runtime(self, start: Start) -> Runtime:
+        if not start.place.is_server:
+            return WorkerRuntime(self._uplink, self._heartbeat, self._kept)
+        return ServerRuntime(self._uplink, self._heartbeat, listen(ray.util.get_node_ip_address()), self._kept)
 
     def _run(self, start: Start) -> None:
         torch.set_num_threads(1)
@@ -185,13 +188,14 @@ class WorkerActor:
         self._uplink.deliver(turn, message)
 
     @_method(concurrency_group="answer")
-    def answer(self, request: Request, payload: Sequence[Any]) -> Reply:
+    def answer(self, request: Request, payload: Sequence[Any]) -> News:
         """Answer a request. `payload`: a list of at most one reference to uint8 bytes, so that Ray does not delay other
         calls until they arrive.
         """
         # Only read, but torch warns of every view of memory that it may not write.
         data = writable(ray.get(payload[0])) if payload else np.empty(0, np.uint8)
-        return self._runtime.answer(request, data.data)
+        # With the heartbeat: a worker that has just become ready is no longer held to the limit of its start.
+        return self._report((self._runtime.answer(request, data.data),), is_from_listen=False)
 
     @_method(concurrency_group="listen")
     def listen(self, settled: Settled) -> News:
@@ -201,8 +205,12 @@ class WorkerActor:
         if not self._has_said_leaving and (leave := PodFile.LEAVE.path) is not None and leave.exists():
             self._has_said_leaving = True
             messages = (*messages, Leaving())
+        return self._report(messages, is_from_listen=True)
+
+    def _report(self, messages: tuple[object, ...], *, is_from_listen: bool) -> News:
         return News(
             messages=messages,
+            is_from_listen=is_from_listen,
             frames=int(self._heartbeat.frames[0]),
             phase=self._heartbeat.phase,
             spent_ns=self._heartbeat.spent_ns,

@@ -28,7 +28,7 @@ from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.cached import Settled
 from cormorant_worker.worker.heartbeat import Phase
-from cormorant_worker.worker.messages import Failed, Finished, Leaving, Reply, Request, Ticket
+from cormorant_worker.worker.messages import Failed, Finished, Leaving, Request, Ticket
 
 log = structlog.get_logger()
 
@@ -128,11 +128,9 @@ class RayConnection:
         if (error := result.exception()) is not None:
             self._lose(error)
             return
-        news: News | Reply = result.result()
-        if isinstance(news, Reply):
-            yield news
-            return
-        self._listen()
+        news: News = result.result()
+        if news.is_from_listen:
+            self._listen()
         self._last_heartbeat = time.monotonic()
         self.pid, self._node_id, self._phase = news.pid, news.node_id, news.phase
         self.frames = max(self.frames, news.frames)
