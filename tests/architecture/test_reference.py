@@ -99,6 +99,8 @@ def test_type_checkers_read_the_installed_packages() -> None:
 WRONG = {
     "import cormorant\n\n\ndef f(fleet: cormorant.Fleet) -> None:\n    fleet.publish(7)\n":
         'Argument 1 to "publish" of "Fleet" has incompatible type "int"',
+    "import cormorant\n\ncormorant.open_fleet(env=7)\n":
+        'Argument "env" to "open_fleet" has incompatible type "int"',
     "from cormorant.torchrl import Collector\n\nCollector(print, frames_per_batch=8, total_frame=8)\n":
         'Unexpected keyword argument "total_frame" for "Collector"',
     "from cormorant.torchrl import RayCollector\n\nRayCollector(print, frames_per_batch=8, replay_buffer=8)\n":

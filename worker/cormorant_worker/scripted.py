@@ -7,7 +7,7 @@ workers alongside it.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from cormorant_contract import errors as contract
 from cormorant_contract.env import KINDS
@@ -18,7 +18,16 @@ from cormorant_worker.envs.gymnasium_env import has_agents, makes_vector, needed
 from cormorant_worker.envs.jax import is_functional
 from cormorant_worker.errors import ManifestError, PolicyLoadError
 
-EnvChoice = str | Callable[..., Any] | Mapping[str, Any] | Any
+
+class FunctionalEnv(Protocol):
+    """A functional environment in JAX: of gymnax, Brax, MuJoCo Playground or jumanji."""
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def step(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+EnvChoice = str | Callable[..., Any] | Mapping[str, Any] | FunctionalEnv
 """A gymnasium id, or "envpool:" and an EnvPool task; a class or function that makes one gymnasium.Env or PettingZoo
 ParallelEnv; a function of `num_envs` that makes a gymnasium VectorEnv; a functional environment in JAX, or its class;
 or `spec.env` of a manifest, whose `entrypoint` may be a function where a worker calls it once."""
