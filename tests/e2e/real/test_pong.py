@@ -1,6 +1,7 @@
 """What the README says of Kubernetes, run as it stands there: Pong, with new weights and a killed worker on the way."""
 
 import os
+import signal
 import sys
 import time
 
@@ -30,7 +31,7 @@ def smaller(text: str) -> str:
 
 def test_commands_of_the_readme_collect_pong_to_the_end(installed: Installation) -> None:
     # `helm install` has run, as the fixture of all these tests.
-    apply, wait, *_ = [line for line in installed.commands() if line.startswith("kubectl")]
+    apply, wait, watch = [line for line in installed.commands() if line.startswith("kubectl")]
     assert (apply, wait.split()[1]) == ("kubectl apply -f examples/pong.yaml", "wait")
     (installed.folder / "examples" / "pong.yaml").write_text(smaller((ROOT / "examples" / "pong.yaml").read_text()))
     (installed.folder / "learner.py").write_text(blocks("README.md", "python")[1])
@@ -41,9 +42,16 @@ def test_commands_of_the_readme_collect_pong_to_the_end(installed: Installation)
         job.until(lambda: job.frames() > 0, what="frames are counted")
         start_s = time.monotonic() - began
         note(f"applied to first frame counted: {start_s:.1f} s")
+        watcher = int(installed.shell(f"timeout 600 {watch} > watched 2>&1 & echo $!"))
         lines = installed.shell(f"{sys.executable} learner.py", timeout_s=300).splitlines()
         assert [line.partition(" version ")[0] for line in lines] == ["torch.Size([8, 64])"] * 20
         job.until(lambda: job.ask("/v1/status").json["weights"]["min_applied_version"] == 20, what="weights act")
+        # What the README shows of the watch: a line for each change, with these columns.
+        columns = (ROOT / "README.md").read_text().partition("```text\nNAME   PHASE")[2].partition("\n")[0].split()
+        watched = installed.folder / "watched"
+        job.until(lambda: "20" in [line.split()[5] for line in watched.read_text().splitlines()], what="version 20")
+        os.kill(watcher, signal.SIGTERM)
+        assert watched.read_text().splitlines()[0].split()[2:] == columns
         kill_a_worker(job)
         kill_the_head(job, within_s=max(HEAD_S, 1.5 * start_s))
         job.until(lambda: job.condition("Completed"), what="the job is complete", within_s=300 + TOTAL / 500)
