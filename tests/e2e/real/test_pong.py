@@ -49,7 +49,7 @@ def test_commands_of_the_readme_collect_pong_to_the_end(installed: Installation)
         # What the README shows of the watch: a line for each change, with these columns.
         columns = (ROOT / "README.md").read_text().partition("```text\nNAME   PHASE")[2].partition("\n")[0].split()
         watched = installed.folder / "watched"
-        job.until(lambda: "20" in [line.split()[5] for line in watched.read_text().splitlines()], what="version 20")
+        job.until(lambda: ["20"] in [line.split()[5:6] for line in watched.read_text().splitlines()], what="version 20")
         os.kill(watcher, signal.SIGTERM)
         assert watched.read_text().splitlines()[0].split()[2:] == columns
         kill_a_worker(job)
