@@ -255,7 +255,11 @@ class FlatVector:
 
         def find(key: str) -> Array | None:
             value = next((v for info in reversed(infos) if (v := find_info(info, key)[0]) is not None), None)
-            return None if value is None else np.asarray(value)[0]
+            if value is None:
+                return None
+            if np.shape(value)[:1] != (self.num_envs,):
+                raise self._misfit(f"{key} in info of shape {np.shape(value)} for {self.num_envs} environments")
+            return np.asarray(value)[0]
 
         known = {key for info in infos for key in info if not key.startswith("_")}
         return completed(fields, self.name, find, known=known)

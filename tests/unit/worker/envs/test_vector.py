@@ -17,7 +17,7 @@ from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.one_row import OneRow
 from cormorant_worker.envs.protocol import EVERY_ROW, Step
 from cormorant_worker.envs.vector import GymVectorEnv
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, ManifestError
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, ManifestError
 from cormorant_worker.launch import make_collector
 
 N = 4
@@ -295,6 +295,11 @@ def test_infos_of_all_rows_are_those_of_one() -> None:
     *_, info = row.step(np.zeros(2, np.float32))
     row.close()
     assert info == {"log.of": 7}
+
+
+def test_an_info_of_all_environments_at_once_is_refused() -> None:
+    with pytest.raises(EnvError, match=r"fps in info of shape \(\) for 2 environments"):
+        make_collector(env=lambda num_envs: Told([EchoEnv] * num_envs), num_envs=2, info=["fps"])
 
 
 @pytest.mark.parametrize("name", ["resetAtEachBatch", "maxFramesPerTrajectory"])
