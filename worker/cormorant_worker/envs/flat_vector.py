@@ -259,7 +259,8 @@ class FlatVector:
                 return None
             if np.shape(value)[:1] != (self.num_envs,):
                 raise self._misfit(f"{key} in info of shape {np.shape(value)} for {self.num_envs} environments")
-            return np.asarray(value)[0]
+            found: Array = np.asarray(value)[0]
+            return found
 
         known = {key for info in infos for key in info if not key.startswith("_")}
         return completed(fields, self.name, find, known=known)
