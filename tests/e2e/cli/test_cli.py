@@ -111,7 +111,8 @@ def test_code_of_a_recreated_job_is_kept(cli, code: Path) -> None:
 
 def test_code_of_a_job_that_is_refused_is_taken_back(cli, code: Path) -> None:
     cli.namespace("create", "quota", "q", "--hard=count/collectorjobs.cormorant.dev=0")
-    cli.until(lambda: "used" in cli.namespace.get("quota", "q").get("status", {}), what="the quota counts")
+    # Kubernetes looks for new kinds every 30 s, and counts them from then on.
+    cli.until(lambda: "used" in cli.namespace.get("quota", "q").get("status", {}), what="it counts", within_s=90)
     done = cli("submit", cli.write(), "--code", str(code))
     assert done.code == 1
     assert "exceeded quota" in done.err
