@@ -126,7 +126,7 @@ def open_rllib(make: Make) -> Iterator[Take]:
     from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
     from ray.tune.registry import register_env
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     register_env("task", lambda _: ParallelPettingZooEnv(make()))
     config = (
         PPOConfig()
