@@ -25,7 +25,7 @@ from cormorant_compat.torchrl.distant import execute, resolve
 from cormorant_compat.torchrl.in_process import InProcessFleet
 from cormorant_compat.torchrl.makers import count_collectors, is_env, share_out
 from cormorant_compat.torchrl.plan import CollectionPlan, Mode
-from cormorant_compat.torchrl.settings import LocalKeywords, read_settings
+from cormorant_compat.torchrl.settings import LocalKeywords, MakerKeywords, OneCollectorKeywords, read_settings
 from cormorant_contract.job import CollectorJob
 from cormorant_postproc import MultiStep
 from cormorant_worker.collect.overrides import WorkerOverrides
@@ -50,13 +50,11 @@ class Collector(FleetCollector):
         create_env_fn: "Environment | Sequence[Environment]",
         policy: "Policy | None" = None,
         *,
-        frames_per_batch: int,
-        create_env_kwargs: "Keywords | None" = None,
         backend: str | None = None,
         num_collectors: int | None = None,
         sync: bool | None = None,
         backend_options: Mapping[str, Any] | None = None,
-        **kwargs: Unpack[LocalKeywords],
+        **kwargs: Unpack[OneCollectorKeywords],
     ) -> Self:
         options = dict(backend_options or {})
         backend = backend or ("direct" if num_collectors is None else "process")
@@ -69,10 +67,9 @@ class Collector(FleetCollector):
             return super().__new__(cls)
         if backend not in _BACKENDS:
             raise ValueError(f'backend "{backend}" is not known here; use one of {", ".join(_BACKENDS)}')
-        own = {"frames_per_batch": frames_per_batch, "create_env_kwargs": create_env_kwargs, **kwargs}
-        if twice := sorted(set(options) & {"create_env_fn", "policy", "num_collectors", "sync", "backend", *own}):
+        if twice := sorted(set(options) & {"create_env_fn", "policy", "num_collectors", "sync", "backend", *kwargs}):
             raise ValueError(f"backend_options has {', '.join(twice)}, arguments of Collector itself; give them there")
-        given: dict[str, Any] = own | options
+        given: dict[str, Any] = {**kwargs, **options}
         made: FleetCollector
         if backend == "ray":
             from cormorant_compat.torchrl.ray_collector import RayCollector
@@ -246,19 +243,10 @@ class AsyncCollector(MultiAsyncCollector):
         self,
         create_env_fn: "Environment | Sequence[Environment]",
         policy: "Policy | None" = None,
-        *,
-        frames_per_batch: int,
-        create_env_kwargs: "Keywords | None" = None,
-        **kwargs: Unpack[LocalKeywords],
+        **kwargs: Unpack[OneCollectorKeywords],
     ) -> None:
         """See `MultiAsyncCollector`; `create_env_fn` is one environment, or one callable that makes it."""
-        super().__init__(
-            [create_env_fn] if is_env(create_env_fn) else create_env_fn,
-            policy,
-            frames_per_batch=frames_per_batch,
-            create_env_kwargs=create_env_kwargs,
-            **kwargs,
-        )
+        super().__init__([create_env_fn] if is_env(create_env_fn) else create_env_fn, policy, **kwargs)
 
 
 SyncDataCollector = Collector
@@ -273,9 +261,7 @@ def sync_sync_collector(
     num_env_per_collector: int | None = None,
     num_collectors: int | None = None,
     policy: "Policy | None" = None,
-    *,
-    frames_per_batch: int = 200,
-    **kwargs: Unpack[LocalKeywords],
+    **kwargs: Unpack[MakerKeywords],
 ) -> FleetCollector:
     """Synchronous collectors: one batch from all of them, and nothing is stepped until the next is asked for.
 
@@ -291,15 +277,7 @@ def sync_sync_collector(
         ValueError, TypeError: invalid arguments; before anything starts.
         WorkerFailed: a collector cannot start.
     """
-    return _make(
-        "sync",
-        env_fns,
-        env_kwargs,
-        num_env_per_collector,
-        num_collectors,
-        policy,
-        {"frames_per_batch": frames_per_batch, **kwargs},
-    )
+    return _make("sync", env_fns, env_kwargs, num_env_per_collector, num_collectors, policy, kwargs)
 
 
 def sync_async_collector(
@@ -308,24 +286,14 @@ def sync_async_collector(
     num_env_per_collector: int | None = None,
     num_collectors: int | None = None,
     policy: "Policy | None" = None,
-    *,
-    frames_per_batch: int = 200,
-    **kwargs: Unpack[LocalKeywords],
+    **kwargs: Unpack[MakerKeywords],
 ) -> FleetCollector:
     """Asynchronous collectors: they keep collecting while the learner learns, and the first complete batch is yielded
     first.
 
     Arguments and errors are those of `sync_sync_collector`.
     """
-    return _make(
-        "async",
-        env_fns,
-        env_kwargs,
-        num_env_per_collector,
-        num_collectors,
-        policy,
-        {"frames_per_batch": frames_per_batch, **kwargs},
-    )
+    return _make("async", env_fns, env_kwargs, num_env_per_collector, num_collectors, policy, kwargs)
 
 
 def _make(

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
-from cormorant_compat.arguments import Devices, Extendable, as_flag, plain, room_of
+from cormorant_compat.arguments import Devices, Extendable, Keywords, as_flag, plain, room_of
 from cormorant_compat.torchrl.devices import devices_of
 from cormorant_contract.base import COUNT_MAX, INT32_MAX
 from cormorant_contract.sentences import did_you_mean
@@ -113,7 +113,9 @@ class CollectorSettings:
 
 
 class CollectorKeywords(TypedDict, total=False):
-    """The fields of `CollectorSettings` as keyword arguments, for type checkers and editors; and what is ignored."""
+    """The fields of `CollectorSettings` but the first as keyword arguments, for type checkers and editors; and those
+    that are ignored.
+    """
 
     total_frames: int | None
     max_frames_per_traj: int | None
@@ -169,6 +171,15 @@ class LocalKeywords(CollectorKeywords, total=False):
     weight_recv_schemes: Mapping[str, Any] | None
     weight_sync_schemes: Mapping[str, Any] | None
     weight_updater: None
+
+
+class MakerKeywords(LocalKeywords, total=False):
+    frames_per_batch: int
+
+
+class OneCollectorKeywords(LocalKeywords, total=False):
+    frames_per_batch: Required[int]
+    create_env_kwargs: "Keywords | None"
 
 
 _FLAGS = frozenset(field.name for field in fields(CollectorSettings) if field.type in (bool, bool | None))

@@ -1,11 +1,13 @@
 """Arguments of TorchRL's collectors: read and refused before anything starts."""
 
 import importlib
+import inspect
 import sys
 import threading
+from dataclasses import fields
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import cloudpickle
 import gymnasium
@@ -21,11 +23,31 @@ from cormorant_compat.torchrl.collectors import make_collector_onpolicy
 from cormorant_compat.torchrl.makers import share_out
 from cormorant_compat.torchrl.plan import CollectionPlan, next_seed
 from cormorant_compat.torchrl.policy import OnTensorDicts, as_policy, read_weights
-from cormorant_compat.torchrl.settings import exploration_of, limit, read_settings
+from cormorant_compat.torchrl.pool import Pool, PoolOptions
+from cormorant_compat.torchrl.settings import (
+    MEANINGLESS,
+    NEUTRAL,
+    CollectorSettings,
+    LocalKeywords,
+    exploration_of,
+    limit,
+    read_settings,
+)
 from cormorant_testing.envs import CountingEnv
 from cormorant_worker.collect.overrides import WorkerOverrides, read_overrides
 from cormorant_worker.errors import WeightsError
 from cormorant_worker.policy.exploration import ExplorationType
+
+
+def test_type_checkers_know_every_argument() -> None:
+    settings = {field.name: field.type for field in fields(CollectorSettings) if field.name != "frames_per_batch"}
+    known = get_type_hints(LocalKeywords, localns={"Devices": object})
+    assert known.keys() == settings.keys() | set(MEANINGLESS) | NEUTRAL.keys()
+    assert {name: known[name] for name in settings if "device" not in name} == {
+        name: kind for name, kind in settings.items() if "device" not in name
+    }
+    assert PoolOptions.__annotations__.keys() == inspect.signature(Pool).parameters.keys() - {"build"}
+
 
 needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="TorchRL is not installed")
 
