@@ -1,8 +1,6 @@
 """An on-policy learner whose head is lost: with `maxStaleness: 0` no later batch is older than what it published."""
 
-import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -46,11 +44,6 @@ LOSSES: dict[str, Callable[[Job], object]] = {
 }
 
 
-def said_by(job: Job, pod: str) -> list[dict[str, Any]]:
-    lines = job.namespace("logs", pod, check=False).splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")]
-
-
 def test_no_batch_is_older_than_what_its_learner_published(installed: Installation) -> None:
     namespace = installed.jobs
     namespace.apply_files("onpolicy", {"learner.py": LEARNER})
@@ -60,13 +53,13 @@ def test_no_batch_is_older_than_what_its_learner_published(installed: Installati
         with learning(job, *command, image=installed.images.job, code="onpolicy") as pod:
             for what, lose in {"": lambda _: None, **LOSSES}.items():
                 lose(job)
-                known = len(said_by(job, pod))
+                known = len(job.said_by(pod))
                 job.until(
-                    lambda least=known + 20: len(said_by(job, pod)) >= least,
+                    lambda least=known + 20: len(job.said_by(pod)) >= least,
                     what=f"20 batches more, after the head: {what}",
                     within_s=180,
                 )
-            said = said_by(job, pod)
+            said = job.said_by(pod)
     stale = [(number, batch) for number, batch in enumerate(said) if batch["oldest"] < batch["published"]]
     assert stale == []
     assert max(batch["staleness"] for batch in said) == 0

@@ -75,6 +75,11 @@ class Job:
         (name,) = self.pods("head")
         return name
 
+    def said_by(self, pod: str) -> list[dict[str, Any]]:
+        """The lines of JSON in a pod's log."""
+        lines = self.namespace("logs", pod, check=False).splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
     def until(self, is_so: Callable[[], object], *, what: str, within_s: float = WAIT_S) -> float:
         """Wait for a fact; when it does not come, the failure says how the job stands."""
         try:
