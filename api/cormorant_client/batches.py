@@ -132,7 +132,7 @@ class _Fetcher:
         """1 while the caller waits for a batch."""
         self._frames_fetched = 0
         self._head_id = ""
-        """Of the head that sent the last batch: the beginning of its id."""
+        """Names the head that sent the last batch: the first part of the batch's id."""
         self._end: ClientError | Literal["done"] | None = None
         self._current: Delivery | None = None
         self._acked: deque[str] = deque(maxlen=_REMEMBERED)

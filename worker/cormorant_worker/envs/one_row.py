@@ -17,11 +17,11 @@ from cormorant_worker.spaces import Arrays, flatten, unflattener
 
 
 class Reseeded(VectorEnv, Protocol):
-    """A VectorEnv whose next `start` uses these."""
+    """A VectorEnv whose next `start` uses these seeds and options."""
 
     seeds: Sequence[int]
     options: dict[str, Any] | None = None
-    """Of the reset."""
+    """Options of the reset."""
 
 
 class OneRow(gymnasium.Env[Any, Any]):

@@ -141,7 +141,7 @@ class FleetCore:
             log.info("frames_inherited", frames=new, epoch=settled.epoch)
 
     def tick(self) -> None:
-        """Count until when who waited."""
+        """Add the time that workers and consumers have waited since the last call."""
         self.counters.tick(is_full=self.queue.is_full, is_asked=self.queue.num_asking > 0)
 
     @contextmanager

@@ -279,7 +279,7 @@ class Quiesce:
         return replies
 
     def ask(self, handle: WorkerHandle, command: messages.Command, what: str, *, timeout_s: float) -> bytes:
-        """What one worker replies."""
+        """Ask one worker, and wait for its reply."""
         replies = self.replies([handle.ask(command)], what, timeout_s=timeout_s)
         if not replies:
             raise FleetError(f"worker {handle.name} ended and could not {what}; ask its replacement")
