@@ -55,6 +55,8 @@ class RunPlan:
     total_frames: int | None
     dataset: str
     """URI; empty when frames go to the queue alone."""
+    unit: Literal["frames", "episodes"] = "frames"
+    """What the run counts; an evaluation counts episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,8 @@ class Summary:
     """Batches went to consumers over HTTP."""
     report: str = ""
     """The report's HTML file; empty: there is none."""
+    unit: Literal["frames", "episodes"] = "frames"
+    """See `RunPlan`."""
 
 
 class Rate:
@@ -159,12 +163,13 @@ class PlainDisplay:
     interval_s = 3.0
 
     def __init__(self, *, is_verbose: bool = False) -> None:
-        self._last_wait = ""
+        self._last_wait, self._unit = "", "frames"
         self._is_verbose = is_verbose
         self._told: set[object] = set()
         """Warnings shown so far. One is repeated only when a number in it has more digits than before."""
 
     def begin(self, plan: RunPlan) -> None:
+        self._unit = plan.unit
         self._say(_opening(plan))
         self._say(f"{_starting(plan)} ...")
 
@@ -183,9 +188,14 @@ class PlainDisplay:
         self._last_wait = wait
         stats = snapshot.fleet.summary()
         if wait:
-            self._say(f"{snapshot.waits_for} ({_amount(stats)})")
+            self._say(f"{snapshot.waits_for} ({_amount(stats, self._unit)})")
             return
-        parts = (_amount(stats), f"{snapshot.fps:,.0f} frames/s", *_details(stats), _workers_line(snapshot.fleet))
+        parts = (
+            _amount(stats, self._unit),
+            f"{snapshot.fps:,.0f} frames/s",
+            *_details(stats),
+            _workers_line(snapshot.fleet),
+        )
         if (trouble := snapshot.trouble) and (cause := re.sub(r"\d", "0", trouble)) not in self._told:
             self._told.add(cause)
             self._say(f"warning: {trouble}")
@@ -231,7 +241,7 @@ class LiveDisplay(PlainDisplay):
 
     def begin(self, plan: RunPlan) -> None:
         """Show that workers are starting, which takes seconds."""
-        self._job = plan.job
+        self._job, self._unit = plan.job, plan.unit
         self._say(_opening(plan))
         self._live.start()
         self._live.update(Spinner("dots", text=Text(_starting(plan))))
@@ -250,7 +260,7 @@ class LiveDisplay(PlainDisplay):
         top.add_row(
             Text(self._job, style="bold", no_wrap=True),
             bar,
-            Text(_amount(stats), no_wrap=True),
+            Text(_amount(stats, self._unit), no_wrap=True),
             Text(f"{snapshot.fps:,.0f} frames/s", style="bold cyan", no_wrap=True),
             Text(_time_left(stats, snapshot.fps), style="dim", no_wrap=True),
         )
@@ -307,11 +317,11 @@ def summary_lines(summary: Summary) -> list[str]:
         played += f"; mean return {stats.mean_return:.2f} and mean length {stats.mean_length:.1f} over the last {last}"
         played += "".join(f"; {metric}" for metric in _metrics(stats))
     rate = (
-        f" in {summary.seconds:.1f} s: {summary.fps:,.0f} frames/s"
+        f" in {summary.seconds:.1f} s: {summary.fps:,.0f} {summary.unit}/s"
         if summary.fps
         else " before all workers had started"
     )
-    lines = [f"{verb} {summary.new_frames:,} frames{rate}", played]
+    lines = [f"{verb} {summary.new_frames:,} {summary.unit}{rate}", played]
     if stats.dropped:
         lines.append(f"dropped frames: {_dropped(stats)}")
     if summary.report:
@@ -320,6 +330,8 @@ def summary_lines(summary: Summary) -> list[str]:
         return [*lines, "batches that no consumer acknowledged were not kept; add output.dataset to keep everything"]
     if not summary.dataset:
         return [*lines, "the frames were counted but not kept; add output.dataset, or read them with open_fleet()"]
+    if summary.unit == "episodes":
+        return [*lines, f"results: {summary.dataset}/evaluation.json"]
     size = size_of(summary.dataset_bytes or 0)
     lines.append(f"dataset: {summary.dataset}, {stats.frames:,} frames, {size}")
     if summary.reason == "interrupted":
@@ -346,7 +358,7 @@ def _counts(stats: "Stats", fps: float) -> dict[str, object]:
 
 
 def _opening(plan: RunPlan) -> str:
-    frames = f"{plan.total_frames:,} frames" if plan.total_frames else "frames until Ctrl-C"
+    frames = f"{plan.total_frames:,} {plan.unit}" if plan.total_frames else f"{plan.unit} until Ctrl-C"
     target = f" into {plan.dataset}" if plan.dataset else ""
     workers = counted(plan.workers, "worker")
     if plan.workers < plan.replicas:
@@ -359,11 +371,11 @@ def _starting(plan: RunPlan) -> str:
     return f"starting {counted(plan.workers, 'worker')}: importing PyTorch and the environments takes 5 to 30 s"
 
 
-def _amount(stats: "Stats") -> str:
+def _amount(stats: "Stats", unit: str) -> str:
     if stats.total_frames is None:
-        return f"{stats.frames:,} frames"
+        return f"{stats.frames:,} {unit}"
     share = stats.frames / stats.total_frames
-    return f"{stats.frames:,} of {stats.total_frames:,} frames ({min(share, 1.0):.0%})"
+    return f"{stats.frames:,} of {stats.total_frames:,} {unit} ({min(share, 1.0):.0%})"
 
 
 def _details(stats: "Stats") -> Iterator[str]:
@@ -417,9 +429,12 @@ def log_line(event: Event, *, is_verbose: bool = False) -> str:
         if not is_loud:
             return ""
         kind, trace = kind.replace("_", " "), users_traceback(trace) or trace
-    line = f"{event['level'] if is_loud else ''}: {kind} ".removeprefix(": ")
-    line += " ".join(f"{key}={value}" for key, value in fields.items())
-    return f"{line.rstrip()}\n{trace}" if trace else line.rstrip()
+        parts = [event["level"], fields.pop("worker", ""), kind, fields.pop("reason", "")]
+        rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in fields.items())
+        line = ": ".join(str(part) for part in parts if part) + (f" ({rest})" if rest else "")
+    else:
+        line = " ".join([f"{event['level']}: {kind}" if is_loud else kind, *(f"{k}={v}" for k, v in fields.items())])
+    return f"{line}\n{trace}" if trace else line
 
 
 def users_traceback(text: str) -> str:

@@ -21,4 +21,4 @@ def needs(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if not error.name or error.name.startswith("cormorant"):
             raise
-        raise ImportError(missing_library(error, extra, what="this part of cormorant"), name=error.name) from error
+        raise ImportError(missing_library(error, extra, what="this part of cormorant"), name=error.name) from None

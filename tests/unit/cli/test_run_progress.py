@@ -174,7 +174,7 @@ def test_live_bar_keeps_the_log_above_it(capsys: pytest.CaptureFixture[str]) -> 
     drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).replace("\r", "")
     assert "50,000 of 200,000 frames (25%)  8,123 frames/s  0:18 left" in drawn
     assert "5 episodes · return 1.50 · length 20.0 · policy version 3" in drawn
-    assert drawn.index("warning: worker lost reason=[red]killed[/red]") < drawn.rindex("workers: cpu-0 stepping")
+    assert drawn.index("warning: worker lost: [red]killed[/red]") < drawn.rindex("workers: cpu-0 stepping")
     assert "\x1b[1;36m8,123 frames/s" in screen.getvalue()
     assert screen.getvalue().endswith("\x1b[?25h")  # the cursor is back
     assert capsys.readouterr().out.splitlines() == summary_lines(SUMMARY)
@@ -185,7 +185,7 @@ def test_live_bar_keeps_the_log_above_it(capsys: pytest.CaptureFixture[str]) -> 
     [
         (READY, "worker cpu-0 is ready after 4.2 s\n"),
         ({"event": "head_ready", "level": "info", "url": "x"}, ""),
-        ({"event": "worker_lost", "level": "warning", "frames": 64}, "warning: worker lost frames=64\n"),
+        ({"event": "worker_lost", "level": "warning", "frames": 64}, "warning: worker lost (frames 64)\n"),
         ({"event": "bad", "level": "error", "exception": "Traceback"}, "error: bad\nTraceback\n"),
         ({"event": "worker_traceback", "level": "warning", "exception": TRACEBACK}, f"{OF_THE_USER}\n"),
         ({"event": "worker_traceback", "level": "warning", "exception": TRACEBACK.replace("/home/me", OURS)}, ""),
