@@ -135,8 +135,7 @@ class Wrapper(Contract):
     """A gymnasium wrapper around each environment."""
 
     entrypoint: Entrypoint
-    """Where the wrapper is imported from, for example gymnasium.wrappers:FlattenObservation. It is called with the
-    environment and kwargs."""
+    """Wrapper, called with the environment and kwargs, for example gymnasium.wrappers:FlattenObservation."""
 
     kwargs: JsonObject = Field(default={})
     """Keyword arguments of the wrapper."""
@@ -168,7 +167,7 @@ class GymnasiumEnv(EnvBlock):
 
     vectorization: Literal["subprocess", "inline"] = "subprocess"
     """subprocess: each environment in its own process, restarted alone if it crashes or hangs. inline: all in the
-    worker's process, for environments that are cheaper than a message to another process."""
+    worker's process, where messages cost more than steps."""
 
     num_envs: NumEnvs = 1
     """Number of environments per worker."""
@@ -254,8 +253,8 @@ class PettingZooEnv(GymnasiumEnv):
     entrypoint."""
 
     groups: Literal["byName", "all", "perAgent"] = "byName"
-    """How agents are grouped: byName puts agents together whose names differ in a last number (red_0, red_1), all makes
-    one group named agents, perAgent a group of each agent."""
+    """byName groups agents whose names differ in a last number (red_0, red_1), all makes one group named agents,
+    perAgent a group of each agent."""
 
     group_map: Annotated[dict[str, list[str]], Field(min_length=1, max_length=256)] | None = None
     """Names of the agents of each group, in place of groups."""
@@ -373,8 +372,8 @@ class JaxEnv(EnvBlock):
     title = "JAX"
 
     entrypoint: Entrypoint
-    """Factory of the functional environment, for example gymnax:make or my_pkg.envs:make, called with kwargs. Without a
-    wrapper that vectorizes or resets."""
+    """Factory of the functional environment, for example gymnax:make, called with kwargs. Without a wrapper that
+    vectorizes or resets."""
 
     num_envs: NumEnvs = 1
     """Number of environments per worker."""

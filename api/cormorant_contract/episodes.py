@@ -85,8 +85,8 @@ class EvaluatedEpisodes(Contract):
     """true: the policy's best action. false: actions are drawn, each episode from its own random stream."""
 
     per_task: Flag = True
-    """true: every variant of the environment plays all of these episodes. false: each episode is played once, and the
-    variants take turns in the shares of their weights."""
+    """true: every variant plays all of these episodes. false: each episode is played once, and the variants take turns
+    in the shares of their weights."""
 
     checkpoints: (
         Annotated[

@@ -132,6 +132,8 @@ def prune(value: Any, schema: Schema, *, path: str = "", unknown: list[str] | No
     Args:
         unknown: if given, fields that the schema does not know are also dropped, and their paths appended to it.
     """
+    if isinstance(value, dict) and "additionalProperties" in schema:
+        schema = {"properties": dict.fromkeys(value, schema["additionalProperties"])}
     if isinstance(value, dict) and "properties" in schema:
         known: Schema = schema["properties"]
         if unknown is not None:

@@ -15,8 +15,8 @@ class RunPolicy(Contract):
     """Failures of the worker in one slot after which the job fails."""
 
     startup_deadline_seconds: Count32 = 1800
-    """A job that has collected nothing after this time fails; so does one that is not ready for this long although
-    its pods can be scheduled. 0 means no deadline."""
+    """Time after which a job fails that has collected nothing, or is not ready although its pods can be scheduled. 0
+    means no deadline."""
 
     progress_deadline_seconds: Count32 = 600
     """Time without a new frame after which the job counts as stalled. 0 means never. Waiting for a learner and
@@ -46,8 +46,8 @@ class RunPolicy(Contract):
     """Pods that are deleted when the job ends; the head's pod keeps the logs."""
 
     disruption_budget: Literal["None", "Head", "All"] = "Head"
-    """Pods that a drain of nodes may not evict: none, the head, or the head and all workers but maxUnavailable.
-    Deleting them or suspending the job removes them all the same."""
+    """Pods that a drain of nodes may not evict: none, the head, or the head and all workers but
+    maxUnavailable."""
 
     def unavailable_of(self, workers: int) -> int:
         """Number of `count` workers that a change may take away at a time."""

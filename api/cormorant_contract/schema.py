@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from cormorant_contract.base import INT32_MAX, in_json_schema_words
+from cormorant_contract.base import in_json_schema_words
 from cormorant_contract.env import KINDS
 from cormorant_contract.job import GROUP, KIND, VERSION, CollectorJob
 
@@ -87,6 +87,10 @@ def structural_schema() -> Schema:
     raw = in_json_schema_words(CollectorJob.model_json_schema(by_alias=True))
     root = _inline(raw, raw["$defs"])
     properties = root["properties"]
+    blocks = properties["spec"]["properties"]["env"]["properties"]
+    for name, node in blocks["pettingzoo"]["properties"].items():
+        if node == blocks["gymnasium"]["properties"].get(name):
+            node["description"] = "As in gymnasium."
     return {
         "type": "object",
         "description": root["description"],
@@ -118,8 +122,6 @@ def _inline(node: Schema, definitions: Schema) -> Schema:
             result[key] = " ".join(value.split())
         elif key not in ("title", "$defs", "default", "additionalProperties"):
             result[key] = value
-    if result.get("type") == "integer":
-        result["format"] = "int32" if result.get("maximum", 0) <= INT32_MAX else "int64"
     if node.get("default") is not None:
         result["default"] = _trim(node["default"], result)
     return result

@@ -129,6 +129,7 @@ def _wrong_type(kind: str, value: object) -> str:
 
 def _find(schema: Schema, location: Sequence[str | int]) -> Schema:
     for part in location:
-        child = schema.get("items") if isinstance(part, int) else schema.get("properties", {}).get(part)
+        fields = schema.get("properties", {})
+        child = schema.get("items") if isinstance(part, int) else fields.get(part, schema.get("additionalProperties"))
         schema = child if child is not None else {}
     return schema

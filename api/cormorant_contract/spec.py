@@ -30,7 +30,7 @@ class CollectorJobSpec(Contract):
     """The environment: exactly one block of `spec.env`. Immutable."""
 
     policy: Policy
-    """The policy: exactly one of random and entrypoint."""
+    """The policy: exactly one of random, entrypoint and agents."""
 
     code: Code | None = None
     """User code for environments and policies. Unset means that the image contains it."""
@@ -151,7 +151,7 @@ _RULES: tuple[Rule[CollectorJobSpec], ...] = (
         values={
             "envs": Value(cel=_NUM_ENVS, get=lambda spec: spec.env.num_envs),
             "example": Value(
-                cel=f"(self.collection.framesPerBatch / {_NUM_ENVS} + 1) * {_NUM_ENVS}",
+                cel=f"[{_NUM_ENVS}].map(n, (self.collection.framesPerBatch / n + 1) * n)[0]",
                 get=lambda spec: (spec.collection.frames_per_batch // spec.env.num_envs + 1) * spec.env.num_envs,
             ),
         },
@@ -236,6 +236,24 @@ _RULES: tuple[Rule[CollectorJobSpec], ...] = (
         sentence="checkpoints are weights for policy.entrypoint in place of policy.initialWeights; set the "
         "entrypoint and remove initialWeights",
         path=("collection", "episodes"),
+    ),
+    # -- policies of groups of agents
+    Rule(
+        cel="!has(self.policy.agents) || ((has(self.env.pettingzoo) || has(self.env.envpool)) && "
+        f"!self.workerGroups.exists(g, {_SERVERS}) && !has(self.collection.episodes) && "
+        "!has(self.collection.normalize))",
+        holds=lambda spec: (
+            spec.policy.agents is None
+            or (
+                spec.env.block.kind in ("pettingzoo", "envpool")
+                and not spec.is_served
+                and spec.collection.episodes is None
+                and spec.collection.normalize is None
+            )
+        ),
+        sentence="agents need env.pettingzoo or env.envpool, and no collection.episodes, collection.normalize or "
+        "groups with role inference; remove those, or use policy.entrypoint",
+        path=("policy", "agents"),
     ),
     # -- learners
     Rule(

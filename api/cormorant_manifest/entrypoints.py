@@ -77,11 +77,14 @@ def _unregistered(name: str) -> str:
 
 def _entrypoints(job: CollectorJob) -> Iterator[Entrypoint]:
     policy, block = job.spec.policy, job.spec.env.block
-    if policy.entrypoint is not None:
-        yield Entrypoint(
-            path=policy.entrypoint, kwargs=policy.kwargs, num_positional=2, what="policy",
-            location=("spec", "policy", "entrypoint"),
-        )  # fmt: skip
+    named: list[tuple[Location, Any]] = [((), policy)]
+    named += [(("agents", group), one) for group, one in (policy.agents or {}).items()]
+    for location, one in named:
+        if one.entrypoint is not None:
+            yield Entrypoint(
+                path=one.entrypoint, kwargs=one.kwargs, num_positional=2, what="policy",
+                location=("spec", "policy", *location, "entrypoint"),
+            )  # fmt: skip
     if entrypoint := getattr(block, "entrypoint", None):
         own = {"num_envs": block.num_envs} if block.num_envs_argument else {}
         for variant in job.spec.env.variants or (Variant(name="all"),):

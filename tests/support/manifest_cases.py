@@ -4,6 +4,7 @@ from manifest_making import ABSENT, Case, Document, groups, gymnasium, manifest,
 
 CPU, GPU = {"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}
 SERVERS = {**GPU, "role": "inference"}
+_B = {"entrypoint": "a:b"}
 MLP = {"entrypoint": "cormorant.policies:mlp"}
 
 _WON, _SUCCESS = {"key": "won"}, {"name": "success", "key": "won"}
@@ -24,6 +25,10 @@ def _openenv(**fields: object) -> Document:
 
 def _agents(**fields: object) -> Document:
     return manifest(env={"pettingzoo": {"numEnvs": 8} | fields})
+
+
+def _policies(**agents: object) -> Document:
+    return _agents(id="a") | {"spec": _agents(id="a")["spec"] | {"policy": {"agents": agents}}}
 
 
 def _filled(dtype: str, fill: float) -> Document:
@@ -59,6 +64,12 @@ VALID: dict[str, Document] = {
     "openenv": _openenv(url="http://127.0.0.1:8000", fields={"action": [{"name": "move", "values": ["UP", "DOWN"]}]}),
     "openenv-image": _openenv(image="grid-world:1", fields={"observation": [{"name": "board", "shape": [6, 7]}]}),
     "agents": _agents(id="mpe2/simple_spread_v3", kwargs={"N": 3}, groups="all", episodeEnds="any", teamReward="mean"),
+    "agents-policies": _policies(
+        red={"entrypoint": "a:b", "kwargs": {"hidden": [8]}},
+        blue={"model": "red", "sample": {"window": 20, "latestRatio": 1}},
+        old={"model": "red", "version": 0},
+        dice={"random": {}},
+    ),
     "agents-mapped": _agents(entrypoint="my_pkg.envs:make", groupMap={"red": ["a", "b"], "blue": ["c"]}),
     "timeouts": gymnasium(stepTimeoutSeconds=5, resetTimeoutSeconds=5, maxRestarts=0, vectorization="inline"),
     "episodes-counted": manifest(collection__episodes={"count": 100, "deterministic": False}, output=_RESULTS),
@@ -198,11 +209,45 @@ INVALID: dict[str, Case] = {
         "exactly one of envpool, gymnasium, vector, pettingzoo, openenv and jax is required, found several",
         manifest(env__gymnasium={"id": "CartPole-v1", "numEnvs": 8}),
     ),
-    "policy-neither": rule("spec.policy", "found neither", value={}),
+    "policy-neither": rule("spec.policy", "entrypoint and agents is required, found 0", value={}),
     "policy-compiled-random": rule(
-        "spec.policy", "compile auto and dtype float32 need an entrypoint", manifest(policy__compile="auto")
+        "spec.policy", "compile auto and dtype float32 need policy.entrypoint", manifest(policy__compile="auto")
     ),
-    "policy-both": rule("spec.policy", "found random and entrypoint a:b", manifest(policy__entrypoint="a:b")),
+    "policy-both": rule(
+        "spec.policy", "entrypoint and agents is required, found 2", manifest(policy__entrypoint="a:b")
+    ),
+    **{
+        f"agents-{name}": rule("spec.policy.agents.red", sentence, _policies(red=policy, b=_B))
+        for name, policy, sentence in (
+            ("empty", {}, "write exactly one of random, entrypoint and model"),
+            ("two", {"random": {}, "model": "b"}, "write exactly one of random, entrypoint and model"),
+            ("random-version", {"random": {}, "version": 1}, "at most one of random, version and sample"),
+            ("pinned-sample", {"model": "b", "version": 1, "sample": {}}, "at most one of random, version and"),
+        )
+    },
+    "agents-unknown-model": rule(
+        "spec.policy.agents", "model b is not a group with an entrypoint", _policies(red={"model": "b"})
+    ),
+    "agents-model-of-a-model": rule(
+        "spec.policy.agents",
+        "model b is not a group with an entrypoint",
+        _policies(red={"model": "b"}, b={"model": "c"}, c={"entrypoint": "a:b"}),
+    ),
+    "agents-window": schema(
+        "spec.policy.agents.red.sample.window",
+        "0 is less than 1; write a number from 1 to 1024",
+        _policies(red={**_B, "sample": {"window": 0}}),
+    ),
+    "agents-field": strict(
+        "spec.policy.agents.red.versions", "did you mean version", _policies(red={**_B, "versions": 1})
+    ),
+    "agents-alone": rule(
+        "spec.policy.agents",
+        "agents need env.pettingzoo or env.envpool",
+        manifest(
+            env={"gymnasium": {"id": "CartPole-v1", "numEnvs": 8}}, policy={"agents": {"red": {"entrypoint": "a:b"}}}
+        ),
+    ),
     "gymnasium-neither": rule("spec.env.gymnasium", "found neither", gymnasium(id=None)),
     "gymnasium-both": rule(
         "spec.env.gymnasium", "found id CartPole-v1 and entrypoint a:b", gymnasium(entrypoint="a:b")

@@ -32,6 +32,11 @@ UPDATES: dict[str, Update] = {
         path="spec.policy.kwargs",
     ),
     "random-to-entrypoint": Update(old=manifest(), new=manifest(policy={"entrypoint": "a:b"}), path="spec.policy"),
+    "other-agents": Update(
+        old=manifest(policy={"agents": {"red": _ACTOR}}),
+        new=manifest(policy={"agents": {"red": _ACTOR | {"version": 3}}}),
+        path="spec.policy",
+    ),
     "another-controller": Update(
         old=manifest(), new=manifest(managedBy="example.com/controller"), path="spec.managedBy"
     ),

@@ -28,10 +28,16 @@ def verdict(document: Document) -> list[str]:
     return complaints or [f"{path}: {rule}" for path, rule in broken_rules(document, structural_schema())]
 
 
+def _known(value: Document, schema: Document) -> Document:
+    """Schemas of an object's fields, or of a map's values."""
+    if "additionalProperties" in schema:
+        return dict.fromkeys(value, schema["additionalProperties"])
+    return schema.get("properties", {})
+
+
 def with_defaults(value: Any, schema: Document) -> Any:
     """Drop null fields and fill defaults, in the API server's order."""
-    if isinstance(value, dict) and "properties" in schema:
-        known = schema["properties"]
+    if isinstance(value, dict) and (known := _known(value, schema)):
         for key in [key for key, item in value.items() if item is None and key in known]:
             del value[key]
         for key, child in known.items():
@@ -54,9 +60,7 @@ def unknown_fields(value: Any, schema: Document, path: str = "") -> list[str]:
         return [found for item in value for found in unknown_fields(item, schema["items"], path)]
     if not isinstance(value, dict) or "x-kubernetes-preserve-unknown-fields" in schema or path == ".metadata":
         return []
-    known = schema.get("properties", {})
-    if "additionalProperties" in schema:
-        known = dict.fromkeys(value, schema["additionalProperties"])
+    known = _known(value, schema)
     found = [f"{path}.{key}: unknown field" for key in value if key not in known]
     for key in value.keys() & known.keys():
         found += unknown_fields(value[key], known[key], f"{path}.{key}")
@@ -82,7 +86,7 @@ def broken_rules(value: Any, schema: Document, path: str = "") -> Iterator[tuple
         if "oldSelf" not in entry["rule"] and not _holds(entry["rule"], json.dumps(value)):
             yield path + entry.get("fieldPath", ""), entry["rule"]
     if isinstance(value, dict):
-        known = schema.get("properties", {})
+        known = _known(value, schema)
         for key in value.keys() & known.keys():
             yield from broken_rules(value[key], known[key], f"{path}.{key}")
     elif isinstance(value, list) and "items" in schema:

@@ -24,7 +24,8 @@ class AsyncEnvGroup(EnvGroup):
     """Steps one VectorEnv that is not in lockstep. Driven by a Collector like a `LockstepEnvGroup`."""
 
     def start(self, initial_states: Arrays, layout: Layout) -> None:
-        self._initial_states, self._layout = initial_states, layout
+        self._hide(initial_states, layout)
+        self._layout = layout
         n = self.env.num_envs
         self._landed: Array = np.zeros(n, dtype=np.int64)
         """[n] position of each column's open frame."""
@@ -119,7 +120,7 @@ class AsyncEnvGroup(EnvGroup):
         raise EnvCrashed("environments with steps in flight cannot be restored")
 
     def _end(self, columns: Array, following: Array, final: Arrays) -> None:
-        states = tuple(a[following, columns] for a in self._states)
+        states = tuple(a[following, columns] for a in self._stored_states)
         self._ends.append((columns, self._landed[columns] - 1, tuple(a.copy() for a in final), states))
         self._trajectories.open(columns + self.columns.start)
         self._begin_trajectories(following, columns)

@@ -45,7 +45,7 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
     collector["policy_version"] = _env_first(own(block.policy_version[rows]))
     _put(collector, layout.tasks, (_env_first(own(a[rows])) for a in block.tasks))
 
-    root: dict[str, Any] = {}
+    root: dict[str, Any] = {"collector": collector}
     # Rows 0..T in one piece, from which both the observation and what followed it are cut.
     observation = tuple(own(a[: block.num_rows + 1]) for a in block.observation)
     states = tuple(own(a[: block.num_rows + 1]) for a in block.states)
@@ -68,7 +68,7 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
     _put(following, layout.observation, _what_followed(block, observation, block.final))
     _put(following, layout.states, _what_followed(block, states, block.final_states))
     _put(following, layout.info, (_env_first(own(a[rows])) for a in block.info))
-    root["next"], root["collector"] = following, collector
+    root["next"] = following
     return TensorDict(root, batch_size=[layout.num_envs, block.num_rows], names=_NAMES)
 
 

@@ -11,6 +11,7 @@ from cormorant_contract.collection import Collection, Normalize
 from cormorant_contract.env import Recycle
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.sentences import did_you_mean
+from cormorant_worker.collect.agents_actor import AgentsActor
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
@@ -88,6 +89,8 @@ def build_collector(
             )
             remote = RemoteActor(servers or AssignedServers(place.servers), greeting)
             actor, weights = remote, remote.weights
+        elif spec.policy.agents is not None:
+            actor, weights = build_agents(job, observation, action, warmup, device=device, num_rows=num_rows)
         elif (
             served := build_policy(job, overrides, observation, action, normalizer, device=device, num_rows=num_rows)
         ) is not None:
@@ -107,6 +110,8 @@ def build_collector(
         )
         config = replace(config, **overrides.settings)
         collector = Collector(envs, actor, config=config, warmup=warmup, weights=weights)
+        if isinstance(actor, AgentsActor):
+            actor.playing = lambda: [versions for group in collector.env_groups for versions in group.hidden]
         if collector.layout(1).hides_reward:
             _refuse_reward(spec.collection)
         if normalizer is not None:
@@ -207,6 +212,20 @@ def build_policy(
         statistics = None if normalizer is None else normalizer.statistics
         weights.load(read_file(uri, allow_nonfinite=policy.allow_nonfinite), statistics)
     return ServedPolicy(actor=acting, weights=weights, observation_space=observation, action_space=action, call=call)
+
+
+def build_agents(
+    job: CollectorJob, observation: Space, action: Space, random: RandomActor, *, device: torch.device, num_rows: int
+) -> tuple[AgentsActor, StagedWeights]:
+    """As `build_policy`, for a manifest with policies of groups of agents."""
+    policy = job.spec.policy
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.spec.collection.seed)
+        acting = AgentsActor(policy, observation, action, random, device=device, num_rows=num_rows)
+    if uri := policy.initial_weights:
+        acting.weights.load(read_file(uri, allow_nonfinite=policy.allow_nonfinite))
+    acting.begin()
+    return acting, acting.weights
 
 
 def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.timing import Laps
@@ -70,10 +71,16 @@ class EnvGroup(ABC):
         self._lengths = trajectories.lengths[columns]
         self._ids = trajectories.ids[columns]
         self._initial_states: Arrays = ()
+        self.hidden: Arrays = ()
+        """[n] each state that is carried and not stored, as it is now."""
 
     @abstractmethod
     def start(self, initial_states: Arrays, layout: Layout) -> None:
-        """Begin the first episodes."""
+        """Begin the first episodes. `initial_states`: see `Actor`."""
+
+    def _hide(self, initial_states: Arrays, layout: Layout) -> None:
+        self._initial_states = initial_states
+        self.hidden = tuple(value.repeat(self.env.num_envs, 0) for value in initial_states[len(layout.states) :])
 
     @abstractmethod
     def restart(self) -> None:
@@ -134,7 +141,11 @@ class EnvGroup(ABC):
 
     def _aim(self, block: Block, columns: slice) -> None:
         self._obs = tuple(a[:, columns] for a in block.observation)
-        self._states = tuple(a[:, columns] for a in block.states)
+        self._stored_states = tuple(a[:, columns] for a in block.states)
+        # Each row of a hidden state is the same memory: a column acts at one row at a time.
+        rows = len(block.observation[0])
+        hidden = (as_strided(a, (rows, *a.shape), (0, *a.strides)) for a in self.hidden)
+        self._states = (*self._stored_states, *hidden)
         self._action = tuple(a[:, columns] for a in block.action)
         self._outputs = tuple(a[:, columns] for a in block.outputs)
         self._info = tuple(a[:, columns] for a in block.info)
@@ -214,7 +225,7 @@ class LockstepEnvGroup(EnvGroup):
     """Steps one VectorEnv and writes its frames. Driven by a Collector: begin, (act, land)*, finish."""
 
     def start(self, initial_states: Arrays, layout: Layout) -> None:
-        self._initial_states = initial_states
+        self._hide(initial_states, layout)
         self.obs: Arrays = tuple(a.copy() for a in self.env.start())
         """[n, ...] per leaf: what to act on next, between batches."""
         self.states: Arrays = ()
@@ -381,7 +392,7 @@ class LockstepEnvGroup(EnvGroup):
 
     def _end(self, rows: Array | int, columns: Array, final: Arrays) -> None:
         """Trajectories ended with the frames at (rows, columns); the next rows hold what begins the next ones."""
-        final_states = tuple([a[rows + 1, columns] for a in self._states])
+        final_states = tuple([a[rows + 1, columns] for a in self._stored_states])
         of_block = columns + self.columns.start
         self._block.end(rows, of_block, final, final_states)
         self._trajectories.open(of_block)
@@ -406,7 +417,7 @@ class LockstepEnvGroup(EnvGroup):
         at, which = rows[marked] - 1, columns[marked]
         self._truncated[at, which] = True
         final = tuple(a[at + 1, which] for a in self._obs)
-        self._block.end(at, which + self.columns.start, final, tuple(a[at + 1, which] for a in self._states))
+        self._block.end(at, which + self.columns.start, final, tuple(a[at + 1, which] for a in self._stored_states))
         self._trajectories.lose(columns + self.columns.start)
         self._begin_trajectories(rows, columns)
         put(self._obs, (rows, columns), first)
@@ -449,8 +460,10 @@ class FirstFrames:
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         n, actions = len(is_init), self._random.act(obs, states, is_init).actions
         known = () if self._outputs_of is None else self._outputs_of(actions)
-        zeros = (np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.outputs[len(known) :])
-        drawn = Acted(actions, (*known, *zeros), tuple(np.repeat(value, n, axis=0) for value in self.initial_states))
+        fills = [RANDOM_VERSION if leaf.key[0] == "collector" else 0 for leaf in self.outputs]  # versions of groups
+        zeros = [np.full((n, *leaf.shape), fill, leaf.dtype) for leaf, fill in zip(self.outputs, fills, strict=True)]
+        first = tuple(np.repeat(value, n, axis=0) for value in self.initial_states)
+        drawn = Acted(actions, (*known, *zeros[len(known) :]), first)
         num_drawn, self.left = min(self.left, n), max(0, self.left - n)
         if num_drawn == n:
             return drawn

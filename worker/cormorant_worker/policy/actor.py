@@ -9,6 +9,7 @@ start finds the policy's other outputs, so that the hot loop knows every array i
 import copy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -41,7 +42,8 @@ class Actor(Protocol):
     states: tuple[Leaf, ...]
     """Recurrent states: passed to the policy at the next step, zero (or the policy's initial value) at the first."""
     initial_states: Arrays
-    """[1, ...] each of `states`, at the first step of a trajectory."""
+    """[1, ...] each of `states`, at the first step of a trajectory; behind them, further ones that are carried from
+    step to step, too, and not stored."""
     device: torch.device
     """Device whose generator draws actions; the CPU if none does."""
 
@@ -106,17 +108,21 @@ class PolicyActor:
             and device.type == "cpu"
         )
 
-    def twin(self) -> "PolicyActor":
+    def twin(self, instead: Mapping[int, torch.Tensor] = MappingProxyType({})) -> "PolicyActor":
         """An independent actor: copies everything that calls may change (buffers, attributes) and shares the
         parameters.
+
+        Args:
+            instead: what the twin has in place of some tensors of the modules, by their ids.
 
         Raises:
             PolicyError: the policy cannot be copied.
         """
         parameters = (part for module in self.models.modules.values() for part in module.parameters())
+        shared = {id(part): part for part in parameters} | dict(instead)
         twin = copy.copy(self)
         try:
-            twin.models = copy.deepcopy(self.models, {id(part): part for part in parameters})
+            twin.models = copy.deepcopy(self.models, shared)
         except Exception as error:
             raise PolicyError(
                 f"the policy cannot be copied for an episode of its own: {type(error).__name__}: {error}; give its "

@@ -142,6 +142,11 @@ class StagedWeights:
         self.version = INITIAL_VERSION
         self.on_applied: Callable[[PolicyVersion], None] = lambda version: None
         """Told each version as it begins to act, by the thread that applies it."""
+        self.on_offered: Callable[[PolicyVersion, Weights], None] = lambda version, weights: None
+        """Told each offer that was staged, in order, by the thread that offers. The tensors' memory is the caller's."""
+        self.versions = dict.fromkeys(modules, INITIAL_VERSION)
+        """The version of each model that acts."""
+        self._offered_versions: dict[str, PolicyVersion] = {}
         self._lock = threading.Condition()
         """Guards `_offered` and the versions; notified of every offer."""
         self._offered: Weights | None = None
@@ -168,6 +173,8 @@ class StagedWeights:
                     )
                 # A publish may name some models only: what an unapplied older offer holds of others still counts.
                 self._offered, self._offered_version = {**(self._offered or {}), **weights}, version
+                self._offered_versions |= dict.fromkeys(weights, version)
+                self.on_offered(version, weights)
                 self._statistics = statistics or (self.stamp(version) if self.stamp is not None else None)
         finally:
             self.note_seen(version)
@@ -190,6 +197,7 @@ class StagedWeights:
         with self._lock:
             weights, version, statistics = self._offered, self._offered_version, self._statistics
             self._offered = self._statistics = None
+            self.versions |= self._offered_versions
         self._copy(weights or {})
         if self.normalizer is not None and statistics is not None:
             self.normalizer.use(statistics)
