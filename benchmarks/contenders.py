@@ -7,6 +7,7 @@ from typing import Literal
 
 ROOT = Path(__file__).parent.parent
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+SAMPLE_FACTORY_PYTHON = ROOT / ".venv-sample-factory" / "bin" / "python"
 
 Family = Literal["policy", "random"]
 """Workloads with a network, or with random actions."""
@@ -126,6 +127,14 @@ CONTENDERS = (
         name="RLlib EnvRunners, 2",
         module=f"{_PEERS}.rllib_env_runners",
         python=PEERS_PYTHON,
+        in_quick=False,
+        starts_alone=True,
+    ),
+    Contender(
+        name="Sample Factory sampler, 2",
+        module=f"{_PEERS}.sample_factory_sampler",
+        arguments=_AHEAD,
+        python=SAMPLE_FACTORY_PYTHON,
         in_quick=False,
         starts_alone=True,
     ),
