@@ -258,13 +258,6 @@ def test_workers_end_with_the_last_reference_to_their_fleet() -> None:
     worker.wait(60)
 
 
-def test_a_closed_fleet_says_so_at_once(tmp_path: Path) -> None:
-    with local(tmp_path) as fleet:
-        pass
-    with pytest.raises(FleetClosed, match="the fleet was closed"):
-        fleet.save(tmp_path / "state")
-
-
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("place", [local, over_rest])
 def test_every_fleet_refuses_in_the_same_words(place: Any, tmp_path: Path) -> None:

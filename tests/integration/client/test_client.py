@@ -163,21 +163,6 @@ def test_published_weights_act(client: Client) -> None:
     assert [kept.version for kept in client.versions().versions][:3] == [version + 2, version + 1, version]
 
 
-def test_two_publishers_at_once_both_get_through(served: Served) -> None:
-    versions: list[int] = []
-
-    def publish(number: int) -> None:
-        with connect(served.server.url, token=served.writer.token) as mine:
-            versions.extend(mine.publish(numbered(number * 10 + i)).version for i in range(5))
-
-    threads = [threading.Thread(target=publish, args=(number,)) for number in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(set(versions)) == 10
-
-
 @pytest.mark.parametrize(
     ("token", "words"), [("wrong", "invalid token"), (None, r"from Python with connect\(url, token_file=")]
 )
@@ -258,26 +243,6 @@ def test_the_asyncio_twin(served: Served) -> None:
             return frames, update.version - before
 
     assert asyncio.run(learn()) == (90, 1)
-
-
-def test_a_cancelled_await_loses_no_batch(served: Served) -> None:
-    async def run(client: AsyncClient) -> tuple[int, int]:
-        before = (await client.status()).frames.delivered
-        seen = 0
-        async with client.deliveries(prefetch=0) as batches:
-            for _ in range(20):
-                try:
-                    seen += (await asyncio.wait_for(anext(batches), 0.004)).num_frames
-                except TimeoutError:
-                    continue
-        return seen, (await client.status()).frames.delivered - before
-
-    async def connected() -> tuple[int, int]:
-        async with AsyncClient(served.server.url, token=served.writer.token) as client:
-            return await run(client)
-
-    seen, acknowledged = asyncio.run(connected())
-    assert acknowledged <= seen, "what nobody saw is not acknowledged"
 
 
 def test_two_tasks_cannot_iterate_over_the_same_batches(served: Served) -> None:

@@ -175,16 +175,6 @@ def test_a_pool_steps_with_the_actions_that_batches_hold(batch_size: int) -> Non
     assert torch.allclose(batch["next", "observation"][..., 2], expected, atol=1e-5)
 
 
-def test_trajectories_are_cut_in_pools_too() -> None:
-    with make_collector(job_of("CartPole-v1", 3, collection={"maxFramesPerTrajectory": 6})) as collector:
-        batch = collector.collect(num_steps=300)
-    next_obs, obs = batch["next", "observation"], batch["observation"]
-    done = batch["next", "done"].squeeze(-1)
-    assert (((obs[:, 1:] == next_obs[:, :-1]).all(-1)) == ~done[:, :-1]).all()
-    assert batch["next", "truncated"].squeeze(-1)[:, 5::6].all()
-    assert (batch["next", "reward"] == 1.0).all()
-
-
 def pools(num_envs: int, *, env_groups: int, threads: int, seed_offset: int = 0) -> list[VectorEnv]:
     task = EnvPoolTask(task_id="CartPole-v1", kwargs={})
     parts = np.array_split(np.array(SEEDS.env_seeds(num_envs)) + seed_offset, env_groups)

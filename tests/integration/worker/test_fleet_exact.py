@@ -22,6 +22,7 @@ from cormorant_testing.fleets import (
 )
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
+from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import StaleWeights, WeightsMismatch
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.local_fleet import LocalFleet
@@ -52,20 +53,6 @@ def test_the_last_batch_is_short_and_the_total_exact(mode: str, workers: int, to
     full = 20 * (workers if mode == "sync" else 1)
     assert sizes[:-1] == [full] * (total // full)
     assert checker.attempts == {(0, index, 0) for index in range(workers)}
-
-
-@on_all_placements
-def test_as_many_frames_as_asked_are_random_over_workers() -> None:
-    options = {"lengths": (3, 1, 7), "ends": "alternate"}
-    collection = {"mode": "sync", "totalFrames": 144, "framesPerBatch": 18, "initRandomFrames": 37}
-    job = make_job(num_envs=3, policy="counter", collection=collection, **options)
-    checker, random = make_checker(3, **options), []
-    with fleet_of(job, workers=2) as fleet:
-        for batch in LocalFleet(fleet).batches():
-            checker.take(batch)
-            is_random = batch["collector", "policy_version"] == -1
-            random.append([int(is_random[:3].sum()), int(is_random[3:].sum())])
-    assert random == [[18, 18], [1, 0], [0, 0], [0, 0]]
 
 
 def kill_within_a_batch(fleet: WorkerFleet, chance: random.Random) -> bool:
@@ -288,33 +275,6 @@ def test_slow_consumer_bounds_the_number_of_blocks() -> None:
             checker.take(next(batches))
 
 
-def test_an_asynchronous_pool_is_exact_in_a_fleet() -> None:
-    env = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 6, "batchSize": 2, "numThreads": 2}}
-    job = make_job(env=env, policy="cormorant.policies:mlp", collection={"framesPerBatch": 60, "totalFrames": 1000})
-    last: dict[tuple[int, int], tuple] = {}
-    frames = 0
-    with fleet_of(job, workers=1) as fleet:
-        for batch in LocalFleet(fleet).batches():
-            full = ("collector", "mask") not in batch.keys(True)
-            mask = None if full else batch["collector", "mask"]
-            for b in range(6):
-                n = batch.shape[1] if mask is None else int(mask[b].sum())
-                column = batch[b, :n]
-                frames += n
-                assert (column["next", "reward"] == 1.0).all()
-                done = column["next", "done"].squeeze(-1)
-                same = (column["observation"][1:] == column["next", "observation"][:-1]).all(-1)
-                assert (same == ~done[:-1]).all()
-                if (0, b) in last:
-                    obs, was_done, traj = last[0, b]
-                    assert was_done or (obs == column["observation"][0]).all()
-                    assert was_done == (traj != int(column["collector", "traj_ids"][0]))
-                last[0, b] = (
-                    column["next", "observation"][-1].clone(), bool(done[-1]), int(column["collector", "traj_ids"][-1])
-                )  # fmt: skip
-    assert frames == 1000
-
-
 def test_async_batch_has_its_oldest_and_newest_version() -> None:
     env = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 6, "batchSize": 2, "numThreads": 2}}
     job = make_job(
@@ -335,3 +295,60 @@ def test_async_batch_has_its_oldest_and_newest_version() -> None:
                 spans.add(loan.max_version - loan.min_version)
             fleet.publish(weights, wait_s=10)
     assert max(spans) > 0, "rows that were under way at a batch's end were acted on by its version"
+
+
+@on_all_placements_slowly
+def test_straggler_hands_over_and_the_total_is_exact() -> None:
+    slow = {"how": "slow", "seconds": 0.02, "seeds": SeedPath(seed=7, index=1).env_seeds(2)}
+    job = make_job(
+        num_envs=2,
+        policy="counter",
+        lengths=(3, 8),
+        failures=[slow],
+        collection={"mode": "sync", "framesPerBatch": 200, "totalFrames": 3000, "preemptiveThreshold": 0.5},
+    )
+    checker = make_checker(2, lengths=(3, 8))
+    shares: list[dict[str, int]] = []
+    with fleet_of(job, workers=2) as fleet:
+        while (loan := fleet.borrow(timeout_s=120)) is not None:
+            with loan:
+                checker.take(loan.tensordict())
+                shares.append({part.worker: part.block.num_frames for part in loan.parts})
+                assert loan.num_frames == sum(shares[-1].values())
+                assert min(shares[-1].values()) >= 1
+        stats = fleet.stats()
+    assert checker.frames == stats.frames == stats.stepped_frames == 3000
+    assert stats.dropped == {}
+    # A vector step of the second worker takes 40 ms, a whole batch of it four seconds.
+    first, second = (sum(share.get(worker, 0) for share in shares) for worker in ("cpu-0", "cpu-1"))
+    assert first > second
+    # Both are in every round, but for some of the last, which have a single frame.
+    assert all(len(share) == 2 for share in shares[:5])
+    assert any(share["cpu-1"] < 200 for share in shares[:5])
+
+
+def test_multi_step_trajectories_count_frames_as_collected() -> None:
+    collection = {
+        "mode": "sync",
+        "framesPerBatch": 20,
+        "totalFrames": 80,
+        "multiStep": {"steps": 2, "gamma": 0.5},
+        "splitTrajectories": True,
+    }
+    job = make_job(num_envs=2, collection=collection, lengths=(4,))
+    frames = 0
+    with fleet_of(job, workers=2) as fleet:
+        for batch in LocalFleet(fleet).batches():
+            mask = batch["collector", "mask"]
+            frames += int(mask.sum())
+            steps = batch["observation"][..., 2]
+            ids = batch["collector", "traj_ids"]
+            for row in range(len(batch)):
+                length = int(mask[row].sum())
+                assert len(set(ids[row, :length].tolist())) == 1
+                assert steps[row, :length].tolist() == [steps[row, 0] + t for t in range(length)]
+                rewards = batch["next", "original_reward"][row, :length, 0]
+                summed = [float(rewards[t] + (0.5 * rewards[t + 1] if t + 1 < length else 0)) for t in range(length)]
+                assert batch["next", "reward"][row, :length, 0].tolist() == summed
+                assert batch["steps_to_next_obs"][row, :length].tolist() == [2] * (length - 1) + [1]
+        assert frames == fleet.stats().frames == 80

@@ -193,18 +193,3 @@ def test_statistics_in_a_weights_file_are_gone_on_from(tmp_path: Path) -> None:
         assert fleet.statistics.current.count == 50
         reader.next_batch()
         assert fleet.statistics.current.count == 70
-
-
-@pytest.mark.slow
-def test_an_inference_server_normalizes_with_the_version_that_acts() -> None:
-    document = job_of(400).to_document()
-    document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": 1}]
-    versions = set()
-    with make_fleet(load_job(document), workers=2) as fleet:
-        reader = LocalFleet(fleet)
-        while (batch := reader.next_batch(copy=True)) is not None:
-            check_seen(batch, fleet.statistics)
-            versions |= set(batch["collector", "policy_version"].unique().tolist())
-            fleet.publish(numbered(fleet.version + 1))
-        assert fleet.statistics.current.count == 400
-    assert len(versions) > 2

@@ -273,13 +273,6 @@ def test_environments_of_other_spaces_do_not_mix() -> None:
 # -- whole episodes --------------------------------------------------------------------------------------------
 
 
-def by_seed(num_envs: int, **options: object) -> list[int]:
-    """First episode's length of each environment, with `longest`."""
-    from cormorant_testing.envs import Oracle
-
-    return [Oracle(seed=seed, **options).length(0) for seed in SEEDS.env_seeds(num_envs)]
-
-
 @given(num_episodes=st.integers(1, 20), lengths=LENGTHS, env_groups=st.integers(1, 2), resets=st.booleans())
 @settings(max_examples=20)
 def test_exactly_n_episodes_in_fixed_shares(
@@ -311,18 +304,6 @@ def test_long_episodes_are_whole_even_when_batches_reset() -> None:
     batch = make_collector(num_envs=2, lengths=150, resets=True).collect(num_episodes=3)
     assert batch["collector", "mask"].sum(1).tolist() == [150, 150, 150]
     assert batch["next", "terminated"].sum() == 3
-
-
-def test_short_episodes_are_not_favored() -> None:
-    # One environment's episodes are 50 times as long as the others': it still gives its share.
-    seeds = SEEDS.env_seeds(4)
-    options = {"longest": 97}
-    collector = make_collector(num_envs=4, **options)
-    batch = collector.collect(num_episodes=40)
-    idents = batch["observation"][:, 0, 0]
-    assert [int((idents == seed % 65521).sum()) for seed in seeds] == [10, 10, 10, 10]
-    lengths = batch["collector", "mask"].sum(1).tolist()
-    assert max(lengths) > 20 * min(lengths)
 
 
 def test_what_follows_whole_episodes_is_exact_again() -> None:

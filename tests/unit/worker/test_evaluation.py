@@ -353,33 +353,31 @@ def test_parquet_has_the_rows(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_every_variant_plays_every_seed(tmp_path: Path) -> None:
-    variants = [{"name": "short", "kwargs": {"lengths": 2}}, {"name": "long", "kwargs": {"lengths": 5}}]
-    env = {"gymnasium": COUNTING, "variants": variants}
-    job = job_of(tmp_path, env, seed=5, episodes={"count": 3})
-    assert job.spec.target == 6
-    rows = played_by(job, [5, 0, 3], [1, 2, 4])
+@pytest.mark.parametrize(
+    ("episodes", "played"),
+    [
+        ({"count": 3}, [(name, seed) for name in ("short", "long") for seed in (5, 6, 7)]),
+        # By turns, in the shares of their weights.
+        (
+            {"count": 7, "perTask": False},
+            [("short" if seed in (6, 9) else "long", seed) for seed in range(5, 12)],
+        ),
+    ],
+)
+def test_variants_play_every_seed_or_take_turns(
+    tmp_path: Path, episodes: Mapping[str, Any], played: list[tuple[str, int]]
+) -> None:
+    lengths = {"short": 2, "long": 5}
+    variants = [{"name": name, "kwargs": {"lengths": n}, "weight": n // 2} for name, n in lengths.items()]
+    job = job_of(tmp_path, {"gymnasium": COUNTING, "variants": variants}, seed=5, episodes=episodes)
+    last = job.spec.target - 1
+    rows = played_by(job, [last, 0, 3], [at for at in range(1, last) if at != 3])
     table = ResultTable.of(planned_episodes(job), {row.key: row for row in rows.values()})
     assert table.is_complete
-    assert [(row.task, row.seed, row.length) for row in table.episodes] == [
-        ("short", 5, 2), ("short", 6, 2), ("short", 7, 2), ("long", 5, 5), ("long", 6, 5), ("long", 7, 5)
-    ]  # fmt: skip
-    assert {name: found["length"]["mean"] for name, found in table.tasks.items()} == {"short": 2.0, "long": 5.0}
-
-
-def test_variants_take_turns_in_the_shares_of_their_weights(tmp_path: Path) -> None:
-    variants = [{"name": "short", "kwargs": {"lengths": 2}}, {"name": "long", "kwargs": {"lengths": 5}, "weight": 2}]
-    env = {"gymnasium": COUNTING, "variants": variants}
-    job = job_of(tmp_path, env, seed=5, episodes={"count": 7, "perTask": False})
-    assert job.spec.target == 7
-    rows = played_by(job, [6, 0, 3], [1, 2, 4, 5])
-    table = ResultTable.of(planned_episodes(job), {row.key: row for row in rows.values()})
-    assert [(row.task, row.seed, row.length) for row in table.episodes] == [
-        ("long", 5, 5), ("short", 6, 2), ("long", 7, 5), ("long", 8, 5), ("short", 9, 2), ("long", 10, 5),
-        ("long", 11, 5),
-    ]  # fmt: skip
+    assert [(row.task, row.seed) for row in table.episodes] == played
+    assert {name: found["length"]["mean"] for name, found in table.tasks.items()} == lengths
     more = evaluation_job(job, str(tmp_path), episodes=9)
-    assert planned_episodes(more)[:7] == planned_episodes(job)
+    assert [row for row in planned_episodes(more) if row in planned_episodes(job)] == list(planned_episodes(job))
 
 
 def checkpoint(path: Path, seed: int, *, statistics: Mapping[str, Any] | None = None) -> str:

@@ -51,6 +51,10 @@ def closed_actors(request: pytest.FixtureRequest) -> Iterator[None]:
     ACTORS.clear()
 
 
+on_one_machine = pytest.mark.parametrize("closed_actors", [False], indirect=True, ids=["one-machine"])
+between_nodes = pytest.mark.parametrize("closed_actors", [True], indirect=True, ids=["nodes"])
+
+
 class Summing(torch.nn.Module):
     """Acts the sum of a row, plus its weight; notes the size of each batch."""
 
@@ -244,6 +248,7 @@ def test_worker_that_is_gone_holds_nobody_up() -> None:
         assert server.policy.sizes == [1]
 
 
+@on_one_machine
 def test_worker_that_is_gone_before_its_welcome_leaves_no_descriptor() -> None:
     with running() as (server, listener):
         worker(listener).ask(rows_of(1), (), init(1)).answer()
@@ -261,6 +266,7 @@ def test_worker_that_is_gone_before_its_welcome_leaves_no_descriptor() -> None:
         until(lambda: open_descriptors() == before)
 
 
+@on_one_machine
 def test_server_that_dies_within_its_welcome_leaves_no_descriptor() -> None:
     listeners = listen()
     with listeners.local as listener:
@@ -314,6 +320,7 @@ def test_worker_with_other_spaces_is_refused() -> None:
             worker(listener, obs=gymnasium.spaces.Box(0, 1, (2,), np.float32))
 
 
+@on_one_machine
 def test_shapes_on_a_device_are_powers_of_two() -> None:
     assert make_shapes(100) == (1, 2, 4, 8, 16, 32, 64, 128)
     assert make_shapes(1) == (1,)
@@ -321,6 +328,7 @@ def test_shapes_on_a_device_are_powers_of_two() -> None:
     assert Gathering(shapes=(4, 16)).padded(17) == 17
 
 
+@between_nodes
 def test_worker_of_another_node_must_know_the_key() -> None:
     with running() as (server, listener):
         stranger = replace(listener.address, machine="another one", key=b"guessed")
@@ -333,6 +341,7 @@ def test_worker_of_another_node_must_know_the_key() -> None:
         assert worker(listener).ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
 
 
+@on_one_machine
 def test_rows_larger_than_the_sockets_buffers_arrive_whole() -> None:
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
@@ -371,9 +380,9 @@ def test_silent_server_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) 
         assert silent.policy.sizes == []
 
 
+# On one machine the kernel tells that a process has ended.
+@between_nodes
 def test_connections_between_nodes_end_when_a_node_is_lost() -> None:
-    if not BETWEEN_NODES[0]:
-        return  # the kernel tells that a process of this machine has ended
     with running() as (server, listener):
         connection = worker(listener)._connection
         assert connection is not None
@@ -392,9 +401,8 @@ def receive_within(seconds: float, connection: ServerConnection) -> None:
 
 
 @pytest.mark.slow
+@between_nodes
 def test_node_that_falls_silent_is_left_on_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not BETWEEN_NODES[0]:
-        return
     monkeypatch.setattr(connections, "_DEAD_AFTER_S", 4)
 
     def lose_the_network() -> None:
