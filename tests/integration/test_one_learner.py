@@ -39,12 +39,9 @@ from cormorant.postproc import frames_of
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import serve
+from manifest_making import collector_job
 
-CARTPOLE = {
-    "apiVersion": "cormorant.dev/v1alpha1",
-    "kind": "CollectorJob",
-    "metadata": {"name": "one-learner"},
-    "spec": {
+CARTPOLE = collector_job("one-learner", {
         "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}},
         "policy": {"entrypoint": "cormorant.policies:mlp", "explorationType": "mode"},
         "collection": {
@@ -52,8 +49,7 @@ CARTPOLE = {
             "weights": {"maxStaleness": 0}, "normalize": {"observation": {}},
         },
         "output": {"queue": {"capacityBatches": 1}},
-    },
-}  # fmt: skip
+    })  # fmt: skip
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import torch
 from cormorant import RayOptions, make_collector, open_fleet
 from cormorant.policies import mlp
 from cormorant_worker.policy.actor import Staging
+from manifest_making import collector_job
 
 pytestmark = [
     pytest.mark.gpu,
@@ -15,17 +16,15 @@ pytestmark = [
 
 
 def job(*, device: str = "cpu", entrypoint: str = "mlp", task: str = "CartPole-v1", exploration: str = "mode") -> dict:
-    return {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": "cuda"},
-        "spec": {
+    return collector_job(
+        "cuda",
+        {
             "env": {"envpool": {"taskId": task, "numEnvs": 16, "numThreads": 1}},
             "policy": {"entrypoint": f"cormorant.policies:{entrypoint}", "explorationType": exploration},
             "collection": {"framesPerBatch": 128, "totalFrames": 640, "seed": 3},
             "workerGroups": [{"name": "main", "device": device}],
         },
-    }
+    )
 
 
 def test_staging_brings_arrays_to_the_device_and_back() -> None:

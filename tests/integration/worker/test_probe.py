@@ -4,19 +4,18 @@ import pytest
 
 from cormorant import make_collector
 from cormorant_worker.errors import EnvBuildError
+from manifest_making import collector_job
 
 
 def job(kwargs: dict[str, object]) -> dict[str, object]:
-    return {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": "probe"},
-        "spec": {
+    return collector_job(
+        "probe",
+        {
             "env": {"envpool": {"taskId": "Catch-v0", "numEnvs": 2, "kwargs": kwargs}},
             "policy": {"random": {}},
             "collection": {"framesPerBatch": 8},
         },
-    }
+    )
 
 
 def test_segfaulting_argument_is_refused_by_a_sentence() -> None:

@@ -7,14 +7,10 @@ import yaml
 
 from cormorant_cli.commands.submit import show_objects
 from cormorant_cli.jobs import age
+from manifest_making import collector_job
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
-JOB = {
-    "apiVersion": "cormorant.dev/v1alpha1",
-    "kind": "CollectorJob",
-    "metadata": {"name": "pong", "namespace": "rl", "managedFields": [{"manager": "x"}]},
-    "spec": {"replicas": 1},
-}
+JOB = collector_job("pong", {"replicas": 1}, namespace="rl", managedFields=[{"manager": "x"}])
 
 
 def test_objects_are_printed_without_book_keeping() -> None:

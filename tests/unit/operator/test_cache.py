@@ -6,15 +6,11 @@ from cormorant_contract.children import ATTEMPT, EPOCH, GROUP, INDEX, ROLE
 from cormorant_operator.cache import Cache
 from cormorant_operator.job import Job
 from cormorant_testing.operator_world import make_spec
+from manifest_making import collector_job
 
 
 def job(*, version: int = 1, uid: str = "j1", **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": "pong", "namespace": "a", "uid": uid, "resourceVersion": str(version)},
-        "spec": make_spec(**spec),
-    }
+    return collector_job("pong", make_spec(**spec), namespace="a", uid=uid, resourceVersion=str(version))
 
 
 def pod(

@@ -19,6 +19,7 @@ from cormorant_operator.job_state import HeadAnswer
 from cormorant_operator.pods import Pod
 from cormorant_testing.api_server import SINCE, ApiServer
 from cormorant_testing.operator_world import make_spec
+from manifest_making import collector_job
 
 pytestmark = pytest.mark.anyio
 SITE = OperatorDefaults(poll_s=0.1, fast_poll_s=0.1, resync_retry_s=0.1)
@@ -100,12 +101,7 @@ class Scene:
         self.controller.notice(self.submit("pong", namespace="a", uid="j", generation=generation, **spec))
 
     def submit(self, name: str, *, namespace: str, uid: str, generation: int = 1, **spec: Any) -> dict[str, Any]:
-        job = {
-            "apiVersion": "cormorant.dev/v1alpha1",
-            "kind": "CollectorJob",
-            "metadata": {"name": name, "namespace": namespace, "uid": uid, "generation": generation},
-            "spec": make_spec(**spec),
-        }
+        job = collector_job(name, make_spec(**spec), namespace=namespace, uid=uid, generation=generation)
         return self.api.keep(job)
 
     @property

@@ -22,6 +22,7 @@ from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Unreadable, read_job
 from cormorant_operator.job_state import Refusal, RefusalKind
 from cormorant_testing.operator_world import World, make_spec, of_kind, running, waiting
+from manifest_making import collector_job
 
 
 def fail_slot(world: World, index: int, *, reason: str = "OOMKilled", code: int = 137) -> None:
@@ -377,12 +378,7 @@ def test_refused_template_is_retried_after_ten_minutes() -> None:
 
 
 def test_unreadable_manifest_is_reported_and_nothing_changes() -> None:
-    document = {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": "pong", "namespace": "a", "uid": "u", "generation": 3},
-        "spec": make_spec(collection={"framesPerBatch": 63}),
-    }
+    document = collector_job("pong", make_spec(collection={"framesPerBatch": 63}), namespace="a", uid="u", generation=3)
     job = read_job(document)
     assert isinstance(job, Unreadable)
     status = refused_status(job, running().now)

@@ -9,6 +9,7 @@ from cormorant_operator.decide.plan import CreatePod, DeletePod
 from cormorant_operator.job import read_job
 from cormorant_operator.job_state import Refusal, RefusalKind
 from cormorant_testing.operator_world import World, make_spec, of_kind, running
+from manifest_making import collector_job
 
 QUEUE = "team-queue"
 
@@ -300,12 +301,7 @@ def test_job_of_another_controller_is_left_alone() -> None:
 
 def test_labels_name_the_queue() -> None:
     labels = {"kueue.x-k8s.io/queue-name": "team-queue", "kueue.x-k8s.io/priority-class": "high"}
-    document = {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": "pong", "namespace": "team-a", "uid": "u", "labels": labels},
-        "spec": make_spec(),
-    }
+    document = collector_job("pong", make_spec(), namespace="team-a", uid="u", labels=labels)
     job = read_job(document)
     assert (job.queue, job.priority_class) == ("team-queue", "high")
     document["metadata"]["labels"] = {}  # type: ignore[index]  # a dict

@@ -20,18 +20,17 @@ from cormorant.errors import (
     PolicyLoadError,
     WeightsError,
 )
+from manifest_making import collector_job
 
-MANIFEST = {
-    "apiVersion": "cormorant.dev/v1alpha1",
-    "kind": "CollectorJob",
-    "metadata": {"name": "pole"},
-    "spec": {
+MANIFEST = collector_job(
+    "pole",
+    {
         "env": {"gymnasium": {"id": "CartPole-v1"}},
         "policy": {"random": {}},
         "collection": {"framesPerBatch": 8},
         "output": {"queue": {}},
     },
-}
+)
 CLIENT = cormorant.connect("http://127.0.0.1:9", token="t")  # sends nothing
 
 CALLS: dict[str, tuple[Callable[..., Any], type[Exception], dict[str, tuple[Any, ...]]]] = {

@@ -23,6 +23,7 @@ from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.policy.loading import wrap_policy
 from cormorant_worker.policy.networks import CategoricalHead, gumbel_argmax
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights, tensors_of
+from manifest_making import collector_job
 
 CPU = torch.device("cpu")
 BOX = spaces.Box(-np.inf, np.inf, (5,), np.float32)
@@ -217,9 +218,7 @@ def job(**policy: Any) -> CollectorJob:
         "collection": {"framesPerBatch": 64, "seed": 5},
         "output": {"queue": {"capacityBatches": 2}},
     }
-    return CollectorJob.model_validate(
-        {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "metadata": {"name": "c"}, "spec": spec}
-    )
+    return CollectorJob.model_validate(collector_job("c", spec))
 
 
 def test_a_compiled_collection_is_the_same_frame_by_frame() -> None:

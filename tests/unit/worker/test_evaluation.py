@@ -42,6 +42,7 @@ from cormorant_worker.evaluation.results import (
 )
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.run_evaluation import evaluation_job
+from manifest_making import collector_job
 
 COUNTING = {"entrypoint": "cormorant_testing.envs:CountingEnv", "vectorization": "inline", "numEnvs": 4}
 
@@ -54,17 +55,15 @@ def job_of(
     max_steps: int = 0,
     **collection: Any,
 ) -> CollectorJob:
-    document = {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": "evaluated"},
-        "spec": {
+    document = collector_job(
+        "evaluated",
+        {
             "env": {**env, "maxEpisodeSteps": max_steps},
             "policy": policy or {"random": {}},
             "collection": {"framesPerBatch": 64, **collection},
             "output": {"dataset": {"uri": str(folder)}},
         },
-    }
+    )
     return parse_job(document)
 
 

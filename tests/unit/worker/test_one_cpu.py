@@ -22,6 +22,7 @@ from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.envs.cpus import OneCpu, native_threads
 from cormorant_worker.spaces import Space
+from manifest_making import collector_job
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs on Linux"
@@ -132,15 +133,13 @@ def test_a_pool_of_one_thread_keeps_to_the_cpu_of_its_policy(
 
 def cartpoles(num_threads: int, overrides: WorkerOverrides = NO_OVERRIDES) -> Collector:
     job = CollectorJob.model_validate(
-        {
-            "apiVersion": "cormorant.dev/v1alpha1",
-            "kind": "CollectorJob",
-            "metadata": {"name": "one-cpu"},
-            "spec": {
+        collector_job(
+            "one-cpu",
+            {
                 "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": num_threads}},
                 "policy": {"entrypoint": "cormorant.policies:mlp"},
                 "collection": {"framesPerBatch": 64, "seed": 1},
             },
-        }
+        )
     )
     return build_collector(job, WorkerPlace(seed=1), overrides).collector

@@ -12,6 +12,7 @@ from cormorant_worker.entrypoints import load_object
 from cormorant_worker.errors import EnvBuildError, ManifestError, PolicyLoadError, UnknownEnv
 from cormorant_worker.policy.loading import load_policy
 from cormorant_worker.scripted import Scripted
+from manifest_making import collector_job
 
 
 def make_cartpole() -> gymnasium.Env:
@@ -20,12 +21,9 @@ def make_cartpole() -> gymnasium.Env:
 
 POOL = {"envpool": {"taskId": "CartPole-v1"}}
 GYM = {"gymnasium": {"id": "CartPole-v1"}}
-MANIFEST = {
-    "apiVersion": "cormorant.dev/v1alpha1",
-    "kind": "CollectorJob",
-    "metadata": {"name": "pool"},
-    "spec": {"env": POOL, "policy": {"random": {}}, "collection": {"framesPerBatch": 1}, "output": {"queue": {}}},
-}
+MANIFEST = collector_job(
+    "pool", {"env": POOL, "policy": {"random": {}}, "collection": {"framesPerBatch": 1}, "output": {"queue": {}}}
+)
 
 
 def needs_two(first: int, second: int) -> gymnasium.Env:
