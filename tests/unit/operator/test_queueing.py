@@ -304,5 +304,5 @@ def test_labels_name_the_queue() -> None:
     document = collector_job("pong", make_spec(), namespace="team-a", uid="u", labels=labels)
     job = read_job(document)
     assert (job.queue, job.priority_class) == ("team-queue", "high")
-    document["metadata"]["labels"] = {}  # type: ignore[index]  # a dict
+    document["metadata"]["labels"] = {}
     assert read_job(document).queue == ""
