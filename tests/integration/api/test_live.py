@@ -17,6 +17,8 @@ from PIL import Image
 
 from cormorant_api.live import moments as live_module
 from cormorant_api.live.recorder import Recorder
+from cormorant_api.server import HeadServer
+from cormorant_api.settings import HeadSettings
 from cormorant_cli import __main__ as command_line
 from cormorant_client import connect
 from cormorant_testing.browser import chromium, watching
@@ -158,24 +160,17 @@ def test_a_head_that_ends_says_goodbye(tmp_path: Path) -> None:
 
 
 def test_before_the_first_worker_there_is_nothing_to_hear(tmp_path: Path) -> None:
-    from cormorant_api.server import HeadServer
-    from cormorant_api.settings import HeadSettings
-
     with HeadServer(make_job(), HeadSettings(port=0, directory=tmp_path, has_tokens=False)) as server:
-        api = Api(int(server.url.rpartition(":")[2]))
+        api = Served(server).anonymous
         assert api.get("/v1/live").kind == "no-workers"
         assert api.get("/v1/workers/cpu-0/picture").kind == "no-workers"
         assert api.get("/").status == 200, "the page itself needs no fleet"
 
 
 def test_head_without_tokens_refuses_other_pages_changes(tmp_path: Path) -> None:
-    from cormorant_api.server import HeadServer
-    from cormorant_api.settings import HeadSettings
-
     with HeadServer(make_job(), HeadSettings(port=0, directory=tmp_path, has_tokens=False)) as server:
-        port = int(server.url.rpartition(":")[2])
-        own, other = {"Origin": f"http://127.0.0.1:{port}"}, {"Origin": "https://example.org"}
-        api = Api(port)
+        api = Served(server).anonymous
+        own, other = {"Origin": f"http://127.0.0.1:{api.port}"}, {"Origin": "https://example.org"}
         for method, path in (
             ("POST", "/v1/pause"), ("PUT", "/v1/weights"), ("GET", "/v1/batches/next"), ("GET", "/v1/state")
         ):  # fmt: skip
@@ -187,8 +182,8 @@ def test_head_without_tokens_refuses_other_pages_changes(tmp_path: Path) -> None
             assert api.call(method, path, b"", **own, Sec_Fetch_Site="same-origin").status != 403
             assert api.call(method, path, b"").status != 403
             # A name of theirs that was made to lead here: their page would be of this site.
-            assert api.call(method, path, b"", Host=f"rebound.example:{port}").status == 403
-        assert api.call("GET", "/v1/status", Host=f"rebound.example:{port}").status == 403
+            assert api.call(method, path, b"", Host=f"rebound.example:{api.port}").status == 403
+        assert api.call("GET", "/v1/status", Host=f"rebound.example:{api.port}").status == 403
         assert api.call("GET", "/v1/live", **other).kind == "no-workers", "its answer is not read by others' pages"
 
 

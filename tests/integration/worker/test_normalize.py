@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cormorant_postproc import normalized
-from cormorant_testing.collecting import make_job
+from cormorant_testing.collecting import make_job, seen_of
 from cormorant_testing.fleets import make_fleet, on_all_placements_slowly
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import BatchTimeout
@@ -58,12 +57,6 @@ class Expected:
         assert abs(returns.m2 / returns.count - np.var(self.returns)) <= 1e-9 * np.max(self.returns) ** 2
 
 
-def check_seen(batch: Any, statistics: Any) -> None:
-    mask = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
-    again = normalized(batch, statistics)
-    assert torch.equal(again["observation"][mask], batch["seen"][mask])
-
-
 @on_all_placements_slowly
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_policies_saw_what_learners_compute_bit_for_bit(engine: str, mode: str) -> None:
@@ -71,7 +64,7 @@ def test_policies_saw_what_learners_compute_bit_for_bit(engine: str, mode: str) 
     with make_fleet(job_of(600, collection={"mode": mode}), workers=2) as fleet:
         reader = LocalFleet(fleet)
         while (batch := reader.next_batch(copy=True)) is not None:
-            check_seen(batch, fleet.statistics)
+            seen_of(batch, fleet.statistics)
             if versions:
                 expected.check(fleet.statistics.current)  # what was acknowledged before
             expected.take(batch)
@@ -87,7 +80,7 @@ def test_weights_may_be_published_before_the_first_batch() -> None:
         reader = LocalFleet(fleet)
         fleet.publish(numbered(1), wait_s=60)
         while (batch := reader.next_batch(copy=True)) is not None:
-            check_seen(batch, fleet.statistics)
+            seen_of(batch, fleet.statistics)
             assert fleet.statistics[1]["observation"]["count"] == 0
         assert fleet.stats().restarts == 0
 
@@ -98,7 +91,7 @@ def test_killed_workers_neither_lose_nor_double_frames_in_the_statistics() -> No
         reader = LocalFleet(fleet)
         while (batch := reader.next_batch(copy=True)) is not None:
             expected.take(batch)
-            check_seen(batch, fleet.statistics)
+            seen_of(batch, fleet.statistics)
             if len(expected.seen) in (200, 400):
                 os.kill(next(worker.pid for worker in fleet.stats().workers if worker.pid), signal.SIGKILL)
                 fleet.publish(numbered(fleet.version + 1))
@@ -146,7 +139,7 @@ def test_a_restored_fleet_goes_on_with_its_statistics() -> None:
         seen = set()
         while (batch := reader.next_batch(copy=True)) is not None:
             seen |= set(batch["collector", "policy_version"].unique().tolist())
-            check_seen(batch, before)  # the very same statistics act again
+            seen_of(batch, before)  # the very same statistics act again
             expected.take(batch)
         assert seen == {5}
         # Up to two batches were under way when the state was saved: it counts them, and they were never handed over.
@@ -189,7 +182,7 @@ def test_statistics_in_a_weights_file_are_gone_on_from(tmp_path: Path) -> None:
         reader = LocalFleet(fleet)
         assert fleet.statistics[0] == fleet.statistics.current.document() == document
         batch = reader.next_batch(copy=True)
-        check_seen(batch, fleet.statistics)
+        seen_of(batch, fleet.statistics)
         assert fleet.statistics.current.count == 50
         reader.next_batch()
         assert fleet.statistics.current.count == 70

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cormorant_postproc import frames_of, normalized
 from cormorant_testing.check import Checker
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_testing.vectors import COUNTING, counting
@@ -118,6 +119,13 @@ def make_job(
     if run_policy:
         spec["runPolicy"] = dict(run_policy)
     return load_job(collector_job("counting", spec))
+
+
+def seen_of(batch: Any, statistics: Any) -> Any:
+    """The observations of a batch's frames; its policy, `seer`, saw what a learner computes from them bit for bit."""
+    frames = frames_of(batch)
+    assert torch.equal(frames_of(normalized(batch, statistics))["observation"], frames["seen"])
+    return frames["observation"].double().numpy()
 
 
 def scene(policy: str, *, gaps: bool = False, lengths: Any = (3, 8), **job: Any) -> tuple[Any, Checker]:

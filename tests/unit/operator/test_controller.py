@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -133,6 +134,16 @@ class Scene:
         del self.api.stored[victim]
         return victim
 
+    @asynccontextmanager
+    async def working(self, controller: Controller | None = None) -> AsyncIterator[None]:
+        """Its loop turns."""
+        task = asyncio.create_task((controller or self.controller).run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     async def until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(5):
             while not is_so():
@@ -153,31 +164,23 @@ async def scene(defaults: OperatorDefaults) -> AsyncIterator[Scene]:
     """Its job runs, and its head has answered."""
     scene = Scene(defaults=defaults)
     scene.edit()
-    working = asyncio.create_task(scene.controller.run())
-    try:
+    async with scene.working():
         await scene.until(lambda: scene.status.get("phase") == "Running")
         await scene.until(lambda: scene.status["frames"]["collected"] == 10)
         await scene.until_asked(2)
         yield scene
-    finally:
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
 
 
 async def test_operator_that_stood_still_begins_its_deadlines_again() -> None:
     scene = Scene(defaults=replace(SITE, stood_still_s=1.2))
     scene.api.is_starting = True
     scene.edit(runPolicy={"startupDeadlineSeconds": 1})
-    working = asyncio.create_task(scene.controller.run())
-    try:
+    async with scene.working():
         await scene.until(lambda: scene.status.get("phase") == "Starting")
         time.sleep(1.5)  # the process does not run for longer than the deadline
         await asyncio.sleep(0.2)
         assert scene.status["phase"] == "Starting"
         await scene.until(lambda: scene.status["phase"] == "Failed")
-    finally:
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
 
 
 async def test_answers_that_tell_nothing_new_are_not_decided_about(scene: Scene) -> None:
@@ -252,14 +255,10 @@ async def test_deleted_secret_is_recreated_at_the_next_resync(scene: Scene) -> N
 async def test_next_operator_asks_for_no_secret_that_a_head_has(scene: Scene) -> None:
     refused = scene.api.refused_secrets
     successor = scene.operator()
-    working = asyncio.create_task(successor.run())
-    try:
+    async with scene.working(successor):
         await scene.until(lambda: successor.head_states["answering"] == 1)
         await asyncio.sleep(3 * SITE.poll_s)
         assert scene.api.refused_secrets == refused
-    finally:
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
 
 
 async def test_job_that_is_over_is_not_asked_any_more(scene: Scene) -> None:
@@ -351,12 +350,11 @@ async def test_lost_namespace_stops_no_other_and_comes_back() -> None:
     scene.api.forbidden = {"b"}
     scene.submit("pong", namespace="a", uid="j")
     scene.submit("lost", namespace="b", uid="k")
-    working = asyncio.create_task(scene.controller.run())
 
     def of_the_lost() -> set[str]:
         return {kind for kind, name in scene.api.stored if name.startswith("lost-")}
 
-    try:
+    async with scene.working():
         await scene.until(lambda: scene.status.get("phase") == "Running")
         assert (list(scene.controller.lost), of_the_lost()) == (["b"], set())
         lists = scene.api.lists
@@ -365,9 +363,6 @@ async def test_lost_namespace_stops_no_other_and_comes_back() -> None:
         scene.api.forbidden = set()
         await scene.until(lambda: "Pod" in of_the_lost())
         assert scene.controller.lost == {}
-    finally:
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
 
 
 async def test_workloads_are_listed_and_watched_where_a_job_has_a_queue() -> None:
@@ -380,7 +375,6 @@ async def test_workloads_are_listed_and_watched_where_a_job_has_a_queue() -> Non
     scene.controller.notice(scene.api.keep({**job, "metadata": {**job["metadata"], "labels": labels}}))
     await scene.controller.resync()
     assert scene.api.pages["Workload"] == 1
-    tasks = asyncio.create_task(scene.controller.run())
-    await scene.until(scene.controller.has_workloads.is_set)
-    assert [kind for kind, _ in scene.api.stored if kind == "Workload"] == ["Workload"]
-    tasks.cancel()
+    async with scene.working():
+        await scene.until(scene.controller.has_workloads.is_set)
+        assert [kind for kind, _ in scene.api.stored if kind == "Workload"] == ["Workload"]

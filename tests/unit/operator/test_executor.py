@@ -1,7 +1,6 @@
 """What the executor does when names are taken, labels are lost, or the API server refuses a change."""
 
 import asyncio
-from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -79,15 +78,11 @@ class Scene:
             for action in actions:
                 await self.executor.do(JOB, action, self.state, decided_at=NOW)
 
-        run(all_of_them())
+        asyncio.run(all_of_them())
 
     def refusal(self, owner: str) -> tuple[str, str]:
         found = self.state.refusals[owner]
         return found.kind.value, found.message
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
 
 
 def new_head(world: World) -> CreatePod:
@@ -373,9 +368,9 @@ def test_late_status_never_overwrites_a_newer_one() -> None:
     scene = Scene()
     version = scene.api.put(KIND, "pong", uid="j")["metadata"]["resourceVersion"]
     seen = Identity(name="pong", namespace="team-a", uid="j", resource_version=version)
-    run(scene.executor.write_status(seen, CollectorJobStatus(phase="Completed")))
+    asyncio.run(scene.executor.write_status(seen, CollectorJobStatus(phase="Completed")))
     with pytest.raises(KubeConflict):
-        run(scene.executor.write_status(seen, CollectorJobStatus(phase="Running")))
+        asyncio.run(scene.executor.write_status(seen, CollectorJobStatus(phase="Running")))
     assert scene.api.stored[KIND, "pong"]["status"]["phase"] == "Completed"
 
 
