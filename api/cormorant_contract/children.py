@@ -70,6 +70,7 @@ _APIS = {
     "Deployment": ("apis/apps/v1", "deployments"),
     "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
     "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
+    "PodGroup": ("apis/scheduling.k8s.io/v1beta1", "podgroups"),
     "Lease": ("apis/coordination.k8s.io/v1", "leases"),
     "CustomResourceDefinition": ("apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
     "SelfSubjectAccessReview": ("apis/authorization.k8s.io/v1", "selfsubjectaccessreviews"),

@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from zlib import crc32
 
@@ -190,6 +191,12 @@ class Controller:
         except errors.KubeRefused as error:
             # Roles of an older chart lack this permission. Jobs run without budgets.
             log.warning("budgets_not_listed", namespace=namespace, reason=error.message)
+        has_pod_groups = True
+        try:
+            await self._list("PodGroup", namespace, is_quick=False)
+        except (errors.KubeNotFound, errors.KubeRefused):
+            has_pod_groups = False
+        self._defaults = replace(self._defaults, has_pod_groups=has_pod_groups)
 
     def _recheck_token_secret(self, uid: str) -> None:
         if (state := self._states.get(uid)) is not None:

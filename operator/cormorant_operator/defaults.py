@@ -20,6 +20,8 @@ class OperatorDefaults:
     """The cluster mounts images as volumes; otherwise an init container copies `spec.code.image`."""
     has_network_policies: bool = False
     """Each job gets a NetworkPolicy."""
+    has_pod_groups: bool = False
+    """The API server serves PodGroups: each job without a queue gets one. Found out by the controller."""
     open_to_cidrs: tuple[str, ...] = ()
     """CIDRs outside the cluster that this policy admits."""
     poll_s: float = 15.0

@@ -75,6 +75,11 @@ def budget(job: str, *, role: str) -> str:
     return f"{job}-{role}"
 
 
+def pod_group(job: str, uid: str, priority_class: str) -> str:
+    """A PodGroup's priority class is immutable, and a deleted PodGroup stays until its pods are gone."""
+    return f"{job}-gang-{digest(uid, priority_class)}"
+
+
 def workload(job: str, uid: str) -> str:
     """Name of a job's Workload, in the format of Kueue's own integrations."""
     return f"collectorjob-{job}-{_short(uid, 5)}"

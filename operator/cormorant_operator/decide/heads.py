@@ -76,6 +76,7 @@ def render_head(view: View, *, epoch: int) -> Manifest:
         cuda_image=view.next_cuda_image,
         failures=view.head_failures,
         placement=view.placement(HEAD),
+        gang=view.gang,
     )
     config = config_map(view.job, digest=view.job.templates.config)["metadata"]["name"]
     answer = view.state.answer

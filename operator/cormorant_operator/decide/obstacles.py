@@ -140,7 +140,7 @@ def fit(view: View) -> tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]]:
         ]
         while late and late[-1] == top - 1:
             top = late.pop()
-        if top - len(late) >= min(size, max(1, group.min_replicas or 1)):
+        if top - len(late) >= view.fewest[group.name]:
             sizes[group.name] = top - len(late)
             if late:
                 empty[group.name] = tuple(late)

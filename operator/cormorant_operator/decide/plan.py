@@ -69,9 +69,11 @@ class MarkPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteChild:
-    """Delete an unused ConfigMap, an unwanted PodDisruptionBudget, or the Workload of a job that needs no quota."""
+    """Delete an unused ConfigMap, an unwanted PodDisruptionBudget or PodGroup, or the Workload of a job that needs no
+    quota.
+    """
 
-    kind: Literal["ConfigMap", "PodDisruptionBudget", "Workload"]
+    kind: Literal["ConfigMap", "PodDisruptionBudget", "PodGroup", "Workload"]
     name: str
 
 

@@ -120,6 +120,7 @@ def _children(view: View, draft: plan.Draft) -> Iterator[plan.Action]:
         is_wrong = refused is not None and view.now >= view.after(refused, view.defaults.secret_sync_s)
         yield plan.CreateTokens(claim=config if is_unclaimed else None, is_wrong=is_wrong)
     wanted = [network_policy(view.job, view.defaults)] if view.defaults.has_network_policies else []
+    wanted += view.pod_groups
     if not is_unclaimed:
         wanted = [config, *wanted, *certificates(view.job)]
         if draft.epoch:
@@ -138,6 +139,8 @@ def _children(view: View, draft: plan.Draft) -> Iterator[plan.Action]:
             yield plan.DeleteChild(kind="ConfigMap", name=name)
         elif kind == "PodDisruptionBudget" and draft.epoch and not is_unclaimed:
             yield plan.DeleteChild(kind="PodDisruptionBudget", name=name)
+        elif kind == "PodGroup" and view.defaults.has_pod_groups:
+            yield plan.DeleteChild(kind="PodGroup", name=name)
 
 
 def _is_unclaimed(view: View) -> bool:

@@ -9,11 +9,13 @@ from cormorant_contract.run_policy import RunPolicy
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator.cache import JobRecord
 from cormorant_operator.decide.autoscale import autoscaled
-from cormorant_operator.decide.slots import Slot, failures_after, refusal_delay_s, slots_of
+from cormorant_operator.decide.slots import Slot, failures_after, next_attempt_at, refusal_delay_s, slots_of
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import HeadAnswer, JobState, RefusalKind, Verdict, Waits
+from cormorant_operator.names import Manifest
 from cormorant_operator.pods import Pod, WorkerBuild
+from cormorant_operator.render.children import pod_groups
 from cormorant_operator.workload import NO_PLACEMENT, Placement
 
 VERDICT_LASTS_S = 600.0
@@ -157,6 +159,30 @@ class View:
         """Whether the user or Kueue wants the pods deleted."""
         return self.job.spec.suspend or bool(self.eviction)
 
+    # -- the gang ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def is_gang_forming(self) -> bool:
+        """Whether the next pods are a gang: no pod holds a node, and none delays its successor by a backoff."""
+        return not any(
+            (pod.is_scheduled and not pod.is_terminal and not self.is_lost(pod))
+            or (pod.must_wait and next_attempt_at(pod) > self.now)
+            for pod in self.pods
+        )
+
+    @cached_property
+    def pod_groups(self) -> list[Manifest]:
+        """The PodGroup of a job that gets one. Once a pod holds a node, the rest of the gang need not wait."""
+        if not self.defaults.has_pod_groups:
+            return []
+        return pod_groups(self.job, workers=sum(self.fewest.values()) if self.is_gang_forming else 0)
+
+    @property
+    def gang(self) -> str:
+        """Name of the PodGroup of new pods; empty: none. Others, such as replacements, wait for no other pod."""
+        names = (group["metadata"]["name"] for group in self.pod_groups if self.is_gang_forming)
+        return next((name for name in names if ("PodGroup", name) in self.children), "")
+
     # -- workers -----------------------------------------------------------------------------------------------
 
     @property
@@ -190,6 +216,11 @@ class View:
         before = self._size_before(group, size)
         waits: Sequence[tuple[datetime, Waits]] = self.state.waits if self.answer is not None else ()
         return autoscaled(group.autoscale, before, waits, group=group.name)
+
+    @cached_property
+    def fewest(self) -> Mapping[str, int]:
+        """Workers that each group needs to start with."""
+        return {group.name: min(self.sizes[group.name], max(1, group.min_replicas or 1)) for group in self.groups}
 
     @cached_property
     def pods(self) -> tuple[Pod, ...]:
@@ -273,10 +304,7 @@ class View:
         return (
             head is not None
             and head.is_ready
-            and all(
-                self.ready(group.name) >= min(self.sizes[group.name], max(1, group.min_replicas or 1))
-                for group in self.groups
-            )
+            and all(self.ready(name) >= fewest for name, fewest in self.fewest.items())
         )
 
     # -- answers of the API server ------------------------------------------------------------------------------

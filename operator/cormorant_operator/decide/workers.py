@@ -118,6 +118,7 @@ class _WorkerPlan:
             failures=slot.failures(template),
             restarts=slot.restarts,
             placement=view.placement(group.name),
+            gang=view.gang,
         )
         attempt = max(slot.last_attempt, newest.attempt if newest is not None else -1) + 1
         manifest = worker_pod(view.job, view.defaults, origin, group=group, index=slot.index, attempt=attempt)

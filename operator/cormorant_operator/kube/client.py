@@ -24,7 +24,9 @@ _MAX_WAIT_S = 10.0
 _LOGIN_LASTS_S = 60.0
 PAGE = 100
 """Objects per request of a list: 100 pods are 4 MB of dictionaries."""
-ListedKind = Literal["Pod", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "CollectorJob", "Workload"]
+ListedKind = Literal[
+    "Pod", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "PodGroup", "CollectorJob", "Workload"
+]
 Raw = dict[str, Any]
 """A JSON object from the API server."""
 

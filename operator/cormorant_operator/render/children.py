@@ -28,6 +28,9 @@ from cormorant_operator.names import Manifest
 from cormorant_operator.render import entrypoints
 from cormorant_operator.render.pods import owner_reference
 
+_GANG_FIELDS = ("schedulerName", "priorityClassName", "priority", "preemptionPolicy")
+"""Fields in which all pods of a PodGroup agree; its scheduler refuses the whole group otherwise."""
+
 
 def services(job: Job, *, epoch: int) -> list[Manifest]:
     """The head's Services. Their selectors contain the epoch, so that an old head that returns gets no traffic."""
@@ -90,6 +93,26 @@ def _budget(job: Job, role: str, least: int) -> Manifest:
     }
     name = names.budget(job.name, role=role)
     return child(job, "PodDisruptionBudget", name, {"spec": spec}, api_version="policy/v1")
+
+
+def pod_groups(job: Job, *, workers: int) -> list[Manifest]:
+    """The PodGroup with which Kubernetes binds the head and `workers` workers to nodes together. None if Kueue does so,
+    if a template names a group, or if the pods differ in what they must have in common.
+    """
+    specs = [
+        template.get("spec") for template in (job.spec.head.template, *(g.template for g in job.spec.worker_groups))
+    ]
+    given = [spec if isinstance(spec, Mapping) else {} for spec in specs]
+    priority = str(given[0].get("priorityClassName") or "")
+    is_uniform = all(spec.get(key) == given[0].get(key) for spec in given for key in _GANG_FIELDS)
+    if job.queue or not is_uniform or any("schedulingGroup" in spec for spec in given):
+        return []
+    spec = {
+        "schedulingPolicy": {"gang": {"minCount": 1 + workers}},
+        **({"priorityClassName": priority} if priority else {}),
+    }
+    name = names.pod_group(job.name, job.uid, priority)
+    return [child(job, "PodGroup", name, {"spec": spec}, api_version="scheduling.k8s.io/v1beta1")]
 
 
 def certificates(job: Job) -> list[Manifest]:
@@ -175,6 +198,8 @@ def digest_of(manifest: Mapping[str, Any]) -> str:
     if manifest["kind"] == "PodDisruptionBudget":
         own = ("minAvailable", "selector", "unhealthyPodEvictionPolicy")
         return names.digest(labels, *(spec.get(key) for key in own))
+    if manifest["kind"] == "PodGroup":
+        return names.digest(labels, spec.get("schedulingPolicy"))
     if manifest["kind"] == "Certificate":
         return names.digest(labels, *(spec.get(key) for key in ("secretName", "dnsNames", "issuerRef", "usages")))
     ports = [[port.get("name"), port.get("port"), port.get("targetPort")] for port in spec.get("ports") or ()]

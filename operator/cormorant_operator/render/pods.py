@@ -46,7 +46,7 @@ _KUBERNETES_GRACE_S = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodOrigin:
-    """Template, image, failure counts and Kueue's placement that a new pod is created with."""
+    """Template, image, failure counts, Kueue's placement and the gang that a new pod is created with."""
 
     template: str
     base_image: str
@@ -55,6 +55,8 @@ class PodOrigin:
     failures: int = 0
     restarts: int = 0
     placement: Placement = NO_PLACEMENT
+    gang: str = ""
+    """Name of its PodGroup; empty: none."""
 
 
 def owner_reference(job: Job) -> dict[str, Any]:
@@ -276,6 +278,7 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             **_placement(defaults, origin),
+            **({"schedulingGroup": {"podGroupName": origin.gang}} if origin.gang else {}),
             "tolerations": [
                 {"key": "node.kubernetes.io/not-ready", **lost},
                 {"key": "node.kubernetes.io/unreachable", **lost},

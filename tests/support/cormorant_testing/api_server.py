@@ -27,6 +27,8 @@ class ApiServer:
         """Writes of a status to another version than the one that is stored."""
         self.page, self.pages = 500, Counter[str]()
         """Objects on a page of a list; pages that were read, by kind."""
+        self.unserved = {"PodGroup"}
+        """Kinds that it does not know."""
         self.forbidden: set[str] = set()
         """Namespaces whose pods may not be listed."""
         self._version = 100
@@ -85,6 +87,8 @@ class ApiServer:
 
     async def list(self, kind: str, *, namespace: str = "", selector: str = "") -> AsyncIterator[tuple[list[Raw], str]]:
         self._note("LIST", kind)
+        if kind in self.unserved:
+            raise KubeNotFound(404, {"message": "404 page not found"}, request="GET")
         if namespace in self.forbidden and kind == "Pod":
             raise error_of(403, {"message": f"pods is forbidden in {namespace}"}, request="GET pods")
         found = [item for (stored, _), item in self.stored.items() if stored == kind]

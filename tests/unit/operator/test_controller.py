@@ -378,3 +378,13 @@ async def test_workloads_are_listed_and_watched_where_a_job_has_a_queue() -> Non
     async with scene.working():
         await scene.until(scene.controller.has_workloads.is_set)
         assert [kind for kind, _ in scene.api.stored if kind == "Workload"] == ["Workload"]
+
+
+async def test_pod_groups_are_made_once_the_api_server_serves_them(scene: Scene) -> None:
+    def made() -> list[str]:
+        return [name for kind, name in scene.api.stored if kind == "PodGroup"]
+
+    assert made() == []
+    scene.api.unserved.clear()
+    await scene.controller.resync()
+    await scene.until(lambda: len(made()) == 1)
