@@ -258,7 +258,11 @@ def read_node(raw: Mapping[str, Any], *, at: datetime) -> NodeFact:
 
 def _obstacle(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple[Obstacle, str]:
     scheduled = conditions.get("PodScheduled", {})
-    if scheduled.get("status") == "False" and scheduled.get("reason") in ("Unschedulable", "SchedulingGated"):
+    if scheduled.get("status") == "False" and scheduled.get("reason") in (
+        "Unschedulable",
+        "SchedulingGated",
+        "SchedulerError",
+    ):
         return Obstacle.UNSCHEDULABLE, scheduled.get("message") or "no node fits"
     for container in _statuses(status):
         waiting = (container.get("state") or {}).get("waiting") or {}

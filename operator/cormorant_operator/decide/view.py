@@ -167,7 +167,7 @@ class View:
         return not any(
             (pod.is_scheduled and not pod.is_terminal and not self.is_lost(pod))
             or (pod.must_wait and next_attempt_at(pod) > self.now)
-            for pod in self.pods
+            for pod in self.record.pod_index.pods.values()
         )
 
     @cached_property

@@ -115,7 +115,6 @@ def test_pod_that_terminates_still_holds_its_node() -> None:
     "template",
     [
         {"schedulingGroup": {"podGroupName": "theirs"}},
-        {"schedulingGroup": None},
         {"priorityClassName": "high"},
         {"schedulerName": "another"},
     ],
@@ -123,7 +122,7 @@ def test_pod_that_terminates_still_holds_its_node() -> None:
 def test_templates_that_exclude_a_gang_have_none(template: dict[str, Any]) -> None:
     world = made(head={"template": {"spec": template}})
     assert (groups(world), counts(world)) == ([], [])
-    assert gangs(world) == [(template.get("schedulingGroup") or {}).get("podGroupName", ""), "", ""]
+    assert gangs(world) == [template.get("schedulingGroup", {}).get("podGroupName", ""), "", ""]
 
 
 def test_priority_class_of_all_pods_is_the_group_s() -> None:

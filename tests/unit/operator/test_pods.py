@@ -434,9 +434,10 @@ def test_long_last_words_are_read_before_they_are_cut() -> None:
         (None, "Unschedulable", "no"),
     ],
 )
-def test_obstacles_are_read(waiting: dict[str, str] | None, obstacle: str, words: str) -> None:
+@pytest.mark.parametrize("reason", ["Unschedulable", "SchedulingGated", "SchedulerError"])
+def test_obstacles_are_read(waiting: dict[str, str] | None, obstacle: str, words: str, reason: str) -> None:
     scheduled = {"type": "PodScheduled", "status": "True" if waiting is not None else "False"}
-    conditions = [{**scheduled, "reason": "Unschedulable", "message": "no"}]
+    conditions = [{**scheduled, "reason": reason, "message": "no"}]
     containers = [{"name": "w", "image": "x", "state": {"waiting": waiting}}]
     pod = seen(worker(), phase="Pending", conditions=conditions, containerStatuses=containers)
     assert (pod.obstacle.value, pod.obstacle_message) == (obstacle, words)
