@@ -125,7 +125,7 @@ class Head:
             floor_frames=settings.floor_frames,
             termination_message_file=settings.termination_message_file,
         )
-        self.store = WeightStore(settings.directory, keeps=settings.keep_versions)
+        self.store = WeightStore(settings.directory, keeps=settings.keep_versions, policy=job.spec.policy)
         self.events = EventRing(epoch=self.epoch)
         self.rates = RateWindow()
         self.metrics = HeadMetrics(job, floor_frames=self.journal.exported_frames)

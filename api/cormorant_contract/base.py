@@ -93,6 +93,8 @@ def _plain(value: object) -> Any:
         return value.to_document()
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     return deepcopy(value)

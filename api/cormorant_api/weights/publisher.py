@@ -227,23 +227,35 @@ class WeightPublisher:
             raise
 
     def restore(self) -> None:
-        """Publish the weights of an earlier head's store, with their version, before the fleet collects."""
+        """Publish the weights of an earlier head's store, with their version, before the fleet collects: the newest of
+        each model in one, or, where groups of agents may play older ones, each version by itself.
+        """
         stored = self.store.version(self.store.newest)
         if stored is None:
             return
-        current = self.store.current()
-        if len(current) == 1:
-            # Publish the original bytes, so that the digest stays the same.
-            ((model, newest),) = current.items()
-            blob = WeightsBlob.joined(newest.buffers)
-        else:
-            model, blob = ALL_MODELS, joined(current)
-        self._verify(blob, model)
+        current: Mapping[str, StoredModel] = self.store.current()
+        if self._fleet.job.spec.policy.agents is not None:
+            current = stored.models
+            for number in self.store.versions[:-1]:
+                older = self.store.version(number)
+                if older is not None and number > self._fleet.version:
+                    self._fleet.publish(self._joined(older.models), version=number, allow_nonfinite=True)
+        blob = self._joined(current)
         blob.statistics = stored.statistics
         if stored.statistics is not None and self._fleet.statistics is not None:
             self._fleet.statistics.inherit(stored.statistics)
         self._distribute(blob, stored, Received(digest=stored.digest, finished=time.monotonic()))
         log.info("weights_restored", version=stored.version, models=sorted(self.store.current()))
+
+    def _joined(self, models: Mapping[str, StoredModel]) -> WeightsBlob:
+        if len(models) == 1:
+            # Publish the original bytes, so that the digest stays the same.
+            ((model, stored),) = models.items()
+            blob = WeightsBlob.joined(stored.buffers)
+        else:
+            model, blob = ALL_MODELS, joined(models)
+        self._verify(blob, model)
+        return blob
 
     def adopt(self, blob: WeightsBlob, version: int, *, author: str) -> None:
         """Store weights that the fleet received with a restored state."""

@@ -25,6 +25,7 @@ import xxhash
 
 from cormorant_api.errors import StoreError
 from cormorant_contract.disk import sync_path, write_all
+from cormorant_contract.policy import Policy
 from cormorant_contract.rest.headers import DIGEST_PREFIX, make_etag
 from cormorant_worker.errors import StateError
 from cormorant_worker.normalize.moments import Statistics
@@ -81,19 +82,22 @@ class StoredVersion:
 
 
 class WeightStore:
-    """The last K versions of every model. Thread-safe; one thread at a time may write."""
+    """The last K versions of every model, and those that groups of agents may play. Thread-safe; one thread at a time
+    may write.
+    """
 
-    def __init__(self, folder: Path | None, *, keeps: int) -> None:
+    def __init__(self, folder: Path | None, *, keeps: int, policy: Policy | None = None) -> None:
         """Open the store, reading what an earlier head left.
 
         Args:
             folder: parent of `weights/`; None: memory only.
             keeps: versions to retain per model, at least one.
+            policy: of the job; says which older versions are still played.
 
         Raises:
             StoreError: the folder cannot be used.
         """
-        self.keeps = max(1, keeps)
+        self.keeps, self._policy = max(1, keeps), policy
         self._folder = folder / "weights" if folder is not None else None
         self._lock = threading.Lock()
         """Guards `_versions`, which is replaced as a whole."""
@@ -115,6 +119,11 @@ class WeightStore:
     def newest(self) -> int:
         """The newest version; 0 when there is none."""
         return max(self._versions, default=0)
+
+    @property
+    def versions(self) -> list[int]:
+        """Retained versions, oldest first."""
+        return sorted(self._versions)
 
     def version(self, number: int) -> StoredVersion | None:
         return self._versions.get(number)
@@ -183,6 +192,7 @@ class WeightStore:
             for model in {name for found in kept.values() for name in found.models}:
                 holding = sorted(number for number, found in kept.items() if model in found.models)
                 wanted.update(holding[-self.keeps :])
+                wanted.update(() if self._policy is None else self._policy.versions_kept(model, holding))
             self._versions = {number: found for number, found in kept.items() if number in wanted}
         return [number for number in kept if number not in wanted]
 

@@ -20,8 +20,8 @@ class Mirror:
 
     possible_agents = ("red_0", "red_1", "blue_0", "gray_0")
 
-    def __init__(self, length: int = 7) -> None:
-        self._length, self._episode = length, -1
+    def __init__(self, length: int = 7, lengths: int = 3) -> None:
+        self._length, self._lengths, self._episode = length, lengths, -1
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return _SEEN
@@ -36,7 +36,7 @@ class Mirror:
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, ...]:
         self._step += 1
         did, everybody = {agent: float(np.sum(action)) for agent, action in actions.items()}, self.agents
-        is_end = self._step >= self._length + self._episode % 3
+        is_end = self._step >= self._length + self._episode % self._lengths
         self.agents = [] if is_end else everybody
         flags = dict.fromkeys(everybody, is_end), dict.fromkeys(everybody, False)
         return self._look(did), dict.fromkeys(everybody, 1.0), *flags, {agent: {} for agent in everybody}

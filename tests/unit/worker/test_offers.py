@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from cormorant_contract.policy import Policy, RandomPolicy
 from cormorant_testing.collecting import make_job
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.offers import Offers
@@ -22,7 +23,7 @@ def test_a_worker_that_leaves_gets_the_version_that_its_ticket_waits_for() -> No
     slots.fill(slot, worker := WorkerHandle(slot, connection, set(), last_progress=0.0))
     for state in (SlotState.READY, SlotState.WORKING):
         slots.move(slot, state)
-    offers = Offers(slots, Events())
+    offers = Offers(slots, Events(), policy=Policy(random=RandomPolicy()))
     for version in (1, 2):
         payload: Any = FakePayload()
         offers.publish(WeightsBlob.of({"policy": {"w": torch.zeros(1)}}), version, payload)

@@ -113,7 +113,7 @@ class FleetCore:
         self.misplaced = ""
         """Why the last worker whose pod cannot run one could not; empty: there was none."""
         self.servers = InferenceServers(self.slots)
-        self.offers = Offers(self.slots, self.events, statistics=self.statistics)
+        self.offers = Offers(self.slots, self.events, policy=job.spec.policy, statistics=self.statistics)
         self.hang_detector = HangDetector(job, options, self.counters)
         self.lineage = Lineage(
             epoch=options.epoch if dataset is None else dataset.epoch,

@@ -9,6 +9,7 @@ newest.
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from cormorant_contract.policy import Policy
 from cormorant_worker.errors import StaleWeights, WeightsError
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.slot import Slot, WorkerHandle
@@ -40,13 +41,18 @@ class Offers:
     of single slots for the same models. Guarded by the fleet's condition.
     """
 
-    def __init__(self, slots: Slots, events: Events, *, statistics: StatisticsBook | None = None) -> None:
+    def __init__(
+        self, slots: Slots, events: Events, *, policy: Policy, statistics: StatisticsBook | None = None
+    ) -> None:
         self.version = INITIAL_VERSION
         """The highest number that was given out."""
         self.common_version = INITIAL_VERSION
         """The newest that all workers were given: what staleness is measured by."""
         self._common: dict[str, PublishedVersion] = {}
         """The newest for all, by model."""
+        self._past: dict[PolicyVersion, PublishedVersion] = {}
+        """Versions for all, ascending, that groups of agents may still play."""
+        self._policy = policy
         self._own: dict[Slot, dict[str, PublishedVersion]] = {}
         self._slots, self._events = slots, events
         self._statistics = statistics
@@ -80,11 +86,18 @@ class Offers:
         if wanted is not None and version > _HIGHEST_CHOSEN:
             raise WeightsError(f"version {version} is past {_HIGHEST_CHOSEN}, the highest allowed; choose a lower one")
         statistics = None if self._statistics is None else self._statistics.stamp(version, blob.statistics)
-        newest = dict.fromkeys(blob.tensors, PublishedVersion(version, blob, payload, statistics))
+        published = PublishedVersion(version, blob, payload, statistics)
+        newest = dict.fromkeys(blob.tensors, published)
         self.version = version
         if slots is None:
             self.common_version = version
             self._common.update(newest)
+            past = {**self._past, version: published}
+            kept = set[int]()
+            for model in self._common:
+                having = [number for number, one in past.items() if model in one.blob.tensors]
+                kept |= self._policy.versions_kept(model, having)
+            self._past = {number: one for number, one in past.items() if number in kept}
             for own in self._own.values():
                 for model in newest:
                     own.pop(model, None)
@@ -108,6 +121,7 @@ class Offers:
 
     def clear(self) -> None:
         self._common.clear()
+        self._past.clear()
         self._own.clear()
 
     # -- who is to get it --------------------------------------------------------------------------------------
@@ -122,15 +136,16 @@ class Offers:
         return bool(self._due)
 
     def offer_next(self, handle: WorkerHandle) -> bool:
-        """Offer a worker the oldest of the weights that it lacks, for each model the newest version. Has no effect
-        until it has answered the last offer. Returns whether an answer is pending.
+        """Offer a worker the oldest of the weights that it lacks: for each model the newest version, and those that
+        groups of agents may still play. Has no effect until it has answered the last offer. Returns whether an answer
+        is pending.
         """
         if not handle.may_be_offered:
             return False
         if handle.offer:
             return True
         newest = {**self._common, **self._own.get(handle.slot, {})}
-        newer = [one for one in newest.values() if one.version > handle.offered]
+        newer = [one for one in (*newest.values(), *self._past.values()) if one.version > handle.offered]
         if not newer:
             return False
         published = min(newer, key=lambda one: one.version)
@@ -138,7 +153,11 @@ class Offers:
         offer = Offer(
             version=published.version,
             default_model=published.blob.default_model,
-            models=tuple(model for model, one in newest.items() if one is published),
+            models=tuple(
+                model
+                for model in published.blob.tensors
+                if newest.get(model) is published or published.version in self._past
+            ),
             statistics=published.statistics,
         )
         handle.offer = handle.ask(offer, published.payload, is_awaited=False)
