@@ -5,8 +5,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 
@@ -19,7 +17,7 @@ import torch
 from cormorant_testing.collecting import make_checker, make_job, scene
 from cormorant_testing.fleets import balance
 from cormorant_testing.policies import numbered
-from cormorant_testing.scripts import of_session, start_script, until, unused_port
+from cormorant_testing.scripts import of_session, run_script, start_script, until, unused_port
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import ControlTimeout, FleetError, ManifestError, WorkerFailed
 from cormorant_worker.fleet.fleet import WorkerFleet
@@ -38,11 +36,6 @@ NO_CPUS = RayOptions(num_cpus=0)
 def pids(fleet: WorkerFleet) -> list[int]:
     """Of workers that have a process; 0 would be this test's own group."""
     return [worker.pid for worker in fleet.stats().workers if worker.pid]
-
-
-def with_support() -> dict[str, str]:
-    """This process's variables, and its import path for others."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}}
@@ -281,9 +274,7 @@ def test_two_fleets_share_one_ray_cluster() -> None:
         assert not ray.is_initialized()
         print("both collected")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=110, env=with_support()
-    )
+    done = run_script(textwrap.dedent(code))
     assert done.stdout.strip().endswith("both collected"), done.stderr[-2000:]
 
 

@@ -23,6 +23,11 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **more}
 
 
+def run_script(text: str) -> "subprocess.CompletedProcess[str]":
+    """Run a script to its end."""
+    return subprocess.run([sys.executable, "-c", text], env=environment(), capture_output=True, text=True, timeout=110)
+
+
 def start_script(text: str, *arguments: str, **more: str) -> "subprocess.Popen[str]":
     """Run a script in a session of its own; `more` is added to its environment."""
     return subprocess.Popen(

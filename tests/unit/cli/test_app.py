@@ -16,24 +16,7 @@ from cormorant_cli import __main__ as entry
 from cormorant_cli.app import app
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_contract.errors import ManifestError, Problem
-
-HEAVY = ("torch", "tensordict", "envpool", "gymnasium", "numpy", "ray", "kubernetes", "cormorant_worker")
-
-
-def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
-
-
-def test_nothing_heavy_is_imported_before_a_command_needs_it() -> None:
-    done = python("-c", f"import sys, cormorant_cli.app; print([name for name in {HEAVY} if name in sys.modules])")
-    assert done.stdout == "[]\n", done.stderr
-
-
-def test_the_contract_reads_no_yaml() -> None:
-    done = python(
-        "-c", "import sys, cormorant_contract.schema, cormorant_contract.parsing; print('yaml' in sys.modules)"
-    )
-    assert done.stdout == "False\n", done.stderr
+from cormorant_testing.scripts import run_script
 
 
 @pytest.mark.parametrize(
@@ -144,7 +127,7 @@ class Ends:
 sys.meta_path.insert(0, Ends())
 import cormorant_cli.__main__
 """
-    done = python("-c", script)
+    done = run_script(script)
     assert (done.returncode, done.stderr) == ending
 
 

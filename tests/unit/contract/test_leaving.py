@@ -1,12 +1,11 @@
 """How processes end."""
 
-import subprocess
-import sys
+from cormorant_testing.scripts import run_script
 
 PROGRAM = """
 import atexit, threading, time
 from cormorant_contract.leaving import leave
-threading.Thread(target=time.sleep, args=(60,)).start()
+threading.Thread(target=time.sleep, args=(600,)).start()
 atexit.register(print, "closed", flush=True)
 print("before")
 leave(7)
@@ -14,5 +13,5 @@ leave(7)
 
 
 def test_leaving_waits_for_no_thread_and_runs_exit_functions() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=50)
+    done = run_script(PROGRAM)
     assert (done.returncode, done.stdout, done.stderr) == (7, "before\nclosed\n", "")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cormorant_testing.scripts import environment, until
+from cormorant_testing.scripts import environment, run_script, until
 from cormorant_worker.errors import SupervisorRefused
 from cormorant_worker.fleet.ray.pod_files import PodFile
 from cormorant_worker.supervisor import ray_command
@@ -219,9 +219,7 @@ print(processes.kill_all([child.pid]), child.poll(), processes.descendants(), ch
 
 
 def test_nothing_is_left_as_a_zombie_and_nothing_survives() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ORPHANS], env=environment(), capture_output=True, text=True, timeout=60
-    )
+    done = run_script(ORPHANS)
     assert done.stdout.splitlines() == ["['sh', 'sleep', 'sleep']", "{'sleep': True}", "True 137 [] ready"], done.stderr
 
 
@@ -283,15 +281,6 @@ def test_start_that_ray_gave_up_counts_if_a_process_crashed(tmp_path: Path, rayl
         env=given, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
-
-
-def test_the_supervisor_is_light() -> None:
-    # It lives beside every worker, and starts before anything else does.
-    code = "import cormorant_worker.supervisor.__main__, sys; print(*{n.partition('.')[0] for n in sys.modules})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), cwd=Path(__file__).parent, capture_output=True, text=True
-    )
-    assert not set(done.stdout.split()) & {"torch", "ray", "numpy", "tensordict", "envpool", "pydantic"}
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """RayCollector over real actors, value by value."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from functools import partial
@@ -17,7 +14,7 @@ from cormorant_compat.torchrl import RayCollector
 from cormorant_testing.check import Checker, attempt_of
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.policies import Versioned, constant, numbered
-from cormorant_testing.scripts import until
+from cormorant_testing.scripts import run_script, until
 from cormorant_worker.errors import StateError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(600)]
@@ -350,14 +347,7 @@ for end in (lambda c: asyncio.run(c.async_shutdown(True)), lambda c: c.shutdown(
     end(collector)
     assert not ray.is_initialized()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    done = run_script(script)
     assert done.returncode == 0, done.stderr
 
 

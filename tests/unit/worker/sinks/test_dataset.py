@@ -207,16 +207,19 @@ def test_a_file_is_no_dataset(make_dice, tmp_path):
             open_dataset(str(tmp_path / uri), make_dice().description())
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"formatVersion": 1}'])
-def test_a_description_that_is_none_is_refused(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        *(
+            (text, r"dataset\.json does not describe a dataset")
+            for text in ("", "{", "[]", "{}", '{"formatVersion": 1}')
+        ),
+        ('{"formatVersion": 2}', "format version 2, this version reads 1"),
+    ],
+)
+def test_a_description_that_is_none_or_of_a_later_format_is_refused(tmp_path, text, words):
     (tmp_path / "dataset.json").write_text(text)
-    with pytest.raises(DatasetCorrupt, match=r"dataset\.json does not describe a dataset"):
-        find_dataset(str(tmp_path))
-
-
-def test_a_later_format_is_refused(tmp_path):
-    (tmp_path / "dataset.json").write_text('{"formatVersion": 2}')
-    with pytest.raises(DatasetCorrupt, match="format version 2, this version reads 1"):
+    with pytest.raises(DatasetCorrupt, match=words):
         find_dataset(str(tmp_path))
 
 
