@@ -10,7 +10,7 @@ import pytest
 
 from cormorant_testing.snippets import blocks
 
-OWN, MAPPO, QMIX = blocks("docs/how-to/multi-agent.md", "python")
+OWN, MAPPO, QMIX, DUEL, SELF_PLAY = blocks("docs/how-to/multi-agent.md", "python")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -23,6 +23,13 @@ def run(script: str, folder: Path) -> list[str]:
 
 def test_an_environment_of_ones_own_is_collected(tmp_path: Path) -> None:
     assert "torch.Size([4, 64, 2, 1])" in run(OWN, tmp_path)
+
+
+def test_a_player_learns_against_its_own_past(tmp_path: Path) -> None:
+    (tmp_path / "duel.py").write_text(DUEL)
+    played = [line.partition("against ")[2] for line in run(SELF_PLAY, tmp_path) if line.startswith("won ")]
+    assert len(played) == 20
+    assert len(played[-1].split(",")) > 5
 
 
 @pytest.mark.parametrize(("script", "is_expected"), [(MAPPO, lambda reward: reward < 0), (QMIX, lambda loss: loss > 0)])

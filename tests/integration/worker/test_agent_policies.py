@@ -198,6 +198,21 @@ def test_a_new_head_has_the_window_and_what_is_pinned(tmp_path: Path) -> None:
                 assert set(late.played.values()) == {4, 5, 6}
 
 
+def test_policies_and_random_actions_heed_masks() -> None:
+    legal = {"entrypoint": "cormorant_testing.versions:legal"}
+    players = {"player_0": legal} | {f"player_{number}": {"random": {}} for number in (1, 2, 3)}
+    rounds = {"entrypoint": "cormorant_testing.agents:Rounds", "groups": "perAgent"}  # refuses other actions
+    with make_collector(job(agents=players, env=rounds)) as collector:
+        batch = collector.collect(num_steps=400)
+    first = batch["player_0"]
+    assert torch.equal(first["action"], first["action_mask"].long().argmax(-1))
+    document = job(agents={"agents": legal})
+    document["spec"]["env"] = {"envpool": {"taskId": "ConnectFour-v1", "numEnvs": 4}}
+    with make_collector(document) as collector:
+        moves = collector.collect(num_steps=400)["agents"]
+    assert torch.equal(moves["action"], moves["action_mask"].long().argmax(-1))
+
+
 @pytest.mark.parametrize(
     ("agents", "sentence"),
     [

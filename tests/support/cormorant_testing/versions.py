@@ -72,6 +72,10 @@ def scripted(observation: Any, action: Any) -> Any:
     return lambda seen: torch.ones(len(seen), dtype=torch.int64)
 
 
+def legal(observation: Any, action: Any) -> Any:
+    return lambda seen: seen["action_mask"].long().argmax(-1)
+
+
 POLICIES: dict[str, Any] = {
     "red": {"entrypoint": "cormorant_testing.versions:Numbered", "kwargs": {"log_prob": True}},
     "blue": {"model": "red", "sample": {"window": 3, "latestRatio": 0.4}},
