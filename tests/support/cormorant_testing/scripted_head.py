@@ -30,6 +30,22 @@ def problem(status: int, kind: str, **members: Any) -> Say:
     return Say(status, json.dumps(body).encode(), {"Content-Type": "application/problem+json"})
 
 
+def job_status(**changes: Any) -> dict[str, Any]:
+    """What `GET /v1/status` says of a job that has done nothing, but for what is changed."""
+    nothing = {
+        "job": "pong", "namespace": "default", "epoch": "e", "phase": "Running", "conditions": [],
+        "frames": {"collected": 0, "target": None, "per_second": 0, "stepped": 0, "delivered": 0, "dropped": {}},
+        "episodes": {"count": 0, "mean_return": None, "mean_length": None},
+        "weights": {"version": 0, "min_applied_version": 0}, "groups": [], "restarts": 0, "pause_state": "running",
+        "pauses": [], "consumers": [], "data_port": 0, "listeners": 0, "listeners_dropped": 0,
+        "queue": {
+            "capacity": 1, "waiting": 0, "ready": 0, "lent": 0, "acked": 0, "redelivered": 0, "ended": False,
+        },
+        "started_at": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    return nothing | changes
+
+
 class Heard:
     """One request. Its body is read when it is asked for, at the latest before the answer is sent."""
 

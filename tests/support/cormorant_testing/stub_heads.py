@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
+from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, job_status
 
 
 @dataclass
@@ -80,40 +80,7 @@ def _respond(head: StubHead, job: str, method: str, path: str, body: dict[str, A
         waits = {"consumer_wait_seconds": head.consumer_s}
         (group,) = ({"name": name, "desired": size, "ready": size} for name, size in head.sizes.items())
         groups = [{**group, "idle_seconds": head.idle_s, "worker_seconds": head.worker_s}]
-    return {
-        "job": job,
-        "namespace": "any",
-        "epoch": "e",
-        "phase": head.phase,
-        "conditions": [],
-        "frames": {
-            "collected": head.frames,
-            "settled": head.frames,
-            "target": None,
-            "per_second": 10.0,
-            "stepped": head.frames,
-            "delivered": 0,
-            "dropped": {},
-        },
-        "episodes": {"count": 0, "mean_return": None, "mean_length": None},
-        "weights": {"version": 0, "min_applied_version": 0},
-        "groups": groups,
-        "restarts": 0,
-        "pause_state": "paused" if head.paused else "running",
-        "pauses": [],
-        "queue": {
-            "capacity": 16,
-            "waiting": 0,
-            "ready": 0,
-            "lent": 0,
-            "acked": 0,
-            "redelivered": 0,
-            "ended": False,
-            **waits,
-        },
-        "consumers": [],
-        "data_port": 0,
-        "listeners": 0,
-        "listeners_dropped": 0,
-        "started_at": "2026-01-01T00:00:00Z",
-    }
+    status = job_status(job=job, phase=head.phase, groups=groups, pause_state="paused" if head.paused else "running")
+    status["frames"] |= {"collected": head.frames, "settled": head.frames, "stepped": head.frames, "per_second": 10.0}
+    status["queue"] |= {"capacity": 16, **waits}
+    return status

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
@@ -14,7 +13,6 @@ from cormorant_cli.errors import HeadAway, NoHead
 from cormorant_contract.rest.status import (
     Condition,
     EpisodeReport,
-    FrameCounts,
     GroupReport,
     InferenceReport,
     QueueReport,
@@ -23,6 +21,7 @@ from cormorant_contract.rest.status import (
     Worker,
     Workers,
 )
+from cormorant_testing.scripted_head import job_status
 
 WORKER = Worker(
     id="cpu-0", group="cpu", ready=True, phase="stepping", attempt=1, version=6, lag=1, frames=900, per_second=80.0,
@@ -30,31 +29,18 @@ WORKER = Worker(
 )  # fmt: skip
 
 
-def status(job: str = "pong", **changes: object) -> Status:
-    queue = QueueReport(capacity=4, waiting=1, ready=1, lent=0, acked=0, redelivered=0, ended=False)
-    known: dict[str, object] = {
-        "job": job,
-        "namespace": "default",
-        "epoch": "e",
-        "phase": "Running",
-        "conditions": (),
-        "frames": FrameCounts(
-            collected=12_345, target=100_000, per_second=1234.4, stepped=12_400, delivered=0, dropped={}
-        ),
+def status(**changes: object) -> Status:
+    counted = {"collected": 12_345, "target": 100_000, "per_second": 1234.4, "stepped": 12_400}
+    groups = (GroupReport(name="cpu", desired=3, ready=2), GroupReport(name="gpu", desired=1, ready=1))
+    known = {
+        "frames": {**counted, "delivered": 0, "dropped": {}},
         "episodes": EpisodeReport(count=3, mean_return=-20.5, mean_length=900.0),
         "weights": WeightsReport(version=7, min_applied_version=6),
-        "groups": (GroupReport(name="cpu", desired=3, ready=2), GroupReport(name="gpu", desired=1, ready=1)),
+        "groups": groups,
         "restarts": 2,
-        "pause_state": "running",
-        "pauses": (),
-        "queue": queue,
-        "consumers": (),
-        "data_port": 0,
-        "listeners": 0,
-        "listeners_dropped": 0,
-        "started_at": datetime.now(UTC),
+        "queue": QueueReport(capacity=4, waiting=1, ready=1, lent=0, acked=0, redelivered=0, ended=False),
     }
-    return Status.model_validate(known | changes)
+    return Status.model_validate(job_status(**known | changes))
 
 
 def test_status_says_what_is_waited_for_and_what_fills_the_queue() -> None:
@@ -127,7 +113,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[tuple[str, 
 
 
 def test_watch_goes_on_with_the_next_head(watch: Callable[..., Iterator[tuple[str, str]]]) -> None:
-    seen = watch(status("pong"), None, status("pong", phase="Paused"))
+    seen = watch(status(), None, status(phase="Paused"))
     first, error = next(seen)
     assert (first.splitlines()[0], error) == ("pong: Running", "")
     assert "  restarts  2" in first.splitlines()

@@ -36,7 +36,7 @@ from cormorant_client.head import HeadConnection, parse_events
 from cormorant_client.publishing import Body, Publisher, Update
 from cormorant_client.transport import Transport
 from cormorant_contract.rest import updates as rest
-from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, problem
+from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, job_status, problem
 from cormorant_testing.scripts import unused_port
 from cormorant_testing.wire_bytes import encode_arrays
 
@@ -255,35 +255,22 @@ def test_an_answer_before_the_whole_body_was_read_is_heard() -> None:
     assert head.heard[-1].headers["authorization"] == "Bearer x"
 
 
-STATUS = {
-    "job": "j", "namespace": "", "epoch": "e1", "phase": "Running", "conditions": [],
-    "frames": {"collected": 0, "target": None, "per_second": 0, "stepped": 0, "delivered": 0, "dropped": {}},
-    "episodes": {"count": 0, "mean_return": None, "mean_length": None},
-    "weights": {"version": 0, "min_applied_version": 0}, "groups": [], "restarts": 0, "pause_state": "running",
-    "pauses": [],
-    "queue": {"capacity": 1, "waiting": 0, "ready": 0, "lent": 0, "acked": 0, "redelivered": 0, "ended": False},
-    "consumers": [], "data_port": 0, "listeners": 0, "listeners_dropped": 0, "started_at": "2026-01-01T00:00:00Z",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("data_epoch", ["e1", "another"])
+@pytest.mark.parametrize("data_epoch", ["e", "another"])
 def test_bulk_goes_to_the_data_port_if_it_is_of_the_same_head(data_epoch: str) -> None:
     weights = Say(body=encode_arrays({"w": np.ones(2)}), headers={"Cormorant-Policy-Version": "5"})
 
     def data(heard: Heard) -> Say:
-        return Say(body=json.dumps({**STATUS, "epoch": data_epoch}).encode()) if "status" in heard.path else weights
+        return Say(body=json.dumps(job_status(epoch=data_epoch)).encode()) if "status" in heard.path else weights
 
     with ScriptedHead(data) as bulk:
 
         def control(heard: Heard) -> Say:
-            return (
-                Say(body=json.dumps({**STATUS, "data_port": bulk.port}).encode()) if "status" in heard.path else weights
-            )
+            return Say(body=json.dumps(job_status(data_port=bulk.port)).encode()) if "status" in heard.path else weights
 
         with ScriptedHead(control) as head, connect(head.url) as client:
             assert [client.weights().version for _ in range(2)] == [5, 5]
             served = [h.path for h in bulk.heard if "weights" in h.path]
-            assert served == (["/v1/models/policy/weights"] * 2 if data_epoch == "e1" else [])
+            assert served == (["/v1/models/policy/weights"] * 2 if data_epoch == "e" else [])
 
 
 def test_bulk_falls_back_to_the_control_port() -> None:
@@ -291,7 +278,7 @@ def test_bulk_falls_back_to_the_control_port() -> None:
 
     def control(heard: Heard) -> Say:
         if "status" in heard.path:
-            return Say(body=json.dumps({**STATUS, "data_port": gone}).encode())
+            return Say(body=json.dumps(job_status(data_port=gone)).encode())
         return Say(body=encode_arrays({"w": np.ones(2)}))
 
     with ScriptedHead(control) as head, connect(head.url, reconnect_s=0) as client:
@@ -306,7 +293,7 @@ def test_a_waiting_iteration_is_closed_at_once() -> None:
             asked.set()
             hold.wait()
             return Say(204, b"")
-        return Say(body=json.dumps(STATUS).encode())
+        return Say(body=json.dumps(job_status()).encode())
 
     with ScriptedHead(answer) as head:
         batches = RemoteBatches(
@@ -326,7 +313,7 @@ def test_a_waiting_iteration_ends_with_its_client() -> None:
         if heard.path.startswith("/v1/batches"):
             asked.set()
             hold.wait()
-        return Say(body=json.dumps(STATUS).encode())
+        return Say(body=json.dumps(job_status()).encode())
 
     with ScriptedHead(answer) as head:
         client = connect(head.url, timeout_s=600, reconnect_s=600)

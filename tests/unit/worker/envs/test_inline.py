@@ -113,25 +113,26 @@ def test_a_step_without_a_reward_is_refused() -> None:
         step_times(env, 1)
 
 
-def test_sys_exit_in_a_step_restarts_the_environment() -> None:
-    class Leaves(Shown):
-        def step(self, action: Any) -> Any:
-            raise SystemExit(3)
+@pytest.mark.parametrize(
+    ("method", "error", "words"),
+    [
+        ("step", EnvCrashed, "environment 0 raised SystemExit: 3"),
+        ("reset", EnvBuildError, "raised SystemExit: 3 before its first step"),
+    ],
+)
+def test_sys_exit_restarts_the_environment_or_is_a_build_error(method: str, error: type[Exception], words: str) -> None:
+    def leave(*_: Any, **__: Any) -> Any:
+        raise SystemExit(3)
 
-    env = InlineVectorEnv(MadeEnvs([lambda: Leaves(PIXELS, np.zeros(2, np.uint8))]), seeds=[1])
-    env.start()
-    with pytest.raises(EnvCrashed, match="environment 0 raised SystemExit: 3"):
+    leaves = type("Leaves", (Shown,), {method: leave})
+    env = InlineVectorEnv(MadeEnvs([lambda: leaves(PIXELS, np.zeros(2, np.uint8))]), seeds=[1])
+
+    def play() -> None:
+        env.start()
         step_times(env, 9)
 
-
-def test_sys_exit_in_a_first_reset_is_a_build_error() -> None:
-    class Leaves(Shown):
-        def reset(self, **_: Any) -> Any:
-            raise SystemExit(3)
-
-    env = InlineVectorEnv(MadeEnvs([lambda: Leaves(PIXELS, 0)]), seeds=[1])
-    with pytest.raises(EnvBuildError, match="raised SystemExit: 3 before its first step"):
-        env.start()
+    with pytest.raises(error, match=words):
+        play()
 
 
 def test_a_close_that_raises_leaves_no_other_environment_open() -> None:
