@@ -106,6 +106,25 @@ def test_models_are_published_one_by_one() -> None:
     assert found == [[1], [2]]
 
 
+@pytest.mark.parametrize(
+    ("env", "collection"),
+    [
+        ({"vectorization": "subprocess"}, {}),
+        ({}, {"resetAtEachBatch": True}),
+        ({"kwargs": {"length": 100}}, {"maxFramesPerTrajectory": 7}),
+    ],
+)
+def test_every_trajectory_draws(env: Document, collection: Document) -> None:
+    check = Check()
+    with make_collector(job(agents=sampling(4, 0.0), env=env, **collection)) as collector:
+        for version in range(1, 9):
+            check.take(collector.collect(num_steps=61))  # columns of two lengths
+            collector.weights.offer({"red": weights(version)}, version=version)
+    drawn = list(check.played.values())
+    assert len(drawn) > 30
+    assert len(set(drawn)) > 5
+
+
 def test_random_frames_have_no_version() -> None:
     check = Check()
     with make_collector(job(initRandomFrames=60)) as collector:
