@@ -98,14 +98,9 @@ def each_once(path: str, sentence: str, *, key: str = "") -> Rule[Any]:
     )
 
 
-def exactly_one(
-    first: str, second: str, remedy: str, *, are_strings: bool = False, found: Value[Any] | None = None
-) -> Rule[Any]:
-    """The rule that one of two optional fields is set.
-
-    Args:
-        are_strings: the message shows both fields' values where both are set.
-        found: what was set instead, by default both or neither.
+def exactly_one(first: str, second: str, remedy: str, *, are_strings: bool = False) -> Rule[Any]:
+    """The rule that one of two optional fields is set. `are_strings`: the message shows both fields' values where both
+    are set.
     """
 
     def of(model: Any, name: str) -> Any:
@@ -114,6 +109,9 @@ def exactly_one(
     def has(model: Any, name: str) -> bool:
         return of(model, name) is not None
 
+    found: Value[Any] = Value(
+        cel=f"has(self.{first}) ? 'both' : 'neither'", get=lambda model: "both" if has(model, first) else "neither"
+    )
     if are_strings:
         found = Value(
             cel=f"has(self.{first}) ? '{first} ' + self.{first} + ' and {second} ' + self.{second} : 'neither'",
@@ -121,9 +119,6 @@ def exactly_one(
                 f"{first} {of(model, first)} and {second} {of(model, second)}" if has(model, first) else "neither"
             ),
         )
-    found = found or Value(
-        cel=f"has(self.{first}) ? 'both' : 'neither'", get=lambda model: "both" if has(model, first) else "neither"
-    )
     return Rule(
         cel=f"has(self.{first}) != has(self.{second})",
         holds=lambda model: has(model, first) != has(model, second),
