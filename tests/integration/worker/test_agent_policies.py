@@ -197,9 +197,8 @@ def test_a_worker_that_comes_later_draws_from_the_window(engine: str) -> None:
 
 
 def test_a_new_head_has_the_window_and_what_is_pinned(tmp_path: Path) -> None:
-    agents = sampling(3, 0.0)
-    agents["gray"] = {"random": {}}
-    document = job(agents=agents, framesPerBatch=240)
+    pinned = {"red": {**NUMBERED, "version": 2}}
+    document = job(agents=sampling(3, 0.0) | pinned, framesPerBatch=240)
     check = Check()
     for start in (0, 6):
         with (
@@ -213,7 +212,8 @@ def test_a_new_head_has_the_window_and_what_is_pinned(tmp_path: Path) -> None:
             if start:
                 late = Check()
                 while len(late.played) < 100:
-                    late.take(next(deliveries).tensordict())
+                    late.take(batch := next(deliveries).tensordict())
+                    assert (batch["collector", "red", "policy_version"] == 2).all()
                 assert set(late.played.values()) == {4, 5, 6}
 
 
