@@ -32,8 +32,9 @@ EnvChoice = str | Callable[..., Any] | Mapping[str, Any] | FunctionalEnv
 ParallelEnv; a function of `num_envs` that makes a gymnasium VectorEnv; a functional environment in JAX, or its class;
 or `spec.env` of a manifest, whose `entrypoint` may be a function where a worker calls it once."""
 
-PolicyChoice = Callable[..., Any] | str
-"""A TensorDictModule or torch module, a callable on observations, or "package.module:factory"."""
+PolicyChoice = Callable[..., Any] | str | Mapping[str, Any]
+"""A TensorDictModule or torch module, a callable on observations, "package.module:factory", a mapping of modules with
+"policy" among them, or `{"agents": ...}` as `spec.policy` of a manifest."""
 
 Mode = Literal["async", "sync"]
 Vectorization = Literal["subprocess", "inline"]
@@ -100,7 +101,7 @@ class Scripted:
         return script_job(
             {
                 "env": env | info_block(self.info),
-                "policy": {"entrypoint": self.policy} if isinstance(self.policy, str) else {"random": {}},
+                "policy": self._policy_block or {"random": {}},
                 "collection": {"framesPerBatch": steps, **given, **(self.collection or {})},
                 "output": {"queue": {"capacityBatches": 2}},
                 "replicas": self.workers,
@@ -118,10 +119,17 @@ class Scripted:
             makers = (self.env,) * (1 if self._steps_itself else self._num_envs)
         return WorkerOverrides(
             envs=makers,
-            policy=None if isinstance(self.policy, str) else self.policy,
+            policy=None if self._policy_block else self.policy,
             policy_factory=None if self.policy_factory is None else partial(_made, self.policy_factory),
             takes_spaces=self.policy_factory is not None,
         )
+
+    @property
+    def _policy_block(self) -> dict[str, Any]:
+        """`spec.policy`, if a manifest can say the policy."""
+        if isinstance(self.policy, str):
+            return {"entrypoint": self.policy}
+        return {**self.policy} if isinstance(self.policy, Mapping) and "agents" in self.policy else {}
 
     @property
     def _kind(self) -> str:
@@ -130,6 +138,8 @@ class Scripted:
             return next((kind for kind in KINDS if kind in self.env), "gymnasium")
         if isinstance(self.env, str):
             return "envpool" if self.env.startswith(_ENVPOOL) else "gymnasium"
+        if "agents" in self._policy_block:
+            return "pettingzoo"
         return "jax" if is_functional(self.env) else "vector" if makes_vector(self.env) else "gymnasium"
 
     @property

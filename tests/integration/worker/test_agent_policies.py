@@ -12,7 +12,7 @@ import torch
 from cormorant_client import connect
 from cormorant_testing.fleets import on_both_engines_slowly, open_on
 from cormorant_testing.serving import serve
-from cormorant_testing.versions import MIRROR, POLICIES, Check, weights
+from cormorant_testing.versions import MIRROR, POLICIES, Check, Mirror, weights
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.launch import load_job, make_collector, open_fleet
@@ -246,3 +246,11 @@ def test_policies_and_random_actions_heed_masks() -> None:
 def test_what_does_not_fit_is_refused(agents: Document, sentence: str) -> None:
     with pytest.raises(ManifestError, match=sentence):
         make_collector(job(agents=agents))
+
+
+def test_a_script_says_the_policies_as_a_manifest_does() -> None:
+    check = Check()
+    with make_collector(env=Mirror, policy={"agents": POLICIES}, num_envs=4, seed=3) as collector:
+        for _ in range(3):
+            check.take(collector.collect(num_steps=60))
+    assert set(check.played.values()) == {0}
