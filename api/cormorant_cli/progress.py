@@ -80,9 +80,9 @@ class Summary:
     new_frames: int
     """Frames of this run."""
     seconds: float
-    """Seconds from the first ticket to the end of the last worker."""
+    """Seconds from the moment when all workers had started to the end of the last one."""
     fps: float
-    """Stored frames of this run per second."""
+    """Frames stored in these seconds, per second."""
     dataset: str
     dataset_bytes: int | None
     """Size of the dataset's shards; None without a dataset."""
@@ -317,7 +317,7 @@ def summary_lines(summary: Summary) -> list[str]:
         played += f"; mean return {stats.mean_return:.2f} and mean length {stats.mean_length:.1f} over the last {last}"
         played += "".join(f"; {metric}" for metric in _metrics(stats))
     rate = (
-        f" in {summary.seconds:.1f} s: {summary.fps:,.0f} {summary.unit}/s"
+        f": {summary.fps:,.0f} {summary.unit}/s over {summary.seconds:.1f} s with all workers"
         if summary.fps
         else " before all workers had started"
     )

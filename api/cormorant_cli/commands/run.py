@@ -291,6 +291,8 @@ class _Session:
     _rate: Rate = field(default_factory=Rate)
     _due: float = 0.0
     """Time of the next progress line."""
+    _began: "tuple[float, FleetStats]" = field(init=False)
+    """When all workers had started, and what they had collected by then."""
 
     def run(self, workers: int, device: str | None) -> Reason:
         """Start, collect, close, sum up.
@@ -332,8 +334,7 @@ class _Session:
         options = FleetOptions(workers=workers or None, device=device, drain_timeout_s=_DRAIN_S)
         with self._opened(options) as (fleet, server):
             self._interrupts.phase = "collecting"
-            began, before = time.monotonic(), fleet.stats()
-            self._rate.observe(began, before.stepped_frames)
+            began, before = self._began
             # A short job may have ended by now.
             is_complete = before.total_frames is not None and before.frames >= before.total_frames
             is_old = is_complete and before.frames == fleet.found_frames
@@ -368,7 +369,7 @@ class _Session:
             from cormorant_worker.fleet.fleet import WorkerFleet
 
             self._interrupts.phase = "starting"
-            with WorkerFleet(self._job, options, engine=engine) as fleet, self._recorded(fleet):
+            with WorkerFleet(self._job, options, engine=engine) as fleet, self._recorded(self._start_clock(fleet)):
                 if not self._metrics_port:
                     yield fleet, None
                     return
@@ -397,9 +398,15 @@ class _Session:
             server = HeadServer(self._job, settings)
         try:
             with server:
-                yield server.start_fleet(options, engine=engine), server
+                yield self._start_clock(server.start_fleet(options, engine=engine)), server
         finally:
             self._write_report(server.moments)
+
+    def _start_clock(self, fleet: "WorkerFleet") -> "WorkerFleet":
+        """All workers have started; they collect while the recorder is imported."""
+        self._began = time.monotonic(), fleet.stats()
+        self._rate.observe(self._began[0], self._began[1].stepped_frames)
+        return fleet
 
     @contextmanager
     def _recorded(self, fleet: "WorkerFleet") -> Iterator[None]:

@@ -221,7 +221,7 @@ def test_environments_that_keep_failing_stand_before_the_progress(capsys: pytest
         (
             SUMMARY,
             [
-                "collected 150,000 frames in 20.0 s: 7,500 frames/s",
+                "collected 150,000 frames: 7,500 frames/s over 20.0 s with all workers",
                 "250 episodes; mean return -20.50 and mean length 812.2 over the last 100",
                 "dataset: data/pong, 200,000 frames, 3.0 MiB",
                 "next: cormorant dataset verify data/pong",
@@ -236,7 +236,7 @@ def test_environments_that_keep_failing_stand_before_the_progress(capsys: pytest
                 stats=replace(STATS, dropped={"drain": 64}),
             ),
             [
-                "stopped after 150,000 frames in 20.0 s: 7,500 frames/s",
+                "stopped after 150,000 frames: 7,500 frames/s over 20.0 s with all workers",
                 "250 episodes; mean return -20.50 and mean length 812.2 over the last 100",
                 "dropped frames: 64 (drain)",
                 "the frames were counted but not kept; add output.dataset, or read them with open_fleet()",
