@@ -26,7 +26,7 @@ _CNN = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
 
 @contextmanager
 def open_rllib(workload: Workload, args: argparse.Namespace) -> Iterator[protocol.Take]:
-    ray.init(num_cpus=args.runners + 1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=args.runners + 1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     register_env("task", lambda _: _make_task(workload))
     is_cnn = workload.policy == "atari_cnn"
     model = (
