@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from cormorant_contract.base import Contract, Count32, Flag, JsonObject, Whole
-from cormorant_contract.rule import Rule, Value, each_once
+from cormorant_contract.rule import Rule, each_once, one_of
 from cormorant_contract.variants import Variant, seating
 
 MAX_EPISODES = 100_000
@@ -50,10 +50,6 @@ class PlannedEpisode:
 
 def _compact(parts: Sequence[Any]) -> str:
     return json.dumps(parts, sort_keys=True, separators=(",", ":"))
-
-
-def _num_given(episodes: "EvaluatedEpisodes") -> int:
-    return sum(given is not None for given in (episodes.count, episodes.seeds, episodes.reset_options))
 
 
 class EvaluatedEpisodes(Contract):
@@ -126,18 +122,7 @@ class EvaluatedEpisodes(Contract):
     @classmethod
     def rules(cls) -> "tuple[Rule[EvaluatedEpisodes], ...]":
         return (
-            Rule(
-                cel="[has(self.count), has(self.seeds), has(self.resetOptions)].filter(x, x).size() == 1",
-                holds=lambda episodes: _num_given(episodes) == 1,
-                sentence="exactly one of count, seeds and resetOptions is required, found {found}; "
-                "write count: 100 for 100 seeds from collection.seed on",
-                values={
-                    "found": Value(
-                        cel="[has(self.count), has(self.seeds), has(self.resetOptions)].filter(x, x).size()",
-                        get=_num_given,
-                    )
-                },
-            ),
+            one_of("count", "seeds", "resetOptions", remedy="write count: 100 for 100 seeds from collection.seed on"),
             each_once(
                 "seeds", "seed {twice} is listed more than once, and an episode is played once; remove the second"
             ),

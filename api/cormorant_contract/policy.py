@@ -16,7 +16,7 @@ from cormorant_contract.base import (
     Text,
     Whole,
 )
-from cormorant_contract.rule import Rule, Value, exactly_one
+from cormorant_contract.rule import Rule, Value, exactly_one, one_of
 
 
 class RandomPolicy(Contract):
@@ -106,7 +106,7 @@ class Policy(Contract):
     """Precision of the network's layers; bfloat16 uses torch.autocast. Log-probabilities are stored as float32."""
 
     def versions_kept(self, model: str, versions: Sequence[int]) -> set[int]:
-        """Of the ascending versions of a model, those that groups may draw or have pinned."""
+        """The versions of a model that groups may still draw, or have pinned. `versions`: ascending."""
         kept = set[int]()
         for group, one in (self.agents or {}).items():
             if (one.model or group) == model:
@@ -119,17 +119,12 @@ class Policy(Contract):
     @classmethod
     def rules(cls) -> "tuple[Rule[Policy], ...]":
         return (
-            Rule(
-                cel="[has(self.random), has(self.entrypoint), has(self.agents)].filter(x, x).size() == 1",
-                holds=lambda policy: len(_kinds(policy)) == 1,
-                sentence="exactly one of random, entrypoint and agents is required, found {found}; write random: {} "
-                "for random actions, the entrypoint of a factory, or a policy for each group of agents",
-                values={
-                    "found": Value(
-                        cel="[has(self.random), has(self.entrypoint), has(self.agents)].filter(x, x).size()",
-                        get=lambda policy: len(_kinds(policy)),
-                    )
-                },
+            one_of(
+                "random",
+                "entrypoint",
+                "agents",
+                remedy="write random: {} for random actions, the entrypoint of a factory, or a policy for each group "
+                "of agents",
             ),
             Rule(
                 cel=f"!has(self.agents) || !self.agents.exists(g, {_UNMADE})",
@@ -173,10 +168,6 @@ _UNMADE = (
     "has(self.agents[g].model) && !self.agents.exists(h, h == self.agents[g].model && has(self.agents[h].entrypoint))"
 )
 """CEL: group g names a model that no entrypoint makes."""
-
-
-def _kinds(policy: Policy) -> list[object]:
-    return [kind for kind in (policy.random, policy.entrypoint, policy.agents) if kind is not None]
 
 
 def _unmade(policy: Policy) -> list[str]:

@@ -98,6 +98,21 @@ def each_once(path: str, sentence: str, *, key: str = "") -> Rule[Any]:
     )
 
 
+def one_of(*names: str, remedy: str) -> Rule[Any]:
+    """The rule that one of several optional fields is set; the message has the number of those that are."""
+    count = f"[{', '.join(f'has(self.{name})' for name in names)}].filter(x, x).size()"
+
+    def found(model: Any) -> int:
+        return sum(getattr(model, to_snake(name)) is not None for name in names)
+
+    return Rule(
+        cel=f"{count} == 1",
+        holds=lambda model: found(model) == 1,
+        sentence=f"exactly one of {', '.join(names[:-1])} and {names[-1]} is required, found {{found}}; {remedy}",
+        values={"found": Value(cel=count, get=found)},
+    )
+
+
 def exactly_one(first: str, second: str, remedy: str, *, are_strings: bool = False) -> Rule[Any]:
     """The rule that one of two optional fields is set. `are_strings`: the message shows both fields' values where both
     are set.
