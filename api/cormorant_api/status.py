@@ -91,7 +91,7 @@ def describe(head: Head, stats: FleetStats) -> Status:
         desired=running.group_sizes.describe(paused=running.pauses.spec_paused),
         statistics={key: StatisticsReport(**asdict(found)) for key, found in stats.statistics.items()},
         inference={group: _inference(head, group, stats.groups[group]) for group in stats.inference},
-        counts="frames" if head.job.spec.collection.episodes is None else "episodes",
+        counts=head.job.spec.counts,
     )
 
 

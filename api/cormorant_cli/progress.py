@@ -55,7 +55,7 @@ class RunPlan:
     total_frames: int | None
     dataset: str
     """URI; empty when frames go to the queue alone."""
-    unit: Literal["frames", "episodes"] = "frames"
+    counts: Literal["frames", "episodes"] = "frames"
     """What the run counts; an evaluation counts episodes."""
 
 
@@ -90,8 +90,6 @@ class Summary:
     """Batches went to consumers over HTTP."""
     report: str = ""
     """The report's HTML file; empty: there is none."""
-    unit: Literal["frames", "episodes"] = "frames"
-    """See `RunPlan`."""
 
 
 class Rate:
@@ -163,13 +161,13 @@ class PlainDisplay:
     interval_s = 3.0
 
     def __init__(self, *, is_verbose: bool = False) -> None:
-        self._last_wait, self._unit = "", "frames"
+        self._last_wait, self._counts = "", "frames"
         self._is_verbose = is_verbose
         self._told: set[object] = set()
         """Warnings shown so far. One is repeated only when a number in it has more digits than before."""
 
     def begin(self, plan: RunPlan) -> None:
-        self._unit = plan.unit
+        self._counts = plan.counts
         self._say(_opening(plan))
         self._say(f"{_starting(plan)} ...")
 
@@ -188,10 +186,10 @@ class PlainDisplay:
         self._last_wait = wait
         stats = snapshot.fleet.summary()
         if wait:
-            self._say(f"{snapshot.waits_for} ({_amount(stats, self._unit)})")
+            self._say(f"{snapshot.waits_for} ({_amount(stats, self._counts)})")
             return
         parts = (
-            _amount(stats, self._unit),
+            _amount(stats, self._counts),
             f"{snapshot.fps:,.0f} frames/s",
             *_details(stats),
             _workers_line(snapshot.fleet),
@@ -214,7 +212,7 @@ class PlainDisplay:
 
     def end(self, summary: Summary) -> None:
         self.close()
-        for line in summary_lines(summary):
+        for line in summary_lines(summary, self._counts):
             typer.echo(line)
 
     def fail(self, message: str, exit_code: int) -> None:
@@ -241,7 +239,7 @@ class LiveDisplay(PlainDisplay):
 
     def begin(self, plan: RunPlan) -> None:
         """Show that workers are starting, which takes seconds."""
-        self._job, self._unit = plan.job, plan.unit
+        self._job, self._counts = plan.job, plan.counts
         self._say(_opening(plan))
         self._live.start()
         self._live.update(Spinner("dots", text=Text(_starting(plan))))
@@ -260,7 +258,7 @@ class LiveDisplay(PlainDisplay):
         top.add_row(
             Text(self._job, style="bold", no_wrap=True),
             bar,
-            Text(_amount(stats, self._unit), no_wrap=True),
+            Text(_amount(stats, self._counts), no_wrap=True),
             Text(f"{snapshot.fps:,.0f} frames/s", style="bold cyan", no_wrap=True),
             Text(_time_left(stats, snapshot.fps), style="dim", no_wrap=True),
         )
@@ -302,7 +300,7 @@ def choose_display(*, is_verbose: bool = False) -> Display:
     return LiveDisplay(console, shares_stderr=shares_stderr, is_verbose=is_verbose)
 
 
-def summary_lines(summary: Summary) -> list[str]:
+def summary_lines(summary: Summary, counts: str = "frames") -> list[str]:
     """The summary at the end, and next steps."""
     stats = summary.stats
     if summary.reason == "already_complete":
@@ -317,11 +315,11 @@ def summary_lines(summary: Summary) -> list[str]:
         played += f"; mean return {stats.mean_return:.2f} and mean length {stats.mean_length:.1f} over the last {last}"
         played += "".join(f"; {metric}" for metric in _metrics(stats))
     rate = (
-        f": {summary.fps:,.0f} {summary.unit}/s over {summary.seconds:.1f} s with all workers"
+        f": {summary.fps:,.0f} {counts}/s over {summary.seconds:.1f} s with all workers"
         if summary.fps
         else " before all workers had started"
     )
-    lines = [f"{verb} {summary.new_frames:,} {summary.unit}{rate}", played]
+    lines = [f"{verb} {summary.new_frames:,} {counts}{rate}", played]
     if stats.dropped:
         lines.append(f"dropped frames: {_dropped(stats)}")
     if summary.report:
@@ -330,7 +328,7 @@ def summary_lines(summary: Summary) -> list[str]:
         return [*lines, "batches that no consumer acknowledged were not kept; add output.dataset to keep everything"]
     if not summary.dataset:
         return [*lines, "the frames were counted but not kept; add output.dataset, or read them with open_fleet()"]
-    if summary.unit == "episodes":
+    if counts == "episodes":
         return [*lines, f"results: {summary.dataset}/evaluation.json"]
     size = size_of(summary.dataset_bytes or 0)
     lines.append(f"dataset: {summary.dataset}, {stats.frames:,} frames, {size}")
@@ -358,7 +356,7 @@ def _counts(stats: "Stats", fps: float) -> dict[str, object]:
 
 
 def _opening(plan: RunPlan) -> str:
-    frames = f"{plan.total_frames:,} {plan.unit}" if plan.total_frames else f"{plan.unit} until Ctrl-C"
+    frames = f"{plan.total_frames:,} {plan.counts}" if plan.total_frames else f"{plan.counts} until Ctrl-C"
     target = f" into {plan.dataset}" if plan.dataset else ""
     workers = counted(plan.workers, "worker")
     if plan.workers < plan.replicas:
@@ -371,11 +369,11 @@ def _starting(plan: RunPlan) -> str:
     return f"starting {counted(plan.workers, 'worker')}: importing PyTorch and the environments takes 5 to 30 s"
 
 
-def _amount(stats: "Stats", unit: str) -> str:
+def _amount(stats: "Stats", counts: str) -> str:
     if stats.total_frames is None:
-        return f"{stats.frames:,} {unit}"
+        return f"{stats.frames:,} {counts}"
     share = stats.frames / stats.total_frames
-    return f"{stats.frames:,} of {stats.total_frames:,} {unit} ({min(share, 1.0):.0%})"
+    return f"{stats.frames:,} of {stats.total_frames:,} {counts} ({min(share, 1.0):.0%})"
 
 
 def _details(stats: "Stats") -> Iterator[str]:

@@ -1,7 +1,7 @@
 """`spec`: what to collect, with which pods, and the rules between its parts."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -73,6 +73,11 @@ class CollectorJobSpec(Contract):
         if self.collection.episodes is None:
             return self.collection.total_frames
         return self.collection.episodes.num_planned(len(self.env.variants or ()))
+
+    @property
+    def counts(self) -> Literal["frames", "episodes"]:
+        """What the target counts."""
+        return "frames" if self.collection.episodes is None else "episodes"
 
     @property
     def elastic(self) -> WorkerGroup:

@@ -317,16 +317,14 @@ class _Session:
             refuse_unknown_names(self._job, is_this_machine=self._site.is_this_machine)
         except EnvError as error:
             raise BadInput(str(error)) from error
-        collection = self._job.spec.collection
-        episodes = collection.episodes
         plan = RunPlan(
             job=self._job.metadata.name,
             env=f"{env.block.title} {env.name}, {env.num_envs} per worker",
             workers=workers,
             replicas=replicas,
-            total_frames=collection.total_frames if episodes is None else episodes.num_planned(len(env.variants or ())),
+            total_frames=self._job.spec.target,
             dataset=uri,
-            unit="frames" if episodes is None else "episodes",
+            counts=self._job.spec.counts,
         )
         if self._serving is not None:
             _take_ports(self._serving.port)
@@ -357,7 +355,6 @@ class _Session:
             dataset_bytes=size_bytes,
             was_served=self._serving is not None,
             report=str(self._report) if self._report is not None and self._report.exists() and not is_old else "",
-            unit=plan.unit,
         )
         self._display.end(summary)
         return reason
