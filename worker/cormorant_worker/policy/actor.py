@@ -9,7 +9,6 @@ start finds the policy's other outputs, so that the hot loop knows every array i
 import copy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -108,7 +107,7 @@ class PolicyActor:
             and device.type == "cpu"
         )
 
-    def twin(self, instead: Mapping[int, torch.Tensor] = MappingProxyType({})) -> "PolicyActor":
+    def twin(self, instead: Mapping[int, torch.Tensor] | None = None) -> "PolicyActor":
         """An independent actor: copies everything that calls may change (buffers, attributes) and shares the
         parameters.
 
@@ -119,7 +118,7 @@ class PolicyActor:
             PolicyError: the policy cannot be copied.
         """
         parameters = (part for module in self.models.modules.values() for part in module.parameters())
-        shared = {id(part): part for part in parameters} | dict(instead)
+        shared = {id(part): part for part in parameters} | dict(instead or {})
         twin = copy.copy(self)
         try:
             twin.models = copy.deepcopy(self.models, shared)
