@@ -36,7 +36,8 @@ def test_soft_file_limit_is_raised_and_never_lowered() -> None:
 
 def test_program_with_many_open_files_keeps_its_share() -> None:
     with ExitStack() as stack:
-        for _ in range(250):
+        # The tests before this one may have left more than 250 files open, where the limit is 512.
+        for _ in range(300 - sum(1 for _ in Path("/proc/self/fd").iterdir())):
             stack.enter_context(Path(os.devnull).open("rb"))
         raise_file_limit(50, each=9)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 250 + 50 * 9 + 64
