@@ -83,6 +83,11 @@ class Slot:
         newest = self.newest
         return failures_after(newest) if newest is not None and newest.template == template else 0
 
+    def waits_until(self, template: str) -> datetime | None:
+        """When the next attempt may start after a failure of this template; None: it need not wait."""
+        newest = self.newest
+        return next_attempt_at(newest) if newest and newest.template == template and newest.must_wait else None
+
     def leftovers(self, now: datetime) -> tuple[list[Pod], datetime | None]:
         """Ended pods that can be deleted, and when the next one can."""
         ended = [pod for pod in self.pods if pod.is_terminal and not pod.is_terminating]

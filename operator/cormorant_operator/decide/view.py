@@ -163,12 +163,17 @@ class View:
 
     @cached_property
     def is_gang_forming(self) -> bool:
-        """Whether the next pods are a gang: no pod holds a node, and none delays its successor by a backoff."""
-        return not any(
-            (pod.is_scheduled and not pod.is_terminal and not self.is_lost(pod))
-            or (pod.must_wait and next_attempt_at(pod) > self.now)
-            for pod in self.record.pod_index.pods.values()
-        )
+        """Whether the next pods are a gang: no pod holds a node, and no head or slot waits for its next attempt."""
+        pods = self.record.pod_index.pods.values()
+        if any(pod.is_scheduled and not pod.is_terminal and not self.is_lost(pod) for pod in pods):
+            return False
+        head = self.newest_head
+        waits = [next_attempt_at(head)] if head is not None and head.must_wait else []
+        for group in self.groups:
+            template = self.job.templates.worker(group)
+            wanted = (slot for slot in self.slots[group.name] if slot.index < self.sizes[group.name])
+            waits += (slot.waits_until(template) or self.now for slot in wanted if slot.live is None)
+        return all(until <= self.now for until in waits)
 
     @cached_property
     def pod_groups(self) -> list[Manifest]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator import names
 from cormorant_operator.decide.plan import CreatePod, DeletePod, Draft, MarkPod
-from cormorant_operator.decide.slots import Slot, next_attempt_at
+from cormorant_operator.decide.slots import Slot
 from cormorant_operator.decide.view import View
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import Pod
@@ -103,9 +103,7 @@ class _WorkerPlan:
 
     def _fill(self, group: WorkerGroup, slot: Slot) -> None:
         view, template, newest = self.view, self.view.job.templates.worker(group), slot.newest
-        waits = [view.refused_until(group.name)]
-        if newest is not None and newest.template == template and newest.must_wait:
-            waits.append(next_attempt_at(newest))
+        waits = (view.refused_until(group.name), slot.waits_until(template))
         until = max((at for at in waits if at is not None and at > view.now), default=None)
         if until is not None or self.creates_left == 0:
             self.draft.dues.append(until or view.now)

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -37,6 +38,10 @@ class AnyOrder(RuleBasedStateMachine):
         self.highest = (0, 0)
         self.settled = 0
         self.old_plan: tuple[Action, ...] = ()
+
+    @initialize(has_pod_groups=st.booleans())
+    def cluster_may_serve_pod_groups(self, *, has_pod_groups: bool) -> None:
+        self.world.defaults = replace(self.world.defaults, has_pod_groups=has_pod_groups)
 
     # -- the operator ------------------------------------------------------------------------------------------
 

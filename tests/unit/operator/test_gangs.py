@@ -91,6 +91,21 @@ def test_nothing_waits_for_a_slot_in_its_backoff() -> None:
     assert (gangs(world), counts(world)) == (["", ""], [])
 
 
+def test_a_changed_template_ends_the_wait_for_a_backoff() -> None:
+    world = made()
+    world.run()
+    for _ in range(2):
+        world.finish(world.live()[0].name)
+        world.settle()
+        world.start_all()
+    for pod in [*world.live(), world.head]:
+        world.vanish(pod.name)
+    gangs(world)
+    world.edit(workerGroups=[{**OF_TWO[0], "resources": {"requests": {"cpu": "2"}}}])
+    world.settle()
+    assert gangs(world) == groups(world) * 3
+
+
 def test_job_that_lost_all_its_pods_starts_together() -> None:
     world = made()
     world.run()
