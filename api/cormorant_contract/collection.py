@@ -94,9 +94,9 @@ class WeightsPolicy(Contract):
     """Bound on the policy lag of workers."""
 
     max_staleness: Count32 | None = None
-    """How many published versions a worker may lag behind before it waits for newer weights. 0 is strictly on-policy;
-    unset means no bound. In sync mode, a script's fleet begins a round when the learner asks for it, which is on-policy
-    if the learner publishes after every round; set 0 for learners over REST."""
+    """How many versions a worker may lag behind before it waits for newer weights. 0 is strictly on-policy; unset means
+    no bound. In sync mode, a script's fleet begins a round when the learner asks for it, which is on-policy if the
+    learner publishes after every round; set 0 for learners over REST."""
 
 
 class Collection(Contract):
@@ -141,8 +141,8 @@ class Collection(Contract):
     """Seed of the job. Every environment of the fleet gets its own, derived from it."""
 
     preemptive_threshold: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 1.0
-    """Fraction of workers that must complete their batch of a sync round before the others hand over short batches at
-    their next vector step. Missing frames are collected later, and totalFrames stays exact. 1 waits for all workers."""
+    """Share of workers that must complete their batch of a sync round before the others hand over short ones at their
+    next vector step. Missing frames are collected later; totalFrames stays exact. 1 waits for all."""
 
     weights: WeightsPolicy = WeightsPolicy()
     episodes: EvaluatedEpisodes | None = None

@@ -87,7 +87,7 @@ class EnvPoolEnv(EnvBlock):
     """EnvPool's name of the environment, for example Pong-v5."""
 
     num_envs: NumEnvs = 1
-    """Number of environments per worker."""
+    """Environments per worker."""
 
     batch_size: Annotated[Whole, Field(ge=0, le=MAX_NUM_ENVS)] = 0
     """Number of environments returned by one receive; must divide numEnvs. 0 means all of numEnvs: the pool steps in
@@ -162,15 +162,14 @@ class GymnasiumEnv(EnvBlock):
     """Registered name of the environment, for example CartPole-v1 or ALE/Pong-v5. Exactly one of id and entrypoint."""
 
     entrypoint: Entrypoint | None = None
-    """Factory of one environment, for example my_pkg.envs:make, called with kwargs. Exactly one of id and
-    entrypoint."""
+    """In place of id: factory of one environment, for example my_pkg.envs:make, called with kwargs."""
 
     vectorization: Literal["subprocess", "inline"] = "subprocess"
-    """subprocess: each environment in its own process, restarted alone if it crashes or hangs. inline: all in the
-    worker's process, where messages cost more than steps."""
+    """subprocess: each environment in a process, restarted alone if it crashes or hangs. inline: all in the worker's,
+    where messages cost more than steps."""
 
     num_envs: NumEnvs = 1
-    """Number of environments per worker."""
+    """Environments per worker."""
 
     kwargs: JsonObject = Field(default={})
     """Keyword arguments of the environment."""
@@ -179,14 +178,14 @@ class GymnasiumEnv(EnvBlock):
     """Wrappers around each environment, innermost first."""
 
     step_timeout_seconds: Timeout = 60
-    """Time limit of one step; an environment in a subprocess that exceeds it counts as hung and is restarted alone."""
+    """Time limit of a step; an environment's process that exceeds it counts as hung and is restarted alone."""
 
     reset_timeout_seconds: Timeout = 60
-    """Time limit for creating or resetting an environment; one in a subprocess that exceeds it is restarted alone."""
+    """Time limit for creating or resetting an environment, whose process is restarted alone if it exceeds it."""
 
     max_restarts: Annotated[Whole, Field(ge=0, le=INT32_MAX)] = 100
-    """How many crashed or hung environments a worker restarts within ten minutes before it fails. Its replacement
-    inherits the count."""
+    """Crashed or hung environments that a worker restarts in ten minutes before it fails. Its replacement inherits the
+    count."""
 
     @property
     def longest_step_s(self) -> float:
@@ -211,10 +210,10 @@ class GymnasiumVectorEnv(EnvBlock):
     entrypoint."""
 
     entrypoint: Entrypoint | None = None
-    """Factory, for example my_pkg.envs:make, called with num_envs and kwargs. Exactly one of id and entrypoint."""
+    """In place of id: factory, for example my_pkg.envs:make, called with num_envs and kwargs."""
 
     num_envs: NumEnvs = 1
-    """Number of environments per worker."""
+    """Environments per worker."""
 
     kwargs: Annotated[
         JsonObject,
@@ -249,12 +248,11 @@ class PettingZooEnv(GymnasiumEnv):
     """Module with a parallel_env or an env, for example mpe2/simple_spread_v3. Exactly one of id and entrypoint."""
 
     entrypoint: Entrypoint | None = None
-    """Factory of one ParallelEnv or AECEnv, for example my_pkg.envs:make, called with kwargs. Exactly one of id and
-    entrypoint."""
+    """In place of id: factory of one ParallelEnv or AECEnv, for example my_pkg.envs:make, called with kwargs."""
 
     groups: Literal["byName", "all", "perAgent"] = "byName"
-    """byName groups agents whose names differ in a last number (red_0, red_1), all makes one group named agents,
-    perAgent a group of each agent."""
+    """byName: agents whose names differ in a last number (red_0, red_1) are a group. all: one group, agents. perAgent:
+    a group of each agent."""
 
     group_map: Annotated[dict[str, list[str]], Field(min_length=1, max_length=256)] | None = None
     """Names of the agents of each group, in place of groups."""
@@ -343,7 +341,7 @@ class OpenEnvEnv(EnvBlock):
     """How long to wait for a server that starts, or starts again, and for a free session."""
 
     max_restarts: Annotated[Whole, Field(ge=0, le=INT32_MAX)] = 100
-    """How many sessions a worker opens again within ten minutes before it fails. Its replacement inherits the count."""
+    """Sessions that a worker opens again in ten minutes before it fails. Its replacement inherits the count."""
 
     @property
     def name(self) -> str:
@@ -376,7 +374,7 @@ class JaxEnv(EnvBlock):
     vectorizes or resets."""
 
     num_envs: NumEnvs = 1
-    """Number of environments per worker."""
+    """Environments per worker."""
 
     kwargs: JsonObject = Field(default={})
     """Keyword arguments of the factory."""

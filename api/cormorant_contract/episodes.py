@@ -74,8 +74,8 @@ class EvaluatedEpisodes(Contract):
         ]
         | None
     ) = None
-    """Options of gymnasium's reset, one episode each, for example the number of an initial state; episode i is reset
-    with collection.seed + i as well."""
+    """Options of gymnasium's reset, one episode each, for example the number of an initial state; seeds as with
+    count."""
 
     deterministic: Flag = True
     """true: the policy's best action. false: actions are drawn, each episode from its own random stream."""

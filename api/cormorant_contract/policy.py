@@ -99,8 +99,8 @@ class Policy(Contract):
     """Accept NaN and infinite values, such as masks of minus infinity, in initialWeights, checkpoints and publishes."""
 
     compile: Literal["off", "auto", "on"] = "off"
-    """Faster ways to call the policy, checked against it when a worker starts: auto tries those that take a second; on
-    also tries torch.compile, which takes a minute and needs a C++ compiler."""
+    """Faster ways to call the policy, checked against it when a worker starts. auto: those that take a second. on: also
+    torch.compile, which takes a minute and needs a C++ compiler."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the network's layers; bfloat16 uses torch.autocast. Log-probabilities are stored as float32."""
