@@ -109,6 +109,9 @@ class EnvPoolEnv(EnvBlock):
     ] = Field(default={})
     """Further options of the environment, passed to EnvPool unchanged."""
 
+    groups: Literal["perAgent"] | None = None
+    """perAgent: a group of each player (player_0, player_1). Unset: one group, agents."""
+
     @classmethod
     def rules(cls) -> "tuple[Rule[EnvPoolEnv], ...]":
         return (

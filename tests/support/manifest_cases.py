@@ -48,6 +48,7 @@ VALID: dict[str, Document] = {
     "strictly-on-policy": manifest(collection__weights={"maxStaleness": 0}),
     "preemptive": manifest(collection__mode="sync", collection__preemptiveThreshold=0.75),
     "preempt-nobody-async": manifest(collection__preemptiveThreshold=1),
+    "players": manifest(env__envpool__groups="perAgent"),
     "dataset-only": manifest(output={"dataset": {"uri": "file:///data/pong"}}),
     "queue-and-dataset": manifest(output={"queue": {"onFull": "drop_oldest"}, "dataset": {"uri": "s3://b/pong"}}),
     "entrypoint": manifest(policy={"entrypoint": "my_pkg.policies:Actor.make", "kwargs": {"hidden": [64, 64]}}),
@@ -253,6 +254,7 @@ INVALID: dict[str, Case] = {
         "spec.env.gymnasium", "found id CartPole-v1 and entrypoint a:b", gymnasium(entrypoint="a:b")
     ),
     "agents-neither": rule("spec.env.pettingzoo", "found neither", _agents()),
+    "players-groups": schema("spec.env.envpool.groups", "perAgent", manifest(env__envpool__groups="peragent")),
     "agents-groups": schema("spec.env.pettingzoo.groups", "byName", _agents(id="a/b_v0", groups="byname")),
     "agents-no-groups": schema("spec.env.pettingzoo.groupMap", "", _agents(id="a/b_v0", groupMap={})),
     "jax-without-entrypoint": schema("spec.env.jax.entrypoint", "is missing", manifest(env={"jax": {"numEnvs": 8}})),

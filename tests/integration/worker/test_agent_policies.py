@@ -232,6 +232,23 @@ def test_policies_and_random_actions_heed_masks() -> None:
     assert torch.equal(moves["action"], moves["action_mask"].long().argmax(-1))
 
 
+def test_the_board_shows_which_players_policy_acted() -> None:
+    document = job(agents={"player_0": {"entrypoint": "cormorant_testing.versions:legal"}, "player_1": {"random": {}}})
+    document["spec"]["env"] = {"envpool": {"taskId": "ConnectFour-v1", "numEnvs": 4, "groups": "perAgent"}}
+    with make_collector(document) as collector:
+        batch = collector.collect(num_steps=400)
+    moves = torch.stack([batch[player, "mask"][..., 0] for player in ("player_0", "player_1")])
+    assert torch.equal(moves[0], ~moves[1])
+    columns = []
+    for player, is_turn in zip(("player_0", "player_1"), moves, strict=True):
+        before, after = (at[player, "observation"][is_turn].sum((1, 2, 4)) for at in (batch, batch["next"]))
+        assert (after - before == torch.nn.functional.one_hot(batch[player, "action"][is_turn][:, 0], 7)).all()
+        columns.append((after - before).argmax(-1))
+    legal = batch["player_0", "action_mask"][moves[0]][:, 0]
+    assert torch.equal(columns[0], legal.long().argmax(-1))
+    assert len(columns[1].unique()) == 7
+
+
 @pytest.mark.parametrize(
     ("agents", "sentence"),
     [

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from pettingzoo.test import api_test, parallel_api_test
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
 from cormorant_client import connect
@@ -275,13 +276,22 @@ class TestTurns:
 class TestEnvPool:
     """Against the pool of one environment, to which the same actions are sent."""
 
+    @pytest.mark.parametrize("groups", ["agents", "perAgent"])
     @pytest.mark.parametrize(("task", "players"), [("TicTacToe-v1", 2), ("KuhnPoker-v1", 2), ("SparrowMahjong-v1", 3)])
-    def test_games_give_the_frames_of_a_plain_loop(self, task: str, players: int) -> None:
+    def test_games_give_the_frames_of_a_plain_loop(self, task: str, players: int, groups: str) -> None:
         document = manifest(env={"envpool": {"taskId": task, "numEnvs": 4, "numThreads": 2}})
+        names = [groups]
+        if groups == "perAgent":
+            document["spec"]["env"]["envpool"]["groups"] = groups
+            names = [f"player_{number}" for number in range(players)]
         with make_collector(document) as collector:
             batch = torch.cat([collector.collect(num_steps=4 * steps) for steps in (40, 1, 60)], dim=1)
             seeds = WorkerPlace(seed=document["spec"]["collection"].get("seed", 0)).env_seeds(4)
         assert ("next", "reward") not in batch.keys(True)
+        assert {key for key in batch.keys() if key not in ("next", "collector")} == {*names}  # noqa: SIM118
+        for where in (batch, batch["next"]):
+            every = {key: torch.cat([where[name, key] for name in names], 2) for key in where[names[0]].keys()}  # noqa: SIM118
+            where["agents"] = TensorDict(every, batch.shape)
         for row, seed in zip(batch, seeds, strict=True):
             pool = envpool.make(task, env_type="gymnasium", num_envs=1, seed=[seed])
             seen, said = pool.reset()
@@ -315,6 +325,29 @@ class TestEnvPool:
         assert batch["agents", "action"].shape == (4, 30, 2)
         assert (batch["next", "agents", "done"] == batch["next", "done"].unsqueeze(-1)).all()
         assert batch["next", "done"].any()
+
+    def test_cars_of_intersection_may_each_be_a_group(self) -> None:
+        def act(seen: Any) -> Any:
+            chosen = {name: (10 * group["observation"].abs().sum((-1, -2))).long() % 3 for name, group in seen.items()}
+            return {name: {"action": action} for name, action in chosen.items()}
+
+        block = {"taskId": "IntersectionMultiAgent-v1", "numEnvs": 4}
+        batches = []
+        for groups in ({}, {"groups": "perAgent"}):
+            with make_collector(env={"envpool": block | groups}, policy=act, seed=5) as collector:
+                batches.append(collector.collect(num_steps=120))
+        one, two = batches
+        assert len(one["agents", "action"].unique()) == 3
+        for key in one["agents"].keys():  # noqa: SIM118
+            assert torch.equal(one["agents", key], torch.cat([two[f"player_{i}", key] for i in (0, 1)], 2))
+            if key != "action":
+                after = torch.cat([two["next", f"player_{i}", key] for i in (0, 1)], 2)
+                assert torch.equal(one["next", "agents", key], after)
+        assert torch.equal(one["next", "agents", "reward"][:, :, 1], two["next", "player_1", "reward"][:, :, 0])
+
+    def test_a_task_of_one_player_has_no_groups(self) -> None:
+        with pytest.raises(EnvBuildError, match="CartPole-v1 has a single player; remove groups"):
+            make_collector(env={"envpool": {"taskId": "CartPole-v1", "groups": "perAgent"}})
 
     def test_a_part_of_the_environments_cannot_be_waited_for(self) -> None:
         block = {"taskId": "TicTacToe-v1", "numEnvs": 4, "batchSize": 2}

@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 
 from cormorant_contract.sentences import did_you_mean
-from cormorant_worker.envs.envpool_players import PlayersPool, spaces_of_players
+from cormorant_worker.envs.envpool_players import PlayersPool, group_players, spaces_of_players
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, UnknownEnv
@@ -55,6 +55,8 @@ class EnvPoolTask:
     kwargs: Mapping[str, Any]
     max_episode_steps: int = 0
     """Time limit in frames; 0 = the task's own."""
+    groups: str = ""
+    """perAgent: each player is a group; empty: all players are one group."""
 
     def check(self) -> None:
         known = envpool_module().list_all_envs()
@@ -69,14 +71,18 @@ class EnvPoolTask:
             if name not in known and name not in _RENDER_OPTIONS:
                 hint = did_you_mean(name, known, most=1, otherwise=f"; known: {', '.join(sorted({*known} - {*_OURS}))}")
                 raise EnvBuildError(f"spec.env.envpool.kwargs.{name}: {self.task_id} has no such argument{hint}")
-        self._make_spec(dict(self.kwargs))
+        if self.groups and self.num_players == 1:
+            raise EnvBuildError(f"spec.env.envpool.groups: {self.task_id} has a single player; remove groups")
 
     def spaces(self) -> tuple[Space, Space]:
         """Observation and action space of one environment, without building it."""
         spec = self._make_spec(dict(self.kwargs))
         found = _spaces_of(spec, f"{self.task_id} with {dict(self.kwargs)}")
-        num_players = self.num_players
-        return spaces_of_players(found, num_players, spec._state_keys) if num_players > 1 else found
+        return spaces_of_players(found, self._players, spec._state_keys) if self.num_players > 1 else found
+
+    @property
+    def _players(self) -> dict[str, slice]:
+        return group_players(self.num_players, self.groups or "all")
 
     @property
     def num_players(self) -> int:
@@ -109,7 +115,7 @@ class EnvPoolTask:
             except (AssertionError, TypeError, ValueError, RuntimeError, ImportError) as error:
                 raise EnvBuildError(f"EnvPool cannot build {self.task_id} with {dict(self.kwargs)}: {error}") from error
         if num_players > 1:
-            pool = PlayersPool(pool, self.spaces(), num_players)
+            pool = PlayersPool(pool, self.spaces(), self._players)
             info = (*pool.own_info, *info)
         return wrap_pool(pool, info, name=self.task_id)
 

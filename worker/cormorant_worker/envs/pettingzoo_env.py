@@ -144,11 +144,7 @@ class _Group:
 
     @property
     def observation(self) -> Space:
-        n = len(self.agents)
-        parts: dict[str, Space] = {"observation": several(self.observed, n), "mask": spaces.Box(0, 1, (n,), np.bool_)}
-        if self.mask_length:
-            parts[ACTION_MASK] = spaces.Box(0, 1, (n, self.mask_length), np.bool_)
-        return spaces.Dict(parts)
+        return observation_of_group(self.observed, len(self.agents), self.mask_length)
 
 
 class _Turns:
@@ -331,6 +327,14 @@ def fields_of_group(name: str, n: int) -> tuple[InfoField, ...]:
     return tuple(
         InfoField(key=f"{name}.{what}", path=(name, what), dtype=dtype, shape=(n, 1)) for what, dtype in dtypes.items()
     )
+
+
+def observation_of_group(observed: Space, n: int, mask_length: int) -> Space:
+    """Observation space of n agents with an action mask of `mask_length` numbers each; 0: they have none."""
+    parts: dict[str, Space] = {"observation": several(observed, n), "mask": spaces.Box(0, 1, (n,), np.bool_)}
+    if mask_length:
+        parts[ACTION_MASK] = spaces.Box(0, 1, (n, mask_length), np.bool_)
+    return spaces.Dict(parts)
 
 
 def several(space: Space, n: int) -> Space:

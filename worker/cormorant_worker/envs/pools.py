@@ -132,7 +132,12 @@ def _tasks(env: Env) -> dict[str, EnvPoolTask]:
 
 def _task(env: Env) -> EnvPoolTask:
     block = _block(env)
-    return EnvPoolTask(task_id=block.task_id, kwargs=dict(block.kwargs), max_episode_steps=env.max_episode_steps)
+    return EnvPoolTask(
+        task_id=block.task_id,
+        kwargs=dict(block.kwargs),
+        max_episode_steps=env.max_episode_steps,
+        groups=block.groups or "",
+    )
 
 
 def _block(env: Env) -> EnvPoolEnv:
