@@ -1,5 +1,6 @@
 """`spec.collection.episodes`: the job is an evaluation, which plays a fixed list of episodes, each exactly once."""
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from cormorant_contract.variants import Variant, seating
 
 MAX_EPISODES = 100_000
 _MAX_LISTED = 10_000
-_MAX_CHECKPOINTS = 256
+MAX_CHECKPOINTS = 256
+"""Also the most pairings of them."""
 
 
 _Options = Annotated[
@@ -35,7 +37,9 @@ class PlannedEpisode:
     task: str = ""
     """The variant of the environment; empty: there is only one."""
     checkpoint: str = ""
-    """URI of the weights file; empty: the job has one policy."""
+    """URI of the weights file, or with policies of groups of agents a pairing, as `files_of` reads it; empty: the job's
+    own weights.
+    """
 
     @property
     def start(self) -> str:
@@ -48,7 +52,12 @@ class PlannedEpisode:
         return _compact([self.task, self.seed, self.options, self.checkpoint]) if self.checkpoint else self.start
 
 
-def _compact(parts: Sequence[Any]) -> str:
+def files_of(checkpoint: str) -> dict[str, str]:
+    """URI of each group's weights file in a pairing, which is written as JSON; empty: it is a single file."""
+    return dict(json.loads(checkpoint)) if checkpoint.startswith("{") else {}
+
+
+def _compact(parts: Any) -> str:
     return json.dumps(parts, sort_keys=True, separators=(",", ":"))
 
 
@@ -87,24 +96,33 @@ class EvaluatedEpisodes(Contract):
     checkpoints: (
         Annotated[
             tuple[Annotated[str, Field(strict=True, min_length=1, max_length=2048, description="URI.")], ...],
-            Field(min_length=1, max_length=_MAX_CHECKPOINTS, json_schema_extra={"x-kubernetes-list-type": "set"}),
+            Field(min_length=1, max_length=MAX_CHECKPOINTS, json_schema_extra={"x-kubernetes-list-type": "set"}),
         ]
         | None
     ) = None
     """Safetensors files that play all of these episodes, one after the other: file:// or any URI supported by fsspec.
-    Unset means policy.initialWeights alone."""
+    With policy.agents, every pairing of them plays. Unset means policy.initialWeights alone."""
 
     @property
     def num_listed(self) -> int:
         """Number of listed episodes; several tasks and checkpoints may play each of them."""
         return self.count or len(self.seeds or self.reset_options or ())
 
-    def num_planned(self, num_variants: int) -> int:
-        tasks = num_variants if self.per_task and num_variants else 1
-        return self.num_listed * tasks * len(self.checkpoints or (None,))
+    def num_pairings(self, num_groups: int) -> int:
+        return int(len(self.checkpoints or (None,)) ** max(1, num_groups))
 
-    def plan(self, first_seed: int, variants: Sequence[Variant] = ()) -> tuple[PlannedEpisode, ...]:
-        """The episodes, in the order of the result table."""
+    def num_planned(self, num_variants: int, num_groups: int = 0) -> int:
+        tasks = num_variants if self.per_task and num_variants else 1
+        return self.num_listed * tasks * self.num_pairings(num_groups)
+
+    def plan(
+        self, first_seed: int, variants: Sequence[Variant] = (), groups: Sequence[str] = ()
+    ) -> tuple[PlannedEpisode, ...]:
+        """The episodes, in the order of the result table. `groups`: of agents, for which checkpoints are paired."""
+        played = self.checkpoints or ("",)
+        if self.checkpoints and groups:
+            pairings = itertools.product(self.checkpoints, repeat=len(groups))
+            played = tuple(_compact(dict(zip(groups, uris, strict=True))) for uris in pairings)
         seeds = self.seeds or range(first_seed, first_seed + self.num_listed)
         listed = list(zip(seeds, self.reset_options or ({},) * self.num_listed, strict=True))
         if self.per_task or not variants:
@@ -115,7 +133,7 @@ class EvaluatedEpisodes(Contract):
             starts = [(variants[seats[i % len(seats)]].name, *episode) for i, episode in enumerate(listed)]
         return tuple(
             PlannedEpisode(checkpoint=checkpoint, task=task, seed=seed, options=options)
-            for checkpoint in self.checkpoints or ("",)
+            for checkpoint in played
             for task, seed, options in starts
         )
 

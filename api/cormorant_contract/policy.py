@@ -105,6 +105,11 @@ class Policy(Contract):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the network's layers; bfloat16 uses torch.autocast. Log-probabilities are stored as float32."""
 
+    @property
+    def playing(self) -> tuple[str, ...]:
+        """The groups of agents whose policies are not random, sorted."""
+        return tuple(sorted(group for group, one in (self.agents or {}).items() if one.random is None))
+
     def versions_kept(self, model: str, versions: Sequence[int]) -> set[int]:
         """The versions of a model that groups may still draw, or have pinned. `versions`: ascending."""
         kept = set[int]()

@@ -8,6 +8,7 @@ from pydantic import Field
 from cormorant_contract.base import CONTROLLER_PATTERN, OPTIONAL_LABEL_PATTERN, Contract, Flag, Text, keyed_by
 from cormorant_contract.collection import Collection
 from cormorant_contract.env import KINDS, Env
+from cormorant_contract.episodes import MAX_CHECKPOINTS
 from cormorant_contract.output import Output, QueueOutput
 from cormorant_contract.policy import Code, Policy
 from cormorant_contract.rule import Rule, Value
@@ -72,7 +73,7 @@ class CollectorJobSpec(Contract):
         """Target count of the job: frames, or an evaluation's episodes. None: no limit."""
         if self.collection.episodes is None:
             return self.collection.total_frames
-        return self.collection.episodes.num_planned(len(self.env.variants or ()))
+        return self.collection.episodes.num_planned(len(self.env.variants or ()), len(self.policy.playing))
 
     @property
     def counts(self) -> Literal["frames", "episodes"]:
@@ -118,6 +119,11 @@ def _shaped(spec: CollectorJobSpec) -> list[str]:
 
 _ELASTIC = "(self.elasticGroup == '' ? self.workerGroups[0].name : self.elasticGroup)"
 _NO_ELASTIC = f"!self.workerGroups.exists(g, g.name == {_ELASTIC})"
+
+
+def _num_pairings(spec: CollectorJobSpec) -> int:
+    episodes = spec.collection.episodes
+    return 0 if episodes is None else episodes.num_pairings(len(spec.policy.playing))
 
 
 def _elastic(spec: CollectorJobSpec) -> list[WorkerGroup]:
@@ -232,31 +238,40 @@ _RULES: tuple[Rule[CollectorJobSpec], ...] = (
     ),
     Rule(
         cel="!has(self.collection.episodes) || !has(self.collection.episodes.checkpoints) || "
-        "(has(self.policy.entrypoint) && self.policy.initialWeights == '')",
+        "(!has(self.policy.random) && self.policy.initialWeights == '')",
         holds=lambda spec: (
             spec.collection.episodes is None
             or spec.collection.episodes.checkpoints is None
-            or (spec.policy.entrypoint is not None and not spec.policy.initial_weights)
+            or (spec.policy.random is None and not spec.policy.initial_weights)
         ),
         sentence="checkpoints are weights for policy.entrypoint in place of policy.initialWeights; set the "
         "entrypoint and remove initialWeights",
         path=("collection", "episodes"),
     ),
+    Rule(
+        cel="",  # CEL has no powers
+        holds=lambda spec: _num_pairings(spec) <= MAX_CHECKPOINTS,
+        sentence="checkpoints make {pairings} pairings for the {groups} groups of policy.agents, and at most "
+        f"{MAX_CHECKPOINTS} are played; list fewer checkpoints",
+        values={
+            "pairings": Value(get=_num_pairings),
+            "groups": Value(get=lambda spec: len(spec.policy.playing)),
+        },
+        path=("collection", "episodes"),
+    ),
     # -- policies of groups of agents
     Rule(
         cel="!has(self.policy.agents) || ((has(self.env.pettingzoo) || has(self.env.envpool)) && "
-        f"!self.workerGroups.exists(g, {_SERVERS}) && !has(self.collection.episodes) && "
-        "!has(self.collection.normalize))",
+        f"!self.workerGroups.exists(g, {_SERVERS}) && !has(self.collection.normalize))",
         holds=lambda spec: (
             spec.policy.agents is None
             or (
                 spec.env.block.kind in ("pettingzoo", "envpool")
                 and not spec.is_served
-                and spec.collection.episodes is None
                 and spec.collection.normalize is None
             )
         ),
-        sentence="agents need env.pettingzoo or env.envpool, and no collection.episodes, collection.normalize or "
+        sentence="agents need env.pettingzoo or env.envpool, and no collection.normalize or "
         "groups with role inference; remove those, or use policy.entrypoint",
         path=("policy", "agents"),
     ),

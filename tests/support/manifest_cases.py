@@ -80,6 +80,12 @@ VALID: dict[str, Document] = {
         collection__episodes={"resetOptions": [{"low": -0.1, "high": 0.1}, {}]},
         output=_RESULTS,
     ),
+    "episodes-of-pairings": manifest(
+        env__envpool__groups="perAgent",
+        policy={"agents": {"player_0": _B, "player_1": {"model": "player_0"}}},
+        collection__episodes=_SWEEP,
+        output=_RESULTS,
+    ),
     "episodes-of-checkpoints": manifest(**_MLP, collection__episodes=_SWEEP, output=_RESULTS),
     "episodes-dealt": manifest(
         env__variants=[{"name": "easy"}, {"name": "hard", "weight": 2}],

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cormorant_worker.fleet.stats import FleetStats
     from cormorant_worker.fleet.transport import Engine
 
+Files = list[str | Path] | tuple[str | Path, ...]
 _LOOK_S = 0.2
 _KEPT = frozenset({"seed", "episodes", "episodeMetrics", "normalize"})
 """Fields of `collection` that an evaluation reads."""
@@ -37,7 +38,7 @@ _KEPT_OF_EPISODES = frozenset({"deterministic", "perTask", "checkpoints"})
 
 def evaluate(
     manifest: Manifest | None = None,
-    weights: Publishable | None = None,
+    weights: Publishable | Files | None = None,
     *,
     env: EnvChoice | None = None,
     policy: PolicyChoice | None = None,
@@ -67,8 +68,8 @@ def evaluate(
     Args:
         manifest: path of a YAML file, a mapping, or a CollectorJob; from its `collection` only `seed`, `episodes`,
             `episodeMetrics` and `normalize` are used.
-        weights: the policy's weights, as in `Fleet.publish`, or the fsspec URI of a file; None: the manifest's
-            `initialWeights` or checkpoints, or what its factory makes.
+        weights: the policy's weights, as in `Fleet.publish`, or the fsspec URI of a file, or a list of them, which are
+            the `checkpoints`; None: the manifest's `initialWeights` or checkpoints, or what its factory makes.
         env: as in `open_fleet`. This and the arguments down to `info` replace the manifest.
         policy: as in `open_fleet`; None: random actions.
         policy_factory: makes the policy from the spaces.
@@ -102,7 +103,7 @@ def evaluate(
     if engine is not None and not directory:
         raise EvaluationError("workers on other machines need a folder that all can write; pass directory=")
     kept = nullcontext(str(directory)) if directory else tempfile.TemporaryDirectory(prefix="cormorant-evaluation-")
-    with kept as folder, _weights_file(weights) as weights_uri:
+    with kept as folder, _weights_files(weights) as uris:
         described, overrides = describe_job(
             manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
             vectorization_mode=vectorization_mode, collection=collection, info=info,
@@ -115,7 +116,7 @@ def evaluate(
             if overrides.envs or overrides.policy is not None or overrides.policy_factory is not None:
                 objects = overrides.to_bytes()
         job = evaluation_job(
-            described, folder, weights=weights_uri, episodes=episodes, seed=seed, deterministic=deterministic,
+            described, folder, weights=uris, episodes=episodes, seed=seed, deterministic=deterministic,
             device=str(device or ""), objects=objects,
         )  # fmt: skip
         table = run_evaluation(
@@ -137,7 +138,7 @@ def evaluation_job(
     job: CollectorJob,
     folder: str,
     *,
-    weights: str = "",
+    weights: Sequence[str] = (),
     episodes: int | Sequence[int] | None = None,
     seed: int | None = None,
     deterministic: bool | None = None,
@@ -149,7 +150,7 @@ def evaluation_job(
     Args:
         job: any job.
         folder: for the results.
-        weights: URI of a weights file; empty: as in the manifest.
+        weights: URIs of weights files; empty: as in the manifest.
         episodes: as in `evaluate`, as are the other arguments.
         objects: a script's environment and policy, pickled, which are evaluated in place of the manifest's.
 
@@ -193,8 +194,9 @@ def evaluation_job(
         place = block if block.get("entrypoint") == SCRIPT_ENV else spec["policy"]
         place["kwargs"] = {"objects": hashlib.sha256(objects).hexdigest()}
     if weights:
-        spec["policy"]["initialWeights"] = weights
-        collection["episodes"].pop("checkpoints", None)
+        is_list = len(weights) > 1 or job.spec.policy.agents is not None
+        spec["policy"]["initialWeights"] = "" if is_list else weights[0]
+        collection["episodes"]["checkpoints"] = [*weights] if is_list else None
     spec["collection"], spec["output"] = collection, {"dataset": {"uri": folder}}
     try:
         return parse_job(document)
@@ -248,13 +250,16 @@ def run_evaluation(
 
 
 @contextmanager
-def _weights_file(weights: Publishable | None) -> Iterator[str]:
+def _weights_files(weights: Publishable | Files | None) -> Iterator[tuple[str, ...]]:
     if weights is None:
-        yield ""
-    elif isinstance(weights, str | os.PathLike):
-        yield weights if isinstance(weights, str) and "://" in weights else str(Path(weights).resolve())
+        yield ()
+    elif isinstance(weights, str | os.PathLike | list | tuple):
+        files = weights if isinstance(weights, list | tuple) else [weights]
+        if wrong := [file for file in files if not isinstance(file, str | os.PathLike)]:
+            raise ManifestError(f"weights lists a {type(wrong[0]).__name__}; list paths or URIs of weights files")
+        yield tuple(str(file) if "://" in str(file) else str(Path(file).resolve()) for file in files)
     else:
         with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
             file.write(data if (data := file_of(weights)) is not None else to_bytes(in_models(weights)))
             file.flush()
-            yield file.name
+            yield (file.name,)

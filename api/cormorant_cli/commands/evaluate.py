@@ -22,12 +22,15 @@ from cormorant_cli.commands.run import (
 from cormorant_cli.connection import RECONNECT_S, CaFile, Connection, Context, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import INTERRUPTED, BadInput, CommandFailed, HeadGone, NotReady
 from cormorant_cli.printing import columns_of, quiet_logs, speaks_json, tell, told_when_slow
+from cormorant_contract.episodes import files_of
 from cormorant_manifest.reader import STDIN
 
 if TYPE_CHECKING:
     from cormorant_contract.rest.evaluation import EvaluationTable
     from cormorant_contract.stats import Stats
 
+Row = tuple[str | Mapping[str, str], Mapping[str, Any]]
+"""A weights file, or that of each group of agents, and the summary of its episodes."""
 _TOLD_S = 1.0
 _POLL_S, _AGAIN_S = 0.5, 1.0
 _OWN = "weights of the manifest"
@@ -110,17 +113,20 @@ def evaluate(
     if video and output is None:
         raise BadInput("--video needs a folder for its files; give --output")
     job = read_job(manifest, name)
-    folders = _folders(weights or [""], output)
+    runs: dict[tuple[str, ...], Path | None]
+    runs = {(uri,): folder for uri, folder in _folders(weights or [""], output).items()}
+    if job.spec.policy.agents is not None and weights:
+        runs = {tuple(weights): output}  # every pairing of them
     site = Site(fleet=fleet, ray_address=ray_address)
-    rows: list[tuple[str, Mapping[str, Any]]] = []
+    rows: list[Row] = []
     try:
         with translated_errors(), quiet_logs():
             from cormorant_worker.run_evaluation import evaluate as play
 
-            for uri, folder in folders.items():
+            for uris, folder in runs.items():
                 table = play(
                     job,
-                    uri or None,
+                    uris if uris[0] else None,
                     episodes=episodes or None,
                     seed=seed,
                     deterministic=deterministic,
@@ -128,12 +134,12 @@ def evaluate(
                     directory=folder,
                     device=None if device == "auto" else device,
                     engine=site.ray_options(),
-                    look=_teller(Path(uri).name),
+                    look=_teller(" ".join(Path(uri).name for uri in uris)),
                     videos=video,
                 )
-                for name, each in (table.checkpoints or {uri: table}).items():
-                    tell({"weights": name, **each.document()}, indent=None)
-                    rows.append((name or _OWN, each.summary))
+                for name, each in (table.checkpoints or {uris[0]: table}).items():
+                    tell({"weights": files_of(name) or name, **each.document()}, indent=None)
+                    rows.append((files_of(name) or name or _OWN, each.summary))
     except KeyboardInterrupt:
         hint = f"; run it again with --output {output} to continue" if output is not None else ""
         typer.echo(f"interrupted{hint}", err=True)
@@ -194,26 +200,32 @@ def _apart(document: dict[str, Any]) -> list[dict[str, Any]]:
     episodes: dict[str, list[dict[str, Any]]] = {}
     for row in document["episodes"]:
         episodes.setdefault(row.pop("checkpoint"), []).append(row)
-    return [{"weights": uri, **table, "episodes": episodes[uri]} for uri, table in checkpoints.items()]
+    return [{"weights": files_of(uri) or uri, **table, "episodes": episodes[uri]} for uri, table in checkpoints.items()]
 
 
-def show_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """One line per checkpoint; means with their 95 % intervals."""
+def show_table(rows: Sequence[Row]) -> str:
+    """One line per checkpoint or pairing; means with their 95 % intervals. A pairing has the returns of each group in
+    place of their sum.
+    """
+    files = [name if isinstance(name, Mapping) else {"checkpoint": name} for name, _ in rows]
+    is_paired = isinstance(rows[0][0], Mapping)
+    groups = sorted(rows[0][1].get("groups", ())) if is_paired else []
     metrics = sorted({name for _, found in rows for name in found.get("metrics", ())})
     has_success = any("success" in found for _, found in rows)
-    header = ["CHECKPOINT", "EPISODES", "RETURN", "MEDIAN", "MIN", "MAX", "LENGTH"]
+    header = [*(name.upper() for name in files[0]), "EPISODES"]
+    header += [f"{group.upper()}.{what}" for group in groups for what in ("RETURN", "W/D/L")]
+    header += ["LENGTH"] if is_paired else ["RETURN", "MEDIAN", "MIN", "MAX", "LENGTH"]
     header += ["SUCCESS"] if has_success else []
     for name in metrics:
         header.append(f"METRICS.{name.upper()}" if name.upper() in header else name.upper())
     lines = [header]
-    for name, found in rows:
+    for (_, found), names in zip(rows, files, strict=True):
         returns, success = found["return"], found.get("success")
-        line = [
-            name,
-            str(found["episodes"]),
-            _mean(returns),
-            *(f"{returns[key]:g}" for key in ("median", "min", "max")),
-        ]
+        line = [*names.values(), str(found["episodes"])]
+        for own in (found["groups"][group] for group in groups):
+            line += [_mean(own["return"]), "/".join(str(own.get(what, "-")) for what in ("wins", "draws", "losses"))]
+        if not is_paired:
+            line += [_mean(returns), *(f"{returns[key]:g}" for key in ("median", "min", "max"))]
         line.append(_mean(found["length"]))
         if has_success:
             line.append(

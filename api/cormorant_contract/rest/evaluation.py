@@ -18,8 +18,10 @@ class EpisodeResult(Answer):
     terminated: bool
     """False: it was truncated."""
     metrics: dict[str, float]
+    returns: dict[str, float] = Field(default={})
+    """Return of each group of agents."""
     checkpoint: str = ""
-    """URI of the weights; empty where the job has one policy."""
+    """URI of the weights, or the URI of each group of agents as JSON; empty where the job has one policy."""
 
 
 class CheckpointTable(Answer):
@@ -41,4 +43,4 @@ class EvaluationTable(Answer):
     tasks: dict[str, JsonValue]
     """The same by task, where there are several."""
     checkpoints: dict[str, CheckpointTable] = Field(default={})
-    """The same by weights file, where there are several."""
+    """The same by weights file or pairing, where there are several."""

@@ -20,8 +20,9 @@ class Mirror:
 
     possible_agents = ("red_0", "red_1", "blue_0", "gray_0")
 
-    def __init__(self, length: int = 7, lengths: int = 3) -> None:
-        self._length, self._lengths, self._episode = length, lengths, -1
+    def __init__(self, length: int = 7, lengths: int = 3, *, pays: bool = False) -> None:
+        """`pays`: an agent's reward is its action."""
+        self._length, self._lengths, self._pays, self._episode = length, lengths, pays, -1
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return _SEEN
@@ -39,7 +40,8 @@ class Mirror:
         is_end = self._step >= self._length + self._episode % self._lengths
         self.agents = [] if is_end else everybody
         flags = dict.fromkeys(everybody, is_end), dict.fromkeys(everybody, False)
-        return self._look(did), dict.fromkeys(everybody, 1.0), *flags, {agent: {} for agent in everybody}
+        rewards = did if self._pays else dict.fromkeys(everybody, 1.0)
+        return self._look(did), rewards, *flags, {agent: {} for agent in everybody}
 
     def _look(self, did: Mapping[str, float]) -> Any:
         return {agent: np.array([self._episode, self._step, did[agent], did["blue_0"]], np.float32) for agent in did}
@@ -70,6 +72,18 @@ def weights(version: int) -> dict[str, torch.Tensor]:
 
 def scripted(observation: Any, action: Any) -> Any:
     return lambda seen: torch.ones(len(seen), dtype=torch.int64)
+
+
+class Board(torch.nn.Module):
+    """The legal move of TicTacToe that a linear layer likes best."""
+
+    def __init__(self, observation: Any, action: Any) -> None:
+        super().__init__()
+        self.likes = torch.nn.Linear(18, 9)
+
+    def forward(self, seen: Any) -> torch.Tensor:
+        liked = self.likes(seen["observation"].flatten(1).float())
+        return liked.masked_fill(~seen["action_mask"], -torch.inf).argmax(-1)
 
 
 def legal(observation: Any, action: Any) -> Any:

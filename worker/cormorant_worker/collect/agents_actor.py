@@ -8,8 +8,9 @@ keys below the group's. Old versions of a model act with tensors that are kept f
 # R rows, n agents of a group
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from gymnasium import spaces
 from cormorant_contract.policy import AgentPolicy, Policy
 from cormorant_worker.errors import ManifestError, PolicyLoadError
 from cormorant_worker.policy.actor import Acted, PolicyActor
-from cormorant_worker.policy.loading import PolicyModels, load_policy
+from cormorant_worker.policy.loading import MAIN_MODEL, PolicyModels, load_policy
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, leaves, put
 from cormorant_worker.weights.staged import (
@@ -28,7 +29,9 @@ from cormorant_worker.weights.staged import (
     PolicyVersion,
     StagedWeights,
     Weights,
+    specs_of_tensors,
     tensors_of,
+    verify,
 )
 
 _NOT_DRAWN = -1
@@ -164,6 +167,46 @@ class AgentsActor:
     def begin(self) -> None:
         """Take the present weights for the initial ones."""
         self._record(INITIAL_VERSION, self.weights.current())
+
+    def twin(self, random: RandomActor) -> "AgentsActor":
+        """An actor with the same weights, for one episode; `random` draws its random actions."""
+        twin = copy.copy(self)
+        twin._random = random
+        twin._groups = {
+            name: replace(group, actor=group.actor and group.actor.twin(), past={})
+            for name, group in self._groups.items()
+        }
+        return twin
+
+    def load(self, files: Mapping[str, Weights]) -> None:
+        """Let groups act with weights of their own from now on, also those that share a model.
+
+        Args:
+            files: weights by group, of which it takes those of its model, or those that carry no model's name.
+
+        Raises:
+            WeightsMismatch: they do not fit; that group is not changed.
+        """
+        for name, weights in files.items():
+            group = self._groups[name]
+            if group.actor is not None and group.actor.models.modules:
+                own = weights.get(group.model) or weights.get(MAIN_MODEL, {})
+                verify(specs_of_tensors({group.model: own}), self.weights.specs, only=group.model)
+                copied = {key: tensor.detach().to(self.device, copy=True) for key, tensor in own.items()}
+                group.actor = self._at(group.actor, copied)
+
+    def refuse_scripts(self) -> None:
+        """Refuse policies without weights, which cannot play one of several checkpoints.
+
+        Raises:
+            ManifestError: names the first.
+        """
+        for name, group in self._groups.items():
+            if group.actor is not None and not group.actor.models.modules:
+                raise ManifestError(
+                    f"the policy of the group {name} has no weights, so there is nothing to pair checkpoints with; "
+                    "evaluate one file at a time"
+                )
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         """See `Actor`. The states behind those of policies are the versions that were drawn."""

@@ -15,7 +15,7 @@ import math
 import random
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ import torch
 from numpy.random import mtrand
 
 from cormorant_contract.env import Env, GymnasiumEnv
-from cormorant_contract.episodes import PlannedEpisode
+from cormorant_contract.episodes import PlannedEpisode, files_of
 from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.agents_actor import AgentsActor
 from cormorant_worker.collect.build import statistics_for
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
@@ -67,6 +68,8 @@ class _Seat:
     is_init: Array
     info: list[list[Array]]
     """By leaf of a step's info, its value at every step; empty where no metric reads them."""
+    returns: dict[str, float] = field(default_factory=dict)
+    """By group of agents."""
     total: float = 0.0
     length: int = 0
 
@@ -94,6 +97,8 @@ class Player:
         self._job, self._actor, self._overrides = job, collector.actor, overrides
         self._gate, self._frames, self._max_threads = collector.gate, collector.pulse, max_threads
         self._planned = planned_episodes(job)
+        if isinstance(self._actor, AgentsActor) and len(job.spec.collection.episodes.checkpoints or ()) > 1:
+            self._actor.refuse_scripts()
         self.film: Path | None = None
         """MP4 file to record the next episode in."""
         self.on_building: Callable[[bool], None] = lambda is_building: None
@@ -135,9 +140,12 @@ class Player:
 
     def _load(self, checkpoint: str) -> None:
         if checkpoint != self._checkpoint:
-            statistics = statistics_for(self._job.spec.collection.normalize, checkpoint)
-            allow_nonfinite = self._job.spec.policy.allow_nonfinite
-            self._weights.load(read_file(checkpoint, allow_nonfinite=allow_nonfinite), statistics)
+            read = partial(read_file, allow_nonfinite=self._job.spec.policy.allow_nonfinite)
+            if isinstance(self._actor, AgentsActor):
+                self._actor.load({group: read(uri) for group, uri in files_of(checkpoint).items()})
+            else:
+                statistics = statistics_for(self._job.spec.collection.normalize, checkpoint)
+                self._weights.load(read(checkpoint), statistics)
             self._checkpoint = checkpoint
 
     def _play_task(self, task: str, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
@@ -176,6 +184,8 @@ class Player:
             row: self._seat(episode, tuple(leaf[row : row + 1] for leaf in first), env)
             for row, episode in enumerate(planned)
         }
+        of_groups = {leaf.key: i for i, leaf in enumerate(env.info_leaves) if leaf.key[0] != "info"}
+        rewards = [(group, i) for (group, what), i in of_groups.items() if what == "reward"]
         played: dict[int, PlayedEpisode] = {}
         while seats:
             if self._gate.is_closed:
@@ -199,6 +209,9 @@ class Player:
                 seat = seats[row]
                 seat.total += float(step.reward[position])
                 seat.length += 1
+                for group, i in rewards:
+                    own = float(step.info[i][position].sum(dtype=np.float64))
+                    seat.returns[group] = seat.returns.get(group, 0.0) + own
                 for gathered, leaf in zip(seat.info, step.info, strict=False):
                     gathered.append(leaf[position].copy())
                 if not math.isfinite(seat.total):
@@ -217,6 +230,7 @@ class Player:
                         length=seat.length,
                         terminated=bool(step.terminated[position]),
                         metrics={name: value for name, value in found.items() if math.isfinite(value)},
+                        returns=seat.returns,
                     )
                     del seats[row]
                     continue
@@ -235,6 +249,8 @@ class Player:
         actor = self._actor
         if isinstance(actor, RandomActor):
             actor = RandomActor(env.action_space, noise, observation=env.observation_space)
+        elif isinstance(actor, AgentsActor):
+            actor = actor.twin(RandomActor(env.action_space, noise, observation=env.observation_space))
         elif isinstance(actor, PolicyActor):
             actor = actor.twin()
         return _Seat(

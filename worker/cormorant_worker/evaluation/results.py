@@ -41,8 +41,10 @@ class PlayedEpisode:
     """Whether the environment ended it; otherwise it was truncated."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Finite values of `collection.episodeMetrics` by name."""
+    returns: Mapping[str, float] = field(default_factory=dict)
+    """By group of agents, the sum of its agents' returns; empty: the environment has no groups."""
     checkpoint: str = ""
-    """URI of the weights, where the job has several."""
+    """As in `PlannedEpisode`, where the job has several."""
 
     @property
     def key(self) -> str:
@@ -50,7 +52,7 @@ class PlayedEpisode:
 
     def document(self) -> dict[str, Any]:
         found = {"return" if name == "total" else name: value for name, value in asdict(self).items()}
-        return found if self.checkpoint else {name: value for name, value in found.items() if name != "checkpoint"}
+        return {name: value for name, value in found.items() if value or name not in ("checkpoint", "returns")}
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
@@ -61,7 +63,7 @@ class PlayedEpisode:
 def planned_episodes(job: CollectorJob) -> tuple[PlannedEpisode, ...]:
     collection = job.spec.collection
     assert collection.episodes is not None
-    return collection.episodes.plan(collection.seed, job.spec.env.variants or ())
+    return collection.episodes.plan(collection.seed, job.spec.env.variants or (), job.spec.policy.playing)
 
 
 class ResultFolder:
@@ -192,7 +194,9 @@ class ResultTable:
 
     @property
     def checkpoints(self) -> dict[str, "ResultTable"]:
-        """One table per weights file, each equal to that of a separate evaluation; empty with a single file."""
+        """One table per weights file or pairing, each equal to that of a separate evaluation; empty without
+        `collection.episodes.checkpoints`.
+        """
         found: dict[str, list[PlayedEpisode]] = {}
         for row in self.episodes:
             found.setdefault(row.checkpoint, []).append(replace(row, checkpoint=""))
@@ -234,19 +238,25 @@ class ResultTable:
             "length": [row.length for row in rows],
             "terminated": [row.terminated for row in rows],
         }
+        for name in sorted({name for row in rows for name in row.returns}):
+            columns[f"returns.{name}"] = [row.returns.get(name) for row in rows]
         for name in sorted({name for row in rows for name in row.metrics}):
             columns[f"metrics.{name}"] = [row.metrics.get(name) for row in rows]
         pq.write_table(pa.table(columns), file)
 
 
 def summarize(rows: Sequence[PlayedEpisode]) -> dict[str, Any]:
-    """Count, mean and spread of returns and lengths, means of metrics, success rate with its interval."""
+    """Count, mean and spread of returns and lengths, the same of each group of agents, means of metrics, success rate
+    with its interval.
+    """
     found: dict[str, Any] = {"episodes": len(rows)}
     if not rows:
         return found
     found["return"] = _spread([row.total for row in rows])
     found["length"] = _spread([float(row.length) for row in rows])
     found["terminated"] = sum(row.terminated for row in rows)
+    if groups := sorted({group for row in rows for group in row.returns}):
+        found["groups"] = {group: _of_group([row.returns for row in rows if row.returns], group) for group in groups}
     names = sorted({name for row in rows for name in row.metrics})
     if names:
         found["metrics"] = {name: _spread([row.metrics[name] for row in rows if name in row.metrics]) for name in names}
@@ -262,6 +272,15 @@ def summarize(rows: Sequence[PlayedEpisode]) -> dict[str, Any]:
             "low": low,
             "high": high,
         }
+    return found
+
+
+def _of_group(returns: Sequence[Mapping[str, float]], group: str) -> dict[str, Any]:
+    """A group's returns, and in how many episodes its return was above, at and below the best other group's."""
+    found: dict[str, Any] = {"return": _spread([row[group] for row in returns])}
+    if len(returns[0]) > 1:
+        ahead = [row[group] - max(value for name, value in row.items() if name != group) for row in returns]
+        found |= {"wins": sum(by > 0 for by in ahead), "draws": ahead.count(0), "losses": sum(by < 0 for by in ahead)}
     return found
 
 
