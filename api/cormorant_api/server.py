@@ -72,9 +72,8 @@ class HeadServer:
         """Data of live pages and the report."""
         self._listeners: list[Listener] = []
         try:
-            self._listeners.append(Listener(app, settings, port=settings.port, name="control-port"))
-            data_port = settings.data_port or (settings.port + 1 if settings.port else 0)
-            self._listeners.append(Listener(app, settings, port=data_port, name="data-port"))
+            for name, port in zip(("control-port", "data-port"), settings.ports, strict=True):
+                self._listeners.append(Listener(app, settings, port=port, name=name))
             self.head.data_port = self._listeners[1].port
             for listener in self._listeners:
                 listener.start()

@@ -13,7 +13,7 @@ class HeadSettings:
     port: int = 8000
     """0: any free port."""
     data_port: int = 0
-    """Port for batches, weights and state; 0: the port after `port`, or any free port if `port` is 0."""
+    """Port for batches, weights and state; 0: the port after `port`, or any free port if `port` is 0 or the last."""
     directory: Path | None = None
     """Directory of weights, the frame count and tokens; None: keep them in memory."""
     token_file: Path | None = None
@@ -48,6 +48,11 @@ class HeadSettings:
     """At shutdown: time for open requests before they are aborted."""
     linger_s: float = 3.0
     """After the end of the job: time for consumers to learn about it."""
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """The control port and the data port; 0: any free one."""
+        return self.port, self.data_port or (self.port + 1 if 0 < self.port < 65535 else 0)
 
     def check(self) -> None:
         """Refuse values that conflict."""

@@ -51,8 +51,7 @@ class HeadClient:
             HeadSilent: no valid answer within ANSWER_S for each of two requests.
         """
         status = await self._call(job, head, "GET", "/v1/status", Status)
-        desired = status.desired or await self._call(job, head, "GET", "/v1/desired", DesiredReport)
-        queue, output = status.queue, job.spec.output.queue
+        desired, queue, output = status.desired, status.queue, job.spec.output.queue
         is_held = output is not None and output.on_full == "wait" and queue.capacity > 0
         return HeadAnswer(
             pod_uid=head.uid,
@@ -69,7 +68,7 @@ class HeadClient:
             is_leased=bool(status.pauses),
             is_spec_paused=desired.paused,
             is_queue_full=is_held and queue.waiting + queue.ready + queue.lent >= queue.capacity,
-            waits=_waits(job, status, desired),
+            waits=_waits(job, status),
             failure=_message(status, "Failed"),
             env_failures=_message(status, "EnvironmentsFailing"),
             missing_weights=_message(status, "WeightsMissing"),
@@ -137,17 +136,17 @@ def _message(status: Status, kind: str) -> str:
     return next((fact.message for fact in status.conditions if fact.type == kind), "")
 
 
-def _waits(job: Job, status: Status, desired: DesiredReport) -> Waits | None:
+def _waits(job: Job, status: Status) -> Waits | None:
     """Waits only if a group autoscales: they change with every answer."""
     if status.queue.consumer_wait_seconds is None or all(g.autoscale is None for g in job.spec.worker_groups):
         return None
-    if desired.pending or status.pause_state != "running" or any(g.ready != g.desired for g in status.groups):
+    if status.desired.pending or status.pause_state != "running" or any(g.ready != g.desired for g in status.groups):
         return None
     return Waits(
         consumer_s=status.queue.consumer_wait_seconds,
         idle_s={group.name: group.idle_seconds for group in status.groups},
         worker_s={group.name: group.worker_seconds for group in status.groups},
-        sizes=dict(desired.groups),
+        sizes=dict(status.desired.groups),
     )
 
 

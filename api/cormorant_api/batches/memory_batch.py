@@ -75,7 +75,7 @@ def _is_locked(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # its memory was closed with the fleet
+    except (OSError, ValueError):  # its memory was closed with the fleet
         return False
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return False

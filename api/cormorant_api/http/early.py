@@ -30,6 +30,7 @@ def bound(host: str, port: int) -> socket.socket:
         if found is not None:
             found.close()
         raise HeadFault(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port (batches and "
+            "weights use the one after it)"
         ) from error
     return found

@@ -479,8 +479,9 @@ def _take_ports(port: int) -> None:
         from cormorant_api.http.early import listen_early
         from cormorant_api.settings import HeadSettings
     with _refused_by_head():
-        for number in (port, port + 1) if port else ():
-            listen_early(HeadSettings(port=port).host, number)
+        settings = HeadSettings(port=port)
+        for number in filter(None, settings.ports):
+            listen_early(settings.host, number)
 
 
 @contextmanager

@@ -205,8 +205,8 @@ class Status(Answer):
     listeners_dropped: Count
     """Event streams that were closed because the client read too slowly."""
     started_at: Time
-    desired: DesiredReport | None = None
-    """Same as `GET /v1/desired`, so that the operator needs one request. None from an older head."""
+    desired: DesiredReport
+    """Same as `GET /v1/desired`, so that the operator needs one request."""
     statistics: dict[str, StatisticsReport] = Field(default_factory=dict)
     """Statistics by batch key, if the manifest normalizes; next/reward has those of the discounted return."""
     inference: dict[str, InferenceReport] = Field(default_factory=dict)

@@ -190,10 +190,6 @@ class Plan:
     poll_s: float | None = None
     """Maximum age of the head's answer; None: there is no head to poll."""
 
-    @property
-    def is_empty(self) -> bool:
-        return not self.actions and self.status is None
-
 
 @dataclass(slots=True, kw_only=True)
 class Draft:

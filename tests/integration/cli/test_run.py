@@ -279,12 +279,16 @@ def test_a_factory_that_raises_fails_with_its_words(start: Started, write: Writt
     assert "Traceback" not in failed["message"]  # the log has it
 
 
-def test_a_port_in_use_is_found_before_workers_start(write: Written, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_port_in_use_is_found_before_workers_start(
+    write: Written, capsys: pytest.CaptureFixture[str], before: int
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert entry.run(["run", str(write()), "--serve", "--port", str(port)]) == 2
+        assert entry.run(["run", str(write()), "--serve", "--port", str(port - before)]) == 2
     said = capsys.readouterr()
     assert said.err.startswith(f"cannot listen on 127.0.0.1 port {port}: Address already in use")
+    assert "(batches and weights use the one after it)" in said.err
     assert said.out == ""
 
 

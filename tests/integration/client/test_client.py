@@ -504,3 +504,15 @@ def test_a_seed_is_given_to_every_worker(client: Client) -> None:
         assert client.seed(9) == ("cpu-0",)
     with pytest.raises(FleetError, match="seeds begin at 0"):
         client.seed(-1)
+
+
+def test_a_head_is_closed_twice_while_a_batch_is_mapped(tmp_path: Path) -> None:
+    job = make_job(collection={"framesPerBatch": 20})
+    with (
+        serve(job, directory=tmp_path) as served,
+        connect(served.server.url, token=served.writer.token) as client,
+    ):
+        deliveries = client.deliveries(prefetch=0)
+        next(deliveries)
+        served.server.close()
+        served.server.close()

@@ -101,4 +101,4 @@ def test_nothing_is_lost_repeated_or_stuck(mode: str, bound: int | None, drops: 
         assert stats.stepped_frames == stats.frames + sum(stats.dropped.values()) - stats.dropped.get("drop_oldest", 0)
         assert mischief.done
         slots = fleet._core.queue.blocks
-        assert len(slots._free) == slots.num_made
+        assert len(slots._free) == len(slots._blocks)

@@ -536,7 +536,7 @@ def test_neither_memory_nor_descriptors_grow_over_batches() -> None:
                 fleet.publish(weights)
         # Blocks are made when they are first needed.
         slots = fleet._core.queue.blocks
-        until(lambda: slots.num_made == slots.limit)
+        until(lambda: len(slots._blocks) == slots.limit)
         next(batches)
         time.sleep(0.2)
         before = size()

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from cormorant_testing.collecting import make_checker, make_job, scene
 from cormorant_testing.fleets import (
     balance,
+    blocks_made,
     make_fleet,
     on_all_placements,
     on_all_placements_slowly,
@@ -35,7 +36,7 @@ def fleet_of(job: object, **options: object) -> Iterator[WorkerFleet]:
         # Every slot that was lent has come back, or is with a worker or the consumer.
         slots = fleet._core.queue.blocks
         assert slots is not None
-        assert slots.num_made <= slots.limit or fleet.options.workers == 0
+        assert blocks_made(fleet) <= slots.limit or fleet.options.workers == 0
 
 
 @on_all_placements
@@ -137,6 +138,8 @@ def test_weights_act_whole_and_never_late(engine: str) -> None:
         assert (receipt.version, receipt.applied, receipt.waiting) == (1, actors, ())
         with pytest.raises(WeightsMismatch, match=r"missing: policy/bias; nothing was applied"):
             fleet.publish({"policy": {"number": numbered(9)["number"]}})
+        with pytest.raises(WeightsMismatch, match="shape: critic/bias"):  # without the copy, which would not fit
+            fleet.publish({"policy": numbered(1), "critic": critic | {"bias": torch.zeros(1).expand(2**45)}})
         with pytest.raises(StaleWeights, match="version 1 is not newer than 1"):
             fleet.publish(numbered(1), version=1)
         # What was queued or under way is older; 2 queued, 2 held or landing, 2 workers with 2 tickets each.
@@ -268,7 +271,7 @@ def test_slow_consumer_bounds_the_number_of_blocks() -> None:
         time.sleep(0.5)
         # 3 in queue and hand, 2 with the worker.
         assert fleet.stats().stepped_frames == 5 * 20
-        assert fleet._core.queue.blocks.num_made == 5
+        assert blocks_made(fleet) == 5
         assert (held == before).all()
         checker.take(held)
         for _ in range(20):

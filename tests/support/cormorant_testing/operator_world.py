@@ -172,7 +172,7 @@ class World:
     def settle(self, *, most: int = 40) -> None:
         """Reconcile until nothing is wanted any more."""
         for _ in range(most):
-            if self.is_deleted or self.step().is_empty:
+            if self.is_deleted or not changes(self.step()):
                 return
         raise AssertionError(f"not settled after {most} reconciles: {self.plan()}")
 
@@ -505,3 +505,8 @@ def waiting(**spec: Any) -> World:
     world = running(**spec)
     world.wait(60)
     return world
+
+
+def changes(plan: Plan) -> tuple[Any, ...]:
+    """What a plan does: its actions, and its new status."""
+    return (*plan.actions, *([] if plan.status is None else [plan.status]))

@@ -41,7 +41,7 @@ def job_status(**changes: Any) -> dict[str, Any]:
         "queue": {
             "capacity": 1, "waiting": 0, "ready": 0, "lent": 0, "acked": 0, "redelivered": 0, "ended": False,
         },
-        "started_at": "2026-01-01T00:00:00Z",
+        "started_at": "2026-01-01T00:00:00Z", "desired": {"groups": {}, "paused": False, "pending": False},
     }  # fmt: skip
     return nothing | changes
 

@@ -63,13 +63,14 @@ class StubHeads(ScriptedHead):
 
 def _respond(head: StubHead, job: str, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     if path == "/v1/desired":
-        if method == "PUT":
-            if head.demand:
-                head.measure()
-            head.sizes = {**head.sizes, **body.get("groups", {})}
-            head.empty_slots = body.get("empty_slots", {})
-            head.paused = body["paused"] if body.get("paused") is not None else head.paused
-        return {"groups": head.sizes, "paused": head.paused, "pending": False, "empty_slots": head.empty_slots}
+        if head.demand:
+            head.measure()
+        head.sizes = {**head.sizes, **body.get("groups", {})}
+        head.empty_slots = body.get("empty_slots", {})
+        head.paused = body["paused"] if body.get("paused") is not None else head.paused
+    desired = {"groups": head.sizes, "paused": head.paused, "pending": False, "empty_slots": head.empty_slots}
+    if path == "/v1/desired":
+        return desired
     if path == "/v1/drain":
         head.phase = "Draining"
         return {"draining": True, "waiting_batches": 0, "lent_batches": 0, "ended": False}
@@ -80,7 +81,9 @@ def _respond(head: StubHead, job: str, method: str, path: str, body: dict[str, A
         waits = {"consumer_wait_seconds": head.consumer_s}
         (group,) = ({"name": name, "desired": size, "ready": size} for name, size in head.sizes.items())
         groups = [{**group, "idle_seconds": head.idle_s, "worker_seconds": head.worker_s}]
-    status = job_status(job=job, phase=head.phase, groups=groups, pause_state="paused" if head.paused else "running")
+    status = job_status(
+        job=job, phase=head.phase, groups=groups, pause_state="paused" if head.paused else "running", desired=desired
+    )
     status["frames"] |= {"collected": head.frames, "settled": head.frames, "stepped": head.frames, "per_second": 10.0}
     status["queue"] |= {"capacity": 16, **waits}
     return status

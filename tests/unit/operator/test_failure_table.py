@@ -21,7 +21,7 @@ from cormorant_operator.decide.status import refused_status
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Unreadable, read_job
 from cormorant_operator.job_state import Refusal, RefusalKind
-from cormorant_testing.operator_world import World, make_spec, of_kind, running, waiting
+from cormorant_testing.operator_world import World, changes, make_spec, of_kind, running, waiting
 from manifest_making import collector_job
 
 
@@ -252,7 +252,7 @@ def test_restarted_operator_changes_nothing_in_a_healthy_world() -> None:
     # It does not know whether the Secret is there, and asks for it once.
     assert plan.actions == (CreateTokens(),)
     assert plan.status is None
-    assert world.plan().is_empty
+    assert not changes(world.plan())
 
 
 def test_restarted_operator_keeps_to_the_back_off() -> None:
@@ -429,7 +429,7 @@ def test_upgraded_operator_keeps_images_until_the_next_head(device: str) -> None
     workers = "cormorant" if device == "gpu" else "cormorant-cpu"
     world = running(image="", workerGroups=group, defaults=old)
     world.defaults = OperatorDefaults(image="cormorant-cpu:2", cuda_image="cormorant:2")
-    assert (world.plan().is_empty, images(world)) == (True, ["cormorant-cpu:1", *[f"{workers}:1"] * 2])
+    assert (changes(world.plan()), images(world)) == ((), ["cormorant-cpu:1", *[f"{workers}:1"] * 2])
     # Ray wants one version in all pods.
     world.delete(world.live()[0].name)
     world.settle()
@@ -444,7 +444,7 @@ def test_job_from_before_there_were_two_images_keeps_its_one() -> None:
     gpu = [{"name": "cpu", "device": "gpu"}]
     world = running(image="", workerGroups=gpu, defaults=OperatorDefaults(image="cormorant:1"))
     world.defaults = OperatorDefaults(image="cormorant-cpu:2", cuda_image="cormorant:2")
-    assert world.plan().is_empty
+    assert not changes(world.plan())
     world.delete(world.live()[0].name)
     world.settle()
     assert {pod.image for pod in world.live()} == {"cormorant:1"}

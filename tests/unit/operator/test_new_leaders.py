@@ -7,7 +7,7 @@ import pytest
 
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.decide.plan import CreatePod, DeletePod
-from cormorant_testing.operator_world import World, of_kind, running
+from cormorant_testing.operator_world import World, changes, of_kind, running
 
 POLICY = {
     "startupDeadlineSeconds": 300,
@@ -95,7 +95,7 @@ def _watch(world: World) -> None:
         assert world.condition("Stalled") != "True/NoProgress"
         reasons = {order.why for order in of_kind(plan.actions, DeletePod)}
         assert reasons <= ({"its group was scaled down"} if world.answer is not None else set())
-        if plan.is_empty:
+        if not changes(plan):
             return
 
 

@@ -10,7 +10,7 @@ from cormorant_operator.decide.plan import (
     DrainHead,
     SetDesired,
 )
-from cormorant_testing.operator_world import World, of_kind, running
+from cormorant_testing.operator_world import World, changes, of_kind, running
 
 TWO_GROUPS = {
     "workerGroups": [{"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}],
@@ -93,7 +93,7 @@ def test_suspend_drains_and_resume_is_a_new_epoch() -> None:
     assert (world.condition("Suspended"), world.job.status.start_time) == ("True/Suspended", None)
     assert world.job.status.frames.collected == 1500
     world.tick(10_000)
-    assert world.plan().is_empty
+    assert not changes(world.plan())
     world.edit(suspend=False)
     world.run()
     assert (world.head.name, world.job.status.head_restarts) == ("pong-head-2", 0)
@@ -167,7 +167,7 @@ def test_head_that_ends_with_0_completes_the_job_and_workers_go() -> None:
     assert (world.job.status.frames.collected, world.job.status.phase) == (100_000, "Completed")
     assert world.job.status.head_restarts == 0
     world.tick(86_339)
-    assert world.plan().is_empty
+    assert not changes(world.plan())
     world.tick(1)
     assert world.plan().actions == (DeleteJob(),)
 
@@ -181,7 +181,7 @@ def test_finished_job_without_a_ttl_stays_as_it_is() -> None:
     assert (plan.actions, plan.due) == ((), None)
     world.pods.clear()
     world.edit(replicas=5)
-    assert world.plan().is_empty
+    assert not changes(world.plan())
 
 
 @pytest.mark.parametrize(("policy", "left"), [("None", 3), ("Workers", 1), ("All", 0)])

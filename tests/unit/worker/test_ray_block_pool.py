@@ -63,7 +63,7 @@ def test_fleet_that_could_not_begin_leaves_the_object_store() -> None:
 def test_what_is_lent_comes_back_and_landed_arrays_are_no_copies() -> None:
     blocks = RayBlockPool(LAYOUT, 1, store_bytes=10 * LAYOUT.size_bytes)
     block_index, memory = blocks.lend(pid=7)
-    assert (memory, blocks.room, blocks.num_made) == (None, 0, 1)
+    assert (memory, blocks.room, len(blocks._lent)) == (None, 0, 1)
     with pytest.raises(FleetError, match="all 1 batch slots are in use"):
         blocks.lend(pid=7)
     sent = Block(LAYOUT)
@@ -77,7 +77,7 @@ def test_what_is_lent_comes_back_and_landed_arrays_are_no_copies() -> None:
     assert np.shares_memory(landed.reward, arrays["reward"])
     assert landed.reward.flags.writeable
     blocks.give_back(block_index)
-    assert (blocks.room, blocks.num_made) == (1, 0)
+    assert (blocks.room, len(blocks._lent)) == (1, 0)
 
 
 def test_what_is_writable_already_stays_the_same_array() -> None:

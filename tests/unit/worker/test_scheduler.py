@@ -232,7 +232,7 @@ class Books(RuleBasedStateMachine):
         assert deliveries.unsettled_frames == unsettled <= self.schedule.accepted_frames
         assert self.drops or len(deliveries._lent) + len(deliveries._queue) <= self.capacity
         everywhere = [*out, *kept, *queued, *held, *blocks._free]
-        assert sorted(everywhere) == list(range(blocks.num_made))
+        assert sorted(everywhere) == list(range(len(blocks._blocks)))
 
     @invariant()
     def what_was_collected_is_delivered_dropped_or_waits(self) -> None:
@@ -260,7 +260,7 @@ class Books(RuleBasedStateMachine):
         for loan in self.held:
             loan.release()
         assert not any(self.tickets.values())
-        assert len(self.deliveries.blocks._free) == self.deliveries.blocks.num_made
+        assert len(self.deliveries.blocks._free) == len(self.deliveries.blocks._blocks)
         self.deliveries.blocks.close()
 
 

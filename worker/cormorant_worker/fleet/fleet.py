@@ -41,7 +41,7 @@ from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob, in_models
 from cormorant_worker.weights.cached import Settled
-from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion, WeightSpecs, verify
+from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion, WeightSpecs, specs_of_tensors, verify
 from cormorant_worker.worker import messages
 
 log = structlog.get_logger()
@@ -264,8 +264,12 @@ class WorkerFleet:
                 "an evaluation plays the weights that it began with; start another one with these as initialWeights"
             )
         if not isinstance(weights, WeightsBlob):
-            data = file_of(weights)
-            weights = WeightsBlob.of(in_models(weights)) if data is None else WeightsBlob.from_bytes(data)
+            if (data := file_of(weights)) is not None:
+                weights = WeightsBlob.from_bytes(data)
+            else:
+                tensors = in_models(weights)
+                verify(specs_of_tensors(tensors), self._known.specs)  # before they are copied
+                weights = WeightsBlob.of(tensors)
         verify(weights.specs, self._known.specs)
         if not (allow_nonfinite or self.job.spec.policy.allow_nonfinite):
             weights.check_finite()

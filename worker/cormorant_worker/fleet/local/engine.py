@@ -182,10 +182,6 @@ class SharedBlockPool:
     def room(self) -> int:
         return len(self._free) + max(0, self.limit - len(self._blocks))
 
-    @property
-    def num_made(self) -> int:
-        return len(self._blocks)
-
     def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
         warm = self._warm.get(pid, [])
         while warm and warm[-1] not in self._free:

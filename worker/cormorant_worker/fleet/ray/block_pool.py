@@ -52,10 +52,6 @@ class RayBlockPool:
     def room(self) -> int:
         return max(0, self.limit - len(self._lent))
 
-    @property
-    def num_made(self) -> int:
-        return len(self._lent)
-
     def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
         if not self.room:
             raise FleetError(f"all {self.limit} batch slots are in use")
