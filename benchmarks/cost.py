@@ -265,12 +265,12 @@ polyline.other { fill: none; stroke: #9aa5b1 }
 """
 
 
-def draw(points: dict[str, Point], axes: Axes) -> str:
-    return "\n".join(_plot(points, axes)) + "\n"
+def draw(points: dict[str, Point], axes: Axes, *, is_log: bool = True) -> str:
+    return "\n".join(_plot(points, axes, is_log)) + "\n"
 
 
-def _plot(points: dict[str, Point], axes: Axes) -> Iterator[str]:
-    """Both axes are logarithmic: a line at 45 degrees is a cost in proportion."""
+def _plot(points: dict[str, Point], axes: Axes, is_log: bool) -> Iterator[str]:
+    """Where both axes are logarithmic, a line at 45 degrees is a cost in proportion."""
     x_name, y_name, wanted = axes
     series: dict[str, list[tuple[float, float]]] = {}
     for size, point in points.items():
@@ -278,13 +278,17 @@ def _plot(points: dict[str, Point], axes: Axes) -> Iterator[str]:
             if name in (wanted or point) and name != "failure":
                 series.setdefault(name, []).append((float(size), value))
     flat = [pair for pairs in series.values() for pair in pairs]
-    (x0, x1), (y0, y1) = (_decades([pair[axis] for pair in flat]) for axis in (0, 1))
+    x_ticks, y_ticks = ((_decades if is_log else _steps)([pair[axis] for pair in flat]) for axis in (0, 1))
+
+    def place(value: float, ticks: Sequence[float]) -> float:
+        low, at, high = map(math.log10 if is_log else float, (ticks[0], value, ticks[-1]))
+        return (at - low) / (high - low)
 
     def x(value: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (math.log10(value) - x0) / (x1 - x0)
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * place(value, x_ticks)
 
     def y(value: float) -> float:
-        return _HEIGHT - _BOTTOM - (_HEIGHT - _BOTTOM - _TOP) * (math.log10(value) - y0) / (y1 - y0)
+        return _HEIGHT - _BOTTOM - (_HEIGHT - _BOTTOM - _TOP) * place(value, y_ticks)
 
     left, right, bottom = _LEFT, _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     yield (
@@ -292,14 +296,14 @@ def _plot(points: dict[str, Point], axes: Axes) -> Iterator[str]:
         f'height="{_HEIGHT}" role="img" aria-label="{escape(y_name)} over {escape(x_name)}">'
     )
     yield f"<style>{STYLE}{_LINES}</style>"
-    for power in range(x0, x1 + 1):
-        at = f"{x(10**power):.1f}"
+    for tick in x_ticks:
+        at = f"{x(tick):.1f}"
         yield f'<line x1="{at}" y1="{_TOP}" x2="{at}" y2="{bottom}" class="grid"/>'
-        yield f'<text x="{at}" y="{bottom + 16}" text-anchor="middle" class="small">{_short(10**power)}</text>'
-    for power in range(y0, y1 + 1):
-        at = f"{y(10**power):.1f}"
+        yield f'<text x="{at}" y="{bottom + 16}" text-anchor="middle" class="small">{_short(tick)}</text>'
+    for tick in y_ticks:
+        at = f"{y(tick):.1f}"
         yield f'<line x1="{left}" y1="{at}" x2="{right}" y2="{at}" class="grid"/>'
-        yield f'<text x="{left - 6}" y="{at}" dy="4" text-anchor="end" class="small">{_short(10**power)}</text>'
+        yield f'<text x="{left - 6}" y="{at}" dy="4" text-anchor="end" class="small">{_short(tick)}</text>'
     yield f'<line x1="{left}" y1="{bottom}" x2="{right}" y2="{bottom}" class="axis"/>'
     yield f'<line x1="{left}" y1="{_TOP}" x2="{left}" y2="{bottom}" class="axis"/>'
     middle = (left + right) // 2
@@ -319,9 +323,16 @@ def _plot(points: dict[str, Point], axes: Axes) -> Iterator[str]:
     yield "</svg>"
 
 
-def _decades(values: Sequence[float]) -> tuple[int, int]:
+def _decades(values: Sequence[float]) -> list[float]:
     low = math.floor(math.log10(min(values)))
-    return low, max(low + 1, math.ceil(math.log10(max(values))))
+    return [10.0**power for power in range(low, max(low + 1, math.ceil(math.log10(max(values)))) + 1)]
+
+
+def _steps(values: Sequence[float]) -> list[float]:
+    """At most ten equal steps from 0."""
+    step = 10 ** math.floor(math.log10(max(values))) / 5
+    step *= 1 if max(values) <= 10 * step else 5
+    return [round(step * number, 9) for number in range(math.ceil(max(values) / step) + 1)]
 
 
 def _short(value: float) -> str:
