@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -102,8 +103,11 @@ async def put_state(request: Request, head: TheHead) -> Status:
             running.fleet.restore(state)
             head.keep_restored()
             # Workers use the restored weights now, so GET of weights must return them.
-            if (found := weights_in(saved)) is not None:
-                running.publisher.adopt(*found, author=author_of(request))
+            found = dict[int, WeightsBlob]()
+            with suppress(CormorantError):  # the fleet accepted the state but did not need its weights
+                found = saved.publishes(after=running.publisher.store.newest)
+            for version, blob in found.items():
+                running.publisher.adopt(blob, version, author=author_of(request))
 
         await _paused(head, "cormorant/put-state", restore)
     log.info("state_restored", digest=received.digest, bytes=len(state), who=author_of(request))
@@ -176,18 +180,6 @@ def read_state(data: memoryview) -> FleetState:
         raise _mismatch(f"invalid {_KEY}: {found}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _mismatch(f"{_KEY} is missing from the metadata or malformed: {str(error)[:200]}") from error
-
-
-def weights_in(saved: FleetState) -> tuple[WeightsBlob, int] | None:
-    """Published weights in a state and their version; None if nothing had been published."""
-    if not saved.weights or not saved.version:
-        return None
-    blob = WeightsBlob.joined((saved.weights,))
-    blob.statistics = saved.statistics.get(saved.version)
-    try:
-        return blob.check(), saved.version
-    except CormorantError:
-        return None  # the fleet accepted the state but did not need these
 
 
 def _check_parts(parsed: TensorFile, document: _Document) -> None:

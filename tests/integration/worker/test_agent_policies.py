@@ -217,6 +217,27 @@ def test_a_new_head_has_the_window_and_what_is_pinned(tmp_path: Path) -> None:
                 assert set(late.played.values()) == {4, 5, 6}
 
 
+def test_a_restored_fleet_has_the_window_and_what_is_pinned(tmp_path: Path) -> None:
+    pinned = {"red": {**NUMBERED, "version": 2}}
+    document = job(agents=sampling(2, 0.0) | pinned, framesPerBatch=240)
+    with open_fleet(document, workers=1) as fleet:
+        for version in (1, 3, 4):
+            fleet.publish({"red": weights(version)}, version=version, wait=60)
+        saved = fleet.state()
+    check = Check()
+    with open_fleet(document, workers=1) as fleet:
+        fleet.restore(saved)
+        while len(check.played) < 100:
+            check.take(batch := fleet.next_batch(timeout=60))
+            assert (batch["collector", "red", "policy_version"] == 1).all()
+    assert set(check.played.values()) == {3, 4}
+    with serve(load_job(document), directory=tmp_path) as served:
+        assert served.writer.post("/v1/pauses", {"owner": "tests", "wait_seconds": 60}).json["state"] == "paused"
+        assert served.writer.put("/v1/state", saved).status == 200
+        kept = served.reader.get("/v1/models/red/versions").json["versions"]
+        assert [one["version"] for one in kept] == [4, 3, 1]
+
+
 def test_policies_and_random_actions_heed_masks() -> None:
     legal = {"entrypoint": "cormorant_testing.versions:legal"}
     players = {"player_0": legal} | {f"player_{number}": {"random": {}} for number in (1, 2, 3)}

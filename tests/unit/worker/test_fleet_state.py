@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.fleet_state import FleetState
+from cormorant_worker.weights.blob import to_bytes
 from cormorant_worker.weights.staged import PolicyVersion
 
 STATE = FleetState(
@@ -28,6 +30,26 @@ def test_state_is_read_without_a_copy() -> None:
     for part in (read.weights, *read.workers.values()):
         assert isinstance(part, memoryview)
         assert part.obj is data
+
+
+def test_past_publishes_are_one_where_later_ones_hide_them() -> None:
+    def of(**models: float) -> bytes:
+        return to_bytes({model: {"number": torch.tensor(value)} for model, value in models.items()})
+
+    state = replace(
+        STATE, version=PolicyVersion(9), weights=of(blue=9.0), past={5: of(red=5.0, blue=5.0), 7: of(red=7.0)}
+    )
+    read = FleetState.from_bytes(state.to_bytes())
+    for after, expected in (
+        (4, {5: {"red": 5, "blue": 5}, 7: {"red": 7}, 9: {"blue": 9}}),
+        (5, {9: {"red": 7, "blue": 9}}),
+        (9, {}),
+    ):
+        blobs = read.publishes(after=after)
+        found = {
+            version: {model: one["number"] for model, one in blob.weights().items()} for version, blob in blobs.items()
+        }
+        assert found == expected
 
 
 def test_state_without_weights_has_none() -> None:

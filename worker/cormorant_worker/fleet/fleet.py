@@ -354,12 +354,10 @@ class WorkerFleet:
         """
         saved = FleetState.from_bytes(state)
         states = {name: self._engine.share(data) for name, data in saved.workers.items()}
-        weights = None
-        if saved.weights and saved.version > self.version:
-            blob = WeightsBlob.from_bytes(saved.weights)
-            blob.statistics = saved.statistics.get(saved.version)
+        weights = []
+        for version, blob in saved.publishes(after=self.version).items():
             verify(blob.specs, self._known.specs)
-            weights = blob, self._engine.share(blob.memory)
+            weights.append((PolicyVersion(version), blob, self._engine.share(blob.memory)))
         with self._changed, self._quiesce.between_batches():
             self._quiesce.restore(saved, states, weights=weights)
 

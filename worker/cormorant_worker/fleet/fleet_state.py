@@ -12,11 +12,13 @@ from cormorant_contract.tensor_file import parse_header
 from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import StateError
 from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
 
 FORMAT = 2
 _PLAIN = ("frames", "version", "attempts", "seed", "run", "epoch", "dataset", "written")
 """Fields that are JSON as they are, in the order of the file."""
+_PAST = "past/"
 CURRENT = -1
 """Key, beside versions, of the statistics that the next version will be published with."""
 
@@ -35,6 +37,8 @@ class FleetState:
     """Seed from which replacement workers derive their random streams."""
     workers: Mapping[str, bytes | memoryview]
     """`state.py`'s bytes by worker name."""
+    past: Mapping[int, bytes | memoryview] = field(default_factory=dict)
+    """Earlier publishes that groups of agents may play, oldest first; `weights` is then the last publish alone."""
     run: str = ""
     """Names the fleet."""
     epoch: int = 0
@@ -45,6 +49,26 @@ class FleetState:
     statistics: Mapping[int, Statistics] = field(default_factory=dict)
     """Statistics of each published version, and as CURRENT those of all acknowledged frames; empty without
     `normalize`."""
+
+    def publishes(self, *, after: int) -> dict[int, WeightsBlob]:
+        """What a fleet publishes, oldest first, to act as this one did; empty: it has published newer weights.
+
+        Args:
+            after: its last version. Where the past is not newer, the newest weights of each model are one publish.
+
+        Raises:
+            WeightsError: they are malformed.
+        """
+        if not self.weights or self.version <= after:
+            return {}
+        files = {**self.past, self.version: self.weights}
+        blobs = {version: WeightsBlob.from_bytes(data) for version, data in files.items()}
+        if min(blobs) <= after:
+            newest = {model: tensors for blob in blobs.values() for model, tensors in blob.weights().items()}
+            blobs = {self.version: WeightsBlob.of(newest)}
+        for version, blob in blobs.items():
+            blob.statistics = self.statistics.get(version)
+        return blobs
 
     @property
     def not_saved(self) -> dict[str, list[str]]:
@@ -59,6 +83,7 @@ class FleetState:
     def to_bytes(self) -> bytes:
         """Encode as safetensors: one uint8 array per part, JSON in the metadata."""
         parts = {"weights": self.weights, **{f"worker/{name}": data for name, data in self.workers.items()}}
+        parts |= {f"{_PAST}{version}": data for version, data in self.past.items()}
         arrays = {name: np.frombuffer(data, dtype=np.uint8) for name, data in parts.items() if data}
         metadata: dict[str, Any] = {"format": FORMAT} | {name: getattr(self, name) for name in _PLAIN}
         if self.statistics:
@@ -77,9 +102,11 @@ class FleetState:
             body = memoryview(data)[parsed.data_start :]
             parts = {name: body[entry.begin : entry.end] for name, entry in parsed.tensors.items()}
             if metadata["format"] == FORMAT:
+                older = sorted(int(name.removeprefix(_PAST)) for name in parts if name.startswith(_PAST))
                 return cls(
                     **{name: metadata[name] for name in _PLAIN if name in metadata},
                     weights=parts.pop("weights", b""),
+                    past={version: parts.pop(f"{_PAST}{version}") for version in older},
                     statistics={
                         int(version): Statistics.of_document(found)
                         for version, found in dict(metadata.get("statistics", {})).items()

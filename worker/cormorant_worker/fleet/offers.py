@@ -114,10 +114,15 @@ class Offers:
         own = self._own.get(slot, {}).values()
         return max([self.common_version, *(one.version for one in own)])
 
-    def to_bytes(self) -> bytes:
-        """Weights published for all workers, as safetensors; empty if nothing was published."""
+    def to_bytes(self) -> dict[PolicyVersion, bytes]:
+        """Weights published for all workers, as safetensors, oldest first: the newest of each model in one; or, where
+        groups of agents may play older ones, each version by itself.
+        """
+        if self._policy.agents is not None:
+            played = {**self._past, **{one.version: one for one in self._common.values()}}
+            return {version: to_bytes(one.blob.weights()) for version, one in sorted(played.items())}
         newest = {model: one.blob.weights()[model] for model, one in self._common.items()}
-        return to_bytes(newest) if newest else b""
+        return {self.version: to_bytes(newest)} if newest else {}
 
     def clear(self) -> None:
         self._common.clear()

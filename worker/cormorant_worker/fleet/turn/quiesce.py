@@ -25,6 +25,7 @@ from cormorant_worker.fleet.slot import Question, Slot, SlotState, WorkerHandle
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker import messages
 
 log = structlog.get_logger()
@@ -100,6 +101,7 @@ class Quiesce:
         else:
             replies = self._all_replies(core.slots.ask_all(messages.Save()), "save its state")
             states = {slot: reply.state for slot, reply in replies.items()}
+        *past, weights = core.offers.to_bytes().items() or [(0, b"")]
         saved = FleetState(
             frames=core.scheduler.landed_frames,
             attempts={slot.name: slot.attempt for slot in states},
@@ -108,7 +110,8 @@ class Quiesce:
             dataset=core.dataset_uri,
             written={slot.name: slot.written for slot in states},
             version=core.offers.version,
-            weights=core.offers.to_bytes(),
+            weights=weights[1],
+            past=dict(past),
             seed=self._life.seed,
             statistics={}
             if core.statistics is None
@@ -132,7 +135,11 @@ class Quiesce:
         return states
 
     def restore(
-        self, saved: FleetState, states: Mapping[str, Payload], *, weights: tuple[WeightsBlob, Payload] | None
+        self,
+        saved: FleetState,
+        states: Mapping[str, Payload],
+        *,
+        weights: Sequence[tuple[PolicyVersion, WeightsBlob, Payload]],
     ) -> None:
         """Continue from a result of `save`. Call between batches.
 
@@ -141,7 +148,7 @@ class Quiesce:
 
         Args:
             states: each worker's state by name, as engine payloads.
-            weights: the state's weights and their engine payload; None: none, or not newer ones.
+            weights: the state's publishes and their engine payloads, oldest first.
 
         Raises:
             StateError: it does not fit this fleet.
@@ -165,8 +172,9 @@ class Quiesce:
         if core.statistics is not None and CURRENT in saved.statistics:
             core.statistics.reset(saved.statistics[CURRENT], saved.statistics)
             core.queue.forget_moments()
-        if weights is not None and saved.version > core.offers.version:
-            core.offers.publish(weights[0], saved.version, weights[1])
+        for version, blob, payload in weights:
+            if version > core.offers.version:
+                core.offers.publish(blob, version, payload)
         handles = {handle.slot: handle for handle in core.slots.workers if not handle.slot.is_server}
         commands, reseeded = {}, []
         for name, slot in names.items():
