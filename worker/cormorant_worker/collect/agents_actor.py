@@ -166,7 +166,7 @@ class AgentsActor:
 
     def begin(self) -> None:
         """Take the present weights for the initial ones."""
-        self._record(INITIAL_VERSION, self.weights.current())
+        self._take(INITIAL_VERSION, self.weights.current())  # to the device
 
     def twin(self, random: RandomActor) -> "AgentsActor":
         """An actor with the same weights, for one episode; `random` draws its random actions."""
