@@ -83,6 +83,13 @@ CONTENDERS = (
         arguments=("--workers", "2", "--compile", "auto", *_QUEUED),
         starts_alone=True,
     ),
+    Contender(
+        name="cormorant, 2 workers, bfloat16",
+        module=_OURS,
+        arguments=("--workers", "2", "--dtype", "bfloat16", *_QUEUED),
+        in_quick=False,
+        starts_alone=True,
+    ),
     Contender(name="TorchRL Collector", module=_TORCHRL, arguments=("--collector", "single"), python=PEERS_PYTHON),
     Contender(
         name="TorchRL MultiSync, 2",

@@ -22,12 +22,12 @@ from cormorant_worker.local_fleet import LocalFleet
 ENTRYPOINTS = {"mlp": "cormorant.policies:mlp", "atari_cnn": "cormorant.policies:atari_cnn"}
 
 
-def make_job(workload: Workload, *, workers: int, compiled: str = "off") -> CollectorJob:
+def make_job(workload: Workload, *, workers: int, compiled: str = "off", dtype: str = "float32") -> CollectorJob:
     """The manifest of a workload; `numEnvs` is what one worker has."""
     num_envs = workload.share(workers)
     policy = {"random": {}}
     if workload.policy != "random":
-        policy = {"entrypoint": ENTRYPOINTS[workload.policy], "compile": compiled}
+        policy = {"entrypoint": ENTRYPOINTS[workload.policy], "compile": compiled, "dtype": dtype}
     spec = {
         "env": {"envpool": {"taskId": workload.task_id, "numEnvs": num_envs}},
         "policy": policy,
@@ -50,12 +50,11 @@ def make_job(workload: Workload, *, workers: int, compiled: str = "off") -> Coll
 @contextmanager
 def open_ours(workload: Workload, args: argparse.Namespace) -> Iterator[protocol.Take]:
     """A take is one batch from every worker."""
+    job = make_job(workload, workers=args.workers or 1, compiled=args.compile, dtype=args.dtype)
     if args.workers == 0:
-        job = make_job(workload, workers=1, compiled=args.compile)
         with _in_process(job, workload.steps_per_batch, device=args.device) as take:
             yield take
     else:
-        job = make_job(workload, workers=args.workers, compiled=args.compile)
         with _fleet(job, args.workers, device=args.device) as take:
             yield take
 
@@ -94,6 +93,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", default="", help="of the policy (default: that of the manifest)")
     parser.add_argument("--compile", choices=("off", "auto", "on"), default="off", help="policy.compile")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="policy.dtype")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from structlog.testing import capture_logs
 from torch import nn
 
-from cormorant.policies import ActionHeads, lstm, mlp
+from cormorant.policies import ActionHeads, atari_cnn, lstm, mlp
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.build import build_collector, build_policy
 from cormorant_worker.collect.overrides import NO_OVERRIDES
@@ -27,6 +27,7 @@ from manifest_making import collector_job
 
 CPU = torch.device("cpu")
 BOX = spaces.Box(-np.inf, np.inf, (5,), np.float32)
+PIXELS = spaces.Box(0, 255, (4, 36, 36), np.uint8)
 ACTIONS = {"discrete": spaces.Discrete(3, start=2), "box": spaces.Box(-1.0, 1.0, (2,), np.float32)}
 
 
@@ -34,9 +35,9 @@ def actor_of(policy: Any, action: Any = ACTIONS["discrete"]) -> PolicyActor:
     return PolicyActor(wrap_policy(policy, "test"), BOX, action, device=CPU)
 
 
-def tried(actor: PolicyActor, *, mode: Any = "auto", exploration: str = "random") -> str:
+def tried(actor: PolicyActor, *, mode: Any = "auto", exploration: str = "random", space: spaces.Box = BOX) -> str:
     """What is said of the trial."""
-    return compile_actor(actor, BOX, mode=mode, num_rows=4, exploration=ExplorationType(exploration))
+    return compile_actor(actor, space, mode=mode, num_rows=4, exploration=ExplorationType(exploration))
 
 
 def acts(actor: PolicyActor, obs: tuple[np.ndarray, ...], *, seed: int = 11) -> list[np.ndarray]:
@@ -196,15 +197,17 @@ def test_trials_leave_streams_and_buffers_alone(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("factory", [mlp, lstm])
-def test_bfloat16_layers_give_float32_log_probabilities(factory: Any) -> None:
+@pytest.mark.parametrize(("factory", "space"), [(mlp, BOX), (lstm, BOX), (atari_cnn, PIXELS)])
+def test_bfloat16_layers_give_float32_log_probabilities(factory: Any, space: spaces.Box) -> None:
     torch.manual_seed(0)
-    policy = factory(BOX, ACTIONS["discrete"], return_log_prob=True)
-    exact = acts(actor_of(policy), (rows(16),))
+    policy = factory(space, ACTIONS["discrete"], return_log_prob=True)
+    drawn = np.random.default_rng(0)
+    given = (rows(16) if space is BOX else drawn.integers(256, size=(16, *space.shape), dtype=np.uint8),)
+    exact = acts(PolicyActor(wrap_policy(policy, "test"), space, ACTIONS["discrete"], device=CPU), given)
     models = in_dtype(wrap_policy(policy, "test"), "bfloat16", CPU)
-    actor = PolicyActor(models, BOX, ACTIONS["discrete"], device=CPU)
-    assert tried(actor).startswith("eager; ")  # layers are for float32
-    found = acts(actor, (rows(16),))
+    actor = PolicyActor(models, space, ACTIONS["discrete"], device=CPU)
+    assert tried(actor, space=space).startswith("eager; ")  # layers are for float32
+    found = acts(actor, given)
     assert [leaf.dtype for leaf in actor.outputs] == [np.float32]
     assert not np.array_equal(found[1], exact[1])
     # Normalized in float32: what bfloat16 rounds is the logits.

@@ -99,7 +99,10 @@ class ImageEncoder(nn.Module):
         # The scale goes into the first layer's few weights instead of over all pixels.
         first = self.convolutions[0]
         assert isinstance(first, nn.Conv2d)
-        pixels = nn.functional.conv2d(observation.float(), first.weight * (1 / 255), first.bias, first.stride)
+        kind = observation.device.type
+        # bfloat16 holds 0 to 255 exactly: a copy in float32 would only be read once more.
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
+        pixels = nn.functional.conv2d(observation.to(dtype), first.weight * (1 / 255), first.bias, first.stride)
         return self.convolutions[1:](pixels)  # type: ignore[no-any-return]  # nn.Module is untyped
 
 
