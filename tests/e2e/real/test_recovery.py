@@ -1,4 +1,5 @@
-"""How long a learner waits for its next batch after each kind of loss: the table of docs/explanation/speed.md.
+"""How long a learner waits for its first batch, and for the next one after each kind of loss: the tables of
+docs/explanation/speed.md.
 
     CORMORANT_RECOVERY_ROUNDS=5 pytest tests/e2e/real/test_recovery.py -rP
 
@@ -14,9 +15,9 @@ from datetime import datetime
 
 import pytest
 
-from cormorant_testing.numbered import audited, manifest
+from cormorant_testing.numbered import CODE, audited, manifest
 from cormorant_testing.real_cluster import Installation
-from cormorant_testing.real_job import Job, note
+from cormorant_testing.real_job import Job, note, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -66,6 +67,18 @@ def test_learner_has_its_next_batch_soon_after(installed: Installation, loss: st
             assert (seen.duplicates, seen.missing) == (0, 0)
     figures = f"{statistics.median(waits):.1f} s, {min(waits):.1f} to {max(waits):.1f}"
     note(f"| {loss} | {figures} ({len(waits)} rounds) |\n{slowest}")
+
+
+def test_applied_job_has_its_first_batch_soon(installed: Installation) -> None:
+    installed.jobs.apply_files("numbered", {"numbered.py": CODE})
+    waits = list[float]()
+    for _ in range(ROUNDS):
+        began = time.time()
+        with running(installed.jobs, manifest("first", {}, on_full="wait")) as job:
+            job.take(within_s=LONGEST_S)
+            waits.append(time.time() - began)
+            said = timeline(job, installed, began)
+    note(f"| applied | {statistics.median(waits):.1f} s, {min(waits):.1f} to {max(waits):.1f} |\n{said}")
 
 
 def timeline(job: Job, installed: Installation, began: float) -> str:
