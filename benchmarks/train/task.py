@@ -6,9 +6,10 @@ import math
 import resource
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -16,6 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks.protocol import cpu_seconds
 from benchmarks.workloads import Workload, num_cores
+
+P, T = ParamSpec("P"), TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +88,23 @@ class Run:
         self._running = torch.zeros(task.num_envs)
         self._began = time.perf_counter()
         self._ended = self._cpu_s = 0.0
+        self.spent: Counter[str] = Counter()
+        """Seconds by what the learner did, where its script says so."""
         register_optimizer_step_post_hook(self._count)
 
     def _count(self, *_: object) -> None:
         self.gradient_steps += 1
+
+    def timed(self, what: str, call: Callable[P, T]) -> Callable[P, T]:
+        """The call, with its time in `spent`."""
+
+        def timed(*args: P.args, **kwargs: P.kwargs) -> T:
+            began = time.perf_counter()
+            found = call(*args, **kwargs)
+            self.spent[what] += time.perf_counter() - began
+            return found
+
+        return timed
 
     def add(self, returns: Iterable[float], *, frames: int) -> bool:
         """Note the frames of an update and the episodes that ended in them. True when the run is over."""
@@ -124,6 +140,7 @@ class Run:
             "seconds": self._ended - self._began,
             "cpu_seconds": self._cpu_s,
             "return": statistics.mean(self.returns) if self.returns else None,
+            "spent": dict(self.spent),
         }
         print(json.dumps(result), flush=True)
 
