@@ -55,8 +55,8 @@ class EnvPoolTask:
     kwargs: Mapping[str, Any]
     max_episode_steps: int = 0
     """Time limit in frames; 0 = the task's own."""
-    groups: str = ""
-    """perAgent: each player is a group; empty: all players are one group."""
+    groups: str = "all"
+    """perAgent: each player is a group; all: they are one group."""
 
     def check(self) -> None:
         known = envpool_module().list_all_envs()
@@ -71,18 +71,18 @@ class EnvPoolTask:
             if name not in known and name not in _RENDER_OPTIONS:
                 hint = did_you_mean(name, known, most=1, otherwise=f"; known: {', '.join(sorted({*known} - {*_OURS}))}")
                 raise EnvBuildError(f"spec.env.envpool.kwargs.{name}: {self.task_id} has no such argument{hint}")
-        if self.groups and self.num_players == 1:
+        num_players = self.num_players  # here EnvPool judges the values, too
+        if num_players == 1 and self.groups != "all":
             raise EnvBuildError(f"spec.env.envpool.groups: {self.task_id} has a single player; remove groups")
 
     def spaces(self) -> tuple[Space, Space]:
         """Observation and action space of one environment, without building it."""
         spec = self._make_spec(dict(self.kwargs))
         found = _spaces_of(spec, f"{self.task_id} with {dict(self.kwargs)}")
-        return spaces_of_players(found, self._players, spec._state_keys) if self.num_players > 1 else found
-
-    @property
-    def _players(self) -> dict[str, slice]:
-        return group_players(self.num_players, self.groups or "all")
+        num_players = self.num_players
+        if num_players == 1:
+            return found
+        return spaces_of_players(found, group_players(num_players, self.groups), spec._state_keys)
 
     @property
     def num_players(self) -> int:
@@ -115,7 +115,7 @@ class EnvPoolTask:
             except (AssertionError, TypeError, ValueError, RuntimeError, ImportError) as error:
                 raise EnvBuildError(f"EnvPool cannot build {self.task_id} with {dict(self.kwargs)}: {error}") from error
         if num_players > 1:
-            pool = PlayersPool(pool, self.spaces(), self._players)
+            pool = PlayersPool(pool, self.spaces(), group_players(num_players, self.groups))
             info = (*pool.own_info, *info)
         return wrap_pool(pool, info, name=self.task_id)
 

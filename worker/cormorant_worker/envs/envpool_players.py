@@ -108,9 +108,9 @@ class PlayersPool:
         if _LEGAL in state:
             # As long as it does not act, a player may do everything: no distribution is left of nothing else.
             seen[ACTION_MASK] = state[_LEGAL][:, None] | ~acting[..., None]
-        for group, players in self._groups.items():
-            for name, values in found.items():
-                of_all = np.broadcast_to(values.reshape(len(ids), -1), (len(ids), n))
+        for name, values in found.items():
+            of_all = np.broadcast_to(values.reshape(len(ids), -1), (len(ids), n))
+            for group, players in self._groups.items():
                 state[f"info:{group}.{name}"] = of_all[:, players, None]
         for name, leaf in self._leaves.items():
             state[name] = seen[leaf.key[-1]][:, self._groups[leaf.key[0]]].astype(leaf.dtype, copy=False)

@@ -136,7 +136,7 @@ def _task(env: Env) -> EnvPoolTask:
         task_id=block.task_id,
         kwargs=dict(block.kwargs),
         max_episode_steps=env.max_episode_steps,
-        groups=block.groups or "",
+        groups=block.groups or "all",
     )
 
 
