@@ -77,13 +77,19 @@ def test_pod_that_ends_before_it_has_a_node_is_replaced_in_the_gang() -> None:
     assert (gangs(world), counts(world)) == (groups(world) * 2, [])
 
 
-def test_nothing_waits_for_a_slot_in_its_backoff() -> None:
+def failed_twice() -> World:
+    """A job that runs; the next failure of its first worker is followed by a backoff."""
     world = made()
     world.run()
     for _ in range(2):
         world.finish(world.live()[0].name)
         world.settle()
         world.start_all()
+    return world
+
+
+def test_nothing_waits_for_a_slot_in_its_backoff() -> None:
+    world = failed_twice()
     world.vanish(world.head.name)
     world.vanish(world.live()[0].name)
     gangs(world)
@@ -92,12 +98,7 @@ def test_nothing_waits_for_a_slot_in_its_backoff() -> None:
 
 
 def test_a_changed_template_ends_the_wait_for_a_backoff() -> None:
-    world = made()
-    world.run()
-    for _ in range(2):
-        world.finish(world.live()[0].name)
-        world.settle()
-        world.start_all()
+    world = failed_twice()
     for pod in [*world.live(), world.head]:
         world.vanish(pod.name)
     gangs(world)
