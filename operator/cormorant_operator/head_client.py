@@ -48,7 +48,7 @@ class HeadClient:
         """Poll a head.
 
         Raises:
-            HeadSilent: no valid answer within ANSWER_S for each of two requests.
+            HeadSilent: no valid answer within ANSWER_S.
         """
         status = await self._call(job, head, "GET", "/v1/status", Status)
         desired, queue, output = status.desired, status.queue, job.spec.output.queue
