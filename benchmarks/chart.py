@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterator
 from html import escape
-from math import isnan
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,17 +28,12 @@ text { font: 12px system-ui, sans-serif; fill: #24292f }
 
 
 def read_table(page: str) -> tuple[list[str], list[tuple[str, list[float]]]]:
-    """The contenders, and for each workload their ratios; NaN where there is none."""
+    """The contenders, and for each workload the medians of their ratios: of `1.05 (0.93 to 1.20)`, 1.05."""
     head, _, *rows = re.findall(r"^\| (.*) \|$", page, re.MULTILINE)[: 2 + _SHOWN]
     workloads = head.split(" | ")[1:]
     names, *columns = zip(*(row.replace("**", "").split(" | ") for row in rows), strict=True)
-    ratios = [[float(number(cell)) for cell in column] for column in columns]
+    ratios = [[float(cell.partition(" ")[0]) for cell in column] for column in columns]
     return list(names), list(zip(workloads, ratios, strict=True))
-
-
-def number(cell: str) -> str:
-    """The median of `1.05 (0.93 to 1.20)`."""
-    return cell.partition(" ")[0] if cell[0].isdigit() else "nan"
 
 
 def draw(contenders: list[str], workloads: list[tuple[str, list[float]]]) -> str:
@@ -49,7 +43,7 @@ def draw(contenders: list[str], workloads: list[tuple[str, list[float]]]) -> str
 def _lines(contenders: list[str], workloads: list[tuple[str, list[float]]]) -> Iterator[str]:
     group = _BAR * len(contenders) + _GAP + 16
     width, height = _LEFT + _LONGEST + 60, _TOP + group * len(workloads) + 8
-    scale = _LONGEST / max(ratio for _, ratios in workloads for ratio in (2.0, *ratios) if not isnan(ratio))
+    scale = _LONGEST / max(2.0, *(ratio for _, ratios in workloads for ratio in ratios))
     one = round(_LEFT + scale)
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -64,9 +58,6 @@ def _lines(contenders: list[str], workloads: list[tuple[str, list[float]]]) -> I
             y = top + 18 + place * _BAR
             kind = "ours" if name.startswith("Cormorant") else "other"
             yield f'<text x="{_LEFT - 6}" y="{y + 10}" text-anchor="end" class="small">{escape(name)}</text>'
-            if isnan(ratio):
-                yield f'<text x="{_LEFT + 4}" y="{y + 10}" class="small">not measured</text>'
-                continue
             yield f'<rect x="{_LEFT}" y="{y}" width="{ratio * scale:.0f}" height="{_BAR - 2}" class="{kind}"/>'
             end = _LEFT + ratio * scale
             at = one if one - 32 < end < one else end  # the dashed line crosses no number

@@ -40,20 +40,18 @@ def _make_ppo(task: Task, observation_space: Any, action_space: Any) -> Ppo:
 def _until_reached(
     ppo: Ppo, run: Run, take: Callable[[], TensorDict], publish: Callable[[Tensors], Any] = lambda weights: None
 ) -> Run:
-    take, publish, update = (
-        run.timed("waiting", take),
-        run.timed("publishing", publish),
-        run.timed("learning", ppo.update),
-    )
     while True:
-        batch = take()
+        with run.timed("waiting"):
+            batch = take()
         mask = batch.get(("collector", "mask"), None)
         frames = batch.numel() if mask is None else int(mask.sum())
         reward, done = batch["next", "reward"].squeeze(-1), batch["next", "done"].squeeze(-1)
         if batch["observation"].dtype == torch.float64:  # MuJoCo's; the critic takes float32
             batch = batch.apply(lambda leaf: leaf.float() if leaf.dtype == torch.float64 else leaf)
-        update(batch)
-        publish(ppo.agent.policy.state_dict())
+        with run.timed("learning"):
+            ppo.update(batch)
+        with run.timed("publishing"):
+            publish(ppo.agent.policy.state_dict())
         if run.add_rewards(reward, done, frames=frames):
             return run
 

@@ -7,9 +7,9 @@ import resource
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -17,8 +17,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks.protocol import cpu_seconds
 from benchmarks.workloads import Workload, num_cores
-
-P, T = ParamSpec("P"), TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +93,12 @@ class Run:
     def _count(self, *_: object) -> None:
         self.gradient_steps += 1
 
-    def timed(self, what: str, call: Callable[P, T]) -> Callable[P, T]:
-        """The call, with its time in `spent`."""
-
-        def timed(*args: P.args, **kwargs: P.kwargs) -> T:
-            began = time.perf_counter()
-            found = call(*args, **kwargs)
-            self.spent[what] += time.perf_counter() - began
-            return found
-
-        return timed
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Add the block's time to `spent`."""
+        began = time.perf_counter()
+        yield
+        self.spent[what] += time.perf_counter() - began
 
     def add(self, returns: Iterable[float], *, frames: int) -> bool:
         """Note the frames of an update and the episodes that ended in them. True when the run is over."""
