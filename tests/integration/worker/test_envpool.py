@@ -237,7 +237,7 @@ def test_what_envpool_does_not_know_is_refused_with_a_near_match() -> None:
         check("Pong-v5", num_envs=4)
     with pytest.raises(EnvBuildError, match="it is set by the task; remove it here"):
         check("Pong-v5", max_num_players=2)
-    with pytest.raises(EnvBuildError, match="EnvPool cannot build Pong-v5 with {'frame_skip': 'four'}"):
+    with pytest.raises(EnvBuildError, match=r"EnvPool cannot build Pong-v5 with \{'frame_skip': 'four'\}"):
         check("Pong-v5", frame_skip="four")
     check("Pong-v5", frame_skip=4, episodic_life=True)
 
