@@ -1,6 +1,9 @@
 """How many EnvPool threads a worker takes."""
 
 import os
+import time
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -10,6 +13,32 @@ from cormorant_worker.envs.envpool import EnvPoolTask
 
 def task(name: str) -> EnvPoolTask:
     return EnvPoolTask(task_id=name, kwargs={})
+
+
+class Disturbed(EnvPoolTask):
+    """An environment takes 100 us of a thread; something else runs while two threads are first probed."""
+
+    num_opened = 0
+
+    def open(self, *, num_threads: int, seeds: Sequence[int], **given: Any) -> Any:
+        env = super().open(num_threads=num_threads, seeds=seeds, **given)
+        seconds, recv = 100e-6 * len(seeds) / num_threads, env.recv
+        if num_threads == 2:
+            Disturbed.num_opened += 1
+            seconds *= 4 if Disturbed.num_opened == 1 else 1
+
+        def recv_later() -> Any:
+            time.sleep(seconds)
+            return recv()
+
+        env.recv = recv_later  # type: ignore[method-assign]
+        return env
+
+
+def test_a_disturbed_probe_is_repeated() -> None:
+    found = calibrate(Disturbed(task_id="CartPole-v1", kwargs={}), num_envs=24, max_threads=2)
+    assert Disturbed.num_opened >= 2
+    assert found.num_threads == 2
 
 
 @pytest.mark.parametrize("one_cpu", [False, True])

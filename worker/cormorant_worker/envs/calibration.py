@@ -25,6 +25,10 @@ _CLEARLY_DEAR_S = 4e-3
 """A vector step's work above which every thread pays."""
 _WORTH = 0.93
 """A larger number of threads must take less than this share of the time of the smaller one."""
+_UNDISTURBED = 0.25
+"""The quantile of a probe's steps that counts: whatever else runs only makes steps slower."""
+_AGAIN = 2
+"""Times that both are probed again before the smaller number wins: 50 ms of something else can fill a whole probe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +56,19 @@ def calibrate(task: EnvPoolTask, *, num_envs: int, max_threads: int, one_cpu: bo
         return Calibration(num_threads=min(max_threads, num_envs), step_seconds={})
     if work_s < _CLEARLY_CHEAP_S:
         return Calibration(num_threads=1, step_seconds={})
-    timed = {1: float(np.median(_times(task, num_envs=num_envs, num_threads=1, one_cpu=one_cpu)))}
-    best = 1
-    most = min(max_threads, num_envs)
+
+    def time_steps(threads: int) -> float:
+        times = _times(task, num_envs=num_envs, num_threads=threads, one_cpu=one_cpu and threads == 1)
+        return float(np.quantile(times, _UNDISTURBED))
+
+    best, most = 1, min(max_threads, num_envs)
+    timed = {best: time_steps(best)}
     for threads in [*(1 << power for power in range(1, (most - 1).bit_length())), most]:
-        timed[threads] = float(np.median(_times(task, num_envs=num_envs, num_threads=threads)))
+        timed[threads] = time_steps(threads)
+        for _ in range(_AGAIN):
+            if timed[threads] <= timed[best] * _WORTH:
+                break
+            timed |= {n: min(timed[n], time_steps(n)) for n in (best, threads)}
         if timed[threads] > timed[best] * _WORTH:
             break
         best = threads
