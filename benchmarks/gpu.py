@@ -21,9 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import gymnasium
-import numpy as np
 import torch
+from examples.torch_cartpole import TorchCartPole
 from rich.console import Console
 
 from benchmarks import report
@@ -37,53 +36,6 @@ WORKLOAD = "pong-64"
 SIZES = (4096, 65_536)
 STEPS = 32
 """Of every environment in a batch of `vector`."""
-
-
-class DeviceCartPole(gymnasium.vector.VectorEnv):
-    """CartPole in torch: the state stays on the device, observations come back as numpy arrays."""
-
-    def __init__(self, num_envs: int, device: str) -> None:
-        self.num_envs, self._device = num_envs, torch.device(device)
-        self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
-        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
-        self.single_action_space = gymnasium.spaces.Discrete(2)
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
-        self.state = torch.zeros(num_envs, 4, device=self._device)
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        if isinstance(seed, int):
-            torch.manual_seed(seed)
-        self.state.uniform_(-0.05, 0.05)
-        return self.state.cpu().numpy(), {}
-
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
-        moved, over = self.advance(torch.as_tensor(actions, device=self._device))
-        ended = over.cpu().numpy()
-        info: dict[str, Any] = {}
-        if ended.any():
-            info = {"final_obs": _by_env(moved.cpu().numpy(), ended), "_final_obs": ended}
-        observation = self.state.cpu().numpy()
-        return observation, np.ones(self.num_envs, np.float32), ended, np.zeros(self.num_envs, bool), info
-
-    def advance(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[N, 4] what the steps led to and [N] bool where they ended; `state` is what to act on next."""
-        x, speed, angle, turn = self.state.unbind(1)
-        force = actions * 20.0 - 10.0
-        push = (force + 0.05 * turn**2 * angle.sin()) / 1.1
-        bend = (9.8 * angle.sin() - angle.cos() * push) / (0.5 * (4 / 3 - 0.1 * angle.cos() ** 2 / 1.1))
-        slide = push - 0.05 * bend * angle.cos() / 1.1
-        moved = torch.stack((x + 0.02 * speed, speed + 0.02 * slide, angle + 0.02 * turn, turn + 0.02 * bend), 1)
-        over = (moved[:, 0].abs() > 2.4) | (moved[:, 2].abs() > 0.2095)
-        self.state = torch.where(over[:, None], torch.empty_like(moved).uniform_(-0.05, 0.05), moved)
-        return moved, over
-
-
-def _by_env(values: np.ndarray, ended: np.ndarray) -> np.ndarray:
-    found = np.empty(len(values), dtype=object)
-    for index in np.flatnonzero(ended):
-        found[index] = values[index]
-    return found
 
 
 def main() -> int:
@@ -131,7 +83,13 @@ def _contenders(device: str) -> list[Contender]:
 
 def _vector(device: str, seconds: float) -> Iterator[dict]:
     for size in SIZES:
-        env = {"vector": {"entrypoint": "benchmarks.gpu:DeviceCartPole", "numEnvs": size, "kwargs": {"device": device}}}
+        env = {
+            "vector": {
+                "entrypoint": "examples.torch_cartpole:TorchCartPole",
+                "numEnvs": size,
+                "kwargs": {"device": device},
+            }
+        }
         with make_collector(env=env, policy="cormorant.policies:mlp", device=device) as collector:
             calls: dict[str, Callable[[], object]] = {
                 "bare": _bare(size, device),
@@ -155,7 +113,7 @@ def _vector(device: str, seconds: float) -> Iterator[dict]:
 
 def _bare(size: int, device: str) -> Callable[[], None]:
     """A loop that keeps what ours keeps, and waits once a batch."""
-    env = DeviceCartPole(size, device)
+    env = TorchCartPole(size, device)
     policy = mlp(env.single_observation_space, env.single_action_space).to(device)
     env.reset(seed=0)
     kept = [torch.empty(STEPS, size, *shape, device=device) for shape in ((4,), (), (), (4,))]
@@ -165,8 +123,8 @@ def _bare(size: int, device: str) -> Callable[[], None]:
             for t in range(STEPS):
                 kept[0][t] = env.state
                 action = policy(env.state)
-                moved, over = env.advance(action)
-                for rows, value in zip(kept[1:], (action, over, moved), strict=True):
+                _, _, terminated, truncated, info = env.step(action)
+                for rows, value in zip(kept[1:], (action, terminated | truncated, info["final_obs"]), strict=True):
                     rows[t] = value
         if device == "cuda":
             torch.cuda.synchronize()

@@ -8,8 +8,11 @@ import time
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
+import gymnasium
 import pytest
 import safetensors.torch
+import torch
+from examples.torch_cartpole import TorchCartPole
 
 from cormorant import load_job, make_collector
 from cormorant_cli import __main__ as entry
@@ -83,6 +86,26 @@ def test_recurrent_example_hands_its_state_on() -> None:
     assert batch.shape == (16, 4)
     assert {"is_init", "action_log_prob"} < extra  # and the states
     assert batch["is_init"][:, 0].all()
+
+
+def test_torch_cartpole_collects() -> None:
+    script = [sys.executable, EXAMPLES / "torch_cartpole.py", "--num-envs", "64", "--batches", "2"]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=START_S)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^2,048 frames, (\d+) episodes ended \(64, 32\)$", done.stdout, re.MULTILINE)[1] > "0"
+
+
+def test_torch_cartpole_moves_as_gymnasiums() -> None:
+    env, single = TorchCartPole(num_envs=1), gymnasium.make("CartPole-v1").unwrapped
+    env.reset(seed=0)
+    for step in range(200):
+        single.state = env.state[0].double().numpy()
+        expected, _, terminated, *_ = single.step(step % 2)
+        single.steps_beyond_terminated = None
+        observed, _, over, _, info = env.step(torch.tensor([step % 2]))
+        torch.testing.assert_close(info["final_obs"][0], torch.from_numpy(expected))
+        assert bool(over[0]) == terminated
+        assert terminated or torch.equal(observed, info["final_obs"])
 
 
 LEARNERS = {

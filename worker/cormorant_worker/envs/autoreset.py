@@ -3,6 +3,7 @@ or determined by stepping it. Call `seed` afterwards.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -56,11 +57,11 @@ def resets_some(vector: FlatVector, mode: AutoresetMode) -> bool:
         try:
             before = vector.step(vector.random_actions(np.random.default_rng(seed)))
             kept = _copy(before.obs)
-            if len(before.ended) or _same(kept, first)[1:].all():
+            if len(before.ended) or same_rows(kept, first)[1:].all():
                 continue
             mask = np.arange(vector.num_envs) == 0
-            after = vector.arrays(vector.env.reset(options={"reset_mask": mask})[0])
-            does, why = bool(_same(after, kept)[1:].all()), "it resets every row"
+            after = vector.arrays(vector.reset_some(mask)[0])
+            does, why = bool(same_rows(after, kept)[1:].all()), "it resets every row"
         except Exception as error:  # noqa: BLE001 - whatever it raises, it takes no mask
             does, why = False, f"{type(error).__name__}: {error}"
         break
@@ -132,10 +133,10 @@ def _after(vector: FlatVector, actions: list[Arrays], last: Arrays) -> Stepped:
 
 
 def _differ(one: Stepped, other: Stepped, row: Rows) -> bool:
-    return not _same(one.obs, other.obs)[row].all() or one.reward[row] != other.reward[row]
+    return not same_rows(one.obs, other.obs)[row].all() or one.reward[row] != other.reward[row]
 
 
-def _same(one: Arrays, other: Arrays) -> Array:
+def same_rows(one: Sequence[Array], other: Sequence[Array]) -> Array:
     """[N] bool: which rows are equal in every leaf."""
     equal = [(a == b).reshape(len(a), -1).all(axis=1) for a, b in zip(one, other, strict=True)]
     return np.asarray(np.stack(equal).all(axis=0))

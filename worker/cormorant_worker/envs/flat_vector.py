@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -101,6 +102,8 @@ class FlatVector:
         self.steps = 0
         """Steps since it was built."""
         self._has_ended = self._has_failed = False
+        self._device: Any = None
+        """Of an environment of torch tensors."""
         try:
             self.leaves = leaves(self.observation_space, ("observation",))
             leaves(self.action_space, ("action",))
@@ -130,7 +133,7 @@ class FlatVector:
         first: Exception | None = None
         for seed in seeds:
             try:
-                obs, info = self.env.reset(seed=seed, options=options)
+                obs, info = self._reset(seed=seed, options=options)
             except Exception as error:  # noqa: BLE001 - those after the first may say only that it broke something
                 first = first or error
             else:
@@ -145,10 +148,28 @@ class FlatVector:
         mask = np.zeros(self.num_envs, dtype=np.bool_)
         mask[rows] = True
         try:
-            obs, info = self.env.reset(options={"reset_mask": mask})
+            obs, info = self.reset_some(mask)
         except Exception as error:
             raise self._failed("a reset of some rows", error) from error
         return tuple([leaf[rows] for leaf in self._begun(obs, info, rows).obs])
+
+    def reset_some(self, mask: Array) -> Any:
+        """Observations and info of a reset of the rows where `mask` [N] is true, or whatever the environment raises."""
+        return self._reset(options={"reset_mask": self._to_device(mask)})
+
+    def _reset(self, **kwargs: Any) -> Any:
+        return _map_arrays(self._to_host, self.env.reset(**kwargs))
+
+    def _to_host(self, array: Any) -> Any:
+        if not hasattr(array, "detach"):
+            return array
+        self._device = array.device
+        return array.detach().cpu().numpy()  # one on the CPU is not copied
+
+    def _to_device(self, arrays: Any) -> Any:
+        if self._device is None:
+            return arrays
+        return _map_arrays(lambda array: import_module("torch").as_tensor(array, device=self._device), arrays)
 
     def step(self, actions: Arrays) -> Stepped:
         """Step all environments.
@@ -175,6 +196,8 @@ class FlatVector:
         return stepped
 
     def _step(self, actions: Any) -> Any:
+        if self._device is not None:
+            return _map_arrays(self._to_host, self.env.step(self._to_device(actions)))
         if type(self.env) is not AsyncVectorEnv:
             return self.env.step(actions)
         # Its own step waits without end for a process that died.
@@ -317,6 +340,13 @@ class FlatVector:
             has_stepped=self.steps > 0,
             details=details,
         )
+
+
+def _map_arrays(change: Callable[[Any], Any], values: Any) -> Any:
+    """`change` each array of nested mappings and tuples."""
+    if isinstance(values, Mapping):
+        return {key: _map_arrays(change, value) for key, value in values.items()}
+    return tuple(_map_arrays(change, value) for value in values) if isinstance(values, tuple) else change(values)
 
 
 def find_info(info: Mapping[str, Any], key: str) -> tuple[Any, Array | None]:

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from cormorant_contract.env import Env
-from cormorant_worker.envs.autoreset import find_mode, resets_some
+from cormorant_worker.envs.autoreset import find_mode, resets_some, same_rows
 from cormorant_worker.envs.flat_vector import FlatVector, Stepped, VectorSource
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
@@ -52,10 +52,10 @@ class _FinalObservations:
                 "compute_final_obs=True), or make it with autoreset_mode NEXT_STEP or DISABLED",
                 has_stepped=False,
             )
-        for i, row in enumerate(ended):
-            is_first = all(np.array_equal(a[i], b[row]) for a, b in zip(final, stepped.obs, strict=True))
-            has_moved = not all(np.array_equal(a[i], b[row]) for a, b in zip(final, before, strict=True))
-            self._looks_lost = self._looks_lost + 1 if is_first and has_moved else 0
+        is_first = same_rows(final, [leaf[ended] for leaf in stepped.obs])
+        looks_lost = is_first & ~same_rows(final, [leaf[ended] for leaf in before])
+        for looks in looks_lost.tolist():
+            self._looks_lost = self._looks_lost + 1 if looks else 0
             if self._looks_lost >= self._needed:
                 raise self._vector.lost_final("that equals the first observation of the next episode")
         return final

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from cormorant_testing.placements import echo_env
@@ -32,6 +33,26 @@ def made(make: Callable[..., Any], **kwargs: Any) -> GymVectorEnv:
 
 def echoes(num_envs: int, *, kind: Any = SyncVectorEnv, **kwargs: Any) -> Any:
     return kind([EchoEnv] * num_envs, **kwargs)
+
+
+class TorchEchoes(SyncVectorEnv):
+    """Takes and returns torch tensors."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        if options:
+            options = {"reset_mask": options["reset_mask"].numpy()}
+        return tensors(super().reset(seed=seed, options=options))
+
+    def step(self, actions: torch.Tensor) -> Any:
+        return tensors(super().step(actions.numpy()))
+
+
+def tensors(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {key: tensors(value) for key, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(map(tensors, values))
+    return values if values.dtype == object else torch.from_numpy(values)
 
 
 def play(env: Any, steps: int) -> list[list[tuple[Any, ...]]]:
@@ -71,7 +92,7 @@ def reference(frames: list[tuple[Any, ...]], seed: int) -> list[tuple[Any, ...]]
     "kind",
     [
         SyncVectorEnv, partial(SyncVectorEnv, copy=False), AsyncVectorEnv, partial(AsyncVectorEnv, copy=False),
-        partial(AsyncVectorEnv, shared_memory=False),
+        partial(AsyncVectorEnv, shared_memory=False), TorchEchoes,
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("mode", MODES)
@@ -428,7 +449,7 @@ class EchoDict(EchoEnv):
         return {"all": (super()._observe(*action),), "step": self._step}
 
 
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv, TorchEchoes])
 @pytest.mark.parametrize("mode", MODES)
 def test_nested_observations(kind: Any, mode: str) -> None:
     def make(num_envs: int) -> Any:
