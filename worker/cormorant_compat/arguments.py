@@ -1,7 +1,6 @@
 """Arguments as scripts give them to both layers: numpy's scalars, 0 or 1 for a flag, replay buffers of a capacity."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -54,28 +53,16 @@ def plain(value: Any) -> Any:
 
 
 def as_flag(value: Any, name: str) -> bool:
-    """True or False.
-
-    Raises:
-        ValueError: neither of them, nor 0 or 1.
-    """
     value = plain(value)
     if not isinstance(value, int) or value not in (0, 1):
         raise ValueError(f"{name} {value!r} is neither true nor false; give True or False")
     return bool(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferRoom:
-    """Capacity of a replay buffer, read from TorchRL's attributes."""
-
-    max_frames: int | None
-    """None where it is unknown: buffers of other kinds, and those of another process."""
-    num_dims: int
-    """Dimensions of the storage: with 2 it takes batches `[B, T]`, with 1 single frames."""
-
-
-def room_of(buffer: Any) -> BufferRoom:
+def room_of(buffer: Any) -> tuple[int | None, int]:
+    """Most frames that a replay buffer holds, from TorchRL's attributes (None: it is of another kind or in another
+    process), and the dimensions of its storage: with 2 it takes batches `[B, T]`, with 1 single frames.
+    """
     storage = getattr(buffer, "_storage", None)
     found = getattr(storage, "max_size", None)
-    return BufferRoom(max_frames=found if isinstance(found, int) else None, num_dims=int(getattr(storage, "ndim", 1)))
+    return found if isinstance(found, int) else None, int(getattr(storage, "ndim", 1))

@@ -61,18 +61,17 @@ class Extended:
 
     def __init__(self, buffer: Any) -> None:
         self._buffer = buffer
-        self._room = room_of(buffer)
+        self._max_frames, self._num_dims = room_of(buffer)
         self._keeps_time = bool(getattr(buffer, "keeps_time", False))
 
     def refuse(self, *, num_envs: int, num_steps: int = 0, num_episodes: int = 0) -> None:
-        room = self._room
-        if room.max_frames is not None and max(num_steps, num_episodes) > room.max_frames:
+        if self._max_frames is not None and max(num_steps, num_episodes) > self._max_frames:
             asked = f"n_step is {num_steps:,}" if num_steps else f"n_episode {num_episodes:,} has at least as many"
             raise ValueError(
-                f"the buffer holds {room.max_frames:,} frames and {asked}: the first ones would be overwritten before "
+                f"the buffer holds {self._max_frames:,} frames and {asked}: the first ones would be overwritten before "
                 "they are read; make it larger, or collect less at once"
             )
-        if room.num_dims == 1:
+        if self._num_dims == 1:
             return
         if num_episodes and not self._keeps_time:
             raise ValueError(
@@ -88,7 +87,7 @@ class Extended:
     def take(self, batch: "TensorDict", lengths: Array) -> None:
         from cormorant_postproc import frames_of
 
-        self._buffer.extend(batch if self._keeps_time or self._room.num_dims > 1 else frames_of(batch))
+        self._buffer.extend(batch if self._keeps_time or self._num_dims > 1 else frames_of(batch))
 
     def reset(self, *, keep_statistics: bool) -> None:
         self._buffer.empty()

@@ -27,11 +27,12 @@ from cormorant_compat.tianshou.policies import (
     is_tianshou_policy,
     make_actor,
 )
-from cormorant_compat.tianshou.stats import CollectStats, Tally, check_stats_class
+from cormorant_compat.tianshou.stats import CollectStats, check_stats_class
 from cormorant_worker.collect import collector as engine
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.env_group import EnvGroup
 from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.trajectories import EpisodeTally
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvCrashed, EnvError
 from cormorant_worker.policy.exploration import ExplorationType
@@ -153,7 +154,7 @@ class Collector(Generic[Stats]):
             raise
         is_theirs = is_tianshou_policy(self.policy) or hasattr(self.buffer, "_meta")
         self._hooks = Hooks(on_step_hook, on_episode_done_hook, batch_class=batch_class() if is_theirs else None)
-        self._tally = Tally(self.env_num)
+        self._forget()
         self._blocks: dict[int, Block] = {}
 
     # -- what Tianshou's has -----------------------------------------------------------------------------------
@@ -274,8 +275,7 @@ class Collector(Generic[Stats]):
                 self._engine.begin_anew([self._envs], seeds=self._seeds())
             else:
                 self._engine.restart()
-        self._tally.forget()
-        self._hooks.forget()
+        self._forget()
 
     def set_on_step_hook(self, hook: StepHook | None) -> None:
         self._hooks.on_step = hook
@@ -319,7 +319,7 @@ class Collector(Generic[Stats]):
                 self._blocks = {rows: Block(self._engine.layout(rows))}
             block = self._blocks[rows]
             self._engine.fill(block, count)
-            ended.append(self._tally.take(block, self._engine.trajectories.lost))
+            ended.append(self._count(block))
             steps += int(block.lengths.sum())
             if self._wants_batches:
                 self._deliver(self._batch(block), block.lengths, may_store=False)
@@ -327,17 +327,16 @@ class Collector(Generic[Stats]):
         return _stats_of(ended, steps)
 
     def _episodes(self, n_episode: int, max_frames: int) -> CollectStats:
-        is_open = ~self._tally.is_fresh
+        is_open = self._is_open.copy()
         if self._envs.lockstep and is_open.any():
             self._engine.restart()
-            self._tally.forget()
-            self._hooks.forget()
+            self._forget()
             is_open[:] = False
         made, steps, num_skipped = [], 0, 0
         chunks: list[tuple[TensorDict, Array]] = []
         for block in self._engine.play_episodes(n_episode, is_open=is_open, max_frames=max_frames):
             skipped = _skipped(block, is_open)
-            columns, returns, lengths = self._tally.take(block, self._engine.trajectories.lost)
+            columns, returns, lengths = self._count(block)
             # The first end of an open episode is not one of those that were asked for.
             first = np.append(True, columns[1:] != columns[:-1]) if len(columns) else np.empty(0, np.bool_)
             counts = ~(first & is_open[columns])
@@ -356,6 +355,20 @@ class Collector(Generic[Stats]):
         if chunks:
             self._deliver(*_join(chunks), may_store=True)
         return _stats_of(made, steps, num_skipped)
+
+    def _forget(self) -> None:
+        self._tally = EpisodeTally(self.env_num)
+        self._is_open: Array = np.zeros(self.env_num, dtype=np.bool_)
+        """[B] bool: the environment's next frame goes on with an episode whose beginning was handed over."""
+        self._hooks.forget()
+
+    def _count(self, block: Block) -> tuple[Array, Array, Array]:
+        """Column, return and length of each episode that ended in a batch, by column, then time."""
+        last = block.runs.last_rows, block.runs.filled
+        self._is_open[block.runs.filled] = ~(block.terminated[last] | block.truncated[last])
+        rows, columns, returns, lengths = self._tally.take(block, self._engine.trajectories.lost)
+        order = np.lexsort((rows, columns))
+        return columns[order], returns[order], lengths[order]
 
     @property
     def _wants_batches(self) -> bool:

@@ -7,10 +7,6 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from cormorant_worker.collect.block import Block
-from cormorant_worker.collect.trajectories import EpisodeTally
-from cormorant_worker.spaces import Array
-
 
 class _Printed:
     """Statistics that print themselves, as Tianshou's do. Its subclasses are dataclasses."""
@@ -113,32 +109,3 @@ def check_stats_class(given: type) -> None:
             f"collect_stats_class {given.__name__} {what}: statistics are made from whole batches here; use an "
             "on_step_hook or an on_episode_done_hook, or derive your numbers from what collect() returns"
         )
-
-
-class Tally:
-    """Returns and lengths of episodes, made from the blocks that are handed over, over any number of batches."""
-
-    def __init__(self, num_envs: int) -> None:
-        self._num_envs = num_envs
-        self.forget()
-
-    def forget(self) -> None:
-        self._tally = EpisodeTally(self._num_envs)
-        self.is_fresh: Array = np.ones(self._num_envs, dtype=np.bool_)
-        """[B] bool: the environment's next frame is the first of its episode, or of what is not forgotten."""
-
-    def take(self, block: Block, lost: set[int]) -> tuple[Array, Array, Array]:
-        """Count a batch.
-
-        Args:
-            block: sealed.
-            lost: trajectories that ended with a crash of their environment: no episodes.
-
-        Returns:
-            Column int64, return float64 and length int64 of each episode that ended, by column, then time.
-        """
-        last = block.runs.last_rows, block.runs.filled
-        self.is_fresh[block.runs.filled] = block.terminated[last] | block.truncated[last]
-        rows, columns, returns, lengths = self._tally.take(block, lost)
-        order = np.lexsort((rows, columns))
-        return columns[order], returns[order], lengths[order]

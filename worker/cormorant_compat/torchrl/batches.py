@@ -191,7 +191,7 @@ def extend_buffer(buffer: Any, batch: TensorDictBase) -> None:
     """Extend a replay buffer with a batch `[..., T]`: with single frames where its storage has one dimension, else with
     as many dimensions as it has, the leading ones in one.
     """
-    num_dims = room_of(buffer).num_dims
+    num_dims = room_of(buffer)[1]
     if num_dims > 1:
         batch = batch[(None,) * (num_dims - batch.ndim)]
         batch = batch.flatten(0, batch.ndim - num_dims)

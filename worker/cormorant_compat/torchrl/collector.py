@@ -16,7 +16,6 @@ from tensordict import TensorDictBase
 
 from cormorant_compat.arguments import Policy
 from cormorant_compat.torchrl import batches
-from cormorant_compat.torchrl.devices import devices_of, storing_devices
 from cormorant_compat.torchrl.distant import ReachesWorkers
 from cormorant_compat.torchrl.free_running import FreeRunning
 from cormorant_compat.torchrl.makers import place_envs, policy_maker
@@ -30,7 +29,7 @@ from cormorant_compat.torchrl.policy import (
     on_cpu,
     read_weights,
 )
-from cormorant_compat.torchrl.settings import Hook, broadcast, limit
+from cormorant_compat.torchrl.settings import Hook, broadcast, devices_of, limit, storing_devices
 from cormorant_contract.job import CollectorJob
 from cormorant_postproc import split_trajectories
 from cormorant_worker.collect.overrides import WorkerOverrides

@@ -20,12 +20,17 @@ from tensordict import TensorDictBase
 from cormorant_compat.arguments import Devices, Environment, Keywords, Policy
 from cormorant_compat.torchrl.batches import StepCounts
 from cormorant_compat.torchrl.collector import FleetCollector
-from cormorant_compat.torchrl.devices import devices_of
 from cormorant_compat.torchrl.distant import execute, resolve
 from cormorant_compat.torchrl.in_process import InProcessFleet
 from cormorant_compat.torchrl.makers import count_collectors, is_env, share_out
 from cormorant_compat.torchrl.plan import CollectionPlan, Mode
-from cormorant_compat.torchrl.settings import LocalKeywords, MakerKeywords, OneCollectorKeywords, read_settings
+from cormorant_compat.torchrl.settings import (
+    LocalKeywords,
+    MakerKeywords,
+    OneCollectorKeywords,
+    devices_of,
+    read_settings,
+)
 from cormorant_contract.job import CollectorJob
 from cormorant_postproc import MultiStep
 from cormorant_worker.collect.overrides import WorkerOverrides

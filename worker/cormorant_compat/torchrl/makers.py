@@ -7,8 +7,7 @@ from typing import Any
 import cloudpickle
 import gymnasium
 
-from cormorant_compat.torchrl.devices import devices_of
-from cormorant_compat.torchrl.settings import broadcast
+from cormorant_compat.torchrl.settings import broadcast, devices_of
 from cormorant_worker.envs.gymnasium_env import why_unsupported
 from cormorant_worker.errors import EnvBuildError
 

@@ -11,12 +11,11 @@ import torch
 from cormorant_compat.arguments import Environment, Keywords, Policy, as_flag
 from cormorant_compat.torchrl import ray_arguments as arguments
 from cormorant_compat.torchrl.collector import FleetCollector
-from cormorant_compat.torchrl.devices import devices_of, storing_devices
 from cormorant_compat.torchrl.distant import execute
 from cormorant_compat.torchrl.makers import Maker, count_collectors, place_envs, policy_maker
 from cormorant_compat.torchrl.plan import CollectionPlan, number_of
 from cormorant_compat.torchrl.policy import Weights, WeightUpdater, as_policy, check_has_weights, on_cpu
-from cormorant_compat.torchrl.settings import CollectorKeywords, broadcast, read_settings
+from cormorant_compat.torchrl.settings import CollectorKeywords, broadcast, devices_of, read_settings, storing_devices
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.stats import WorkerReceipts

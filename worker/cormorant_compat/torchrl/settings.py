@@ -1,12 +1,13 @@
-"""The keyword arguments of TorchRL's collectors, read and checked before anything starts."""
+"""The keyword arguments of TorchRL's collectors, devices among them, read and checked before anything starts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Literal, Required, TypedDict
 
+import torch
+
 from cormorant_compat.arguments import Devices, Extendable, Keywords, as_flag, plain, room_of
-from cormorant_compat.torchrl.devices import devices_of
 from cormorant_contract.base import COUNT_MAX, INT32_MAX
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.policy.exploration import ExplorationType
@@ -279,16 +280,16 @@ def _check_buffer(settings: CollectorSettings) -> None:
     buffer = settings.replay_buffer
     if not hasattr(buffer, "extend"):
         raise ValueError(f"replay_buffer is a {type(buffer).__name__}, which has no extend; give a replay buffer")
-    room, frames = room_of(buffer), settings.frames_per_batch
-    if room.num_dims > 1 and settings.preemptive_threshold is not None:
+    (most, num_dims), frames = room_of(buffer), settings.frames_per_batch
+    if num_dims > 1 and settings.preemptive_threshold is not None:
         raise ValueError(
-            f"replay_buffer's storage has {room.num_dims} dimensions, and with preemptive_threshold rows differ in "
+            f"replay_buffer's storage has {num_dims} dimensions, and with preemptive_threshold rows differ in "
             "length; use a storage of one dimension, or leave preemptive_threshold out"
         )
     # How much a postproc leaves of a batch is unknown.
-    if room.max_frames is not None and settings.postproc is None and frames > room.max_frames:
+    if most is not None and settings.postproc is None and frames > most:
         raise ValueError(
-            f"replay_buffer holds {room.max_frames:,} frames and frames_per_batch is {frames:,}: the first would be "
+            f"replay_buffer holds {most:,} frames and frames_per_batch is {frames:,}: the first would be "
             "overwritten before they are read; make it larger, or frames_per_batch smaller"
         )
 
@@ -321,3 +322,49 @@ def limit(value: int | None) -> int:
     `sys.maxsize`, become its maximum.
     """
     return min(value, COUNT_MAX) if value is not None and value > 0 else 0
+
+
+def check_device(given: Any, name: str, *, is_remote: bool = False) -> str:
+    """A device as torch writes it, "" if none was given. `is_remote`: of a machine whose devices are not known here."""
+    if given is None:
+        return ""
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{name} {given!r} is not a torch device: {str(error).splitlines()[0]}") from error
+    if is_remote:
+        return str(device)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ValueError(f"{name} {device} does not exist: torch finds {count} CUDA devices; use another, or cpu")
+        return str(device)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        raise ValueError(
+            f"{name} {device} cannot be used here: {str(error).partition('. ')[0].rstrip('.')}; use another, or cpu"
+        ) from error
+    return str(device)
+
+
+def devices_of(given: Any, name: str, num_collectors: int, *, is_remote: bool) -> tuple[str, ...]:
+    """One device for each collector, "" if none was given."""
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        several = [check_device(one, name, is_remote=is_remote) for one in given]
+        if len(several) == 1:
+            return (several[0],) * num_collectors
+        if len(several) != num_collectors:
+            raise ValueError(f"{name} has {len(several)} devices for {num_collectors} collectors; give as many, or one")
+        return tuple(several)
+    return (check_device(given, name, is_remote=is_remote),) * num_collectors
+
+
+def storing_devices(storing: Any, general: Any, num_collectors: int) -> tuple[str, ...]:
+    """Where each collector's batches are handed out: `storing_device`, else `device`, else the CPU, of this process."""
+    stored = devices_of(storing, "storing_device", num_collectors, is_remote=False)
+    usual = devices_of(general, "device", num_collectors, is_remote=True)
+    return tuple(
+        one or check_device(other or "cpu", "storing_device (left out, so that of device)")
+        for one, other in zip(stored, usual, strict=True)
+    )
