@@ -138,11 +138,14 @@ def flatten(space: Space, value: Any) -> Arrays:
 
 
 def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Cast to the dtype of a space. Floats are rounded but never become infinite; integers and flags keep their values.
+    """Cast to the dtype of a space; an array that has it is returned itself. Floats are rounded but never become
+    infinite; integers and flags keep their values.
 
     Raises:
         ValueError, OverflowError: a value does not fit.
     """
+    if array.dtype == dtype:
+        return array
     with np.errstate(invalid="ignore", over="ignore"):
         cast = array.astype(dtype)
     if dtype.kind == "f" and np.can_cast(array.dtype, dtype):

@@ -207,7 +207,6 @@ class _OverPool(VectorEnv):
                 for field, spec in zip(info, specs, strict=True)
             ]
         )
-        self._info_fits = all(leaf.dtype == spec.dtype for leaf, spec in zip(self.info_leaves, specs, strict=True))
         actions = pool.spec.action_array_spec
         self._action_dtypes = [np.dtype(spec.dtype) for name, spec in actions.items() if name not in _ID_KEYS]
         self.dummy_actions: Arrays = tuple(
@@ -241,11 +240,10 @@ class _OverPool(VectorEnv):
         return tuple([state[i] for i in self._obs_at])
 
     def _info(self, state: list[Array]) -> Arrays:
-        values = tuple([state[i] for i in self._info_at])
-        if self._info_fits:
-            return values
         try:
-            return tuple([cast_exactly(v, leaf.dtype) for v, leaf in zip(values, self.info_leaves, strict=True)])
+            return tuple(
+                [cast_exactly(state[i], leaf.dtype) for i, leaf in zip(self._info_at, self.info_leaves, strict=True)]
+            )
         except ValueError as error:
             keys = ", ".join(leaf.key[-1] for leaf in self.info_leaves)
             raise EnvCrashed(
