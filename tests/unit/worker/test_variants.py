@@ -13,7 +13,7 @@ from cormorant_contract.variants import seating
 from cormorant_testing.collecting import make_job
 from cormorant_testing.vectors import COUNTING
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.envs.assignment import assign
+from cormorant_worker.envs.request import assign
 from cormorant_worker.errors import EnvBuildError, ManifestError
 from cormorant_worker.launch import make_collector
 

@@ -31,12 +31,8 @@ from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves, unfla
 def as_vector_env(
     env: Any, seeds: Callable[[int], Sequence[int]], info: Sequence[str | Mapping[str, Any]] = ()
 ) -> VectorEnv:
-    """Put environments behind our protocol.
-
-    Args:
-        env: see the module.
-        seeds: n distinct seeds, for environments that are seeded at their first reset.
-        info: keys of their info that are returned with every step.
+    """Put environments behind our protocol, as the module says. `seeds`: returns n distinct ones, for environments that
+    are seeded at their first reset; `info`: keys of their info that come with every step.
     """
     fields = info_fields(Scripted(env="given", info=info).job().spec.env) if info else ()
     if all(hasattr(env, name) for name in ("send", "recv", "start", "lockstep")):

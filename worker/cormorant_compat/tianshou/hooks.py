@@ -40,12 +40,9 @@ class Hooks:
         self._begun.clear()
 
     def see(self, batch: "TensorDict", lengths: Array, *, may_store: bool) -> None:
-        """Call the hooks for a batch `[B, T]`, of which column b has `lengths[b]` frames.
-
-        Args:
-            batch: changed in place by hooks that change what they get; what they add is under "hooked".
-            lengths: frames of each column.
-            may_store: episode hooks may return values; only where all episodes are whole.
+        """Call the hooks for a batch `[B, T]`, of which column b has `lengths[b]` frames. What they change in place is
+        changed in the batch, and what they add is under "hooked". `may_store`: episode hooks may return values; only
+        where all episodes are whole.
         """
         if self.on_step is not None:
             for row in range(int(lengths.max(initial=0))):

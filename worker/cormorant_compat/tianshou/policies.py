@@ -57,10 +57,7 @@ def batch_class() -> Any:
 
 
 class FrontActor:
-    """The actor of a collector: calls another actor, with gradients if requested, and adds noise.
-
-    Used by a Collector; `keeps_grad` is set for the time of one `collect`.
-    """
+    """The actor of a collector: calls another one, with gradients while `keeps_grad` is set, and adds noise."""
 
     def __init__(self, inner: Actor, noise: Noise | None, observation: Space) -> None:
         self.outputs, self.states, self.initial_states = inner.outputs, inner.states, inner.initial_states
@@ -88,16 +85,9 @@ def make_actor(
     exploration_noise: bool | Noise,
     num_rows: int,
 ) -> tuple[FrontActor, RandomOutputs | None]:
-    """An actor for a policy, and what the policy would have written beside random actions; None: nothing but zeros.
-
-    Args:
-        policy: of Tianshou's, a torch module, a TensorDictModule, a callable, a mapping of modules with "policy";
-            None = random actions.
-        observation: one environment's observation space.
-        action: one environment's action space.
-        random: draws the random actions.
-        exploration_noise: True = the policy's own; a function = that one; False = none.
-        num_rows: observations that the policy gets at once, and is tried with.
+    """An actor for a policy of any kind (None: random actions), and what the policy would have written beside random
+    actions; None: nothing but zeros. `exploration_noise`: True: the policy's own; a function: that one. `num_rows`:
+    observations that the policy gets at once, and is tried with.
     """
     if policy is None:
         if callable(exploration_noise) or as_flag(exploration_noise, "exploration_noise"):

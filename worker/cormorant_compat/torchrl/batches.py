@@ -100,11 +100,8 @@ class StepCounts:
         """By environment: its last trajectory, and the count that its next frame has."""
 
     def add(self, batch: TensorDictBase, envs: Sequence[Hashable]) -> None:
-        """Count; in place.
-
-        Args:
-            batch: `[R, T]`, its rows go on where those of the same environments' last batch ended.
-            envs: by row: which environment it is.
+        """Count, in place. The rows of a batch `[R, T]` go on where those of the same environments' last batch ended;
+        `envs`: the environment of each row.
         """
         if "step_count" in batch.keys():  # noqa: SIM118  # a TensorDict, not a dict
             return  # the environment counts itself
@@ -137,11 +134,8 @@ class EpisodePool:
         """Trajectories that begun and never ended: their collector died, or began its next batch with new episodes."""
 
     def add(self, batch: TensorDictBase, envs: Sequence[Hashable]) -> None:
-        """Take a batch `[R, T]`.
-
-        Args:
-            batch: its rows go on where those of the same environments' last batch ended.
-            envs: by row: which environment it is.
+        """Take a batch `[R, T]`, whose rows go on where those of the same environments' last batch ended. `envs`: the
+        environment of each row.
         """
         has_mask = _MASK in batch.keys(True)
         for env, row in zip(envs, batch.unbind(0), strict=True):

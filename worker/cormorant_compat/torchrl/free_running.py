@@ -11,11 +11,7 @@ class FreeRunning:
     """A thread that collects batch by batch until it is told to stop, or nothing is left."""
 
     def __init__(self, collect: Callable[[], object]) -> None:
-        """Begin.
-
-        Args:
-            collect: collects one batch; returns None when nothing is left.
-        """
+        """Begin. `collect` collects one batch, and returns None when nothing is left."""
         self._collect = collect
         self._changed = threading.Condition()
         """Guards everything here."""
@@ -51,11 +47,7 @@ class FreeRunning:
                 self._changed.notify_all()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop after the current batch, at most `timeout_s` from now.
-
-        Raises:
-            Exception: the error that ended the thread earlier.
-        """
+        """Stop after the current batch, at most `timeout_s` from now. Raises the error that ended the thread."""
         with self._changed:
             self._is_wanted = False
             self._changed.notify_all()

@@ -57,15 +57,10 @@ class OnTensorDicts(TensorDictModuleBase):
 
 
 def as_policy(policy: Any, *, is_trusted: bool = False) -> Any:
-    """Read a policy as TorchRL's collectors do.
-
-    A TensorDictModule reads and writes keys. Any other module or callable takes the observation and returns the action,
-    unless its only argument is named `tensordict` or `td`, or is said to be a TensorDict. A mapping names several
-    modules, of which "policy" acts.
-
-    Args:
-        policy: a module, a callable, or None for random actions, as TorchRL's RandomPolicy means, too.
-        is_trusted: TorchRL's `trust_policy`: it takes TensorDicts, whatever its arguments are called.
+    """Read a policy as TorchRL's collectors do: None and TorchRL's RandomPolicy mean random actions. A TensorDictModule
+    reads and writes keys. Any other module or callable takes the observation and returns the action, unless its only
+    argument is named `tensordict` or `td`, or is said to be a TensorDict, or `is_trusted` (`trust_policy`) says so. A
+    mapping names several modules, of which "policy" acts.
     """
     if policy is None or is_random_policy(policy):
         return None
@@ -86,11 +81,8 @@ def is_random_policy(policy: Any) -> bool:
 
 
 def check_has_weights(policy: Any, wish: str) -> None:
-    """Refuse to publish by itself where there is nothing to publish.
-
-    Args:
-        policy: as it was given.
-        wish: the argument that asks for it, with its value.
+    """Refuse to publish by itself where there is nothing to publish. `wish`: the argument that asks for it, with its
+    value.
     """
     if as_policy(policy) is None or not isinstance(policy, nn.Module | Mapping):
         what = "there is no policy" if policy is None else f"the policy is a {type(policy).__name__}, which has none"
@@ -111,11 +103,8 @@ def _takes_tensordict(policy: Callable[..., Any]) -> bool:
 
 
 def read_weights(given: Any, *, policy: Any) -> Mapping[str, torch.Tensor]:
-    """A state dict, from any of TorchRL's forms: a module, a TensorDict of its weights, a state dict.
-
-    Args:
-        given: the weights.
-        policy: the policy in use; if it was wrapped, names get the wrapper's prefix.
+    """A state dict, from a module, a TensorDict of its weights or a state dict. If `policy`, the one in use, was
+    wrapped, names get the wrapper's prefix.
     """
     if isinstance(given, nn.Module):
         found: dict[str, Any] = dict(given.state_dict())

@@ -103,10 +103,8 @@ class Pool:
         return env
 
     def begin(self, asked: torch.Tensor | None) -> dict[str, Any]:
-        """Begin an episode in the environments that are `asked` for, bool [N, ...], or in all of them.
-
-        Returns:
-            Observations of all environments, nested, [N, ...] per leaf.
+        """Begin an episode in the environments that are `asked` for, bool [N, ...], or in all. Returns observations of
+        all, nested, [N, ...] per leaf.
         """
         if self._is_closed:
             self._open(None)
@@ -125,14 +123,9 @@ class Pool:
         return self._nest(self._obs)
 
     def step(self, action: torch.Tensor) -> dict[str, Any]:
-        """Step every environment.
-
-        Returns:
-            What it led to: observations, the true last ones where episodes ended; `reward` float32, `done`,
-            `terminated` and `truncated` bool, all [N, 1].
-
-        Raises:
-            InvalidAction: NaN, or out of the space.
+        """Step every environment. Returns observations, the true last ones where episodes ended; `reward` float32,
+        `done`, `terminated` and `truncated` bool, all [N, 1]. Raises InvalidAction for NaN, or what is out of the
+        space.
         """
         if not self._obs:
             self.begin(None)
@@ -212,13 +205,9 @@ class OfTask:
 
 
 def builder_of_task(env_name: str, num_workers: int, create_env_kwargs: Mapping[str, Any] | None) -> Build:
-    """What builds a task's pool. Refuses what EnvPool does not know before anything is built.
-
-    Args:
-        env_name: EnvPool's name, or Gymnasium's with "ALE/" before it.
-        num_workers: environments.
-        create_env_kwargs: EnvPool's arguments. `seed` is a number, from which each environment's own seed follows, or
-            a list with one for each.
+    """What builds a task's pool: EnvPool's name, or Gymnasium's with "ALE/" before it. Refuses what EnvPool does not
+    know before anything is built. Of EnvPool's arguments, `seed` is a number, from which each environment's own seed
+    follows, or a list with one for each.
     """
     if num_workers < 1:
         raise EnvBuildError(f"num_workers {num_workers}; give 1 or more environments")
@@ -292,10 +281,8 @@ class OneHotActions(_Forwarding):
 
 
 class RepeatedActions(_Forwarding):
-    """Environments each of whose steps is up to `times` steps of `env` with the same action.
-
-    Rewards are summed, the observation is the last one. An episode that ends in between is over: the action is not
-    carried into the next one.
+    """Environments each of whose steps is up to `times` steps of `env` with the same action. Rewards are summed, the
+    observation is the last one. An action is not carried into the next episode.
     """
 
     def __init__(self, env: VectorEnv, times: int) -> None:

@@ -44,20 +44,10 @@ def check_class(collector_class: Any) -> None:
 def own_settings(
     collector_kwargs: Any, *, num_collectors: int, given: dict[str, Any], known: Sequence[str] = OWN
 ) -> tuple[dict[str, Any], tuple[Mapping[str, Any], ...]]:
-    """What `collector_kwargs` say, for all collectors or for each.
-
-    Args:
-        collector_kwargs: a mapping, or a list of as many as there are collectors. It is not changed.
-        num_collectors: how many there are.
-        given: the other keyword arguments, which these take the place of.
-        known: the arguments that collectors may have of their own.
-
-    Returns:
-        Keyword arguments for all, devices of each among them; and each collector's own fields of `CollectorConfig`.
-
-    Raises:
-        TypeError: an argument that a collector cannot have of its own.
-        ValueError: a list of another length, a value that cannot be, or one that all collectors have otherwise.
+    """What `collector_kwargs` say: a mapping, or a list with one for each collector, of the `known` arguments. Returns
+    keyword arguments for all, devices of each among them (these take the place of `given`), and each collector's own
+    fields of `CollectorConfig`. Raises TypeError for an argument that a collector cannot have of its own, and
+    ValueError for a list of another length, a value that cannot be, or one that all collectors have otherwise.
     """
     if collector_kwargs is None:
         return given, ({},) * num_collectors
@@ -106,11 +96,8 @@ def is_connected() -> bool:
 
 
 def ray_options(init: Mapping[str, Any] | None, remote: list[Mapping[str, Any]]) -> RayOptions:
-    """How to connect, and what each actor asks for.
-
-    Args:
-        init: arguments of `ray.init`. Without an address RAY_ADDRESS counts, unless the process is connected.
-        remote: arguments of `ray.remote`, for each collector. The list may grow.
+    """How to connect, and what each actor asks for. `init`: arguments of `ray.init`; without an address RAY_ADDRESS
+    counts, unless the process is connected. `remote`: arguments of `ray.remote`, for each collector; the list may grow.
     """
     arguments = dict(init or {})
     address = arguments.pop("address", None) or (None if is_connected() else os.environ.get("RAY_ADDRESS") or None)

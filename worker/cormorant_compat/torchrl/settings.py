@@ -187,16 +187,9 @@ _FLAGS = frozenset(field.name for field in fields(CollectorSettings) if field.ty
 
 
 def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: bool = False) -> CollectorSettings:
-    """Check keyword arguments.
-
-    Args:
-        given: by name.
-        num_collectors: how many there will be.
-        is_remote: policies may act on other machines, whose devices are not known here.
-
-    Raises:
-        TypeError: an argument that TorchRL's collectors do not have, either; with near matches.
-        ValueError: an invalid value, which the message has.
+    """Check keyword arguments. `is_remote`: policies may act on other machines, whose devices are not known here.
+    Raises TypeError for an argument that TorchRL's collectors do not have, either, with near matches; ValueError for an
+    invalid value.
     """
     schemes = {name: type(scheme).__name__ for name, scheme in (given.get("weight_sync_schemes") or {}).items()}
     if schemes and (set(schemes) != {MAIN_MODEL} or schemes[MAIN_MODEL] not in _SCHEMES):

@@ -47,15 +47,8 @@ def spec_of(space: Space, batch_size: torch.Size, *, device: torch.device | None
 
 
 def space_of(spec: TensorSpec, num_dims: int, *, parts: type[gymnasium.spaces.Dict] = Rooted) -> Space:
-    """The space of one environment, from the spec of a batch with `num_dims` dimensions.
-
-    Args:
-        spec: of an environment's observations, actions or rewards.
-        num_dims: dimensions of its batch size.
-        parts: what a Composite becomes; those within it are Dicts.
-
-    Raises:
-        EnvBuildError: it has no fixed shape, or we have nothing like it.
+    """The space of one environment, from the spec of a batch with `num_dims` dimensions. `parts`: what a Composite
+    becomes; those within it are Dicts. Raises EnvBuildError where it has no fixed shape, or we have nothing like it.
     """
     index, shape = (0,) * num_dims, list(spec.shape[num_dims:])
     if min(shape, default=0) < 0:
@@ -104,10 +97,8 @@ def space_of(spec: TensorSpec, num_dims: int, *, parts: type[gymnasium.spaces.Di
 
 def random_policy(policy: Any, action: Space) -> Callable[[Any], Any] | None:
     """What acts in place of TorchRL's `RandomPolicy`: None where its spec is the environment's, which the collector
-    draws from itself; a policy without a spec is given it.
-
-    Raises:
-        EnvBuildError: its spec has not the keys of the environment's actions.
+    draws from itself; a policy without a spec is given it. Raises EnvBuildError where its spec has other keys than the
+    actions.
     """
     wanted = {leaf.key: space for leaf, space in zip(leaves(action, ("action",)), leaf_spaces(action), strict=True)}
     spec = policy.action_spec

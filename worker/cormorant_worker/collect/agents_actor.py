@@ -70,15 +70,9 @@ class AgentsActor:
         device: torch.device,
         num_rows: int,
     ) -> None:
-        """Make each group's policy.
-
-        Args:
-            random: draws the actions of random groups; its generator also draws versions.
-            num_rows: environments that act at once.
-
-        Raises:
-            ManifestError: the environment has other groups.
-            PolicyError, PolicyMismatch, PolicyLoadError: a policy cannot be made.
+        """Make each group's policy. `random` draws the actions of random groups, and its generator versions; `num_rows`
+        environments act at once. Raises ManifestError where the environment has other groups, and PolicyError,
+        PolicyMismatch or PolicyLoadError where a policy cannot be made.
         """
         self.device = device
         self._policy, self._random = policy, random
@@ -179,13 +173,9 @@ class AgentsActor:
         return twin
 
     def load(self, files: Mapping[str, Weights]) -> None:
-        """Let groups act with weights of their own from now on, also those that share a model.
-
-        Args:
-            files: weights by group, of which it takes those of its model, or those that carry no model's name.
-
-        Raises:
-            WeightsMismatch: they do not fit; that group is not changed.
+        """Let groups act with weights of their own from now on, also those that share a model. Of its weights a group
+        takes those of its model, or those that carry no model's name. Raises WeightsMismatch where they do not fit;
+        that group is not changed.
         """
         for name, weights in files.items():
             group = self._groups[name]
@@ -196,10 +186,8 @@ class AgentsActor:
                 group.actor = self._at(group.actor, copied)
 
     def refuse_scripts(self) -> None:
-        """Refuse policies without weights, which cannot play one of several checkpoints.
-
-        Raises:
-            ManifestError: names the first.
+        """Refuse policies without weights, which cannot play one of several checkpoints; the ManifestError names the
+        first.
         """
         for name, group in self._groups.items():
             if group.actor is not None and not group.actor.models.modules:

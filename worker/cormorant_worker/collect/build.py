@@ -16,10 +16,9 @@ from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace, egl_device, find_device
-from cormorant_worker.envs.assignment import Assignment, assign
 from cormorant_worker.envs.cpus import OneCpu
 from cormorant_worker.envs.kinds import kind_of
-from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
+from cormorant_worker.envs.request import Assignment, EnvRequest, OpenedEnvs, assign
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.inference.address import AssignedServers
@@ -59,11 +58,8 @@ def build_collector(
     servers: AssignedServers | None = None,
 ) -> BuiltCollector:
     """Build environments and policy according to the manifest, and start the first episodes. `servers`: the inference
-    servers; the fleet may assign others while this waits for them.
-
-    Raises:
-        ManifestError: settings that cannot work together, or a device that is not there.
-        EnvError, PolicyError, WeightsError: a part cannot be built.
+    servers; the fleet may assign others while this waits for them. Raises ManifestError where settings cannot work
+    together or a device is not there, and EnvError, PolicyError or WeightsError where a part cannot be built.
     """
     device = find_device(overrides.device or place.device)
     if device.index is not None:  # MuJoCo renders where the worker's policy is, not everywhere on the first device
@@ -156,11 +152,7 @@ def make_normalizer(job: CollectorJob, observation: Space) -> Normalizer | None:
 
 
 def statistics_for(normalize: Normalize | None, uri: str) -> Statistics | None:
-    """Statistics stored with a weights file, if the manifest normalizes; None: none stored.
-
-    Raises:
-        WeightsError: the file cannot be read.
-    """
+    """Statistics stored with a weights file, if the manifest normalizes; None: none stored. Raises WeightsError."""
     if normalize is None:
         return None
     found = read_statistics(uri)
@@ -229,12 +221,9 @@ def build_agents(
 
 
 def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides) -> None:
-    """Give a collector new environments and random streams, between two batches, keeping its policy and weights.
-
-    The old environments are closed first, because they may hold exclusive resources.
-
-    Raises:
-        ManifestError, EnvError: as in `build_collector`; the collector then has no environments.
+    """Give a collector new environments and random streams, between two batches, keeping its policy and weights. The
+    old environments are closed first, because they may hold exclusive resources. Raises as `build_collector`; the
+    collector then has no environments.
     """
     collector.close()
     built, _ = build_envs(job, place, overrides)

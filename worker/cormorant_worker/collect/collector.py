@@ -27,9 +27,9 @@ from cormorant_worker.collect.seeding import SeedPath, TorchStream
 from cormorant_worker.collect.state import FORMAT, read_metadata, under
 from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
 from cormorant_worker.collect.trajectories import EpisodeMetrics, Episodes, Trajectories, trajectory_base
-from cormorant_worker.envs.assignment import Assignment
 from cormorant_worker.envs.cpus import OneCpu
 from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.envs.request import Assignment
 from cormorant_worker.errors import EnvBuildError, EnvError, EnvNotSaved, StateError
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.normalize.book import StatisticsBook
@@ -290,10 +290,8 @@ class Collector:
         return filled
 
     def fill_columns(self, block: Block, quota: Array) -> Filled:
-        """Collect `quota` [B] frames of each environment into a block, ignoring `resetAtEachBatch`; fewer when
-        the gate is sealed meanwhile.
-
-        Raises the errors of `fill`.
+        """Collect `quota` [B] frames of each environment into a block, ignoring `resetAtEachBatch`; fewer when the gate
+        is sealed meanwhile. Raises the errors of `fill`.
         """
         block.begin(int(quota.max()))
         if self._config.variants is not None:
@@ -445,14 +443,8 @@ class Collector:
             env_group.act(self.actor, version)
 
     def look(self, column: int, leaf: int) -> Array:
-        """A copy of one leaf of an environment's observation. May be called from any thread; see `EnvGroup.look`.
-
-        Args:
-            column: index of the environment, 0 to B - 1.
-            leaf: index into `leaves` of the observation space.
-
-        Raises:
-            IndexError: there is no such environment or leaf.
+        """A copy of one leaf (by its index in `leaves` of the observation space) of an environment's observation. May
+        be called from any thread; see `EnvGroup.look`. Raises IndexError where there is no such environment or leaf.
         """
         for env_group in self.env_groups:
             if column < env_group.columns.stop:

@@ -43,13 +43,9 @@ class EnvGroup(ABC):
         remote: RemoteActor | None,
         max_frames: int,
     ) -> None:
-        """Take environments that have not started.
-
-        Args:
-            columns: theirs, of the block.
-            random: draws the random actions; it is told which ones are illegal.
-            remote: the actor, where an inference server acts.
-            max_frames: of a trajectory, in lockstep; 0: any number.
+        """Take environments that have not started, and their `columns` of the block. `random` draws the random actions,
+        and is told which ones are illegal; `remote` is the actor where an inference server acts; `max_frames` is of a
+        trajectory, in lockstep, 0: any number.
         """
         self.env = env
         self.columns = columns
@@ -130,11 +126,7 @@ class EnvGroup(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Array]:
-        """State with which `restore` continues bit by bit.
-
-        Raises:
-            EnvNotSaved: the environments cannot be saved.
-        """
+        """State with which `restore` continues bit by bit. Raises EnvNotSaved where environments cannot be saved."""
 
     @abstractmethod
     def restore(self, state: dict[str, Array]) -> None: ...

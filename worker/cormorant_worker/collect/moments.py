@@ -27,11 +27,7 @@ class BatchMoments:
         """Discounted returns."""
 
     def of(self, block: Block) -> Statistics:
-        """Moments of a complete batch.
-
-        Raises:
-            EnvError: a value is not finite.
-        """
+        """Moments of a complete batch. Raises EnvError where a value is not finite."""
         rows, kept = block.num_rows, block.mask
         found: dict[str, RunningMoments] = {}
         if self._settings.observation is not None:

@@ -92,11 +92,7 @@ class EpisodeMetrics:
     """
 
     def __init__(self, metrics: Sequence[EpisodeMetric], info: Sequence[Leaf], num_envs: int) -> None:
-        """Begin.
-
-        Raises:
-            ManifestError: a metric reads a key that is missing, or is not a single number.
-        """
+        """Begin. Raises ManifestError where a metric reads a key that is missing, or is not a single number."""
         self._metrics = tuple(metrics)
         self._leaves = [_find(metric, info) for metric in metrics]
         self._open = [Carry(num_envs, start=-np.inf if each.reduce == "max" else 0.0) for each in self._metrics]

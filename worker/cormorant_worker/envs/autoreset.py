@@ -22,10 +22,8 @@ _TRIES = 4
 
 
 def find_mode(vector: FlatVector) -> AutoresetMode:
-    """The declared mode, else the observed one.
-
-    Raises:
-        EnvBuildError: it declares no mode, and its behavior is unclear.
+    """The declared mode, else the observed one. Raises EnvBuildError where it declares none and its behavior is
+    unclear.
     """
     env = vector.env
     # An environment's own attribute comes first: ALE's writes the mode into a dict that every class shares.

@@ -33,13 +33,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run_child(socket_descriptor: int, wake: int, block: int, report: int) -> int:
-    """Serve until the parent says close, or is gone. Returns the exit code.
-
-    Args:
-        socket_descriptor: descriptor of the socket to the parent.
-        wake: read end of the pipe that wakes this child at each step; cheaper than the socket.
-        block: the shared block.
-        report: write end of the pipe that wakes the parent.
+    """Serve until the parent says close, or is gone; returns the exit code. `wake`: read end of the pipe that wakes
+    this child at each step, cheaper than the socket; `block`: the shared block; `report`: write end of the pipe that
+    wakes the parent.
     """
     # The fork server ends with our parent: then the kernel kills this process, even in the middle of an endless step.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))

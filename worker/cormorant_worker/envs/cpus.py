@@ -59,12 +59,7 @@ class OneCpu:
     """Entered by the acting thread while it fills a batch: pins it and a pool's threads to its current CPU."""
 
     def __init__(self, threads: frozenset[int] = frozenset(), clock_s: Callable[[], float] = monotonic) -> None:
-        """Pin threads from the first batch on.
-
-        Args:
-            threads: native ids of the pool's threads; empty: nothing is pinned.
-            clock_s: seconds.
-        """
+        """Pin threads, the pool's by their native ids, from the first batch on; none: nothing is pinned."""
         self._threads, self._clock_s = threads, clock_s
         self.cpu: int | None = None
         """The CPU that the threads keep to; None: they are free."""
@@ -108,11 +103,8 @@ class OneCpu:
             self._give_up(failure)
 
     def judge(self, wall_s: float, cpu_s: float) -> None:
-        """Unpin the threads if other processes contend for the CPU.
-
-        Args:
-            wall_s: seconds of a window.
-            cpu_s: seconds of the window in which one of the threads was on the CPU.
+        """Unpin the threads if other processes contend for the CPU: of a window of `wall_s`, one of the threads was on
+        the CPU for `cpu_s`.
         """
         if cpu_s < _ALONE * wall_s:
             self._free_until_s = self._clock_s() + _REST_S

@@ -89,10 +89,8 @@ class StepArrays:
     """[n, ...] a declared key of info."""
 
     def read(self, rows: slice | Rows, numbers: Rows, replaced: Sequence[int], nan: "NanCheck") -> Step:
-        """Read the steps of some rows. `numbers`: their numbers; `replaced`: numbers of restarted environments.
-
-        Raises:
-            BadObservation: an environment returned NaN.
+        """Read the steps of some rows: `numbers` are theirs, `replaced` those of restarted environments. Raises
+        BadObservation where an environment returned NaN.
         """
         terminated, truncated = self.terminated[rows], self.truncated[rows]
         ended = np.flatnonzero(terminated | truncated)
@@ -188,13 +186,9 @@ class NanCheck:
 
 
 class EnvRow:
-    """Steps one environment on behalf of a vector of them.
-
-    Args:
-        env: the environment; closed by `close`.
-        row: its number in the vector, for messages, and its row in all arrays.
-        arrays: where actions are read, and steps are written; `step` and `reset` choose a side by its index.
-        info: keys of `info` to write, with dtypes and shapes.
+    """Steps one environment on behalf of a vector of them, and closes it. `row` is its number there, for messages, and
+    its row in `arrays`, from which actions are read and into which steps are written: `step` and `reset` choose a side
+    by its index. `info`: keys of `info` to write, with dtypes and shapes.
     """
 
     def __init__(self, env: Env, row: int, arrays: EnvArrays, info: Sequence[InfoField] = ()) -> None:
@@ -227,11 +221,9 @@ class EnvRow:
         self._write_obs[side](obs)
 
     def step(self, side: int = 0) -> None:
-        """Step once; if that ends the episode, write the final observation and begin the next episode.
-
-        Raises:
-            BadObservation: the reward or a large leaf is NaN (for small ones see `NanCheck`), or a leaf does not fit.
-            Exception: whatever the environment raises.
+        """Step once; if that ends the episode, write the final observation and begin the next episode. Raises
+        BadObservation where the reward or a large leaf is NaN (for small ones see `NanCheck`) or a leaf does not fit,
+        and whatever the environment raises.
         """
         obs, reward, terminated, truncated, info = self.env.step(self.read_action())
         if self._write_info:

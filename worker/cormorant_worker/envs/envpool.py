@@ -163,10 +163,8 @@ def wrap_pool(
     pool: Any, info: Sequence[InfoField] = (), *, name: str = ""
 ) -> "EnvPoolVectorEnv | AsyncEnvPoolVectorEnv":
     """Step a pool that `envpool.make` built, of any `env_type`, and that has not been stepped; nothing else may step it
-    from now on.
-
-    Raises:
-        EnvBuildError: the pool is multi-agent, or its batch size does not divide the number of environments.
+    from now on. Raises EnvBuildError where it is multi-agent, or its batch size does not divide the number of
+    environments.
     """
     config: Mapping[str, Any] = pool.config
     if _num_players(config) > 1 and not isinstance(pool, PlayersPool):

@@ -47,11 +47,8 @@ class VectorSource:
         return name_of(self.make) if self.make is not None else self.id or self.entrypoint
 
     def build(self, num_envs: int) -> Any:
-        """Construct it.
-
-        Raises:
-            UnknownEnv, EnvBuildError: no such id or entrypoint, it raised, or it is not a vector environment of so
-                many rows.
+        """Construct it. Raises UnknownEnv or EnvBuildError: no such id or entrypoint, it raised, or it is not a vector
+        environment of so many rows.
         """
         if self.id:
             make: Callable[..., Any] = partial(gymnasium.make_vec, self.id)
@@ -172,11 +169,8 @@ class FlatVector:
         return _map_arrays(lambda array: import_module("torch").as_tensor(array, device=self._device), arrays)
 
     def step(self, actions: Arrays) -> Stepped:
-        """Step all environments.
-
-        Raises:
-            EnvCrashed: it raised.
-            BadObservation: what it returned does not fit its space, or is NaN.
+        """Step all environments. Raises EnvCrashed where it raised, BadObservation where what it returned does not fit
+        or is NaN.
         """
         try:
             obs, reward, terminated, truncated, info = self._step(self._nested_actions(actions))

@@ -42,65 +42,6 @@ class Outcome(NamedTuple):
     info: Tree
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Functional:
-    """One environment, whichever API it has."""
-
-    name: str
-    observation_space: Space
-    action_space: Space
-    reset: Callable[[Any], tuple[Tree, Tree]]
-    """Takes a key; returns a state and an observation."""
-    step: Callable[[Any, Tree, Any, Any], Outcome]
-    """Takes a key, a state, an action, and the number of the step within its episode, from 1."""
-
-
-def functional(made: Any, name: str) -> Functional:
-    """Recognize an environment by its API: gymnax, Brax (and MuJoCo Playground) or jumanji.
-
-    Args:
-        made: the environment, or a gymnax environment with its parameters, as `gymnax.make` returns them.
-
-    Raises:
-        EnvBuildError: it has none of these APIs, resets itself, or has spaces that cannot be stored.
-    """
-    env, *given = made if isinstance(made, tuple) else (made,)
-    _refuse_wrappers(env, name)
-    match form_of(env):
-        case "gymnax":
-            params = given[0] if given else env.default_params
-            specs = env.observation_space(params), env.action_space(params)
-            reset, step = _gymnax(env, params)
-        case "brax":
-            specs = None, spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
-            reset, step = _brax(env)
-        case "jumanji":
-            specs = env.observation_spec, env.action_spec
-            reset, step = _jumanji(env)
-        case _:
-            raise EnvBuildError(
-                f"{name} returned a {type(env).__module__}.{type(env).__name__}, which is not a functional environment "
-                "of gymnax (step_env), Brax or MuJoCo Playground (action_size) or jumanji (action_spec); return one of "
-                "these without wrappers of a training loop"
-            )
-    action = specs[1]
-    if not isinstance(action, gymnasium.Space):
-        if not hasattr(action, "shape") or not hasattr(action, "dtype"):
-            raise EnvBuildError(
-                f"{name} has the action space {action}, of several parts; wrap it so that an action is one array"
-            )
-        action = _space(jax.ShapeDtypeStruct(action.shape, action.dtype), action, f"{name}: action")
-    try:
-        reset = _as_in_step(reset, step, jax.ShapeDtypeStruct(action.shape, _dtype_of(action)))
-        seen = jax.eval_shape(lambda key: _tree(reset(key)[1]), jax.ShapeDtypeStruct((2,), jnp.uint32))
-    except Exception as error:
-        raise EnvBuildError(
-            f"{name} raised {type(error).__name__} in a reset and a step: {error}; fix the environment"
-        ) from error
-    observation = _space(seen, specs[0], f"{name}: observation")
-    return Functional(name=name, observation_space=observation, action_space=action, reset=reset, step=step)
-
-
 def _as_in_step(reset: Any, step: Any, action: Any) -> Any:
     """A reset whose whole numbers are of the floating type that they have after a step, as `lax.scan` would have them:
     one memory holds both, and a fraction would be lost.
@@ -235,14 +176,58 @@ class RowStates(NamedTuple):
 
 
 class Compiled:
-    """Compiled functions of one environment, shared by vectors of any number of rows."""
+    """Compiled functions of one environment, shared by vectors of any number of rows. It is recognized by its API:
+    gymnax, Brax (and MuJoCo Playground) or jumanji.
 
-    def __init__(self, env: Functional, *, max_episode_steps: int, info: Sequence[InfoField] = ()) -> None:
-        self.env, self._limit = env, max_episode_steps
-        self.leaves = leaves(env.observation_space, ("observation",))
-        (action,) = leaves(env.action_space, ("action",))
-        self.no_action = np.zeros(action.shape, _dtype_of(env.action_space))
+    Raises:
+        EnvBuildError: it has none of these APIs, resets itself, or has spaces that cannot be stored.
+    """
+
+    def __init__(self, made: Any, name: str, *, max_episode_steps: int, info: Sequence[InfoField] = ()) -> None:
+        """`made`: the environment, or a gymnax environment with its parameters, as `gymnax.make` returns them."""
+        self.name, self._limit = name, max_episode_steps
+        env, *given = made if isinstance(made, tuple) else (made,)
+        _refuse_wrappers(env, name)
+        match form_of(env):
+            case "gymnax":
+                params = given[0] if given else env.default_params
+                specs = env.observation_space(params), env.action_space(params)
+                reset, step = _gymnax(env, params)
+            case "brax":
+                specs = None, spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
+                reset, step = _brax(env)
+            case "jumanji":
+                specs = env.observation_spec, env.action_spec
+                reset, step = _jumanji(env)
+            case _:
+                raise EnvBuildError(
+                    f"{name} returned a {type(env).__module__}.{type(env).__name__}, which is not a functional "
+                    "environment of gymnax (step_env), Brax or MuJoCo Playground (action_size) or jumanji "
+                    "(action_spec); return one of these without wrappers of a training loop"
+                )
+        action = specs[1]
+        if not isinstance(action, gymnasium.Space):
+            if not hasattr(action, "shape") or not hasattr(action, "dtype"):
+                raise EnvBuildError(
+                    f"{name} has the action space {action}, of several parts; wrap it so that an action is one array"
+                )
+            action = _space(jax.ShapeDtypeStruct(action.shape, action.dtype), action, f"{name}: action")
+        (leaf,) = leaves(action, ("action",))
+        self.no_action = np.zeros(leaf.shape, np.int32 if leaf.dtype.kind in "iu" else leaf.dtype)
         """In the dtype that JAX has."""
+        try:
+            reset = _as_in_step(reset, step, jax.ShapeDtypeStruct(leaf.shape, self.no_action.dtype))
+            seen = jax.eval_shape(lambda key: _tree(reset(key)[1]), jax.ShapeDtypeStruct((2,), jnp.uint32))
+        except Exception as error:
+            raise EnvBuildError(
+                f"{name} raised {type(error).__name__} in a reset and a step: {error}; fix the environment"
+            ) from error
+        self._reset_row: Callable[[Any], tuple[Tree, Tree]] = reset
+        """Takes a key; returns a state and an observation."""
+        self._step_row: Callable[[Any, Tree, Any, Any], Outcome] = step
+        """Takes a key, a state, an action, and the number of the step within its episode, from 1."""
+        self.observation_space, self.action_space = _space(seen, specs[0], f"{name}: observation"), action
+        self.leaves = leaves(self.observation_space, ("observation",))
         self.fields = self._complete(info)
         self.begin = jax.jit(self._begin)
         self.step = jax.jit(self._step, donate_argnums=0)
@@ -250,7 +235,7 @@ class Compiled:
 
     def _complete(self, info: Sequence[InfoField]) -> tuple[InfoField, ...]:
         def first_info(key: Any) -> Tree:
-            return self.env.step(key, self.env.reset(key)[0], self.no_action, 1).info
+            return self._step_row(key, self._reset_row(key)[0], self.no_action, 1).info
 
         if not info:
             return ()
@@ -260,10 +245,10 @@ class Compiled:
             found = _at(self._info, key)
             return None if found is None else np.zeros(found.shape, found.dtype)
 
-        return completed([*info], self.env.name, find, known=self._info)
+        return completed([*info], self.name, find, known=self._info)
 
     def _observe(self, obs: Tree) -> tuple[Any, ...]:
-        return tuple(_flat(self.env.observation_space, _tree(obs)))
+        return tuple(_flat(self.observation_space, _tree(obs)))
 
     def _begin(self, seeds: Any) -> tuple[RowStates, tuple[Any, ...]]:
         keys = jax.vmap(jax.random.PRNGKey)(seeds)
@@ -272,7 +257,7 @@ class Compiled:
         return RowStates(state, keys, count + 1, jnp.zeros(len(seeds), jnp.int32)), obs
 
     def _reset(self, keys: Any, count: Any) -> tuple[Tree, tuple[Any, ...]]:
-        state, obs = jax.vmap(self.env.reset)(jax.vmap(jax.random.fold_in)(keys, 2 * count + 1))
+        state, obs = jax.vmap(self._reset_row)(jax.vmap(jax.random.fold_in)(keys, 2 * count + 1))
         return state, self._observe(obs)
 
     def _restart(self, carry: RowStates, which: Any) -> tuple[RowStates, tuple[Any, ...]]:
@@ -286,7 +271,7 @@ class Compiled:
         """
         keys = jax.vmap(jax.random.fold_in)(carry.key, 2 * carry.count)
         number = carry.number + 1
-        state, obs, reward, terminated, truncated, info = jax.vmap(self.env.step)(keys, carry.state, action, number)
+        state, obs, reward, terminated, truncated, info = jax.vmap(self._step_row)(keys, carry.state, action, number)
         seen, terminated, truncated = self._observe(obs), terminated.astype(bool), truncated.astype(bool)
         if self._limit:
             truncated |= number >= self._limit
@@ -312,11 +297,6 @@ def _flat(space: Space, value: Any) -> list[Any]:
     if isinstance(space, spaces.Dict):
         return [leaf for name, part in space.spaces.items() for leaf in _flat(part, value[name])]
     return [value.astype(np.int8) if isinstance(space, spaces.MultiBinary) else value]
-
-
-def _dtype_of(action: Space) -> Any:
-    (leaf,) = leaves(action, ("action",))
-    return np.int32 if leaf.dtype.kind in "iu" else leaf.dtype
 
 
 def _at(tree: Tree, key: str) -> Any:
@@ -347,11 +327,8 @@ def _choose(which: Any, ours: Tree, theirs: Tree) -> Tree:
 
 
 class FunctionalVectorEnv(VectorEnv):
-    """Rows of a functional environment, in lockstep. Rows that are not sent stay as they are.
-
-    Args:
-        compiled: shared by all vectors of the environment.
-        seeds: one per row; they decide every episode of it.
+    """Rows of a functional environment, in lockstep. Rows that are not sent stay as they are. `compiled` is shared by
+    all vectors of the environment; the seeds, one per row, decide every episode of it.
     """
 
     options: dict[str, Any] | None = None
@@ -359,8 +336,8 @@ class FunctionalVectorEnv(VectorEnv):
 
     def __init__(self, compiled: Compiled, *, seeds: Sequence[int]) -> None:
         self.num_envs, self.seeds = len(seeds), seeds
-        self._compiled, self._name = compiled, compiled.env.name
-        self.observation_space, self.action_space = compiled.env.observation_space, compiled.env.action_space
+        self._compiled, self._name = compiled, compiled.name
+        self.observation_space, self.action_space = compiled.observation_space, compiled.action_space
         self.info_leaves = tuple(field.leaf for field in compiled.fields)
         self._nan = NanCheck(self.observation_space, largest=np.inf)
         self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in compiled.leaves)
@@ -410,11 +387,7 @@ class FunctionalVectorEnv(VectorEnv):
         return out.getvalue()
 
     def restore(self, state: bytes) -> None:
-        """Continue from `state()`.
-
-        Raises:
-            StateError: it is of another environment, or of other rows.
-        """
+        """Continue from `state()`. Raises StateError where it is of another environment, or of other rows."""
         carry, shape = jax.tree.flatten(self._carry)
         own = [_data_of(leaf) for leaf in carry]
         try:

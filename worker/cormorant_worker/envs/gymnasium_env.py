@@ -33,11 +33,7 @@ class EnvSource(Protocol):
         return f"environment {row}"
 
     def build(self, row: int) -> Env:
-        """Construct the environment of a row.
-
-        Raises:
-            UnknownEnv, EnvBuildError: it cannot be built.
-        """
+        """Construct the environment of a row. Raises UnknownEnv or EnvBuildError where it cannot be built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +55,10 @@ class EnvFactory(EnvSource):
         return self.id or self.entrypoint
 
     def build(self, row: int = 0) -> Env:  # the same for every row
-        """Construct the environment and its wrappers.
-
-        Gymnasium's own warnings (an older version of an id, dtype hints) are dropped.
-
-        Raises:
-            UnknownEnv: no such id, with near matches.
-            EnvBuildError: a module or attribute is missing, a constructor raised, something returned no gymnasium.Env,
-                or a space has no fixed shape.
+        """Construct the environment and its wrappers; gymnasium's own warnings (an older version of an id, dtype hints)
+        are dropped. Raises UnknownEnv, with near matches, where there is no such id, and EnvBuildError where a module
+        or attribute is missing, a constructor raised, something returned no gymnasium.Env, or a space has no fixed
+        shape.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

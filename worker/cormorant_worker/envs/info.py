@@ -74,11 +74,9 @@ class InfoField:
 
 
 def complete_fields(fields: Sequence[InfoField], env: Env, name: str) -> tuple[InfoField, ...]:
-    """Find undeclared dtypes and shapes in the infos of a reset and a step. Reset the environment afterwards.
-    An environment may have fields of its own, as `own_info`.
-
-    Raises:
-        EnvBuildError: a key occurs in neither, or its value cannot be stored.
+    """Find undeclared dtypes and shapes in the infos of a reset and a step. Reset the environment afterwards. An
+    environment may have fields of its own, as `own_info`. Raises EnvBuildError where a key occurs in neither, or its
+    value cannot be stored.
     """
     fields = (*getattr(env, "own_info", ()), *(field for field in fields if not field.path))
     if all(field.is_complete for field in fields):
@@ -122,9 +120,8 @@ class InfoMisfit(Exception):
 
 
 def info_writer(fields: Sequence[InfoField], views: Sequence[Array]) -> Callable[[Mapping[str, Any]], None]:
-    """A function that writes one environment's info into its row: `views` of the row, one per complete field.
-
-    The function raises InfoMisfit.
+    """A function that writes one environment's info into its row: `views` of the row, one per complete field. It raises
+    InfoMisfit.
     """
     plan = [
         (field.key, view, field.filling, *(_exact(view.dtype) if not view.shape else ((), 0.0)))

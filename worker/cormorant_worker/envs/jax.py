@@ -43,7 +43,7 @@ def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -
     compiled = _compile(request)
     from cormorant_worker.envs.functional import FunctionalVectorEnv
 
-    return open_rows(request, wrap, compiled.env.name, lambda: FunctionalVectorEnv(compiled, seeds=(0,)))
+    return open_rows(request, wrap, compiled.name, lambda: FunctionalVectorEnv(compiled, seeds=(0,)))
 
 
 def _compile(request: EnvRequest) -> "Compiled":
@@ -58,11 +58,11 @@ def _compile(request: EnvRequest) -> "Compiled":
         del os.environ["NPROC"]
         if before is not None:
             os.environ["NPROC"] = before
-    from cormorant_worker.envs.functional import Compiled, functional
+    from cormorant_worker.envs.functional import Compiled
 
     block = request.env.jax
     assert block is not None
     make = request.makers[0] if request.makers else load_object(block.entrypoint, what="environment")
     name = name_of(make) if request.makers else block.entrypoint
     made = construct(lambda: make(**block.kwargs), f"the environment {name}")
-    return Compiled(functional(made, name), max_episode_steps=request.env.max_episode_steps, info=request.info)
+    return Compiled(made, name, max_episode_steps=request.env.max_episode_steps, info=request.info)

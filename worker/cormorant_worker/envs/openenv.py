@@ -81,10 +81,8 @@ class _Part:
 
 
 class OpenEnvSource(EnvSource):
-    """Builds one `OpenEnvSession` per row. The schema of the server's messages is read once.
-
-    Raises:
-        EnvBuildError: there is no server, or arrays cannot represent its messages.
+    """Builds one `OpenEnvSession` per row. The schema of the server's messages is read once; raises EnvBuildError where
+    there is no server, or arrays cannot represent its messages.
     """
 
     def __init__(self, block: OpenEnvEnv, max_episode_steps: int = 0) -> None:

@@ -63,10 +63,8 @@ class AgentsFactory(EnvFactory):
     """The team reward is the mean of the acting agents' rewards, not their sum."""
 
     def build(self, row: int = 0) -> "AgentsEnv":  # the same for every row
-        """Construct it and its wrappers.
-
-        Raises:
-            EnvBuildError: it cannot be built, is not PettingZoo's, or its agents do not fit the groups.
+        """Construct it and its wrappers. Raises EnvBuildError where it cannot be built, is not PettingZoo's, or its
+        agents do not fit the groups.
         """
         module = self.id.replace("/", ".")
         try:
@@ -96,11 +94,8 @@ class MaybeAgents:
 
 
 def group_agents(agents: Sequence[str], groups: Groups) -> dict[str, tuple[str, ...]]:
-    """The agents of each group.
-
-    Raises:
-        EnvBuildError: a map of groups names an unknown agent, omits one or names one twice; or a group has the name of
-            another key.
+    """The agents of each group. Raises EnvBuildError where a map of groups names an unknown agent, omits one or names
+    one twice, or a group has the name of another key.
     """
     if isinstance(groups, str):
         names: dict[str, Callable[[str], str]] = {
@@ -179,10 +174,8 @@ class _Turns:
 
 
 class AgentsEnv(gymnasium.Env[Any, Any]):
-    """The agents of one environment of PettingZoo.
-
-    Raises:
-        EnvBuildError: it is not a PettingZoo environment, or its agents do not fit the groups.
+    """The agents of one environment of PettingZoo. Raises EnvBuildError where it is none, or they do not fit the
+    groups.
     """
 
     def __init__(self, env: Any, source: AgentsFactory) -> None:

@@ -61,11 +61,8 @@ class Restarts:
 
     def record(self, crash: Crash, *, has_stepped: bool) -> int:
         """Count and log a restart, the first times with the traceback. Returns its seed. `has_stepped`: some
-        environment that runs now has completed a step.
-
-        Raises:
-            EnvCrashed: one restart too many.
-            EnvRaised: it raised, and `limits.raises` is set.
+        environment that runs now has completed a step. Raises EnvCrashed for one restart too many, and EnvRaised where
+        it raised and `limits.raises` is set.
         """
         row = crash.row
         self.has_stepped |= has_stepped or crash.steps > 0

@@ -26,16 +26,9 @@ Running = TypeVar("Running")
 
 
 class SingleEnvs(VectorEnv, Generic[Running]):
-    """num_envs gymnasium environments, in lockstep. Used by one thread.
-
-    Args:
-        factory: builds each environment.
-        seeds: one per environment; environment i is first reset with `seeds[i]`, later without a seed.
-        limits: how many restarts are too many.
-        info: which values of `info` come with every step.
-
-    Raises:
-        UnknownEnv, EnvBuildError: an environment could not be built.
+    """num_envs gymnasium environments, in lockstep. Used by one thread. `factory` builds each; environment i is first
+    reset with `seeds[i]`, later without a seed; `limits` says how many restarts are too many; `info` which values come
+    with every step. Raises UnknownEnv or EnvBuildError where one could not be built.
     """
 
     _last_side = 0
@@ -138,11 +131,8 @@ class SingleEnvs(VectorEnv, Generic[Running]):
         return obs
 
     def state(self) -> bytes:
-        """The environments' own states and the seeds.
-
-        Raises:
-            EnvNotSaved: naming what one of them lacks.
-            EnvCrashed: an environment did not answer, or its get_state raised.
+        """The environments' own states and the seeds. Raises EnvNotSaved, naming what one of them lacks, and EnvCrashed
+        where one did not answer or its get_state raised.
         """
         self._check_idle("state")
         answers = self._ask()
@@ -155,11 +145,8 @@ class SingleEnvs(VectorEnv, Generic[Running]):
         return pack([answer.state for answer in saved], self._restarts.state())
 
     def restore(self, state: bytes) -> None:
-        """Continue from `state()`.
-
-        Raises:
-            StateError: it comes from other environments, or an environment refused it or did not answer. The others
-                have taken theirs: begin new episodes everywhere, with `restart`.
+        """Continue from `state()`. Raises StateError where it comes from other environments, or one refused it or did
+        not answer. The others have taken theirs then: begin new episodes everywhere, with `restart`.
         """
         self._check_idle("restore")
         envs, restarts = unpack(state, num_envs=self.num_envs)

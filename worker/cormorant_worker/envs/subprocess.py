@@ -50,12 +50,9 @@ _REPORT = -1
 
 
 class EnvProcess:
-    """One child. Started by the constructor, which returns at once; ended by `kill`, or CLOSE and `join`.
-
-    Args:
-        build: what to build.
-        block: descriptor of the memory that all children of a SubprocessVectorEnv share.
-        report: writing end of the pipe by which children wake their parent.
+    """One child. Started by the constructor, which returns at once; ended by `kill`, or CLOSE and `join`. `block` is
+    the memory that all children of a SubprocessVectorEnv share, `report` the writing end of the pipe by which they wake
+    their parent.
     """
 
     def __init__(self, build: BuildRequest, *, block: int, report: int) -> None:
@@ -90,11 +87,7 @@ class EnvProcess:
             self.connection.send(message)
 
     def receive(self) -> Any:
-        """Receive one message.
-
-        Raises:
-            EOFError: the child is gone, or sends nothing more.
-        """
+        """Receive one message. Raises EOFError where the child is gone, or sends nothing more."""
         try:
             return self.connection.receive()[0]
         except OSError as error:

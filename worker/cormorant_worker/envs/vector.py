@@ -30,47 +30,10 @@ _CHANCES = 3
 """Ends in a row that look as if the final observation were lost, where observations are whole numbers."""
 
 
-class _FinalObservations:
-    """Takes `final_obs` of environments that reset in the same step, and refuses those that lose it."""
-
-    def __init__(self, vector: FlatVector) -> None:
-        self._vector = vector
-        self._needed = 1 if any(leaf.dtype.kind == "f" for leaf in vector.leaves) else _CHANCES
-        self._looks_lost = 0
-
-    def take(self, stepped: Stepped, before: Arrays) -> Arrays:
-        """[k, ...] per leaf. `before`: [N, ...] per leaf, what was acted on.
-
-        An environment that returns the same object each time gives a final observation that its reset overwrote: the
-        first one of the next episode, which by chance has never been the last of this one.
-        """
-        final, ended = self._vector.final(stepped), stepped.ended
-        if final is None:
-            raise EnvCrashed(
-                f"{self._vector.name} resets in the step that ends an episode (SAME_STEP) and gives no "
-                'info["final_obs"], so the final observation is lost; make it return that (in Isaac Lab: '
-                "compute_final_obs=True), or make it with autoreset_mode NEXT_STEP or DISABLED",
-                has_stepped=False,
-            )
-        is_first = same_rows(final, [leaf[ended] for leaf in stepped.obs])
-        looks_lost = is_first & ~same_rows(final, [leaf[ended] for leaf in before])
-        for looks in looks_lost.tolist():
-            self._looks_lost = self._looks_lost + 1 if looks else 0
-            if self._looks_lost >= self._needed:
-                raise self._vector.lost_final("that equals the first observation of the next episode")
-        return final
-
-
 class GymVectorEnv(VectorEnv):
-    """The rows of one gymnasium vector environment.
-
-    Args:
-        source: builds it.
-        seeds: one per row, for its first reset.
-        info: which values of `info` come with every step.
-
-    Raises:
-        UnknownEnv, EnvBuildError: it cannot be built, or its behavior at the end of an episode is unclear.
+    """The rows of one gymnasium vector environment. `seeds`: one per row, for its first reset; `info`: values that come
+    with every step. Raises UnknownEnv or EnvBuildError where it cannot be built, or its behavior at the end of an
+    episode is unclear.
     """
 
     why_not_saved = "a gymnasium vector environment can neither save nor read its state"
@@ -90,7 +53,8 @@ class GymVectorEnv(VectorEnv):
         self.min_in_flight = 1 if self.lockstep else num_envs
         self.observation_space, self.action_space = vector.observation_space, vector.action_space
         self.info_leaves, self.illegal = tuple(field.leaf for field in self._info), vector.illegal
-        self._final = _FinalObservations(vector)
+        self._chances = 1 if any(leaf.dtype.kind == "f" for leaf in vector.leaves) else _CHANCES
+        self._looks_lost = 0
         self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in vector.leaves)
         self._actions = tuple(action.copy() for action in vector.random_actions(np.random.default_rng(0)))
         """[N, ...] per leaf: the last ones of every row, which are valid where they mean nothing."""
@@ -131,14 +95,17 @@ class GymVectorEnv(VectorEnv):
         obs, ended, final = stepped.obs, stepped.ended, self._no_final
         if len(ended):
             if self._mode is AutoresetMode.SAME_STEP:
-                final = self._final.take(stepped, self._before)
+                final = self._take_final(stepped)
             else:
                 final = tuple(leaf[ended] for leaf in obs)
                 obs = tuple(leaf.copy() for leaf in obs)
                 put(obs, ended, self._vector.reset(ended))
         self._act_on(obs, EVERY_ROW)
-        step = Step(EVERY_ROW, obs, stepped.reward, stepped.terminated, stepped.truncated, ended, final, NO_ROWS, info)
-        return step if isinstance(self._rows, slice) or not self.lockstep else _of_rows(step, self._rows)
+        if isinstance(rows := self._rows, slice) or not self.lockstep:
+            return Step(EVERY_ROW, obs, *stepped[1:4], ended, final, NO_ROWS, info)
+        sent = np.flatnonzero((stepped.terminated | stepped.truncated)[rows])
+        final = tuple(leaf[np.searchsorted(ended, rows[sent])] for leaf in final)
+        return _of_rows(rows, stepped, obs, sent, final, info)
 
     def restart(self, rows: Rows) -> Arrays:
         if not self.lockstep:
@@ -150,6 +117,28 @@ class GymVectorEnv(VectorEnv):
 
     def close(self) -> None:
         self._vector.close()
+
+    def _take_final(self, stepped: Stepped) -> Arrays:
+        """[k, ...] per leaf: `final_obs` of an environment that resets in the same step.
+
+        An environment that returns the same object each time gives a final observation that its reset overwrote: the
+        first one of the next episode, which by chance has never been the last of this one.
+        """
+        final, ended = self._vector.final(stepped), stepped.ended
+        if final is None:
+            raise EnvCrashed(
+                f"{self._vector.name} resets in the step that ends an episode (SAME_STEP) and gives no "
+                'info["final_obs"], so the final observation is lost; make it return that (in Isaac Lab: '
+                "compute_final_obs=True), or make it with autoreset_mode NEXT_STEP or DISABLED",
+                has_stepped=False,
+            )
+        is_first = same_rows(final, [leaf[ended] for leaf in stepped.obs])
+        looks_lost = is_first & ~same_rows(final, [leaf[ended] for leaf in self._before])
+        for looks in looks_lost.tolist():
+            self._looks_lost = self._looks_lost + 1 if looks else 0
+            if self._looks_lost >= self._chances:
+                raise self._vector.lost_final("that equals the first observation of the next episode")
+        return final
 
     def _act_on(self, obs: Arrays, rows: slice | Rows) -> None:
         """Keep what is acted on next, where it is compared with final observations."""
@@ -179,20 +168,14 @@ class GymVectorEnv(VectorEnv):
             self._held = stepped._replace(terminated=stepped.terminated & ends, truncated=stepped.truncated & ends)
             self._held_final = tuple(leaf[ends] for leaf in stepped.obs)
             self._held_info = info
-        step = Step(
-            EVERY_ROW, stepped.obs, stepped.reward, stepped.terminated, stepped.truncated, ended, final, NO_ROWS, info
-        )
-        return _of_rows(step, rows, ended=ended, final=final)
+        return _of_rows(rows, stepped, stepped.obs, ended, final, info)
 
 
-def _of_rows(step: Step, rows: Rows, *, ended: Rows | None = None, final: Arrays = ()) -> Step:
-    """Select some rows of a step of all. `ended`, `final`: if they are known already."""
-    terminated, truncated = step.terminated[rows], step.truncated[rows]
-    if ended is None:
-        ended = np.flatnonzero(terminated | truncated)
-        final = tuple(leaf[np.searchsorted(step.ended, rows[ended])] for leaf in step.final)
-    obs, info = (tuple(leaf[rows] for leaf in leaves) for leaves in (step.obs, step.info))
-    return Step(rows, obs, step.reward[rows], terminated, truncated, ended, final, NO_ROWS, info)
+def _of_rows(rows: Rows, stepped: Stepped, obs: Arrays, ended: Rows, final: Arrays, info: Arrays) -> Step:
+    """Select some rows of a step of all; `ended` and `final` are of these."""
+    obs, info = (tuple(leaf[rows] for leaf in leaves) for leaves in (obs, info))
+    flags = stepped.terminated[rows], stepped.truncated[rows]
+    return Step(rows, obs, stepped.reward[rows], *flags, ended, final, NO_ROWS, info)
 
 
 IMPORTS: tuple[str, ...] = ()

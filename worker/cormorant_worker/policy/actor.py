@@ -62,16 +62,9 @@ class PolicyActor:
         device: torch.device,
         num_rows: int = 2,
     ) -> None:
-        """Find out by one dry run what the policy reads and writes.
-
-        Args:
-            device: where the policy acts; its modules are moved there.
-            num_rows: observations in the dry run: as many as the policy will get at once, for policies that know how
-                many environments there are.
-
-        Raises:
-            PolicyError: the policy raised in the dry run.
-            PolicyMismatch: its action does not fit the action space.
+        """Move the modules to the device, and find out by one dry run what the policy reads and writes. The run has as
+        many observations as the policy will get at once, for policies that know how many environments there are. Raises
+        PolicyError where the policy raised in it, and PolicyMismatch where its action does not fit the action space.
         """
         self.models = models
         self.device = device
@@ -109,13 +102,8 @@ class PolicyActor:
 
     def twin(self, instead: Mapping[int, torch.Tensor] | None = None) -> "PolicyActor":
         """An independent actor: copies everything that calls may change (buffers, attributes) and shares the
-        parameters.
-
-        Args:
-            instead: what the twin has in place of some tensors of the modules, by their ids.
-
-        Raises:
-            PolicyError: the policy cannot be copied.
+        parameters. `instead`: what the twin has in place of some tensors of the modules, by their ids. Raises
+        PolicyError where the policy cannot be copied.
         """
         parameters = (part for module in self.models.modules.values() for part in module.parameters())
         shared = {id(part): part for part in parameters} | dict(instead or {})
@@ -261,10 +249,8 @@ def _to_numpy(tensor: Any, leaf: Leaf, n: int) -> Array:
 
 
 def cast_to(leaf: Leaf, array: Array) -> Array:
-    """Cast an array to a leaf's dtype.
-
-    Raises:
-        PolicyMismatch: the leaf is an integer, and the values are not integers or do not fit.
+    """Cast an array to a leaf's dtype. Raises PolicyMismatch where that is an integer and the values are not, or do not
+    fit.
     """
     cast: Array = array.astype(leaf.dtype)
     if leaf.dtype.kind in "iub" and not np.array_equal(cast, array):
@@ -394,10 +380,7 @@ def device_of(policy: Any) -> torch.device:
 
 def as_numpy(value: object) -> Array:
     """Convert a tensor of any device, or anything else that numpy accepts, to an array. bfloat16, which numpy lacks,
-    becomes float32.
-
-    Raises:
-        TypeError: another dtype that numpy lacks.
+    becomes float32; another dtype that it lacks is a TypeError.
     """
     if isinstance(value, torch.Tensor):
         # At 8 environments, a `detach` and a `cpu` that change nothing would be a tenth of a policy call.

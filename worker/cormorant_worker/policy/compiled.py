@@ -64,11 +64,7 @@ class _Within:
 
 def compile_actor(actor: PolicyActor, space: Space, *, mode: Mode, num_rows: int, exploration: ExplorationType) -> str:
     """Replace an actor's policy call by the first correct candidate. Returns its description for the job's status.
-
-    Args:
-        actor: the policy's; its `models.acting` is replaced.
-        num_rows: observations in one call, as the environments will request.
-        exploration: the exploration type of the actor's calls.
+    `num_rows`: observations in one call, as the environments will request.
     """
     began = time.perf_counter()
     eager, chosen = actor.models.acting, "eager"

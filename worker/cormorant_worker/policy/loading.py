@@ -32,12 +32,7 @@ class PolicyModels:
 
 
 def load_policy(entrypoint: str, kwargs: Mapping[str, Any], observation: Space, action: Space) -> PolicyModels:
-    """Import a factory and build the policy for an environment's spaces.
-
-    Args:
-        entrypoint: "package.module:attribute".
-        kwargs: passed to the factory by name.
-    """
+    """Import a factory, "package.module:attribute", and build the policy for an environment's spaces."""
     factory = load_object(entrypoint, what="policy")
     try:
         made = factory(observation, action, **kwargs)

@@ -20,11 +20,7 @@ class Normalizer:
     """The normalized leaves and their current statistics. Used by the thread that calls the policy."""
 
     def __init__(self, settings: Normalize, observation: Space) -> None:
-        """Choose the leaves.
-
-        Raises:
-            ManifestError: a key is unknown, or what it names cannot be normalized.
-        """
+        """Choose the leaves. Raises ManifestError where a key is unknown, or what it names cannot be normalized."""
         self.settings = settings
         self._leaves = leaves(observation, ("observation",))
         chosen = _chosen(settings, self._leaves)
