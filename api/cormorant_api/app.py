@@ -38,7 +38,7 @@ _TAGS = [
     {"name": "operator", "description": "Group sizes and drain; used by the operator."},
     {"name": "health", "description": "Probes, metrics and version; no token needed."},
 ]
-_NOT_COUNTED = frozenset({"/livez", "/readyz", "/startupz", "/healthz", "/metrics"})
+_NOT_COUNTED = frozenset({"/livez", "/readyz", "/metrics"})
 
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "

@@ -73,14 +73,10 @@ async def get_state(head: TheHead) -> Response:
         ProblemType.UNSUPPORTED_FORMAT,
         ProblemType.UNSAFE_FORMAT,
         ProblemType.STATE_MISMATCH,
-        ProblemType.DIGEST_MISMATCH,
         ProblemType.BUSY,
         ProblemType.STORE_FAILED,
         requestBody={"required": True, "content": {SAFETENSORS: BINARY, "application/octet-stream": BINARY}},
-        parameters=[
-            {"in": "header", "name": "If-Match", "schema": {"type": "string"}, "required": False},
-            {"in": "header", "name": "Content-Digest", "schema": {"type": "string"}, "required": False},
-        ],
+        parameters=[{"in": "header", "name": "If-Match", "schema": {"type": "string"}, "required": False}],
     ),
 )
 async def put_state(request: Request, head: TheHead) -> Status:

@@ -70,7 +70,6 @@ async def get_worker(head: TheHead, worker: str) -> Worker:
     raise ApiError(ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known)
 
 
-@health.get("/healthz", include_in_schema=False)
 @health.get(
     "/livez",
     response_class=Response,
@@ -86,18 +85,6 @@ async def livez(head: TheHead) -> Response:
             media_type="text/plain",
         )
     return Response("ok\n", media_type="text/plain")
-
-
-@health.get(
-    "/startupz",
-    response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}, 503: {"description": "No worker has started yet."}},
-)
-async def startupz(head: TheHead) -> Response:
-    """Startup: the first worker has started."""
-    if head.is_running:
-        return Response("ok\n", media_type="text/plain")
-    return Response("the first worker has not started yet\n", status_code=503, media_type="text/plain")
 
 
 @health.get(

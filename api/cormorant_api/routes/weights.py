@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
-from cormorant_api.http.conditions import matches, preferred_wait_s
+from cormorant_api.http.conditions import preferred_wait_s
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import memory_response
 from cormorant_api.http.uploads import receive, size_of_body
@@ -35,9 +35,7 @@ _BODY: dict[str, Any] = {
 _PUBLISH_HEADERS: list[dict[str, Any]] = [
     {"in": "header", "name": name, "schema": {"type": "string"}, "required": False, "description": text}
     for name, text in (
-        ("Content-Digest", "`sha-256=:BASE64:` of the body (RFC 9530); optional, verified if present."),
         ("If-Match", "Publish only if this is the current ETag."),
-        ("If-None-Match", "`*`: publish only if nothing has been published yet."),
         ("Prefer", "`wait=S`: respond when every worker uses the weights, or after S seconds."),
     )
 ]
@@ -56,7 +54,6 @@ _PUBLISH_PROBLEMS = (
     ProblemType.UNSUPPORTED_FORMAT,
     ProblemType.TENSOR_MISMATCH,
     ProblemType.NOT_FINITE,
-    ProblemType.DIGEST_MISMATCH,
     ProblemType.BUSY,
     ProblemType.STORE_FAILED,
     ProblemType.APPLY_TIMEOUT,
@@ -71,7 +68,6 @@ _PATCH_HEADERS = [
     if header["name"] == "If-Match"
     else header
     for header in _PUBLISH_HEADERS
-    if header["name"] != "If-None-Match"
 ]
 _PATCH = guarded(
     Role.WRITE,
@@ -87,10 +83,7 @@ _FILE = guarded(
     ProblemType.UNKNOWN_MODEL,
     ProblemType.NO_WEIGHTS,
     ProblemType.VERSION_EXPIRED,
-    also={
-        200: {"description": "A safetensors file.", "content": {SAFETENSORS: BINARY}},
-        304: {"description": "The ETag matches If-None-Match."},
-    },
+    also={200: {"description": "A safetensors file.", "content": {SAFETENSORS: BINARY}}},
 )
 
 VersionQuery = Annotated[
@@ -153,32 +146,14 @@ async def publish_all_weights(
     return await _publish(request, head, ALL_MODELS, version, allows_nonfinite=allow_nonfinite)
 
 
-@router.head(
-    "/v1/models/{model}/weights",
-    response_class=Response,
-    name="head_weights",
-    description="Size and ETag of published weights.",
-    **guarded(
-        Role.READ,
-        ProblemType.UNKNOWN_MODEL,
-        ProblemType.NO_WEIGHTS,
-        also={
-            200: {"description": "Headers of the GET response."},
-            304: {"description": "The ETag matches If-None-Match."},
-        },
-    ),
-)
 @router.get("/v1/models/{model}/weights", response_class=Response, **_FILE)
-async def get_weights(request: Request, head: TheHead, model: str, version: VersionQuery = None) -> Response:
+async def get_weights(head: TheHead, model: str, version: VersionQuery = None) -> Response:
     """Download published weights."""
     stored = head.running.publisher.find(_known(head, model), version)
-    headers = {"ETag": stored.etag, POLICY_VERSION: str(stored.version)}
-    if matches(request.headers.get("if-none-match", ""), stored.etag, is_weak=True):
-        return Response(status_code=304, headers=headers)
     return memory_response(
         stored.buffers,
         media_type=SAFETENSORS,
-        headers=headers,
+        headers={"ETag": stored.etag, POLICY_VERSION: str(stored.version)},
         stall_timeout_s=head.settings.stall_timeout_s,
     )
 

@@ -46,7 +46,6 @@ class ProblemType(StrEnum):
     TENSOR_MISMATCH = "tensor-mismatch", 422
     NOT_FINITE = "not-finite", 422
     STATE_MISMATCH = "state-mismatch", 422
-    DIGEST_MISMATCH = "digest-mismatch", 422
     BUSY = "busy", 429
     DRAINING = "draining", 503
     NO_WORKERS = "no-workers", 503
@@ -121,8 +120,6 @@ class Problem(Answer):
     known: tuple[str, ...] | None = None
     """Known names."""
     retry_after_s: float | None = None
-    expected: str | None = None
-    got: str | None = None
     missing: Differences | None = None
     unexpected: Differences | None = None
     shape: Differences | None = None

@@ -72,7 +72,6 @@ def head_of(url: str, *, reconnect_s: float = 5.0, timeout_s: float = 5.0) -> He
         (409, "not-paused", Conflict),
         (412, "precondition-failed", Conflict),
         (422, "tensor-mismatch", TensorMismatch),
-        (422, "digest-mismatch", Refused),
         (422, "not-finite", NotFinite),
         (422, "state-mismatch", StateMismatch),
         (415, "unsafe-format", Refused),
