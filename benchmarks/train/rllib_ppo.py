@@ -19,7 +19,7 @@ from benchmarks.train.task import Run, Task, main
 
 
 def learn(task: Task, start: Callable[[], Run], kind: str) -> Run:
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     register_env("task", lambda _: make_env(task))
     algorithm = (
         PPOConfig()
