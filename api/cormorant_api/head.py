@@ -8,6 +8,7 @@ Starting (no fleet yet: 503) -> Running <-> Paused -> Completing -> Completed
 import asyncio
 import functools
 import hmac
+import os
 import secrets
 import threading
 import time
@@ -28,11 +29,11 @@ from cormorant_api.control.journal import Journal
 from cormorant_api.control.leases import PauseKeeper
 from cormorant_api.control.metrics import HeadMetrics
 from cormorant_api.control.rates import RateWindow
-from cormorant_api.errors import ApiError
+from cormorant_api.errors import ApiError, HeadFault
 from cormorant_api.http.tokens import HeadTokens
 from cormorant_api.http.uploads import UploadRoom
 from cormorant_api.settings import HeadSettings
-from cormorant_api.tracing import open_traces
+from cormorant_api.traces import Traces
 from cormorant_api.weights.publisher import WeightPublisher
 from cormorant_api.weights.store import WeightStore
 from cormorant_api.weights.updates import UpdateTracker
@@ -57,6 +58,7 @@ _WORKERS_A_SECOND = 1000
 _NEXT_HEAD_S = 2.0
 """Retry-After for clients that should reach the next head."""
 _MOST_UPLOADS = 8
+_OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _WEIGHTS_OWNER = "cormorant-weights"
 """Owner of the pause lease of a head that waits for weights."""
 
@@ -459,3 +461,24 @@ class Head:
                 has_told_error = str(error)
             else:
                 has_told_error = ""
+
+
+def open_traces(*, job: str, namespace: str) -> Traces:
+    """Create the traces that the OTEL_* variables select.
+
+    Raises:
+        HeadFault: the variables require a package that is not installed, or name an unknown exporter.
+    """
+    endpoint = next(filter(None, map(os.environ.get, _OTLP_ENDPOINTS)), "")
+    exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp" if endpoint else "none")
+    if exporter == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return Traces()
+    try:
+        from cormorant_api.span_traces import SpanTraces, make_exporter
+
+        return SpanTraces(make_exporter(exporter), job=job, namespace=namespace, endpoint=endpoint)
+    except ImportError as error:
+        raise HeadFault(
+            f"the OTEL_* variables ask for traces, but {error.name} is not installed; install cormorant[otel], or set "
+            "OTEL_TRACES_EXPORTER=none"
+        ) from None

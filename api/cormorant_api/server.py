@@ -18,8 +18,7 @@ import structlog
 from cormorant_api.app import make_app
 from cormorant_api.errors import HeadFault, StoreError
 from cormorant_api.head import Head
-from cormorant_api.http.listener import Listener
-from cormorant_api.http.tls import check_tls
+from cormorant_api.http.listener import Listener, check_tls
 from cormorant_api.http.tokens import HeadTokens, Role
 from cormorant_api.live.moments import Moments
 from cormorant_api.settings import HeadSettings

@@ -1,4 +1,5 @@
-"""The command line's client of the API server; its only module that imports the Kubernetes client.
+"""The command line's client of the API server, the only module that imports the Kubernetes client; and what its objects
+say: conditions, and phrases for messages.
 
 Objects are plain JSON, as the server sends them. Every request has a time limit, and every refusal becomes a
 one-sentence error.
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
@@ -362,3 +364,43 @@ def _read_json(content: bytes) -> Raw:
         # A proxy answered, or the server without a Status object.
         return {"message": content[:300].decode(errors="replace").strip()}
     return document if isinstance(document, dict) else {}
+
+
+def condition(raw: Raw, kind: str) -> Raw:
+    """One of an object's conditions; empty if it was never written."""
+    conditions = (raw.get("status") or {}).get("conditions") or ()
+    return next((dict(found) for found in conditions if found.get("type") == kind), {})
+
+
+def holds(job: Raw, kind: str) -> bool:
+    return condition(job, kind).get("status") == "True"
+
+
+def is_current(job: Raw) -> bool:
+    """Whether the operator has seen the newest spec."""
+    status = job.get("status") or {}
+    return int(status.get("observedGeneration") or 0) >= int(job["metadata"].get("generation") or 0)
+
+
+def why(fact: Raw) -> str:
+    """A condition's reason and message, as the end of a message."""
+    message = str(fact.get("message") or "").strip()
+    return f"{fact.get('reason', '')}{f': {message}' if message else ''}"
+
+
+def age(time: str, now: datetime) -> str:
+    """Age in kubectl's format: 45s, 12m, 3h4m, 5d."""
+    seconds = max(0, int((now - datetime.fromisoformat(time)).total_seconds()))
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if seconds < 120:
+        return f"{seconds}s"
+    if minutes < 120:
+        return f"{minutes}m"
+    if hours < 48:
+        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
+    return f"{days}d"
+
+
+def identity(job: Raw) -> str:
+    """`rl/pong`, for messages."""
+    return f"{job['metadata']['namespace']}/{job['metadata']['name']}"

@@ -137,8 +137,8 @@ class Connection:
         self, cluster: "Cluster", job: "Raw", role: "Role", *, timeout_s: float = TIMEOUT_S
     ) -> Iterator["Client"]:
         """A client of a job's head; see `client`."""
+        from cormorant_cli.cluster import identity
         from cormorant_cli.job_head import connect_to_head, head_pod, token_of
-        from cormorant_cli.jobs import identity
 
         head_pod(cluster, job)  # report why there is no head, not that its Secret is missing, too
         # CORMORANT_URL and CORMORANT_TOKEN are for heads without a cluster.

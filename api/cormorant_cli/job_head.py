@@ -8,9 +8,8 @@ import binascii
 import socket
 from typing import TYPE_CHECKING, Unpack
 
-from cormorant_cli.cluster import ANSWER_S, Cluster, Raw
+from cormorant_cli.cluster import ANSWER_S, Cluster, Raw, holds, identity
 from cormorant_cli.errors import CliError, CommandFailed, HeadGone, NoHead, NotAllowed, NotReady, ObjectMissing
-from cormorant_cli.jobs import holds, identity
 from cormorant_contract.children import API_PORT, EPOCH, HEAD, JOB_UID, ROLE, api_host, tls_secret, tokens_secret
 
 if TYPE_CHECKING:

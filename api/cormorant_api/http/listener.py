@@ -1,17 +1,21 @@
-"""One uvicorn server in a thread of its own, with an event loop of its own."""
+"""One uvicorn server in a thread of its own, with an event loop of its own, and its TLS files."""
 
 import contextlib
+import ssl
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+import structlog
 import uvicorn
 
 from cormorant_api.errors import HeadFault
 from cormorant_api.http.early import bound
 from cormorant_api.http.protocol import BoundedProtocol
-from cormorant_api.http.tls import reload_when_renewed
 from cormorant_api.settings import HeadSettings
+
+log = structlog.get_logger()
 
 _START_S = 20.0
 _KEEP_ALIVE_S = 75
@@ -69,3 +73,42 @@ class Listener:
         # Cancelled requests raise here, which is not a failure of this thread.
         with contextlib.suppress(KeyboardInterrupt):
             self._server.run(sockets=[self._socket])
+
+
+def check_tls(cert: Path, key: Path) -> None:
+    """Check that a server can use these files; HeadFault if not. Does not check expiry: clients do."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise HeadFault(f"cannot use {cert} with {key} for TLS: {error}") from error
+
+
+def reload_when_renewed(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    """Have a server use a renewed certificate, at the latest from the second connection after the files changed. Files
+    that do not match, as during their replacement, leave the earlier certificate in use.
+    """
+    shown = _stamp(cert)
+
+    def look(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
+        nonlocal shown
+        found = _stamp(cert)
+        if found in (shown, 0):
+            return
+        try:
+            check_tls(cert, key)
+            context.load_cert_chain(cert, key)
+        except (OSError, ssl.SSLError, HeadFault) as error:
+            log.warning("certificate_not_renewed", reason=str(error))
+        else:
+            shown = found
+            log.info("certificate_renewed", cert=str(cert))
+
+    context.sni_callback = look
+
+
+def _stamp(cert: Path) -> int:
+    """A value that changes with the file; 0: there is no file."""
+    try:
+        return cert.stat().st_mtime_ns
+    except OSError:
+        return 0

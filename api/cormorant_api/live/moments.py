@@ -1,4 +1,5 @@
-"""State for live pages: one snapshot (moment) per second, serialized once for all listeners.
+"""State for live pages: one snapshot (moment) per second, serialized once for all listeners. `Recorder` takes them of a
+fleet without a head, for the report of its run.
 
 housekeeping thread --observe--> history
                                  moment -> bytes --notifier--> every `LiveStream`
@@ -7,18 +8,25 @@ housekeeping thread --observe--> history
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from statistics import fmean, quantiles
 
 import yaml
 
 from cormorant_api.control.event_ring import Ring
 from cormorant_api.head import Head
-from cormorant_api.live.history import Past
+from cormorant_api.http.tokens import HeadTokens
 from cormorant_api.live.previews import find_picture, size_of
+from cormorant_api.live.report import make_report
+from cormorant_api.settings import HeadSettings
 from cormorant_api.status import describe, describe_worker
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_contract.rest.base import Answer
 from cormorant_contract.rest.events import Event
-from cormorant_contract.rest.live import LogLine, Moment, Opening, PictureSize, Sample
+from cormorant_contract.rest.live import History, LogLine, Moment, Opening, PictureSize, Sample
+from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.logs import TAIL
 
@@ -31,6 +39,72 @@ _MOST_EVENTS = 100
 _MOST_UPDATES = 20
 _WORKERS_A_SECOND = 100
 _LEFT_OUT = frozenset({"accepted", "applied", "dropped"})
+
+
+_FINE = 900
+_COARSE = 1200
+_FEWEST_FOR_A_BAND = 5
+
+
+class Past:
+    """Samples for the plots: one per second for the last 15 minutes, and at most 1,200 for the whole run. Not
+    thread-safe; `sample` has one caller.
+    """
+
+    def __init__(self, *, fine: int = _FINE, coarse: int = _COARSE) -> None:
+        """`fine`: number of newest samples to keep. `coarse`: most samples of the whole run, even; beyond it, every
+        second one is dropped.
+        """
+        self._fine: deque[Sample] = deque(maxlen=fine)
+        self._coarse: list[Sample] = []
+        self._most_coarse = coarse
+        self._stride, self._count = 1, 0
+        self._spent: Mapping[str, float] | None = None
+
+    def sample(self, stats: FleetStats, *, at: float, per_second: float) -> Sample:
+        """The next sample, for `add`; `at` in seconds since 1970, `per_second` in frames."""
+        returns, lengths = stats.recent_returns, stats.recent_lengths
+        low = high = None
+        if len(returns) >= _FEWEST_FOR_A_BAND:
+            deciles = quantiles(returns, n=10, method="inclusive")
+            low, high = deciles[0], deciles[-1]
+        oldest = min((group.min_version for group in stats.groups.values()), default=stats.version)
+        return Sample(
+            at=round(at, 1),
+            per_second=round(per_second, 1),
+            mean_return=fmean(returns) if returns else None,
+            return_low=low,
+            return_high=high,
+            mean_length=fmean(lengths) if lengths else None,
+            staleness=max(0, stats.version - max(0, oldest)),
+            time_shares=self._shares(stats),
+        )
+
+    def _shares(self, stats: FleetStats) -> dict[str, float]:
+        """Share of each activity in the workers' time since the last sample; empty if no time passed."""
+        spent = {name: sum(group.spent_s.get(name, 0.0) for group in stats.groups.values()) for name in ACTIVITIES}
+        before, self._spent = self._spent, spent
+        if before is None:
+            return {}
+        # The seconds of a replaced worker disappear from the sum.
+        grown = {name: max(0.0, seconds - before[name]) for name, seconds in spent.items()}
+        total = sum(grown.values())
+        return {name: round(seconds / total, 4) for name, seconds in grown.items() if seconds} if total else {}
+
+    def add(self, sample: Sample) -> None:
+        self._fine.append(sample)
+        if self._count % self._stride == 0:
+            self._coarse.append(sample)
+        self._count += 1
+        if len(self._coarse) > self._most_coarse:
+            self._coarse, self._stride = self._coarse[::2], 2 * self._stride
+
+    def told(self) -> History:
+        """The samples of the whole run, oldest first."""
+        begin = self._fine[0].at if self._fine else 0.0
+        samples = [sample for sample in self._coarse if sample.at < begin] + list(self._fine)
+        columns = {name: tuple(getattr(sample, name) for sample in samples) for name in History.model_fields}
+        return History.model_validate(columns)
 
 
 class Moments(Ring[bytes]):
@@ -147,3 +221,33 @@ class Moments(Ring[bytes]):
 
 def as_frame(kind: str, data: Answer) -> bytes:
     return f"event: {kind}\ndata: {data.model_dump_json()}\n\n".encode()
+
+
+class Recorder:
+    """The history of one fleet. Use as a context manager while it runs."""
+
+    def __init__(self, job: CollectorJob, fleet: WorkerFleet) -> None:
+        """Start recording. Raises HeadFault if the OTEL_* variables require a package that is not installed."""
+        if job.spec.paused:  # a local run starts at once
+            job = job.model_copy(update={"spec": job.spec.model_copy(update={"paused": False})})
+        self.head = Head(job, HeadSettings(), HeadTokens(None))
+        self.head.has_queue = False  # the run itself is the consumer of its fleet's queue
+        self.moments = Moments(self.head)
+        self.head.watchers.append(self.moments.observe)
+        self.head.attach(fleet, is_paused=False)
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception):
+            self.head.failure = self.head.failure or str(error)
+        self.head.close()
+
+
+def report_of(moments: Moments) -> str:
+    """The report of a run that has ended, or of one that still runs."""
+    head = moments.head
+    return make_report(
+        moments.now(head.running.fleet.stats()).model_dump_json(), state=head.end_state, reason=head.failure
+    )

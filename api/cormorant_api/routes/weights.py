@@ -1,5 +1,6 @@
 """Publishing and reading weights."""
 
+import math
 from collections import Counter
 from typing import Annotated, Any
 
@@ -15,15 +16,16 @@ from cormorant_api.http.transfer import memory_response
 from cormorant_api.http.uploads import receive, size_of_body
 from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, TheHead, author_of, guarded
 from cormorant_api.weights.publisher import ALL_MODELS, PublishRequest
-from cormorant_api.weights.specs import limit_bytes, shapes_of
 from cormorant_api.weights.updates import update_id, version_of
 from cormorant_contract.rest.base import VERSION_MAX
 from cormorant_contract.rest.headers import POLICY_VERSION, SAFETENSORS
-from cormorant_contract.rest.models import Model, Models, ModelSummary, Rollback, VersionEntry, Versions
+from cormorant_contract.rest.models import Model, Models, ModelSummary, Rollback, TensorShape, VersionEntry, Versions
 from cormorant_contract.rest.pauses import LONGEST_WAIT_S
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import FINAL_STATES, Update
+from cormorant_contract.tensor_file import ITEM_BYTES, MAX_METADATA_BYTES, TORCH_NAMES
 from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.weights.staged import TensorSpec, WeightSpecs
 
 _BODY: dict[str, Any] = {
     "requestBody": {
@@ -39,6 +41,9 @@ _PUBLISH_HEADERS: list[dict[str, Any]] = [
         ("Prefer", "`wait=S`: respond when every worker uses the weights, or after S seconds."),
     )
 ]
+_DTYPES = {attribute: name for name, attribute in TORCH_NAMES.items()}
+_HEADER_MARGIN = MAX_METADATA_BYTES + (1 << 20)
+_HEADER_PER_TENSOR = 512
 _DRAINS = (
     "the head is draining: no worker starts a batch with these weights, and the next head may not have them; publish "
     "the newest weights to the next head"
@@ -111,7 +116,8 @@ async def get_model(head: TheHead, model: str) -> Model:
     stats = await head.stats()
     by_version = Counter(str(max(0, worker.version)) for worker in stats.workers)
     summary = _summary(head, model, len(specs))
-    return Model(**summary.model_dump(), tensors=shapes_of(specs), workers_by_version=dict(by_version))
+    tensors = tuple(TensorShape(name=n, dtype=_dtype_of(spec), shape=spec.shape) for n, spec in specs.items())
+    return Model(**summary.model_dump(), tensors=tensors, workers_by_version=dict(by_version))
 
 
 @router.put("/v1/models/{model}/weights", response_model=Update, **_PUBLISH)
@@ -222,7 +228,7 @@ async def _publish(
     specs = running.fleet.specs
     if not specs:
         raise ApiError(ProblemType.UNKNOWN_MODEL, "the policy has no weights to publish", known=())
-    size = size_of_body(request, limit_bytes=limit_bytes(specs, most=head.settings.max_body_bytes))
+    size = size_of_body(request, limit_bytes=_limit_bytes(specs, most=head.settings.max_body_bytes))
     with head.uploads.of(size):
         blob = WeightsBlob(size)
         received = await receive(request, blob.buffer, stall_timeout_s=head.settings.stall_timeout_s)
@@ -285,3 +291,14 @@ def _summary(head: Head, name: str, num_tensors: int) -> ModelSummary:
         bytes=stored.size_bytes,
         num_tensors=num_tensors,
     )
+
+
+def _dtype_of(spec: TensorSpec) -> str:
+    return _DTYPES.get(spec.dtype, spec.dtype)
+
+
+def _limit_bytes(specs: WeightSpecs, *, most: int) -> int:
+    """Upload limit: twice the expected size, so that weights of another policy get a report of the differences."""
+    tensors = [spec for model in specs.values() for spec in model.values()]
+    size = sum(ITEM_BYTES.get(_dtype_of(spec), 8) * math.prod(spec.shape) for spec in tensors)
+    return min(most, 2 * size + _HEADER_MARGIN + _HEADER_PER_TENSOR * len(tensors))

@@ -22,8 +22,7 @@ from cormorant_api.errors import ApiError, StoreError
 from cormorant_api.http.conditions import check_preconditions, matches
 from cormorant_api.http.uploads import Received, parse_body, refusal_of
 from cormorant_api.traces import Traces
-from cormorant_api.weights.files import cut, joined, merge
-from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, digest_of
+from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, cut, digest_of, joined, merge
 from cormorant_api.weights.updates import UpdateTracker, update_id
 from cormorant_contract.rest.base import VERSION_MAX
 from cormorant_contract.rest.headers import make_etag

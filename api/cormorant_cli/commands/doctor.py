@@ -11,10 +11,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from cormorant_cli.cluster import Cluster, Raw, connected
+from cormorant_cli.cluster import Cluster, Raw, age, condition, connected, holds, identity, is_current, why
 from cormorant_cli.connection import Connection, Context, Namespace
 from cormorant_cli.errors import CliError, NoHead, NotAllowed, ObjectMissing
-from cormorant_cli.jobs import age, condition, holds, identity, is_current, why
 from cormorant_cli.printing import tell
 from cormorant_contract.children import JOB
 from cormorant_contract.job import GROUP

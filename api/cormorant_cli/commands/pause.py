@@ -74,8 +74,7 @@ def resume(
 
 
 def _set_paused(connection: Connection, *, is_paused: bool, wait_s: float) -> None:
-    from cormorant_cli.cluster import connected
-    from cormorant_cli.jobs import identity
+    from cormorant_cli.cluster import connected, identity
 
     with connected(connection.context) as cluster:
         namespace = connection.namespace or cluster.namespace

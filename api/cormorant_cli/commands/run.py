@@ -412,7 +412,7 @@ class _Session:
             yield
             return
         try:
-            from cormorant_api.live.recorder import Recorder
+            from cormorant_api.live.moments import Recorder
         except ModuleNotFoundError as error:
             self._report = None
             sentence = missing_library(error, "api", what="no report is written: it")
@@ -429,7 +429,7 @@ class _Session:
 
     def _write_report(self, moments: "Moments") -> None:
         """Write the report of a run that collected frames."""
-        from cormorant_api.live.recorder import report_of
+        from cormorant_api.live.moments import report_of
 
         head = moments.head
         if self._report is None or not head.is_running:

@@ -15,11 +15,10 @@ import typer
 import yaml
 from pydantic.alias_generators import to_camel
 
-from cormorant_cli.cluster import Cluster, Raw, connected
+from cormorant_cli.cluster import Cluster, Raw, condition, connected, holds, identity, is_current, why
 from cormorant_cli.code_map import CodeMap, read_code
 from cormorant_cli.connection import Context, Namespace
 from cormorant_cli.errors import BadInput, CliError, CommandFailed, ObjectMissing
-from cormorant_cli.jobs import condition, holds, identity, is_current, why
 from cormorant_cli.printing import speaks_json
 from cormorant_contract.base import Contract
 from cormorant_contract.job import API_VERSION, KIND, CollectorJob

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from cormorant_api.live import moments as live_module
-from cormorant_api.live.recorder import Recorder
+from cormorant_api.live.moments import Recorder
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_cli import __main__ as command_line

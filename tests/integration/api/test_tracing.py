@@ -14,7 +14,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from cormorant_api.errors import HeadFault
-from cormorant_api.tracing import open_traces
+from cormorant_api.head import open_traces
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
 from cormorant_testing.scripts import Server, unused_port

@@ -15,7 +15,7 @@ import safetensors.numpy
 import yaml
 from playwright.sync_api import Browser
 
-from cormorant_api.live.recorder import report_of
+from cormorant_api.live.moments import report_of
 from cormorant_testing import browser as browser_module
 from cormorant_testing.browser import watching
 from cormorant_testing.collecting import make_job

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from cormorant_api.live.history import Past
+from cormorant_api.live.moments import Past
 from cormorant_contract.rest.live import Sample
 from cormorant_testing.stats import group_stats, make_stats
 from cormorant_worker.logs import LogTail

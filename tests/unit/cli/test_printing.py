@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import yaml
 
+from cormorant_cli.cluster import age
 from cormorant_cli.commands.submit import show_objects
-from cormorant_cli.jobs import age
 from manifest_making import collector_job
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
