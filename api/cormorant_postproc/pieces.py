@@ -18,11 +18,7 @@ TRAJ_IDS: Key = ("collector", "traj_ids")
 
 
 def flag(batch: TensorDictBase, key: Key) -> Tensor:
-    """A bool or id leaf as `[*, T]`: a trailing dimension of one is dropped.
-
-    Raises:
-        PostprocError: there is no such leaf, or its shape is not the batch's.
-    """
+    """A bool or id leaf as `[*, T]`, without a trailing dimension of 1. Raises PostprocError where it has none."""
     value = batch.get(key, None)
     if value is None:
         raise PostprocError(f"the batch has no {_name(key)}; it has {sorted(map(_name, batch.keys(True, True)))}")
@@ -86,10 +82,7 @@ def first_step(ids: Tensor) -> Tensor:
 
 
 def at_steps(value: Tensor, steps: Tensor) -> Tensor:
-    """`value[*, steps[*, t]]`: leaves `[*, T, ...]` at other steps of their own rows, without expanding the index.
-
-    Works on views of any strides; the result is a copy.
-    """
+    """A copy of `value[*, steps[*, t]]`: leaves `[*, T, ...]`, of any strides, at other steps of their own rows."""
     depth = steps.ndim - 1
     rows = [
         torch.arange(n, device=steps.device).reshape(*(-1 if i == at else 1 for i in range(depth + 1)))

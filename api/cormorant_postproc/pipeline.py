@@ -29,11 +29,7 @@ class Pipeline:
 
 
 def of_collection(settings: Mapping[str, Any]) -> Pipeline:
-    """Pipeline of a manifest's `spec.collection`: multi-step targets first, then trajectories, then dtypes.
-
-    Args:
-        settings: the result of `Collection.post_processing`; plain data, which travels with batches to clients.
-    """
+    """Pipeline of `Collection.post_processing`, plain data: multi-step targets, then trajectories, then dtypes."""
     steps: list[Callable[[TensorDictBase], TensorDict]] = []
     if (multi_step := settings.get("multi_step")) is not None:
         steps.append(MultiStep(gamma=multi_step["gamma"], n_steps=multi_step["steps"]))
@@ -72,11 +68,7 @@ class RewardClip:
 
 
 class InBfloat16:
-    """Casts keys to bfloat16, and recurrent states in `next` as well, where that changes no value.
-
-    Args:
-        keys: as a manifest spells them: nested keys with dots.
-    """
+    """Casts keys, nested ones with dots, to bfloat16, and states in `next` as well, where that changes no value."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.keys = tuple(keys)

@@ -21,9 +21,7 @@ _PLAIN_ADDS = ("ReplayBuffer.add", "ReplayBufferManager.add", "PrioritizedReplay
 
 class Store(Protocol):
     def refuse(self, *, num_envs: int, num_steps: int = 0, num_episodes: int = 0) -> None:
-        """Raise ValueError when so many environments, frames or episodes at once do not fit. An episode has one frame
-        at least.
-        """
+        """Raise ValueError when so many environments, frames or episodes (of a frame at least) at once do not fit."""
 
     def take(self, batch: "TensorDict", lengths: Array) -> None:
         """Store a batch `[B, T]`, of which column b has `lengths[b]` frames."""

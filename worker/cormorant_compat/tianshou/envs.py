@@ -9,6 +9,7 @@ our VectorEnvs                                       as they are
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import gymnasium
@@ -25,7 +26,7 @@ from cormorant_worker.envs.restarts import RestartLimits, Restarts
 from cormorant_worker.envs.vector import GymVectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvError
 from cormorant_worker.scripted import Scripted
-from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves, unflattener
+from cormorant_worker.spaces import Array, Arrays, flatten, leaves, unflattener
 
 
 def as_vector_env(
@@ -159,11 +160,21 @@ class TheirVectorEnv(VectorEnv):
         self._rows: Rows = NO_ROWS
         self._actions: Arrays = ()
         leaves(self.observation_space, ("observation",))
-        first = _First(env, self.action_space, self._ids(np.zeros(1, np.int64)), is_array=self._is_array)
-        fields = complete_fields(info, cast(Env, first), type(self._inner).__name__)
+        fields = complete_fields(info, cast(Env, self._first()), type(self._inner).__name__)
         self.info_leaves = tuple(field.leaf for field in fields)
         self._info = tuple(np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.info_leaves)
         self._write_info = [info_writer(fields, row_views(self._info, row)) for row in range(self.num_envs)]
+
+    def _first(self) -> Any:
+        """The first environment as gymnasium's, for a look at its info."""
+        env, ids = self._env, self._ids(np.zeros(1, np.int64))
+
+        def step(action: Any) -> tuple[Mapping[str, Any]]:
+            return (_info_at(env.step(np.asarray([action]) if self._is_array else [action], ids)[-1], 0),)
+
+        return SimpleNamespace(
+            action_space=self.action_space, reset=lambda: (None, _info_at(env.reset(ids)[1], 0)), step=step
+        )
 
     def seed(self, seeds: Sequence[int]) -> None:
         self._seeds = tuple(seeds)
@@ -246,24 +257,6 @@ class TheirVectorEnv(VectorEnv):
         if self._is_array:
             return actions[0]
         return [self._unflatten([a[i] for a in actions]) for i in range(n)]
-
-
-class _First:
-    """The first of Tianshou's environments as gymnasium's, for a look at its info."""
-
-    def __init__(self, theirs: Any, action_space: Space, first: Rows, *, is_array: bool) -> None:
-        self.action_space = action_space
-        self._theirs = theirs
-        self._id = first
-        self._is_array = is_array
-
-    def reset(self) -> tuple[None, Mapping[str, Any]]:
-        _, infos = self._theirs.reset(self._id)
-        return None, _info_at(infos, 0)
-
-    def step(self, action: Any) -> tuple[Mapping[str, Any]]:
-        *_, infos = self._theirs.step(np.asarray([action]) if self._is_array else [action], self._id)
-        return (_info_at(infos, 0),)
 
 
 def _info_at(infos: Any, i: int) -> Mapping[str, Any]:

@@ -22,9 +22,7 @@ _REWARD = Leaf(key=("reward",), shape=(1,), dtype=np.dtype(np.float32))
 
 
 def adapt_torchrl(env: Any) -> Any:
-    """A gymnasium.Env where the environment has no batch size and TorchRL's usual keys, else several environments (or
-    one) with a `vector_env`.
-    """
+    """A gymnasium.Env if the environment has no batch size and TorchRL's usual keys, else one with a `vector_env`."""
     has_usual_keys = (env.action_keys, env.reward_keys) == (["action"], ["reward"])
     is_single = has_usual_keys and not env.batch_size and _groups(env) == [] and env.reward_spec.shape == (1,)
     return SingleEnv(env) if is_single else BatchedEnv(env)

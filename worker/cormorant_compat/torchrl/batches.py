@@ -100,9 +100,7 @@ class StepCounts:
         """By environment: its last trajectory, and the count that its next frame has."""
 
     def add(self, batch: TensorDictBase, envs: Sequence[Hashable]) -> None:
-        """Count, in place. The rows of a batch `[R, T]` go on where those of the same environments' last batch ended;
-        `envs`: the environment of each row.
-        """
+        """Count, in place. The rows of a batch `[R, T]` go on where those of the same `envs`, by row, ended."""
         if "step_count" in batch.keys():  # noqa: SIM118  # a TensorDict, not a dict
             return  # the environment counts itself
         ids = batch[_IDS]
@@ -134,9 +132,7 @@ class EpisodePool:
         """Trajectories that begun and never ended: their collector died, or began its next batch with new episodes."""
 
     def add(self, batch: TensorDictBase, envs: Sequence[Hashable]) -> None:
-        """Take a batch `[R, T]`, whose rows go on where those of the same environments' last batch ended. `envs`: the
-        environment of each row.
-        """
+        """Take a batch `[R, T]`, whose rows go on where those of the same `envs`, by row, ended."""
         has_mask = _MASK in batch.keys(True)
         for env, row in zip(envs, batch.unbind(0), strict=True):
             filled = row[row[_MASK]].exclude(_MASK) if has_mask else row

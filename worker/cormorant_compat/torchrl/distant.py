@@ -20,9 +20,7 @@ _STEP = re.compile(r"""\.?([A-Za-z_]\w*)|\[('[^']*'|"[^"]*"|-?\d+)\]""")
 
 
 def resolve(root: Any, path: str) -> Any:
-    """Follow attributes and items: `"env.transform[0].loc"`. Raises AttributeError where the path names nothing, or
-    cannot be read.
-    """
+    """Follow attributes and items: `"env.transform[0].loc"`. Raises AttributeError where that is not possible."""
     at = 0
     while at < len(path):
         step = _STEP.match(path, at)

@@ -53,9 +53,7 @@ class Maker:
 
 
 class Calls:
-    """A user's policy factory, called in the worker; what it returns is read as `as_policy` does, TorchRL's
-    `RandomPolicy` as `random_policy` does.
-    """
+    """A user's policy factory, called in the worker; what it returns is read as a policy that was given is."""
 
     def __init__(self, factory: Callable[[], Any], *, is_trusted: bool) -> None:
         self._factory = factory

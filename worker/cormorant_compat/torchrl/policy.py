@@ -81,9 +81,7 @@ def is_random_policy(policy: Any) -> bool:
 
 
 def check_has_weights(policy: Any, wish: str) -> None:
-    """Refuse to publish by itself where there is nothing to publish. `wish`: the argument that asks for it, with its
-    value.
-    """
+    """Refuse to publish by itself where there are no weights. `wish`: the argument that asks for it, and its value."""
     if as_policy(policy) is None or not isinstance(policy, nn.Module | Mapping):
         what = "there is no policy" if policy is None else f"the policy is a {type(policy).__name__}, which has none"
         raise ValueError(
@@ -103,9 +101,7 @@ def _takes_tensordict(policy: Callable[..., Any]) -> bool:
 
 
 def read_weights(given: Any, *, policy: Any) -> Mapping[str, torch.Tensor]:
-    """A state dict, from a module, a TensorDict of its weights or a state dict. If `policy`, the one in use, was
-    wrapped, names get the wrapper's prefix.
-    """
+    """A state dict of weights in any of TorchRL's forms, with the wrapper's prefix where `policy`, in use, has it."""
     if isinstance(given, nn.Module):
         found: dict[str, Any] = dict(given.state_dict())
         is_whole = isinstance(given, OnTensorDicts)

@@ -103,9 +103,7 @@ class Pool:
         return env
 
     def begin(self, asked: torch.Tensor | None) -> dict[str, Any]:
-        """Begin an episode in the environments that are `asked` for, bool [N, ...], or in all. Returns observations of
-        all, nested, [N, ...] per leaf.
-        """
+        """Begin an episode where `asked`, bool [N, ...], or everywhere. Returns all observations, nested, [N, ...]."""
         if self._is_closed:
             self._open(None)
         every: Array = np.ones(self.num_envs, dtype=np.bool_)

@@ -114,9 +114,7 @@ class CollectorSettings:
 
 
 class CollectorKeywords(TypedDict, total=False):
-    """The fields of `CollectorSettings` but the first as keyword arguments, for type checkers and editors; and those
-    that are ignored.
-    """
+    """The fields of `CollectorSettings` but the first, and what is ignored, for type checkers and editors."""
 
     total_frames: int | None
     max_frames_per_traj: int | None
@@ -311,9 +309,7 @@ def broadcast(given: Any, name: str, count: int, *, of: str = "collectors") -> l
 
 
 def limit(value: int | None) -> int:
-    """A number of frames; 0 for every TorchRL spelling of "no limit". Larger values than the counter holds, such as
-    `sys.maxsize`, become its maximum.
-    """
+    """A number of frames; 0 for any spelling of "no limit". What the counter cannot hold becomes its maximum."""
     return min(value, COUNT_MAX) if value is not None and value > 0 else 0
 
 

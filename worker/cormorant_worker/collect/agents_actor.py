@@ -186,9 +186,7 @@ class AgentsActor:
                 group.actor = self._at(group.actor, copied)
 
     def refuse_scripts(self) -> None:
-        """Refuse policies without weights, which cannot play one of several checkpoints; the ManifestError names the
-        first.
-        """
+        """Raise ManifestError where a policy has no weights: it cannot play one of several checkpoints."""
         for name, group in self._groups.items():
             if group.actor is not None and not group.actor.models.modules:
                 raise ManifestError(

@@ -73,9 +73,7 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
 
 
 def stack_workers(batches: Sequence[TensorDict]) -> TensorDict:
-    """Join one batch of every worker into `[W*B, T]`, in the order given: a copy, whose shorter ones are padded and
-    masked.
-    """
+    """Join one batch of every worker into a copy `[W*B, T]`, in the order given; shorter ones are padded and masked."""
     longest = max(batch.shape[1] for batch in batches)
     if any(batch.shape[1] < longest or _MASK in batch.keys(True) for batch in batches):
         batches = [pad(with_mask(batch), longest) for batch in batches]

@@ -106,9 +106,7 @@ class Block:
     """The arrays of one batch over one buffer. Written by one collector, then sealed, then read."""
 
     def __init__(self, layout: Layout, buffer: memoryview | bytearray | None = None) -> None:
-        """Lay the arrays over a buffer. `buffer`: at least `layout.size_bytes` writable bytes, for example shared
-        memory; a block of this process allocates its own.
-        """
+        """Lay the arrays over `layout.size_bytes` of a buffer, such as shared memory; None: over memory of its own."""
         cursor = ArrayCursor(np.zeros(layout.size_bytes, dtype=np.uint8) if buffer is None else buffer)
         self._take(layout, {name: cursor.take(shape, dtype) for name, shape, dtype in layout.fields()})
 

@@ -22,9 +22,7 @@ _TRIES = 4
 
 
 def find_mode(vector: FlatVector) -> AutoresetMode:
-    """The declared mode, else the observed one. Raises EnvBuildError where it declares none and its behavior is
-    unclear.
-    """
+    """The declared mode, else the observed one. Raises EnvBuildError where that is unclear."""
     env = vector.env
     # An environment's own attribute comes first: ALE's writes the mode into a dict that every class shares.
     unwrapped = getattr(env, "unwrapped", env)

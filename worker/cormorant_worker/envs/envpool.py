@@ -92,9 +92,7 @@ class EnvPoolTask:
     def open(
         self, *, num_threads: int, seeds: Sequence[int], batch_size: int = 0, info: Sequence[InfoField] = ()
     ) -> "EnvPoolVectorEnv | AsyncEnvPoolVectorEnv":
-        """Build one environment per seed, in lockstep or, with a smaller `batch_size`, that many at a time. Takes
-        seconds for Atari.
-        """
+        """Build one environment per seed, in lockstep or `batch_size` at a time. Takes seconds for Atari."""
         limit = {"max_episode_steps": self.max_episode_steps} if self.max_episode_steps else {}
         num_players = self.num_players
         if num_players > 1 and batch_size:

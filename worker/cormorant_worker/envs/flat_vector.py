@@ -47,9 +47,7 @@ class VectorSource:
         return name_of(self.make) if self.make is not None else self.id or self.entrypoint
 
     def build(self, num_envs: int) -> Any:
-        """Construct it. Raises UnknownEnv or EnvBuildError: no such id or entrypoint, it raised, or it is not a vector
-        environment of so many rows.
-        """
+        """Construct it. Raises UnknownEnv or EnvBuildError where that fails, or it has another number of rows."""
         if self.id:
             make: Callable[..., Any] = partial(gymnasium.make_vec, self.id)
         else:
@@ -120,9 +118,7 @@ class FlatVector:
         return tuple(np.stack(parts) for parts in zip(*drawn, strict=True))
 
     def seed(self, seeds: Sequence[int], options: dict[str, Any] | None = None) -> Stepped:
-        """Begin every episode under its seed, in the first form that the environment accepts: a list, an array, or the
-        first one for all.
-        """
+        """Begin every episode under its seed, as the environment takes them: a list, an array, or the first for all."""
         return self.begin(options, seeds=(list(seeds), np.asarray(seeds), seeds[0]))
 
     def begin(self, options: dict[str, Any] | None = None, *, seeds: Sequence[Any] = (None,)) -> Stepped:
@@ -169,9 +165,7 @@ class FlatVector:
         return _map_arrays(lambda array: import_module("torch").as_tensor(array, device=self._device), arrays)
 
     def step(self, actions: Arrays) -> Stepped:
-        """Step all environments. Raises EnvCrashed where it raised, BadObservation where what it returned does not fit
-        or is NaN.
-        """
+        """Step all. Raises EnvCrashed where it raised, BadObservation where the result does not fit or is NaN."""
         try:
             obs, reward, terminated, truncated, info = self._step(self._nested_actions(actions))
         except Exception as error:
@@ -221,9 +215,7 @@ class FlatVector:
         return parts
 
     def final(self, stepped: Stepped) -> Arrays | None:
-        """[k, ...] per leaf: `final_obs` of the rows that ended; None: there is none. Does not read
-        `_final_obs`, which ALE's environment lacks.
-        """
+        """[k, ...] per leaf: `final_obs` of the rows that ended, without `_final_obs`, which ALE lacks; None: none."""
         found, ended = stepped.info.get("final_obs"), stepped.ended
         if found is None:
             return None

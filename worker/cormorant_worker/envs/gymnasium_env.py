@@ -168,9 +168,7 @@ def form_of(env: Any) -> str:
 
 
 def makes_vector(env: Any) -> bool:
-    """True for a function, including `gymnasium.make_vec`, and for a VectorEnv class that takes `num_envs` by name and
-    needs no other argument.
-    """
+    """True for a function or a VectorEnv class that takes `num_envs` by name and needs no other argument."""
     if not callable(env) or (isinstance(env, type) and issubclass(env, gymnasium.Env)):
         return False
     return "num_envs" in _parameters(env) and set(needed_arguments(env)) <= {"num_envs"}

@@ -120,9 +120,7 @@ class InfoMisfit(Exception):
 
 
 def info_writer(fields: Sequence[InfoField], views: Sequence[Array]) -> Callable[[Mapping[str, Any]], None]:
-    """A function that writes one environment's info into its row: `views` of the row, one per complete field. It raises
-    InfoMisfit.
-    """
+    """A function that writes one environment's info into `views` of its row, one a field. It raises InfoMisfit."""
     plan = [
         (field.key, view, field.filling, *(_exact(view.dtype) if not view.shape else ((), 0.0)))
         for field, view in zip(fields, views, strict=True)

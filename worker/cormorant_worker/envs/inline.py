@@ -16,9 +16,7 @@ log = structlog.get_logger(__name__)
 
 
 class InlineVectorEnv(SingleEnvs[EnvRow]):
-    """Environments in this thread. One that never returns, or that takes the process down, cannot be restarted here:
-    use SubprocessVectorEnv.
-    """
+    """Environments in this thread. One that never returns, or takes the process down, cannot be restarted."""
 
     def close(self) -> None:
         if not self._closed:

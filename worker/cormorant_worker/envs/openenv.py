@@ -81,9 +81,7 @@ class _Part:
 
 
 class OpenEnvSource(EnvSource):
-    """Builds one `OpenEnvSession` per row. The schema of the server's messages is read once; raises EnvBuildError where
-    there is no server, or arrays cannot represent its messages.
-    """
+    """Builds one `OpenEnvSession` per row. Raises EnvBuildError without a server, or if messages are no arrays."""
 
     def __init__(self, block: OpenEnvEnv, max_episode_steps: int = 0) -> None:
         self.block, self.max_episode_steps = block, max_episode_steps

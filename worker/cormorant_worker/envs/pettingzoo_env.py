@@ -52,9 +52,7 @@ _NEEDED = ("possible_agents", "observation_space", "action_space", "reset", "ste
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentsFactory(EnvFactory):
-    """Which environment to build: `id` is a module with a `parallel_env` or an `env`, and `entrypoint` returns a
-    ParallelEnv or an AECEnv.
-    """
+    """`id` is a module with a `parallel_env` or an `env`; `entrypoint` returns a ParallelEnv or an AECEnv."""
 
     groups: Groups = "byName"
     ends_on_any: bool = False
@@ -63,9 +61,7 @@ class AgentsFactory(EnvFactory):
     """The team reward is the mean of the acting agents' rewards, not their sum."""
 
     def build(self, row: int = 0) -> "AgentsEnv":  # the same for every row
-        """Construct it and its wrappers. Raises EnvBuildError where it cannot be built, is not PettingZoo's, or its
-        agents do not fit the groups.
-        """
+        """Construct it and its wrappers. Raises EnvBuildError where that fails, or its agents do not fit the groups."""
         module = self.id.replace("/", ".")
         try:
             make = load_object(self.entrypoint or f"{module}:parallel_env", what="environment")
@@ -94,9 +90,7 @@ class MaybeAgents:
 
 
 def group_agents(agents: Sequence[str], groups: Groups) -> dict[str, tuple[str, ...]]:
-    """The agents of each group. Raises EnvBuildError where a map of groups names an unknown agent, omits one or names
-    one twice, or a group has the name of another key.
-    """
+    """The agents of each group. Raises EnvBuildError where a map does not name each once, or a name is taken."""
     if isinstance(groups, str):
         names: dict[str, Callable[[str], str]] = {
             "byName": lambda agent: re.sub(r"_\d+$", "", agent),
@@ -174,9 +168,7 @@ class _Turns:
 
 
 class AgentsEnv(gymnasium.Env[Any, Any]):
-    """The agents of one environment of PettingZoo. Raises EnvBuildError where it is none, or they do not fit the
-    groups.
-    """
+    """The agents of one environment of PettingZoo. Raises EnvBuildError where it is none, or they fit no groups."""
 
     def __init__(self, env: Any, source: AgentsFactory) -> None:
         if missing := [name for name in _NEEDED if not hasattr(env, name)]:

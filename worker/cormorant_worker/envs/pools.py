@@ -34,9 +34,7 @@ def check(env: Env, *, is_own_process: bool = False) -> None:
 
 
 def open_envs(request: EnvRequest) -> OpenedEnvs:
-    """One pool for each EnvGroup, or for each variant that this worker plays. Pools of variants share the threads
-    of one pool in proportion to their sizes.
-    """
+    """One pool for each EnvGroup, or for each variant that this worker plays, which share the threads of one pool."""
     before = native_threads()
     pools, num_threads = _build_pools(request)
     has_one_thread = num_threads == len(pools) == 1 and pools[0].lockstep

@@ -99,21 +99,13 @@ class VectorEnv(Protocol):
         """
 
     def recv(self) -> Step:
-        """Wait for rows that were sent. Bounded by the implementation's own time limit.
-
-        Raises:
-            EnvCrashed: the environments failed and cannot be restarted.
-        """
+        """Wait for rows that were sent, within the implementation's own limit. Raises EnvCrashed where they failed."""
 
     def restart(self, rows: Rows) -> Arrays:
         """Begin a new episode in idle `rows`, whatever state they are in. Returns [n, ...] first observations."""
 
     def state(self) -> bytes:
-        """Everything needed to continue from here bit by bit.
-
-        Raises:
-            EnvNotSaved: these environments cannot be saved.
-        """
+        """Everything needed to continue from here bit by bit. Raises EnvNotSaved where there is no such thing."""
         raise EnvNotSaved(self.why_not_saved)
 
     def restore(self, state: bytes) -> None:

@@ -58,9 +58,7 @@ class StatisticsBook(Mapping[int, Document]):
             self._current = self._current.merged(statistics)
 
     def stamp(self, version: int, statistics: Statistics | None = None) -> Statistics:
-        """Record the statistics of a published version: the given ones, else those that it was published with before,
-        else the current ones.
-        """
+        """Record a published version's statistics: the given ones, else those that it has, else the current ones."""
         with self._lock:
             found = self._versions[version] = statistics or self._versions.get(version) or self._current
             while len(self._versions) > KEPT_VERSIONS:

@@ -249,9 +249,7 @@ def _to_numpy(tensor: Any, leaf: Leaf, n: int) -> Array:
 
 
 def cast_to(leaf: Leaf, array: Array) -> Array:
-    """Cast an array to a leaf's dtype. Raises PolicyMismatch where that is an integer and the values are not, or do not
-    fit.
-    """
+    """Cast an array to a leaf's dtype. Raises PolicyMismatch where it is an integer that cannot hold the values."""
     cast: Array = array.astype(leaf.dtype)
     if leaf.dtype.kind in "iub" and not np.array_equal(cast, array):
         bad = array[cast != array]

@@ -28,10 +28,7 @@ _in_force = ExplorationType.RANDOM
 
 
 def is_greedy() -> bool:
-    """True if the current type asks for the best action instead of a random one.
-
-    A type that the caller set with TorchRL's `set_exploration_type` counts, too.
-    """
+    """True if the type in force, ours or that of TorchRL's `set_exploration_type`, asks for the best action."""
     theirs = _tensordict_nn()
     if theirs is not None:
         asked = theirs.interaction_type()
