@@ -20,9 +20,9 @@ def check_preconditions(headers: Mapping[str, str], current_etag: str) -> None:
     raise ApiError(ProblemType.PRECONDITION_FAILED, detail, **members)
 
 
-def matches(if_match: str, etag: str) -> bool:
-    """Whether an If-Match names an ETag (with quotes; empty: there is nothing that could match)."""
-    return bool(etag) and not {"*", etag}.isdisjoint(part.strip() for part in if_match.split(","))
+def matches(header: str, etag: str) -> bool:
+    """Whether an If-Match or If-None-Match names an ETag (with quotes; empty: there is nothing that could match)."""
+    return bool(etag) and not {"*", etag}.isdisjoint(part.strip() for part in header.split(","))
 
 
 def preferred_wait_s(headers: Mapping[str, str], longest_s: float) -> float:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
-from cormorant_api.http.conditions import preferred_wait_s
+from cormorant_api.http.conditions import matches, preferred_wait_s
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import memory_response
 from cormorant_api.http.uploads import receive, size_of_body
@@ -88,7 +88,10 @@ _FILE = guarded(
     ProblemType.UNKNOWN_MODEL,
     ProblemType.NO_WEIGHTS,
     ProblemType.VERSION_EXPIRED,
-    also={200: {"description": "A safetensors file.", "content": {SAFETENSORS: BINARY}}},
+    also={
+        200: {"description": "A safetensors file.", "content": {SAFETENSORS: BINARY}},
+        304: {"description": "The ETag matches If-None-Match."},
+    },
 )
 
 VersionQuery = Annotated[
@@ -152,14 +155,18 @@ async def publish_all_weights(
     return await _publish(request, head, ALL_MODELS, version, allows_nonfinite=allow_nonfinite)
 
 
+@router.head("/v1/models/{model}/weights", response_class=Response, name="head_weights", **_FILE)
 @router.get("/v1/models/{model}/weights", response_class=Response, **_FILE)
-async def get_weights(head: TheHead, model: str, version: VersionQuery = None) -> Response:
-    """Download published weights."""
+async def get_weights(request: Request, head: TheHead, model: str, version: VersionQuery = None) -> Response:
+    """Download published weights; 304 if they have the ETag of If-None-Match."""
     stored = head.running.publisher.find(_known(head, model), version)
+    headers = {"ETag": stored.etag, POLICY_VERSION: str(stored.version)}
+    if matches(request.headers.get("if-none-match", "").replace("W/", ""), stored.etag):
+        return Response(status_code=304, headers=headers)
     return memory_response(
         stored.buffers,
         media_type=SAFETENSORS,
-        headers={"ETag": stored.etag, POLICY_VERSION: str(stored.version)},
+        headers=headers,
         stall_timeout_s=head.settings.stall_timeout_s,
     )
 

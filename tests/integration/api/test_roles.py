@@ -48,8 +48,8 @@ def test_every_endpoint_is_in_the_table_of_roles(endless: Served) -> None:
         for path, operations in document["paths"].items()
         for method, operation in operations.items()
     }
-    # The paths of the table have their parameters filled in.
-    assert len([entry for entry in found if entry[2]]) == len(ROLES)
+    # HEAD is GET's; the paths of the table have their parameters filled in.
+    assert len([entry for entry in found if entry[2] and entry[0] != "HEAD"]) == len(ROLES)
     assert {path for _, path, role in found if not role} == {"/livez", "/readyz", "/version", "/metrics"}
 
 

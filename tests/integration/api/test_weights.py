@@ -63,6 +63,9 @@ def test_publish_is_applied_by_all_and_reads_back(endless: Served) -> None:
     assert found.body == body
     assert found.headers["etag"] == reply.headers["etag"] == f'"{before + 1}:{update["digest"]}"'
     assert found.headers["content-type"] == "application/vnd.safetensors"
+    head = endless.reader.call("HEAD", PATH)
+    assert (head.status, head.body, head.headers["content-length"]) == (200, b"", str(len(body)))
+    assert endless.reader.get(PATH, If_None_Match=found.headers["etag"]).status == 304
 
 
 def test_frames_collected_after_applied_are_by_the_new_weights(endless: Served) -> None:
@@ -94,7 +97,7 @@ def test_versions_only_grow_and_a_repetition_changes_nothing(endless: Served) ->
 
 
 def test_conditions_are_checked_before_anything_changes(endless: Served) -> None:
-    etag = endless.reader.get(PATH).headers["etag"]
+    etag = endless.reader.call("HEAD", PATH).headers["etag"]
     before = current(endless)
     stale = endless.writer.put(PATH, weights_file(1), If_Match='"1:xxh3:00"')
     assert (stale.status, stale.kind, stale.json["current_etag"]) == (412, "precondition-failed", etag)
