@@ -110,16 +110,9 @@ class ForkServer:
         return self._process.poll() is None
 
     def fork(self, name: str, descriptors: Sequence[int], *, imports: Imports = Imports()) -> int:
-        """Fork a child in its own process group, without waiting for it. If the fork server is gone, the child's
-        sockets close.
-
-        Args:
-            name: shown by ps and top.
-            descriptors: the child gets copies of them.
-            imports: modules that it and its siblings need.
-
-        Returns:
-            The child's number in this process.
+        """Fork a child in its own process group, with copies of the descriptors, without waiting for it. If the fork
+        server is gone, the child's sockets close. `name`: shown by ps and top; `imports`: modules that it and its
+        siblings need. Returns the child's number in this process.
         """
         with self._lock, _output() as output:
             self._number += 1
@@ -150,18 +143,14 @@ class ForkServer:
         return ChildStatus(number, 0, None)
 
     def wait(self, number: int, timeout_s: float) -> int | None:
-        """Wait for a child's end. Returns its code as `status` does; None: it still runs, or the fork server is
-        gone.
-        """
+        """Wait for a child's end. Returns its code as in `status`; None: it runs, or the fork server is gone."""
         deadline = time.monotonic() + timeout_s
         while (code := self.status(number).code) is None and time.monotonic() < deadline and self.is_alive:
             time.sleep(_ASKED_EVERY_S)
         return code
 
     def kill(self, number: int) -> None:
-        """Kill a child and its process group, unless it has ended. Does not wait. Has no effect if the fork server has
-        ended.
-        """
+        """Kill a child and its process group, unless it, or the fork server, has ended. Does not wait."""
         with self._lock, suppress(OSError):
             self._connection.send(Order("kill", number))
 
@@ -213,9 +202,7 @@ def fork_server(module: str) -> ForkServer:
 
 
 def _environment() -> dict[str, str]:
-    """Environment variables of children: those of this process, one thread for each library, and the script's import
-    path, so that entrypoints resolve in their subprocesses as they do here.
-    """
+    """Variables of children: this process's, one thread for each library, and the script's import path."""
     path = os.pathsep.join(_path())
     return {**os.environ, "PYTHONPATH": path, **{f"{library}_NUM_THREADS": "1" for library in _LIBRARIES}}
 
@@ -235,9 +222,7 @@ def _folder() -> str:
 
 @contextmanager
 def _output() -> Iterator[int]:
-    """A descriptor of what children write to: stderr, that of the process where a program replaced it, or nothing where
-    both are closed.
-    """
+    """A descriptor of what children write to: stderr, the process's own where a program replaced it, or nothing."""
     streams: tuple[Any, ...] = sys.stderr, sys.__stderr__
     for stream in streams:
         with suppress(AttributeError, OSError, ValueError):

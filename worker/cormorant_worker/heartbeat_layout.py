@@ -22,21 +22,13 @@ SIZE_BYTES = _ALL.size
 
 
 def parse(data: bytes) -> tuple[int, ...]:
-    """Read the numbers of a heartbeat file.
-
-    Raises:
-        struct.error: the file is incomplete.
-    """
+    """Read the numbers of a heartbeat file. Raises struct.error where it is incomplete."""
     return _ALL.unpack(data)
 
 
 def spent_ns(timing: Sequence[int], *, until_ns: int) -> tuple[int, ...]:
-    """Nanoseconds by activity; of vector steps, up to the last measured one.
-
-    Args:
-        timing: [NUM_TIMING] numbers.
-        until_ns: end of the period, by `time.monotonic_ns` of this machine. The current activity is written only when
-            it ends.
+    """Nanoseconds by activity, from the [NUM_TIMING] numbers: of vector steps, up to the last measured one; of another
+    current activity, which is written only when it ends, up to `until_ns` by this machine's `time.monotonic_ns`.
     """
     activity, since = timing[ACTIVITY], timing[SINCE]
     spent = list(timing[:NUM_ACTIVITIES])

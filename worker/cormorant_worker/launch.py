@@ -245,10 +245,8 @@ def engine_of(options: "RayOptions | None") -> "Engine | None":
 def describe_job(
     manifest: Manifest | None, name: str | None, env: EnvChoice | None, **given: Any
 ) -> tuple[CollectorJob, WorkerOverrides]:
-    """The job of a manifest or a script, and the script's objects. `given`: fields of `Scripted`.
-
-    Raises:
-        ManifestError: neither or both are given, or the given one is refused.
+    """The job of a manifest or a script, and the script's objects. `given`: fields of `Scripted`. Raises ManifestError
+    where neither or both are given, or the given one is refused.
     """
     if env is not None:
         if manifest is not None:
@@ -308,16 +306,9 @@ def load_job(manifest: Manifest, *, name: str | None = None) -> CollectorJob:
 
 
 def refuse_unknown_names(job: CollectorJob, *, is_this_machine: bool = True) -> None:
-    """Refuse unknown EnvPool tasks and entrypoints before any process is started.
-
-    Args:
-        is_this_machine: workers import from the same folders as this process. Those of other machines may have modules
-            that are not here.
-
-    Raises:
-        UnknownEnv: no such task, with near matches.
-        EnvBuildError: the task's runtime is missing, or it has no such argument.
-        ManifestError: an entrypoint's module, attribute or argument does not exist, with near matches.
+    """Refuse unknown EnvPool tasks and entrypoints, with near matches, before any process is started.
+    `is_this_machine`: workers import from the same folders as this process; others may have modules that are not here.
+    Raises UnknownEnv, EnvBuildError and ManifestError.
     """
     from cormorant_worker.envs.kinds import kind_of
 

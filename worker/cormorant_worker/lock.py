@@ -30,12 +30,8 @@ class FolderLock:
     """Keeps other processes from writing to a folder, until `release` or the end of this process."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the lock; creates the folder.
-
-        Raises:
-            LockHeld: another process holds it.
-            LocksUnsupported: the file system cannot lock files.
-            OSError: the folder cannot be created or written.
+        """Take the lock; creates the folder. Raises LockHeld where another process holds it, LocksUnsupported, and
+        OSError where the folder cannot be created or written.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / LOCK_FILE

@@ -77,11 +77,8 @@ TAIL = LogTail()
 
 
 def configure_logs(context: LogContext, *, stream: TextIO | None = None) -> None:
-    """Log to a stream: as JSON, or in color on a terminal.
-
-    Args:
-        context: default fields of each line; may change later.
-        stream: standard output by default.
+    """Log to a stream (standard output): as JSON, or in color on a terminal. `context`: fields of each line, which may
+    change.
     """
     out = stream or sys.stdout
     last: list[Callable[[Any, str, Event], Any]] = [_in_order, structlog.processors.JSONRenderer(default=str)]
@@ -102,9 +99,7 @@ def configure_logs(context: LogContext, *, stream: TextIO | None = None) -> None
 
 
 def quiet_by_default() -> None:
-    """In scripts and notebooks, log only warnings and errors, to standard error. Has no effect if the program has
-    configured structlog.
-    """
+    """Unless the program has configured structlog, log only warnings and errors, to standard error."""
     if structlog.is_configured():
         return
     structlog.configure(

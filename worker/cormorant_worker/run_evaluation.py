@@ -145,17 +145,9 @@ def evaluation_job(
     device: str = "",
     objects: bytes = b"",
 ) -> CollectorJob:
-    """A copy of a manifest with the changes for an evaluation.
-
-    Args:
-        job: any job.
-        folder: for the results.
-        weights: URIs of weights files; empty: as in the manifest.
-        episodes: as in `evaluate`, as are the other arguments.
-        objects: a script's environment and policy, pickled, which are evaluated in place of the manifest's.
-
-    Raises:
-        ManifestError: names the arguments that conflict.
+    """A copy of a manifest with the changes for an evaluation, whose results go to `folder`. `weights`: URIs of files;
+    empty: as in the manifest; `objects`: a script's environment and policy, pickled, which are evaluated in place of
+    the manifest's; all else as in `evaluate`. Raises ManifestError with the arguments that conflict.
     """
     document = job.to_document()
     spec = document["spec"]
@@ -214,18 +206,9 @@ def run_evaluation(
     should_stop: Callable[[], bool] = lambda: False,
     objects: bytes = b"",
 ) -> ResultTable:
-    """Play the missing episodes of an evaluation, and write its table to its folder.
-
-    Args:
-        job: with `collection.episodes`.
-        workers: as in `evaluate`, as is `device`.
-        engine: where workers run; None: this machine.
-        look: called with the fleet's counters about five times a second.
-        should_stop: asked about five times a second.
-        objects: `WorkerOverrides.to_bytes()` of a script; empty: none.
-
-    Raises:
-        FleetInterrupted: `should_stop` returned True.
+    """Play the missing episodes of an evaluation, and write its table to its folder. `look` gets the fleet's counters,
+    and `should_stop` is asked, about five times a second; `objects`: `WorkerOverrides.to_bytes()` of a script; all else
+    as in `evaluate`. Raises FleetInterrupted once `should_stop` returns True.
     """
     from cormorant_worker.envs.cpus import available_cpus
     from cormorant_worker.errors import FleetInterrupted

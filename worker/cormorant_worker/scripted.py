@@ -57,9 +57,8 @@ _ENVPOOL = "envpool:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scripted:
-    """Arguments of `open_fleet` and `make_collector` that replace a manifest; documented there.
-
-    None means "not given": a mapping entry that duplicates an argument is refused, even with an equal value.
+    """Arguments of `open_fleet` and `make_collector` that replace a manifest; documented there. None means "not given":
+    a mapping entry that duplicates an argument is refused, even with an equal value.
     """
 
     env: EnvChoice
@@ -82,11 +81,7 @@ class Scripted:
     info: Sequence[str | Mapping[str, Any]] | None = None
 
     def job(self) -> CollectorJob:
-        """The manifest, with placeholders where environment or policy are Python objects.
-
-        Raises:
-            ManifestError: the arguments conflict; lists every problem.
-        """
+        """The manifest, with placeholders where environment or policy are Python objects. Raises ManifestError."""
         self._check()
         env = {**self.env} if isinstance(self.env, Mapping) else {self._kind: self._block()}
         if self._factory is not None:

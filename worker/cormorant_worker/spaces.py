@@ -63,15 +63,9 @@ class Leaf:
 
 
 def leaves(space: Space, prefix: Key) -> tuple[Leaf, ...]:
-    """List the leaves of a space, depth first, in the space's own order.
-
-    Args:
-        space: Box, Discrete, MultiDiscrete, MultiBinary, and Tuple or Dict of them, nested at will.
-        prefix: the key of the root, `("observation",)` or `("action",)`.
-
-    Raises:
-        EnvBuildError: the space has a part without a fixed shape (Text, Graph, Sequence), or without any value (an
-            empty Dict or Tuple, a shape with a 0).
+    """List the leaves of a space, depth first, in its own order; `prefix`: the key of the root, `("observation",)`.
+    Raises EnvBuildError for a part without a fixed shape (Text, Graph, Sequence) or without any value (an empty Dict or
+    Tuple, a shape with a 0).
     """
     if (parts := _parts(space)) is not None:
         if not parts:
@@ -123,10 +117,8 @@ def _parts(space: Space) -> list[tuple[str, Space]] | None:
 
 
 def flatten(space: Space, value: Any) -> Arrays:
-    """Turn one nested value of a space into its leaves, without a copy where it already is an array.
-
-    Raises:
-        ValueError: a value cannot be stored in the space's dtype as it is.
+    """Turn one nested value of a space into its leaves, without a copy where it already is an array. Raises ValueError
+    where a value cannot be stored in the space's dtype as it is.
     """
     match space:
         case gymnasium.spaces.Dict():
@@ -138,11 +130,8 @@ def flatten(space: Space, value: Any) -> Arrays:
 
 
 def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Cast to the dtype of a space; an array that has it is returned itself. Floats are rounded but never become
-    infinite; integers and flags keep their values.
-
-    Raises:
-        ValueError, OverflowError: a value does not fit.
+    """Cast to the dtype of a space. Floats are rounded but never become infinite; integers and flags keep their values.
+    Raises ValueError or OverflowError where a value does not fit.
     """
     if array.dtype == dtype:
         return array
@@ -158,9 +147,8 @@ def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def unflattener(space: Space) -> Callable[[Sequence[Any]], Any]:
-    """The inverse of `flatten` for one space, built in advance so that steps do not inspect types: takes leaves,
-    returns the nested value that `env.step` expects. Discrete parts become Python ints for a single environment (arrays
-    of shape `()`).
+    """The inverse of `flatten` for one space, built in advance so that steps do not inspect types. Discrete parts of a
+    single environment (arrays of shape `()`) become Python ints.
     """
     position = 0
 
@@ -195,9 +183,8 @@ def put_nested(target: dict[str, Any], key: Key, value: Any) -> None:
 
 
 def describe(space: Space) -> str:
-    """Describe a space in one line, equal in every process and version: used in fingerprints and messages.
-
-    Bounds are given by their extremes, so that a 4x84x84 Box stays readable.
+    """Describe a space in one line, equal in every process and version: used in fingerprints and messages. Bounds are
+    given by their extremes, so that a 4x84x84 Box stays readable.
     """
     match space:
         case OneHot():

@@ -26,13 +26,8 @@ def encode(frames: int, reason: str = "") -> bytes:
 
 
 def explain(path: Path | None, reason: str, *, frames: int | None = None) -> None:
-    """Add the reason to a head's message, `{"frames": 1000}`, if the head left no reason.
-
-    Args:
-        path: of the termination message; None: do nothing.
-        reason: why the head ends.
-        frames: settled frames, for a head that ended before it had counted any. None: do nothing without a message,
-            because Kubernetes then takes the end of the log, which has the reason.
+    """Add the reason to a head's message, `{"frames": 1000}`, if the head left none. `frames`: of a head that ended
+    before it had counted any; None: do nothing without a message, because Kubernetes then takes the end of the log.
     """
     if path is None:
         return

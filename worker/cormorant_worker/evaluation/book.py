@@ -20,10 +20,8 @@ class EpisodeBook:
     """Guarded by the fleet's condition, except `table` and `finish`, which read the folder."""
 
     def __init__(self, job: CollectorJob) -> None:
-        """Look at what earlier fleets of the job recorded.
-
-        Raises:
-            EvaluationError: the folder cannot be used, or holds the results of something else.
+        """Look at what earlier fleets recorded. Raises EvaluationError: the folder cannot be used, or holds other
+        results.
         """
         assert job.spec.output.dataset is not None
         self.planned = planned_episodes(job)
@@ -47,19 +45,15 @@ class EpisodeBook:
         return max(1, min(num_envs, -(-len(self._pending) // max(1, num_workers))))
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Positions of episodes for a ticket; a single one after a worker died, to identify the episode that kills
-        workers.
-        """
+        """Positions of episodes for a ticket; after a death a single one, to find the one that kills workers."""
         taken = [self._pending.popleft()]
         while len(taken) < count and not self._deaths[taken[0]] and not self._deaths[self._pending[0]]:
             taken.append(self._pending.popleft())
         return tuple(taken)
 
     def give_back(self, episodes: Sequence[int]) -> str:
-        """Return the episodes of a lost worker, which are played again before others.
-
-        Returns:
-            Message if another worker would die in the same way; else empty.
+        """Play a lost worker's episodes again, before others. Returns why another worker would die as well; empty: it
+        need not.
         """
         self._pending.extendleft(reversed(episodes))
         self._deaths.update(episodes)
@@ -104,9 +98,7 @@ _CHANGES_NO_NUMBER = (
 
 
 def subject_of(job: CollectorJob) -> dict[str, Any]:
-    """Everything besides the seed that determines an episode's numbers, as JSON: the spec without fields that change no
-    number, so that new fields count.
-    """
+    """What determines an episode's numbers besides its seed, as JSON. New fields of the spec count."""
     spec, episodes = job.spec, job.spec.collection.episodes
     assert episodes is not None
     uris = episodes.checkpoints or ([spec.policy.initial_weights] if spec.policy.initial_weights else [])

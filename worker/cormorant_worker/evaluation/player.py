@@ -85,12 +85,8 @@ class Player:
         overrides: WorkerOverrides = NO_OVERRIDES,
         max_threads: int = 1,
     ) -> None:
-        """Take a collector's policy.
-
-        Args:
-            collector: has the policy, whose weights do not change any more, the gate that pauses and stops, and the
-                count of steps. Its environments are not used.
-            max_threads: EnvPool's, where the manifest does not say.
+        """Take the policy of a collector, whose weights do not change any more, its gate and its count of steps, but
+        not its environments. `max_threads`: EnvPool's, where the manifest does not say.
         """
         assert job.spec.collection.episodes is not None
         assert job.spec.output.dataset is not None
@@ -115,13 +111,8 @@ class Player:
         self._limit = job.spec.env.max_episode_steps or LONGEST
 
     def play(self, positions: Sequence[int]) -> list[PlayedEpisode]:
-        """Play episodes of the plan side by side, each in an environment of its own.
-
-        Raises:
-            EnvError: an environment cannot be built, fails, or an episode does not end.
-            PolicyError: the policy fails.
-            WeightsError: a checkpoint cannot be read, or does not fit the policy.
-            Stopped: the gate was stopped.
+        """Play episodes of the plan side by side, each in an environment of its own. Raises Stopped and the errors of
+        environments (also for an episode that does not end), of the policy, and of a checkpoint's weights.
         """
         together: dict[tuple[str, str], list[int]] = {}
         for position in positions:

@@ -78,11 +78,7 @@ class ResultFolder:
         self._is_local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
 
     def open(self, subject: Mapping[str, Any]) -> None:
-        """Begin, or continue an earlier run.
-
-        Args:
-            subject: description of the evaluated job; a folder holds the results of one subject.
-        """
+        """Begin, or continue an earlier run of the same subject, of which a folder holds the results."""
         found = self._read("evaluation.json")
         if found is None:
             self._write("evaluation.json", {"subject": dict(subject)})
@@ -194,7 +190,7 @@ class ResultTable:
 
     @property
     def checkpoints(self) -> dict[str, "ResultTable"]:
-        """One table per weights file or pairing, each equal to that of a separate evaluation; empty without
+        """By weights file or pairing, the table of a separate evaluation; empty without
         `collection.episodes.checkpoints`.
         """
         found: dict[str, list[PlayedEpisode]] = {}
@@ -246,9 +242,7 @@ class ResultTable:
 
 
 def summarize(rows: Sequence[PlayedEpisode]) -> dict[str, Any]:
-    """Count, mean and spread of returns and lengths, the same of each group of agents, means of metrics, success rate
-    with its interval.
-    """
+    """Count, mean and spread of returns (also by group of agents), lengths and metrics, and the rate of success."""
     found: dict[str, Any] = {"episodes": len(rows)}
     if not rows:
         return found

@@ -16,11 +16,8 @@ from cormorant_worker.evaluation.results import ResultTable
 def record_videos(
     job: CollectorJob, table: ResultTable, count: int, folder: Path, *, overrides: WorkerOverrides = NO_OVERRIDES
 ) -> list[Path]:
-    """Record the first episodes of a table as MP4, one file each.
-
-    Raises:
-        EvaluationError: imageio-ffmpeg is missing, or an episode ended differently while it was recorded.
-        EnvError: the environment does not render.
+    """Record the first episodes of a table as MP4, one file each. Raises EvaluationError without imageio-ffmpeg, or
+    where an episode ends differently while it is recorded; EnvError where the environment does not render.
     """
     try:
         import imageio_ffmpeg  # noqa: F401  # asked for before anything is played

@@ -48,9 +48,7 @@ class BackgroundTasks:
             then(result)
 
     def finish(self, condition: threading.Condition, *, timeout_s: float) -> None:
-        """Settle all jobs, at most for `timeout_s`, and end the threads. A thread that never ends dies with the
-        process.
-        """
+        """Settle all jobs, at most for `timeout_s`, and end the threads; one that never ends dies with the process."""
         deadline = time.monotonic() + timeout_s
         while self._num_under_way and time.monotonic() < deadline:
             with condition:

@@ -44,14 +44,9 @@ class BatchFile:
 
 
 def encode(loan: Loan, *, batch_id: str, delivery: int) -> BatchFile:
-    """Encode a loan as a file, without copying it.
-
-    Tensors whose size is a multiple of 64 bytes come first, so that they begin at such multiples in the file.
-
-    Args:
-        loan: must not be released before the buffers are sent.
-        batch_id: the batch's id for consumers, `<epoch>-<n>`.
-        delivery: number of this delivery, from 1.
+    """Encode a loan, which must not be released before the buffers are sent, as a file, without copying it. Tensors of
+    a multiple of 64 bytes come first, so that they begin at such multiples. `batch_id`: `<epoch>-<n>`; `delivery`: from
+    1.
     """
     found = ((i, key, array) for i, part in enumerate(loan.parts) for key, array in arrays_of(part.block))
     tensors = [(f"{i}/{key}", array) for i, key, array in found if array.size]

@@ -47,9 +47,7 @@ class LoanPart:
 
 @dataclass(eq=False)
 class Loan:
-    """One complete round, first in the queue, then with a consumer. Use as a context manager, or call `release`, which
-    invalidates views.
-    """
+    """One complete round, in the queue or with a consumer. Leaving its context releases it, which invalidates views."""
 
     parts: tuple[LoanPart, ...]
     """In the order of the workers' slots; exactly one in async mode."""
@@ -75,12 +73,9 @@ class Loan:
     _has_memory: bool = field(default=True, init=False)
 
     def tensordict(self, *, copy: bool = False) -> "TensorDict":
-        """The batch, `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`. Applies `multiStep`
-        and `splitTrajectories` of the manifest. `copy`: return tensors that own their memory instead of views that
-        `release` invalidates. Sync batches are always copies.
-
-        Raises:
-            FleetError: the loan was released.
+        """The post-processed batch, `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`. `copy`:
+        tensors own their memory and outlive `release`; those of sync batches always do. Raises FleetError after
+        `release`.
         """
         # Importing tensordict takes seconds; `cormorant run` only counts batches and never needs it.
         from cormorant_worker.collect.batch import stack_workers, to_tensordict
@@ -99,9 +94,7 @@ class Loan:
 
     @property
     def statistics(self) -> dict[int, Document]:
-        """Normalization statistics of each policy version in it, if the fleet still has them; empty without
-        `normalize`.
-        """
+        """Normalization statistics of its versions, where the fleet still has them; empty without `normalize`."""
         return {} if self.book is None else self.book.between(self.min_version, self.max_version)
 
     def acknowledge(self) -> None:
@@ -111,9 +104,7 @@ class Loan:
             self.book.merge(moments)
 
     def copied(self) -> None:
-        """Return the memory early. Until `release`, the fleet assumes that the learner still uses this batch, which
-        counts for `maxStaleness`.
-        """
+        """Return the memory early. Until `release` the learner counts as using this batch, for `maxStaleness`."""
         self._has_memory = False
         self.on_copied()
 
@@ -146,11 +137,8 @@ class BatchQueue:
         changed: AbstractContextManager[object] | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin empty.
-
-        Args:
-            changed: the fleet's condition, for loans that any thread gives back.
-            wake: has the fleet's thread look.
+        """Begin empty. `changed`: the fleet's condition, for loans that any thread gives back; `wake`: has its thread
+        look.
         """
         self.blocks: BlockPool | None = None
         """The memory of batches; set once, when the first worker has told their layout."""
@@ -194,12 +182,8 @@ class BatchQueue:
         attempt: int = 0,
         handed_at: float = 0.0,
     ) -> list[SlotKey]:
-        """Add a worker's sealed part of a round. Returns the workers that should seal their parts now.
-
-        Args:
-            block_index: index of the part's block in the pool.
-            attempt: attempt of the slot that collected it.
-            handed_at: time at which its ticket was issued, in monotonic seconds.
+        """Add the part of a round that a worker's attempt sealed into a block; its ticket was issued at `handed_at`, in
+        monotonic seconds. Returns the workers that should seal their parts now.
         """
         assert self.blocks is not None
         block = self.blocks.block(block_index)
@@ -263,10 +247,8 @@ class BatchQueue:
     # -- out ---------------------------------------------------------------------------------------------------
 
     def take(self, *, min_version: int | None) -> Loan | None:
-        """Lend the oldest round in the queue until `release`; None if the queue is empty.
-
-        Rounds that a version older than `min_version` collected are dropped, counted as stale, and collected again
-        unless a dataset has them.
+        """Lend the oldest round in the queue; None if it is empty. Rounds that a version older than `min_version`
+        collected are dropped, counted as stale, and collected again unless a dataset has them.
         """
         while self._queue:
             loan = self._queue.popleft()

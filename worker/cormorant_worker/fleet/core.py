@@ -126,8 +126,8 @@ class FleetCore:
         return Settled(epoch=self.options.epoch, frames=self.options.settled_frames())
 
     def inherit(self, settled: Settled) -> None:
-        """Count frames that an earlier head settled beyond the count that this fleet was given. A head that is deleted
-        while no operator runs leaves this count only in workers' pods.
+        """Count frames that an earlier head settled beyond the count that this fleet was given: where a head is deleted
+        while no operator runs, only workers' pods have it.
         """
         if settled.epoch >= self.options.epoch or self.dataset is not None or self.episodes is not None:
             return

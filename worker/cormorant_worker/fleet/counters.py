@@ -88,8 +88,8 @@ class FleetCounters:
         self.groups[group].restarts[reason] += 1
 
     def tick(self, *, is_full: bool, is_asked: bool) -> None:
-        """Add the waiting times since the last call. From now on workers wait for room if `is_full`, and consumers for
-        a batch if `is_asked`.
+        """Add the waiting times since the last call, and say who waits from now on: workers for room, consumers for a
+        batch.
         """
         now = time.monotonic()
         if self._was_full:
@@ -129,11 +129,8 @@ class EnvFailures:
         return len(recent)
 
     def sentence(self, *, dropped: int) -> str:
-        """Message that environments keep failing: how often, and the first failure with its traceback; empty if they do
-        not.
-
-        Args:
-            dropped: frames that the fleet has dropped, for any reason.
+        """That environments keep failing: how often, `dropped` frames (for any reason), and the first traceback; empty:
+        not so.
         """
         recent = [self.recent(slot) for slot in self._recent]
         if max(recent, default=0) < _MANY:

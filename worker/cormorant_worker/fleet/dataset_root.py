@@ -26,14 +26,9 @@ class DatasetRoot:
     """A dataset to which only this fleet adds. It is scanned once."""
 
     def __init__(self, uri: str, *, job: str = "", epoch: int = 0) -> None:
-        """Lock the place and look at it, before any worker starts.
-
-        Args:
-            job: name of the job. Workers of its earlier heads have ended, or are told to when they write again.
-            epoch: the fleet's, unless the dataset has seen as high a one.
-
-        Raises:
-            DatasetError: it cannot be read or written, or another process writes to it.
+        """Lock the place and look at it, before any worker starts. Workers of the job's earlier heads have ended, or
+        are told to when they write again. `epoch`: the fleet's, unless the dataset has seen as high a one. Raises
+        DatasetError where it cannot be read or written, or another process writes to it.
         """
         self.uri = uri
         self._lock = _lock(uri)
@@ -75,11 +70,8 @@ class DatasetRoot:
         return self._dataset.durable_frames(part) if self._dataset is not None else 0
 
     def open(self, job: CollectorJob, ready: Ready) -> None:
-        """Begin the dataset, or continue with one that fits.
-
-        Raises:
-            DatasetMismatch: the existing dataset is of another environment or schema.
-            DatasetError: it cannot be written, or another run began at the same moment.
+        """Begin the dataset, or continue with one that fits. Raises DatasetMismatch where the existing one is of
+        another environment or schema; DatasetError where it cannot be written, or another run began at the same moment.
         """
         spaces = ready.observation_space, ready.action_space
         self._dataset = open_dataset(self.uri, describe_job(job, ready.layout, *spaces))

@@ -63,9 +63,7 @@ class Events:
         self._noted: deque[FleetEvent] = deque()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call a listener for each event from now on. Returns a function that ends the subscription; it may be called
-        twice.
-        """
+        """Call a listener for each event from now on. Returns a function that ends that; it may be called twice."""
         self._listeners.append(listener)
 
         def unsubscribe() -> None:

@@ -17,8 +17,8 @@ _SPARE = 64
 
 
 def raise_file_limit(num_workers: int, *, each: int) -> None:
-    """Raise this process's soft limit for a number of workers, if the system allows it. Never lowers it. `each`:
-    descriptors per worker.
+    """Raise, never lower, this process's soft limit for so many workers with `each` descriptors, if the system allows
+    it.
     """
     needed = num_workers * each + _OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -55,27 +55,17 @@ _FETCH_S = 60.0
 
 
 class WorkerFleet:
-    """The workers of one job, as the head and `local_fleet.py` use them. A context manager; methods may be called from
-    any thread.
-    """
+    """The workers of one job, for the head and `local_fleet.py`. Methods may be called from any thread."""
 
     loop: ClassVar[type[FleetLoop]] = FleetLoop
     """The fleet's loop; benchmarks and tests replace it."""
 
     def __init__(self, job: CollectorJob, options: FleetOptions | None = None, *, engine: Engine | None = None) -> None:
         """Start the workers and wait until all of them stand at their first observation; where slots come from
-        elsewhere (pods in a cluster), until one does.
-
-        Args:
-            options: sizes, devices, time limits.
-            engine: where workers run; this machine by default. The fleet closes it, also when it cannot start.
-
-        Raises:
-            WorkerFailed: a worker cannot start; the message is the environment's, the policy's or the weights'.
-            ControlTimeout: workers did not start, or were not placed, in time.
-            DatasetError: the manifest's dataset cannot be opened or belongs to another job.
-            DeviceUnavailable: a gpu group, and no CUDA device.
-            FleetError: not even one batch fits into the engine's memory.
+        elsewhere (pods in a cluster), until one does. The fleet closes the engine (this machine by default), also when
+        it cannot start. Raises WorkerFailed with the message of the environment, the policy or the weights;
+        ControlTimeout where workers were not placed or started in time; and the errors of the dataset, the device and
+        the engine's memory.
         """
         quiet_by_default()
         self.job = job
@@ -107,9 +97,8 @@ class WorkerFleet:
     # -- life --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for current batches, close the datasets, end the workers: at most `drain_timeout_s`, then kill.
-
-        Drops batches in the queue. May be called twice.
+        """Wait for current batches, close the datasets, end the workers: at most `drain_timeout_s`, then kill. Drops
+        batches in the queue. May be called twice.
         """
         core = self._core
         with self._changed:
@@ -159,8 +148,8 @@ class WorkerFleet:
     # -- batches -----------------------------------------------------------------------------------------------
 
     def skip(self, *, timeout_s: float | None = None) -> int:
-        """Count the next round without reading it. Returns its number of frames, or 0 when all have been delivered.
-        Raises the errors of `borrow`.
+        """Count the next round without reading it. Returns its frames; 0: all are delivered. Raises the errors of
+        `borrow`.
         """
         if (loan := self.borrow(timeout_s=timeout_s)) is None:
             return 0
@@ -169,22 +158,11 @@ class WorkerFleet:
             return loan.num_frames
 
     def borrow(self, *, timeout_s: float | None = None) -> Loan | None:
-        """Borrow the next round. Any number may be lent at a time; loans that are not returned block the workers,
-        because each counts against `output.queue.capacityBatches` (with `onFull: drop_oldest`: only once they use all
-        memory). A loan is never dropped. With `maxStaleness: 0` the next round begins only once all loans are returned:
-        consumers that need several at a time set a higher `maxStaleness`.
-
-        Args:
-            timeout_s: how long to wait; None waits as long as workers make progress (each of their waits is limited).
-
-        Returns:
-            The loan, or None when `totalFrames`, or all frames of a drained fleet, have been delivered.
-
-        Raises:
-            ControlTimeout: no round was complete in time.
-            WorkerFailed: a worker failed for good.
-            FleetClosed: the fleet was closed.
-            FleetError: the manifest has no output.queue.
+        """Borrow the next round; None once `totalFrames`, or all frames of a drained fleet, are delivered. Loans that
+        are not returned block the workers, because each counts against `output.queue.capacityBatches` (with `onFull:
+        drop_oldest`: only once they use all memory). A loan is never dropped. With `maxStaleness: 0` the next round
+        begins only once all loans are returned. Without `timeout_s` it waits as long as workers make progress. Raises
+        ControlTimeout, WorkerFailed, FleetClosed, and FleetError without output.queue.
         """
         if self.job.spec.output.queue is None:
             raise FleetError("the manifest has no output.queue: its frames go to the dataset alone; add queue: {}")
@@ -240,24 +218,11 @@ class WorkerFleet:
         workers: Sequence[str] = (),
         allow_nonfinite: bool = False,
     ) -> WorkerReceipts:
-        """Hand new weights to every worker; each applies them at its next batch boundary, all of them or none.
-
-        Args:
-            weights: as in `Fleet.publish`; or a checked blob, which must not change any more.
-            version: higher than any before; by default the next number.
-            wait_s: seconds to wait for every worker to use them; 0 returns at once.
-            workers: names of the only workers that get them, as do their replacements; empty: all. `state()` and
-                staleness consider only weights that were published to all.
-            allow_nonfinite: accept NaN and infinite values, as `policy.allowNonfinite` does for every publish.
-
-        Returns:
-            The workers that use this version, that have it staged, and that refused it.
-
-        Raises:
-            WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
-            StaleWeights: the version is not higher than the published one.
-            WeightsError: `weights` has no tensors, its file cannot be read, or the version is past 2**62.
-            FleetError: there is no such worker; nothing was published.
+        """Hand new weights to every worker; each applies them at its next batch boundary, all of them or none. A
+        checked blob must not change any more. `workers`: the only ones that get them, as do their replacements;
+        `state()` and staleness consider only weights for all. `wait_s`: seconds to wait for every worker to use them.
+        Raises WeightsMismatch, NonfiniteWeights, StaleWeights, WeightsError, and FleetError where there is no such
+        worker; then nothing was published.
         """
         if self.episodes is not None:
             raise WeightsError(
@@ -284,9 +249,7 @@ class WorkerFleet:
             return self.receipt(number, wait_s=wait_s)
 
     def receipt(self, version: int, *, wait_s: float = 0.0) -> WorkerReceipts:
-        """State of a published version, at once, or as soon as every worker has applied or refused it within
-        `wait_s`.
-        """
+        """State of a published version, as soon as every worker has applied or refused it, or after `wait_s`."""
         offers, number = self._core.offers, PolicyVersion(version)
         behind: list[WorkerHandle] = []
         with self._changed:
@@ -295,10 +258,8 @@ class WorkerFleet:
             return offers.receipt(number)
 
     def pause(self) -> None:
-        """Stop stepping at the next vector step of every worker; current batches are kept and continue at `resume`.
-
-        Raises:
-            ControlTimeout: a worker did not stop in time; the others stay paused.
+        """Stop every worker at its next vector step; batches continue at `resume`. Raises ControlTimeout where a worker
+        did not stop in time; the others stay paused.
         """
         core = self._core
         with self._changed:
@@ -334,23 +295,16 @@ class WorkerFleet:
 
     def state(self) -> bytes:
         """Save every collector, the weights and the count of frames at a batch boundary. Batches that are not taken yet
-        are counted but not saved: pause before the call, and take them after it.
-
-        Raises:
-            ControlTimeout: the current batches did not end in time.
+        are counted but not saved: pause before the call, and take them after it. Raises ControlTimeout.
         """
         with self._changed, self._quiesce.between_batches():
             saved = self._quiesce.save()
         return saved.to_bytes()  # without the condition: it copies everything
 
     def restore(self, state: bytes | memoryview) -> None:
-        """Continue from a `state()` of a fleet of the same job and as many workers.
-
-        Drops batches that were not taken. With a dataset, the frame count stays that of the dataset.
-
-        Raises:
-            StateError: it does not fit; nothing is changed unless a worker refuses, which its message names.
-            WeightsMismatch: its weights do not fit the policy; nothing is changed.
+        """Continue from a `state()` of a fleet of the same job and as many workers. Drops batches that were not taken.
+        With a dataset, the frame count stays the dataset's. Raises StateError or WeightsMismatch where it does not fit;
+        nothing is changed unless a worker refuses, which the message names.
         """
         saved = FleetState.from_bytes(state)
         states = {name: self._engine.share(data) for name, data in saved.workers.items()}
@@ -362,20 +316,13 @@ class WorkerFleet:
             self._quiesce.restore(saved, states, weights=weights)
 
     def seed(self, seed: int) -> tuple[str, ...]:
-        """Reseed every worker at a batch boundary: with new environments and streams, as a new fleet with this seed
-        would have, and so will their replacements. Current batches are finished first, even in a paused fleet. Before
-        the first batch is taken, all batches are dropped unless a dataset has them, so that the seed determines the
-        first batch.
-
-        Open trajectories end with their last batch, and their ids are not used again; surplus frames of asynchronous
-        environments are dropped. The policy, its weights and versions and the frame count stay. Returns the workers
-        that were reseeded.
-
-        Raises:
-            FleetError: the seed is negative, or all frames are collected.
-            WorkerFailed: environments cannot be built again.
-            ControlTimeout: batches under way did not end in time, or environments were not built in
-                `startup_timeout_s`; the seed holds nevertheless.
+        """Reseed every worker at a batch boundary, with new environments and streams, as a new fleet with this seed
+        would have, and so will their replacements. Before the first batch is taken, all batches are dropped unless a
+        dataset has them, so that the seed determines the first batch. Open trajectories end with their last batch, and
+        their ids are not used again; surplus frames of asynchronous environments are dropped. The policy, its weights
+        and versions and the frame count stay. Returns the reseeded workers. Raises FleetError for a negative seed, or
+        where all frames are collected; WorkerFailed where environments cannot be built again; ControlTimeout, though
+        the seed holds nevertheless.
         """
         if not (isinstance(seed, int | np.integer) and seed >= 0):
             raise FleetError(f"seeds begin at 0, found {seed!r}; give another whole number")
@@ -383,13 +330,9 @@ class WorkerFleet:
             return self._quiesce.reseed(int(seed))
 
     def call(self, function: Callable[[WorkerPlace, WorkerOverrides, Collector], Any]) -> dict[str, Any]:
-        """Call a function in each worker at a batch boundary, in its process; it is pickled, and so is what it returns.
-        Returns results by name of the worker.
-
-        Raises:
-            StateError: it raised, or a worker ended meanwhile.
-            FleetError: all frames are collected.
-            ControlTimeout: the current batches, or the function, did not end in time.
+        """Call a function in each worker, at a batch boundary; it is pickled, and so is what it returns, by name of the
+        worker. Raises StateError where it raised or a worker ended; FleetError where all frames are collected;
+        ControlTimeout.
         """
         call = messages.Call(function=cloudpickle.dumps(function))
         with self._changed, self._quiesce.between_batches():
@@ -397,16 +340,9 @@ class WorkerFleet:
         return {name: cloudpickle.loads(data) for name, data in found.items()}
 
     def resize(self, workers: int | Mapping[str, int | Collection[int]], *, wait: bool = True) -> None:
-        """Start workers, or retire those with the highest index after they finish their current work.
-
-        Args:
-            workers: number of workers in the fleet, or by group; groups that are not named keep their size. A list of
-                indices instead of a size: exactly these.
-            wait: until all of them have started or ended.
-
-        Raises:
-            FleetError: fewer than one worker, or no such group.
-            WorkerFailed, ControlTimeout: new workers did not start.
+        """Start workers, or retire those with the highest index after they finish their current work, and wait for
+        that. `workers`: in all, or by group; a list of indices instead of a size: exactly these. Raises FleetError for
+        fewer than one worker or an unknown group; WorkerFailed and ControlTimeout where new workers do not start.
         """
         with self._changed:
             self._core.raise_error()
@@ -509,18 +445,10 @@ class WorkerFleet:
     # -- asking one worker -------------------------------------------------------------------------------------
 
     def peek(self, worker: str, *, column: int, leaf: int) -> Array:
-        """Current observation of one environment. Its worker replies while stepping or paused; costs a copy.
-
-        Args:
-            column: index of the environment.
-            leaf: index of the array in the layout's observation.
-
-        Returns:
-            One leaf, read-only. While a batch begins or ends it may be outdated or mix two rows.
-
-        Raises:
-            FleetError: no such worker has started, or it ended meanwhile.
-            ControlTimeout: it did not answer within 2 s, for example because it is saving its state.
+        """Current observation of one environment, one read-only leaf of the layout's observation, at the cost of a
+        copy. Its worker replies while stepping or paused; while a batch begins or ends it may be outdated or mix two
+        rows. Raises FleetError where no such worker has started, ControlTimeout after 2 s, for example while it saves
+        its state.
         """
         with self._changed:
             self._core.raise_error()
@@ -537,21 +465,14 @@ class WorkerFleet:
         return np.frombuffer(data, shown.dtype).reshape(shown.shape)
 
     def cached_versions(self) -> Mapping[str, PolicyVersion]:
-        """Versions of the newest weights that each worker's pod kept from an earlier head, by worker name, until they
-        are fetched.
-        """
+        """By worker, the newest version that its pod kept from an earlier head, until it is fetched."""
         with self._changed:
             handles = tuple(self._core.slots.workers_in(SlotState.WORKING))
         return {h.name: h.cached_version for h in handles if h.cached_version > INITIAL_VERSION}
 
     def fetch_cached(self, worker: str) -> bytes:
-        """Fetch the weights that one worker's pod kept from an earlier head, for `weights.cached.read_cached`. They can
-        be fetched once.
-
-        Raises:
-            FleetError: no such worker runs, or it ended meanwhile.
-            ControlTimeout: it did not answer within 60 s.
-            StateError: its disk failed.
+        """Fetch, once, the weights that a worker's pod kept from an earlier head, for `weights.cached.read_cached`.
+        Raises FleetError where it does not run, ControlTimeout after 60 s, StateError where its disk failed.
         """
         with self._changed:
             self._core.raise_error()

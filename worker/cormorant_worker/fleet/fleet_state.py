@@ -51,13 +51,9 @@ class FleetState:
     `normalize`."""
 
     def publishes(self, *, after: int) -> dict[int, WeightsBlob]:
-        """What a fleet publishes, oldest first, to act as this one did; empty: it has published newer weights.
-
-        Args:
-            after: its last version. Where the past is not newer, the newest weights of each model are one publish.
-
-        Raises:
-            WeightsError: they are malformed.
+        """What a fleet whose last version is `after` publishes, oldest first, to act as this one did; empty: it has
+        newer weights. Where the past is not newer, the newest weights of each model are one publish. Raises
+        WeightsError.
         """
         if not self.weights or self.version <= after:
             return {}
@@ -93,9 +89,7 @@ class FleetState:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> "FleetState":
-        """Decode the result of `to_bytes`. Weights and workers are views of `data`, because a state may be
-        gigabytes.
-        """
+        """Decode the result of `to_bytes`. Weights and workers are views of `data`: a state may be gigabytes."""
         try:
             parsed = parse_header(data)
             metadata = json.loads(parsed.metadata["cormorant_fleet"])

@@ -42,10 +42,8 @@ class HangDetector:
         self._round.append(handle)
 
     def turn(self, now: float, *, is_paused: bool) -> list[tuple[WorkerHandle, float, float]]:
-        """Read as many heartbeats as are due.
-
-        Returns:
-            Workers without progress, each with the seconds since its last progress and its limit.
+        """Read as many heartbeats as are due. Returns workers without progress, the seconds since their last, and their
+        limit.
         """
         passed = min(max(0.0, now - self._turned_at), _LONGEST_TURN_S)
         self._turned_at = now

@@ -18,9 +18,7 @@ class InferenceServers:
         """By group, summed over servers that are gone, too: the fields of `Served`."""
 
     def of(self, slot: Slot) -> tuple[ServerAddress, ...]:
-        """Addresses for a worker's slot, the preferred one first; empty: it calls its own policy. Neighbors use
-        different ones.
-        """
+        """Addresses for a worker's slot, of which neighbors prefer different ones; empty: it calls its own policy."""
         if not slot.is_wanted or slot.is_server:
             return slot.servers  # given up: it keeps what it has until it ends
         if addresses := [known.address for known in self._slots.serving if known.address is not None]:

@@ -31,11 +31,8 @@ class Lineage:
         self._is_shared_out = False
 
     def begin(self, slot: Slot, place: WorkerPlace, *, first_free: int = 0, batch_ids: int = 0) -> WorkerPlace:
-        """Begin the slot's next attempt. Returns its place, with a random stream that was never used.
-
-        Args:
-            first_free: the first attempt without a part in the dataset.
-            batch_ids: maximum number of ids per batch.
+        """The place of the slot's next attempt, at least `first_free`, with a random stream that was never used, and
+        trajectory ids past those of some more batches of `batch_ids`.
         """
         slot.attempt = max(slot.attempt + 1, first_free)
         after = slot.next_trajectory + _BATCHES_AHEAD * batch_ids if slot.next_trajectory else 0
@@ -66,10 +63,8 @@ class Lineage:
     # -- random frames -----------------------------------------------------------------------------------------
 
     def warmup_of(self, slot: Slot, slots: Sequence[Slot]) -> int:
-        """Number of random frames with which the next worker of a slot begins: its share, less those that the slot
-        delivered.
-
-        The first workers share all of them. A slot added later takes over the share of removed slots.
+        """Random frames with which the next worker of a slot begins: its share, less those that the slot delivered. The
+        first workers share all of them; a slot added later takes over the share of removed slots.
         """
         if not self._is_shared_out:
             self._is_shared_out = True

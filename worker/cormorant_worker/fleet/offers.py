@@ -37,8 +37,8 @@ class PublishedVersion:
 
 
 class Offers:
-    """Weights published for all workers and for single slots, and their pending offers. Weights for all replace those
-    of single slots for the same models. Guarded by the fleet's condition.
+    """Weights published for all workers and for single slots, which those for all replace. Guarded by the fleet's
+    condition.
     """
 
     def __init__(
@@ -65,20 +65,9 @@ class Offers:
     def publish(
         self, blob: WeightsBlob, wanted: int | None, payload: Payload, slots: Collection[Slot] | None = None
     ) -> PolicyVersion:
-        """Offer new weights to all workers, or to those of some slots: one copy in memory for all. Later workers also
-        get them. Releases versions that are no longer the newest of any model.
-
-        Args:
-            wanted: the version; None: one more than the last.
-            payload: the same bytes, shared through the engine.
-            slots: None: all.
-
-        Returns:
-            The version.
-
-        Raises:
-            StaleWeights: the version is not higher than the last.
-            WeightsError: the version is above 2**62.
+        """Offer new weights to all workers, or to those of some slots, and to later ones: one copy in memory for all.
+        Releases versions that are no longer the newest of any model. `wanted`: the version; None: one more than the
+        last. Raises StaleWeights where it is not higher than the last, WeightsError above 2**62.
         """
         version = PolicyVersion(self.version + 1 if wanted is None else wanted)
         if version <= self.version:
@@ -115,8 +104,8 @@ class Offers:
         return max([self.common_version, *(one.version for one in own)])
 
     def to_bytes(self) -> dict[PolicyVersion, bytes]:
-        """Weights published for all workers, as safetensors, oldest first: the newest of each model in one; or, where
-        groups of agents may play older ones, each version by itself.
+        """Weights published for all, as safetensors, oldest first: the newest of each model in one; where groups of
+        agents may play older ones, each version by itself.
         """
         if self._policy.agents is not None:
             played = {**self._past, **{one.version: one for one in self._common.values()}}
@@ -141,9 +130,8 @@ class Offers:
         return bool(self._due)
 
     def offer_next(self, handle: WorkerHandle) -> bool:
-        """Offer a worker the oldest of the weights that it lacks: for each model the newest version, and those that
-        groups of agents may still play. Has no effect until it has answered the last offer. Returns whether an answer
-        is pending.
+        """Offer a worker the oldest of the weights that it lacks (the newest of each model, and those that groups of
+        agents may still play), unless it has not answered the last offer. Returns whether an answer is pending.
         """
         if not handle.may_be_offered:
             return False
@@ -177,8 +165,8 @@ class Offers:
         return not self.offer_next(handle)
 
     def is_decided(self, version: PolicyVersion, behind: list[WorkerHandle]) -> bool:
-        """True if every worker has applied or refused a version. `behind`: pass the same, initially empty list to each
-        call; it keeps the workers still to be checked.
+        """Every worker has applied or refused a version. `behind`: one list, empty at first, of workers still to be
+        checked.
         """
         while behind and not self._is_behind(behind[-1], version):
             behind.pop()

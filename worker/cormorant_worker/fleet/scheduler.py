@@ -114,9 +114,7 @@ class Scheduler:
     # -- decisions ---------------------------------------------------------------------------------------------
 
     def may_collect(self, slot: SlotKey, *, holds: int) -> None:
-        """Set whether a worker may get tickets, and how many it holds. Called when either changes; `grants` counts its
-        own.
-        """
+        """A worker may get tickets and holds so many. Called when either changes; `grants` counts its own."""
         self.may_not_collect(slot)
         self.held[slot] = holds
         self._num_holding[holds] += 1
@@ -129,13 +127,8 @@ class Scheduler:
             self._num_holding[held] -= 1
 
     def grants(self, *, num_workers: int, ahead_of_consumer: int, room: int, most: int = 1 << 30) -> list[Grant]:
-        """Tickets to hand out now.
-
-        Args:
-            num_workers: desired number of workers: a sync round waits for all of them.
-            ahead_of_consumer: number of complete rounds that are not taken, plus the one in use.
-            room: number of free blocks.
-            most: maximum number per call.
+        """Tickets to hand out now, at most `most`. `num_workers`: those wanted, all of which a sync round waits for;
+        `ahead_of_consumer`: complete rounds that are not taken, plus the one in use; `room`: free blocks.
         """
         if self.is_draining:
             return []
@@ -255,9 +248,8 @@ class Scheduler:
         return sorted(round_.frames.keys() - round_.landed.keys())
 
     def lost(self, round_: Round, slot: SlotKey) -> int:
-        """Record that a member died with its ticket. Returns the number of frames to collect again.
-
-        In sync mode the slot's next worker gets the same ticket; in async mode the frames return to the remaining ones.
+        """A member died with its ticket. In sync mode the slot's next worker gets the same one; in async mode the
+        frames return to the remaining ones. Returns the frames to collect again.
         """
         count = round_.frames[slot]
         if self.mode == "sync":
@@ -268,8 +260,8 @@ class Scheduler:
         return count
 
     def found_durable(self, slot: SlotKey, num_frames: int) -> list[Round]:
-        """Count frames of a lost member that are in the dataset although they never landed; its tickets shrink
-        accordingly. Returns the rounds that this completes.
+        """Count frames of a lost member that are in the dataset although they never landed; its tickets shrink. Returns
+        the rounds that this completes.
         """
         self.accepted_frames += num_frames
         completed: list[Round] = []
@@ -285,11 +277,8 @@ class Scheduler:
         return completed
 
     def forget_member(self, slot: SlotKey, *, only_preempted: bool = False) -> list[Round]:
-        """Remove a slot that will not be filled again: rounds that wait for it continue without it.
-
-        Args:
-            slot: slot of the member.
-            only_preempted: the slot will be filled again; only preempted rounds continue without it.
+        """Rounds that wait for a slot continue without it. `only_preempted`: the slot will be filled again; other
+        rounds wait.
         """
         completed: list[Round] = []
         for round_ in list(self._pending.values()):
@@ -322,8 +311,8 @@ class Scheduler:
         self.accepted_frames += self._close_round(round_number)
 
     def forget_open(self) -> list[Round]:
-        """Forget all rounds that are not accepted; their frames are collected again. No ticket may be out. Returns the
-        incomplete rounds.
+        """Collect the frames of rounds that are not accepted again. No ticket may be out. Returns the incomplete
+        rounds.
         """
         incomplete = [round_ for round_ in self._open.values() if not round_.is_complete]
         self._open.clear()

@@ -70,10 +70,7 @@ SERVING = (SlotState.READY, SlotState.WORKING)
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A worker's place in the fleet. It outlives its workers, and is kept when retired, because it may be wanted again.
-
-    Guarded by the fleet's condition.
-    """
+    """A worker's place in the fleet, which outlives its workers and being retired. Guarded by the fleet's condition."""
 
     key: SlotKey
     is_server: bool = False
@@ -226,9 +223,7 @@ class WorkerHandle:
     # -- talking -----------------------------------------------------------------------------------------------
 
     def send(self, message: object) -> None:
-        """Send Begin, Reseed or Finish. A dying worker does not receive it; its connection reports the end to the
-        fleet.
-        """
+        """Send Begin, Reseed or Finish. A dying worker does not receive it; its connection reports the end."""
         self.connection.send(message)
         self._flush()
 
@@ -290,8 +285,8 @@ class WorkerHandle:
         return new_frames, new_ns
 
     def silent_for_s(self, now: float, *, is_paused: bool) -> float:
-        """Seconds without a sign of life while one is expected: it has a ticket and is not paused, or a request is
-        pending.
+        """Seconds without a sign of life while one is expected: it has a ticket and is not paused, or is asked
+        something.
         """
         # A server counts its turns in place of frames, and turns though it has nothing to do. Who waits for a server
         # looks up twice a second, which ends a stretch of its time.

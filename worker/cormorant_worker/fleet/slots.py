@@ -149,19 +149,10 @@ class Slots:
     def resize(
         self, workers: int | Mapping[str, int | Collection[int]], *, check: Callable[[int], None] = lambda _: None
     ) -> list[Slot]:
-        """Set how many slots are wanted, in all or by group; groups that are not named keep their size. The lowest free
-        index is filled first, the highest is retired first.
-
-        Args:
-            workers: in all, not counting inference servers, or by group; a group's indices instead of its size fill
-                exactly these.
-            check: raises if that many are impossible.
-
-        Returns:
-            The retired slots.
-
-        Raises:
-            FleetError: no such group, a negative size, or no worker would be left.
+        """Set how many slots are wanted, in all (without inference servers) or by group; groups that are not named keep
+        their size. The lowest free index is filled first, the highest retired first; a group's indices instead of its
+        size fill exactly these. `check` raises if that many are impossible. Returns the retired slots. Raises
+        FleetError for an unknown group, a negative size, or no worker left.
         """
         if not isinstance(workers, int | Mapping):
             raise FleetError(f"workers is {workers!r}; give a number, or a mapping of groups to numbers")
@@ -184,8 +175,8 @@ class Slots:
         return self._want(keys)
 
     def _sizes_of(self, workers: int) -> dict[str, int | Collection[int]]:
-        """The n-th worker belongs to the manifest's fixed groups first, then to the elastic one. Groups of inference
-        servers keep their size.
+        """The first workers are the manifest's fixed groups', the others the elastic one's; inference servers keep
+        their size.
         """
         spec, sizes = self._job.spec, dict[str, int | Collection[int]]()
         workers = max(0, workers)

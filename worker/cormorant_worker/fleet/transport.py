@@ -24,18 +24,14 @@ class Source(Protocol):
 
 
 class Payload(Protocol):
-    """Bytes shared with any number of workers (weights, states), for as long as something here or there refers to
-    them.
-    """
+    """Bytes shared with any number of workers (weights, states), for as long as something refers to them."""
 
     size_bytes: int
 
 
 class WorkerConnection(Protocol):
-    """The fleet's connection to one worker attempt.
-
-    Methods are called with the fleet's condition held and never wait, except the last group, which ends workers, may
-    take long, and is called without the condition.
+    """The fleet's connection to one worker attempt. Methods are called with the fleet's condition held and never wait,
+    except the last group, which is called without it.
     """
 
     place: WorkerPlace
@@ -67,9 +63,7 @@ class WorkerConnection(Protocol):
         """Messages that have arrived at a ready source."""
 
     def send(self, message: object) -> None:
-        """Send Begin, Reseed or Finish. As for all messages, a worker that is gone does not receive it, and unsent
-        bytes are kept for `flush`.
-        """
+        """Send Begin, Reseed or Finish, unless the worker is gone. Unsent bytes, here and below, wait for `flush`."""
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
         """Request a batch; `memory` is that of a block that this worker does not know yet."""
@@ -86,9 +80,7 @@ class WorkerConnection(Protocol):
     # -- may take long ------------------------------------------------------------------------------------------
 
     def describe_end(self) -> str:
-        """How the worker ended, as a clause: "was killed by SIGSEGV while building". Waits briefly for the process to
-        end after its connection.
-        """
+        """How it ended: "was killed by SIGSEGV while building". Waits briefly for the end after the connection's."""
 
     def kill(self) -> None:
         """End the worker at once. May be called twice, and from any thread."""
@@ -104,11 +96,7 @@ class BlockPool(Protocol):
     """Maximum number of blocks, counting those that workers fill, that wait, and that consumers hold."""
 
     def resize(self, limit: int, *, at_least: int) -> None:
-        """Change the limit, to less if there is not enough room.
-
-        Raises:
-            FleetError: there is no room for `at_least`.
-        """
+        """Change the limit, to less if there is not enough room. Raises FleetError if there is none for `at_least`."""
 
     @property
     def room(self) -> int:
@@ -139,15 +127,13 @@ class Engine(Protocol):
     """Number of file descriptors per worker in this process."""
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
-        """Complete options with engine-specific defaults: the number of workers, and who provides slots.
-
-        Raises:
-            DeviceUnavailable: a device of the job or the options is known not to exist.
+        """Complete options with the engine's defaults: the number of workers, and who provides slots. Raises
+        DeviceUnavailable where a device is known not to exist.
         """
 
     def start(self, start: Start) -> WorkerConnection:
-        """Start a worker, which will report `Ready` or `Failed`, without waiting for it. May take long; called without
-        the fleet's condition, by several threads at once.
+        """Start a worker, which will report `Ready` or `Failed`. May take long: called without the condition, by
+        threads.
         """
 
     def device_of(self, device: str, number: int) -> str:
@@ -158,16 +144,11 @@ class Engine(Protocol):
 
     def make_blocks(self, layout: Layout, limit: int) -> BlockPool:
         """Allocate the memory of batches. Called once, after the first worker has reported the layout, without the
-        condition: it may take long.
-
-        Raises:
-            FleetError: not even one batch fits.
+        condition: it may take long. Raises FleetError where not even one batch fits.
         """
 
     def share(self, data: bytes | memoryview | SharedMemory) -> Payload:
-        """Share bytes with any number of workers. May take long, until memory is available. `data`: bytes are copied;
-        shared memory is passed on if workers can map it.
-        """
+        """Share bytes with any number of workers; shared memory is copied only if they cannot map it. May take long."""
 
     def close(self) -> None:
         """Release everything, after the last worker was closed."""

@@ -47,11 +47,7 @@ class ServerConnection:
     """After the Welcome."""
 
     def __init__(self, address: ServerAddress, greeting: Greeting) -> None:
-        """Begin to meet a server.
-
-        Raises:
-            OSError: it cannot be reached.
-        """
+        """Begin to meet a server. Raises OSError where it cannot be reached."""
         self._greeting = greeting
         self._key = b""
         """Key that both ends must know; empty: the server is on this machine."""
@@ -75,11 +71,7 @@ class ServerConnection:
             raise
 
     def read_welcome(self) -> Welcome:
-        """Wait for the server's Welcome.
-
-        Raises:
-            TimeoutError: it did not arrive within `LOOK_S`; call again.
-        """
+        """Wait for the server's Welcome. Raises TimeoutError where it takes longer than `LOOK_S`; call again."""
         messages = self.messages
         if self._key and not messages.key:
             server, worker = messages.receive_bytes(_NONCE_BYTES), secrets.token_bytes(_NONCE_BYTES)
@@ -109,11 +101,7 @@ class ServerConnection:
         send_frame(self.messages, header, rows)
 
     def receive(self) -> Header | None:
-        """Wait for an answer; its arrays are in the slots. None: incomplete so far.
-
-        Raises:
-            TimeoutError: nothing arrived within `LOOK_S`.
-        """
+        """Wait for an answer; its arrays are in the slots. None: incomplete. Raises TimeoutError after `LOOK_S`."""
         peer = self.messages.socket
         self._poll.register(peer, select.POLLIN | (select.POLLOUT if self.messages.has_unsent else 0))
         if not self._poll.poll(LOOK_S * 1000):
@@ -132,9 +120,7 @@ class ConnectedWorker:
     """A server's end of a worker's connection. Every method raises OSError when the worker is gone."""
 
     def __init__(self, peer: socket.socket, key: bytes = b"") -> None:
-        """`key`: what a worker of another node has to know before anything of it is read; empty: it is on this machine,
-        and both ends map its mailbox.
-        """
+        """`key`: what a worker of another node has to know before anything of it is read; empty: it is local."""
         peer.setblocking(False)
         self.key = key
         self.messages = MessageSocket(peer)
@@ -193,14 +179,9 @@ class FrameReader:
         self._at_once = 1
 
     def read(self, peer: socket.socket, arrays: Callable[[Header], Sequence[Array]]) -> Header | None:
-        """The next frame, if it is complete. The socket stays readable while another one is waiting.
-
-        Args:
-            arrays: returns the arrays for a header, and raises ConnectionError for a header that the other end may not
-                send.
-
-        Raises:
-            OSError: the other end is gone, or sent an invalid frame.
+        """The next frame, if it is complete. The socket stays readable while another one is waiting. `arrays`: returns
+        those for a header; raises ConnectionError for one that the other end may not send. Raises OSError where the
+        other end is gone.
         """
         views, whole = self._views, None
         while whole is None:
@@ -230,9 +211,7 @@ class FrameReader:
 
 
 def send_frame(messages: MessageSocket, header: Header, arrays: Sequence[Array]) -> None:
-    """Send as much of a frame as the socket accepts. At most one frame per slot is pending; its arrays must not change
-    until it is sent.
-    """
+    """Send what the socket accepts of a frame, at most one per slot. Its arrays must not change until it is sent."""
     messages.send_bytes([HEADER.pack(*header), *_bytes_of(arrays)])
 
 

@@ -34,9 +34,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """Server -> worker: the format of the policy's results. Sent with the mailbox's descriptor unless the worker is
-    refused.
-    """
+    """Server -> worker: the format of the policy's results. Comes with the mailbox's descriptor, or a refusal."""
 
     layout: MailboxLayout | None = None
     initial_states: Arrays = ()
@@ -67,10 +65,7 @@ class Listeners:
 
 def listen(host: str = "") -> Listeners:
     """Listening sockets that no crash can leak. `host`: address of this node's interface in the cluster; empty: all
-    workers are on this machine.
-
-    Raises:
-        OSError: this node does not have that address.
+    workers are on this machine. Raises OSError where this node does not have that address.
     """
     local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     local.bind("")  # the kernel chooses a free abstract address, which is no file

@@ -62,11 +62,8 @@ class Asked:
     """Version that computed the actions; None: not answered yet."""
 
     def answer(self) -> tuple[Acted, PolicyVersion]:
-        """Wait for the actions and their version. The arrays are valid until this slot's next `ask`.
-
-        Raises:
-            PolicyError: no server answered in 900 s.
-            Stopped: the fleet abandoned the batch meanwhile.
+        """Wait for the actions and their version. The arrays are valid until this slot's next `ask`. Raises PolicyError
+        where no server answered in 900 s, Stopped where the fleet abandoned the batch.
         """
         return self._actor.answer(self)
 
@@ -75,11 +72,8 @@ class RemoteActor:
     """Used by the thread that steps."""
 
     def __init__(self, servers: AssignedServers, greeting: Greeting) -> None:
-        """Meet the server, which may have to build the policy first.
-
-        Raises:
-            PolicyError: no server answered in 900 s.
-            PolicyMismatch: the server's policy does not fit these environments.
+        """Meet the server, which may have to build the policy first. Raises PolicyError where no server answered in 900
+        s, PolicyMismatch where its policy does not fit these environments.
         """
         self._servers = servers
         self.weights = ServedWeights()

@@ -121,10 +121,8 @@ class InferenceServer:
         self.policy = policy
 
     def turn(self, acting: Callable[[], AbstractContextManager[None]]) -> bool:
-        """Wait briefly for rows, and call the policy when it is time. `acting`: context entered around a policy call.
-
-        Returns:
-            Whether a watched descriptor is readable.
+        """Wait briefly for rows, and call the policy, within `acting`, when it is time. Returns whether a watched
+        descriptor is readable.
         """
         is_told = False
         for key, events in self._selector.select(min(_TURN_S, max(0.0, self._due_s()))):

@@ -27,8 +27,8 @@ def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
 
 class _Histogram(Histogram):
     def _child_samples(self) -> Iterable[Sample]:
-        """Without a count where a bound is negative: there is no sum, and OpenMetrics has both or neither. A strict
-        reader refuses the whole scrape.
+        """Without a count where a bound is negative: there is no sum, and strict readers of OpenMetrics want both or
+        neither.
         """
         has_sum = self._upper_bounds[0] >= 0
         return [sample for sample in super()._child_samples() if has_sum or sample.name != "_count"]
@@ -38,11 +38,8 @@ class Exposition:
     """The metrics of one process. Children are made once and kept by their users."""
 
     def __init__(self, metrics: Iterable[Metric], *, collectorjob: str = "") -> None:
-        """Make every metric.
-
-        Args:
-            metrics: those that the process may export; one without children exports nothing.
-            collectorjob: value of that label, on all that have it.
+        """Make every metric that the process may export; one without children exports nothing. `collectorjob`: that
+        label.
         """
         self._job = collectorjob
         self._registry = CollectorRegistry(auto_describe=False)
@@ -65,9 +62,7 @@ class Exposition:
         return child
 
     def show(self, metric: Metric, number: float, **labels: str) -> None:
-        """Set a gauge, or raise a counter to a number that others keep. A counter never goes back, whatever the number
-        does.
-        """
+        """Set a gauge, or raise a counter to a number that others keep, below which it never falls."""
         if metric.kind == "gauge":
             child = self._child(metric, labels)
             assert isinstance(child, Gauge), metric
@@ -81,8 +76,8 @@ class Exposition:
                 self._shown[series] = number
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition as bytes, and its content type. `accept`: the scraper's header; decides between Prometheus'
-        own format and OpenMetrics.
+        """The exposition and its content type: Prometheus' own format or OpenMetrics, as the scraper's Accept header
+        says.
         """
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type

@@ -40,11 +40,8 @@ class FleetMetrics:
     """Metrics of one fleet. `on_fleet_event` is for the fleet's thread, `sample` for any."""
 
     def __init__(self, job: CollectorJob, exposition: Exposition, *, floor_frames: int = 0) -> None:
-        """Begin.
-
-        Args:
-            exposition: has the contract's `FLEET_METRICS`.
-            floor_frames: what earlier processes have exported of `frames_total`.
+        """Begin, on an exposition of `FLEET_METRICS`. `floor_frames`: what earlier processes have exported of
+        `frames_total`.
         """
         self._job, self._exposition = job, exposition
         self._env = job.spec.env.name

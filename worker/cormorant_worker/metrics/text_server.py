@@ -16,15 +16,8 @@ class TextServer:
     """Answers GET in threads of its own."""
 
     def __init__(self, answer: Callable[[str, str], Answer], *, host: str, port: int) -> None:
-        """Listen.
-
-        Args:
-            answer: gets the path with its query, and the Accept header.
-            host: the address, IPv4 or IPv6.
-            port: 0: any free one; the attribute says which.
-
-        Raises:
-            OSError: the port is taken.
+        """Listen on an IPv4 or IPv6 address. `answer` gets the path with its query, and the Accept header; `port`: 0:
+        any free one, which the attribute says. Raises OSError where the port is taken.
         """
 
         class Server(ThreadingHTTPServer):

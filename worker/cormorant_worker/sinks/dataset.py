@@ -65,12 +65,8 @@ class StoredDataset:
         return self.store.uri
 
     def parts(self, *, have_ended: bool = False) -> tuple[DatasetPart, ...]:
-        """All parts, by group, index and attempt. `have_ended`: no part has a writer any more, and late writes of a
-        dead writer do not count.
-
-        Raises:
-            DatasetCorrupt: a manifest contains anything other than manifest lines.
-            DatasetError: it cannot be read.
+        """All parts, by group, index and attempt. `have_ended`: no part has a writer, and late writes of a dead one do
+        not count. Raises DatasetCorrupt and DatasetError where a manifest cannot be read.
         """
         return tuple(self.part(name, has_ended=have_ended) for name in self.part_names())
 
@@ -86,14 +82,8 @@ class StoredDataset:
         return tuple(sorted(int(match["number"]) for match in map(_RUN.fullmatch, names) if match))
 
     def begin_run(self, epoch: int, holder: bytes) -> None:
-        """Record a run before it writes anything.
-
-        Args:
-            epoch: epoch of the run, part of its trajectory ids.
-            holder: unique name of the run.
-
-        Raises:
-            DatasetError: another run has this epoch, or the dataset cannot be written.
+        """Record a run before it writes anything. `epoch`: part of its trajectory ids; `holder`: the run's unique name.
+        Raises DatasetError where another run has this epoch, or the dataset cannot be written.
         """
         with _explained(self.uri, done="written"):
             self.store.write_root_once(f"run-{epoch:06d}.json", holder)
@@ -115,15 +105,9 @@ class StoredDataset:
         return sum(part.frames for part in self.parts())
 
     def writer(self, part: str, layout: Layout, *, limits: ShardLimits = ShardLimits()) -> ShardWriter:  # noqa: B008  # frozen
-        """Begin a part.
-
-        Args:
-            part: the folder of one worker attempt, `<group>-<index>-<attempt>`, never written before.
-            layout: layout of the blocks that will be written.
-
-        Raises:
-            DatasetMismatch: the layout's leaves differ from the dataset's.
-            DatasetError: the name is not a part name, the part exists, or the folder cannot be written.
+        """Begin the part of one worker attempt, `<group>-<index>-<attempt>`, never written before. Raises
+        DatasetMismatch where the layout's leaves differ from the dataset's, DatasetError where the part exists or
+        cannot be written.
         """
         if not _PART.fullmatch(part):
             raise DatasetError(f"{part!r} does not name a part; use <group>-<index>-<attempt>, for example cpu-0-0")
@@ -146,17 +130,10 @@ class StoredDataset:
         return DatasetPart(name=name, records=records, is_torn=notes.is_torn)
 
     def iter_frames(self, part: DatasetPart, schema: FrameSchema | None = None) -> Iterator[Frames]:
-        """A part's durable frames, batch by batch, as they were collected. Holds one batch at a time.
-
-        Arrays are views of the shard's file (or, for compressed shards, of memory that the batch owns). Digests are
-        not checked; `verify` does that.
-
-        Args:
-            part: of this dataset; its records say which shards are read.
-            schema: the leaves to read, the dataset's or fewer: other columns are neither read nor decompressed.
-
-        Raises:
-            DatasetCorrupt: a shard is missing or cannot be read.
+        """A part's durable frames as they were collected, one batch in memory at a time: views of the shard's file, or
+        of memory that the batch owns where it is compressed. Digests are not checked, as `verify` does. Columns that
+        the schema, which may have fewer leaves than the dataset's, does not have are neither read nor decompressed.
+        Raises DatasetCorrupt.
         """
         whole = self.description.schema
         schema = schema or whole
@@ -169,11 +146,9 @@ class StoredDataset:
 
     @contextmanager
     def reading(self, part: DatasetPart, record: ShardRecord, columns: Collection[str] | None = None) -> Iterator[Any]:
-        """Open one shard as a pyarrow.ipc.RecordBatchFileReader, with all or the given columns.
-
-        Raises:
-            DatasetCorrupt: the shard is missing, not an Arrow file, or of another schema.
-            DatasetError: this process may not map any more memory, or open any more files.
+        """Open one shard, with all or the given columns, as a pyarrow.ipc.RecordBatchFileReader. Raises DatasetCorrupt
+        where it is missing, not an Arrow file, or of another schema; DatasetError where this process may map or open no
+        more.
         """
         where = f"{self.uri}/{part.name}/{record.shard}"
         try:
@@ -203,9 +178,7 @@ class StoredDataset:
             raise DatasetCorrupt(f"{where} cannot be read: {error}; restore it from a copy") from error
 
     def leftovers(self, part: DatasetPart) -> tuple[str, ...]:
-        """Files of a part that a crash left behind, or that were sealed since `part` was read. Readers ignore them, and
-        they may be deleted once the writer is gone.
-        """
+        """Files of a part that a crash left behind, or that were sealed since `part` was read. Readers ignore them."""
         with _explained(f"{self.uri}/{part.name}"):
             files = self.store.files(part.name)
         known = {record.shard for record in part.records}
@@ -228,11 +201,7 @@ def open_store(uri: str) -> "DatasetStore":
 
 
 def find_dataset(uri: str) -> StoredDataset | None:
-    """The dataset at a URI, or None if nothing is there yet.
-
-    Raises:
-        DatasetError: it cannot be read, or the folder holds something else.
-    """
+    """The dataset at a URI, or None if nothing is there yet. Raises DatasetError where it cannot be read."""
     store = open_store(uri)
     with _explained(uri):
         data = store.read_root(DESCRIPTION)
@@ -242,11 +211,7 @@ def find_dataset(uri: str) -> StoredDataset | None:
 
 
 def existing_dataset(uri: str) -> StoredDataset:
-    """The dataset at a URI.
-
-    Raises:
-        DatasetError: there is none, or it cannot be read.
-    """
+    """The dataset at a URI. Raises DatasetError where there is none, or it cannot be read."""
     dataset = find_dataset(uri)
     if dataset is None:
         raise DatasetError(f"there is no dataset at {uri}: {DESCRIPTION} is missing; check the URI")
@@ -254,12 +219,9 @@ def existing_dataset(uri: str) -> StoredDataset:
 
 
 def open_dataset(uri: str, description: DatasetDescription) -> StoredDataset:
-    """Create a dataset at a URI, or continue the existing one. Called by every process that writes. `uri`: a
-    path, `file://`, or what fsspec opens.
-
-    Raises:
-        DatasetMismatch: the existing dataset is of another environment or has other leaves; names each difference.
-        DatasetError: the folder cannot be made, read or written.
+    """Create a dataset at a URI, or continue the existing one. Called by every process that writes. Raises
+    DatasetMismatch with each difference of environment or leaves, DatasetError where it cannot be made, read or
+    written.
     """
     dataset = find_dataset(uri)
     if dataset is None:

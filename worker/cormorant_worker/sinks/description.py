@@ -59,11 +59,7 @@ class DatasetDescription:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str) -> "DatasetDescription":
-        """Read `dataset.json`.
-
-        Raises:
-            DatasetCorrupt: not such a file, or written by a later version; the message begins with `where`.
-        """
+        """Read `dataset.json`. Raises DatasetCorrupt where it is something else, or of a later version."""
         try:
             value = json.loads(data)
             if value["formatVersion"] != FORMAT_VERSION:
@@ -90,9 +86,7 @@ class DatasetDescription:
             raise DatasetCorrupt(f"{where} does not describe a dataset: {error!r}; restore it from a copy") from error
 
     def differences(self, new: "DatasetDescription") -> tuple[str, ...]:
-        """What a rerun would store differently from this dataset: `env.envpool.taskId: "Pong-v5" is stored, now
-        ...`.
-        """
+        """What a rerun would store differently: `env.envpool.taskId: "Pong-v5" is stored, now ...`."""
         ours, theirs = self._compared(), new._compared()
         found = []
         for name in dict.fromkeys((*ours, *theirs)):
@@ -142,9 +136,7 @@ def describe_job(job: CollectorJob, layout: Layout, observation: Space, action: 
 
 
 def _env_spec(job: CollectorJob) -> str:
-    """Arguments of `gymnasium.make` for the job's environment, as JSON. Empty for EnvPool, whose environments are
-    batches; for objects of a script; and for an id that this process does not know.
-    """
+    """Arguments of `gymnasium.make` as JSON; empty for batches of EnvPool, objects of a script, and unknown ids."""
     env = job.spec.env.gymnasium
     entrypoint = (env and env.entrypoint) or ""
     if env is None or entrypoint.startswith("script:"):

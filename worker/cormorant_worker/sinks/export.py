@@ -44,17 +44,10 @@ class Exported:
 
 
 def export(uri: str, target: Path, *, to: ExportFormat, fps: int = 30) -> Exported:
-    """Write a dataset in another format into a new folder. Holds a few batches in memory, however long it is; for
-    Minari and LeRobot the open trajectories of one worker, and 100 MB.
-
-    Args:
-        target: a folder that does not exist yet, or is empty.
-        to: minari (HDF5 layout, opened by `minari.MinariDataset(target / "data")`), parquet (one file per part),
-            lerobot (v3.0) or huggingface (Parquet and a card, opened by `datasets.load_dataset(target)`).
-        fps: frames per second, for LeRobot's timestamps.
-
-    Raises:
-        DatasetError: the target is not empty or cannot be written; h5py or Minari is missing; the dataset is corrupt.
+    """Write a dataset in another format into a folder that is new or empty: minari (HDF5, opened by
+    `minari.MinariDataset(target / "data")`), parquet (one file per part), lerobot (v3.0, whose timestamps need `fps`)
+    or huggingface (Parquet and a card, opened by `datasets.load_dataset(target)`). Holds a few batches in memory; for
+    Minari and LeRobot the open trajectories of one worker, and 100 MB. Raises DatasetError.
     """
     dataset = existing_dataset(uri)
     try:
@@ -78,12 +71,7 @@ def export(uri: str, target: Path, *, to: ExportFormat, fps: int = 30) -> Export
 
 def push_to_hub(folder: Path, repo: str) -> str:
     """Upload a folder that `export` wrote as the dataset `repo` of the Hugging Face Hub: $HF_ENDPOINT, with $HF_TOKEN.
-
-    Returns:
-        The URL of the commit.
-
-    Raises:
-        DatasetError: huggingface_hub is not installed, or the hub refused it or did not answer.
+    Returns the URL of the commit. Raises DatasetError.
     """
     try:
         from huggingface_hub import HfApi

@@ -53,14 +53,8 @@ class LeRobotWriter:
     """Writes one dataset: `add` each trajectory whole, then `close`."""
 
     def __init__(self, dataset: StoredDataset, target: Path, *, fps: int) -> None:
-        """Begin.
-
-        Args:
-            target: an empty folder.
-            fps: frames per second, for timestamps.
-
-        Raises:
-            DatasetError: a leaf has more dimensions than the format takes, or the name of another feature.
+        """Begin in an empty folder. Raises DatasetError where a leaf has more dimensions than the format takes, or the
+        name of another feature.
         """
         self._target, self._fps = target, fps
         self._schema = dataset.description.schema
@@ -225,11 +219,7 @@ def _named_by_index(tasks: list[str]) -> pa.Table:
 
 
 def write_lerobot(dataset: StoredDataset, target: Path, *, fps: int) -> tuple[int, int, int]:
-    """Write a dataset into an empty folder; returns the numbers of frames, of episodes, and of cut episodes.
-
-    Raises:
-        DatasetError: the dataset has no frames, or a leaf does not fit.
-    """
+    """Write a dataset into an empty folder; returns the numbers of frames, of episodes, and of cut episodes."""
     writer = LeRobotWriter(dataset, target, fps=fps)
     cut = episodes = 0
     for frames in iter_trajectories(dataset):

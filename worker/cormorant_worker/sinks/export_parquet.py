@@ -23,11 +23,7 @@ _MOST_ROWS = 1 << 20
 
 def write_parquet(dataset: StoredDataset, target: Path, *, is_nested: bool = False) -> tuple[int, int, int]:
     """Write `<target>/<part>.parquet` for each part that has frames; returns frames, trajectories that ended, and those
-    whose end the dataset does not have.
-
-    Args:
-        target: a folder that exists.
-        is_nested: an array is a list of lists; otherwise it is one list in row-major order.
+    whose end is missing. `is_nested`: an array is a list of lists; otherwise one list in row-major order.
     """
     schema = dataset.description.schema
     arrow = _parquet_schema(dataset, is_nested=is_nested)

@@ -14,7 +14,6 @@ from cormorant_worker.errors import DatasetError
 
 class FrameStream(IterableDataset[TensorDict]):
     """Iterates over this rank's share of a dataset; in a worker of a DataLoader, over the worker's share of that.
-
     Shares are ranges of the shards in an order that is equal on all ranks, so that few ranks read each shard.
     """
 
@@ -51,11 +50,7 @@ class FrameStream(IterableDataset[TensorDict]):
 
 
 def place_among_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """This process's rank and the number of ranks.
-
-    Raises:
-        DatasetError: only one of the two is set, or the rank does not exist.
-    """
+    """This process's rank and the number of ranks. Raises DatasetError."""
     check_types(DatasetError, dict.fromkeys(("rank", "world_size"), Integral | None), locals())
     if (rank is None) != (world_size is None):
         raise DatasetError(f"rank is {rank} and world_size is {world_size}; give both or neither")

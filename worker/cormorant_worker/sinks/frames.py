@@ -34,12 +34,7 @@ class FrameEncoder:
     """Turns the blocks of one collector into record batches, and counts the steps of its trajectories."""
 
     def __init__(self, schema: FrameSchema, num_envs: int, arrow_schema: Any) -> None:
-        """Encode blocks of `num_envs` columns.
-
-        Args:
-            num_envs: B.
-            arrow_schema: what `schema.arrow` returned.
-        """
+        """Encode blocks of `num_envs` columns, B, in the schema that `schema.arrow` returned."""
         self._schema = schema
         self._arrow = arrow_schema
         self._envs = num_envs
@@ -109,8 +104,8 @@ class FrameEncoder:
 
 
 def _selector(block: Block) -> Callable[[Array], Array]:
-    """Chooses those of a block's T x B places that hold frames, [T or T+1, B, ...] -> [n, ...]: all, the first n, or
-    those under a mask. A view unless the frames lie scattered.
+    """Chooses those of a block's T x B places that hold frames, [T or T+1, B, ...] -> [n, ...]: a view unless they lie
+    scattered.
     """
     rows, places, frames, mask_TB = block.num_rows, block.num_rows * len(block.lengths), block.num_frames, block.mask
     if mask_TB is not None and not mask_TB.reshape(-1)[:frames].all():
@@ -120,9 +115,7 @@ def _selector(block: Block) -> Callable[[Array], Array]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frames:
-    """The frames of one batch, read back, time-major; or those of one trajectory. n rows. Arrays may be read-only views
-    of the shard.
-    """
+    """The frames of one batch, time-major, or of one trajectory. n rows; arrays may be read-only views of the shard."""
 
     schema: FrameSchema
     part: str
@@ -161,9 +154,7 @@ class Frames:
 
     @property
     def is_cut(self) -> bool:
-        """For a trajectory's frames: its end is not in the dataset (the job ended, or the worker or its environment
-        died).
-        """
+        """For a trajectory's frames: its end is not in the dataset, because the job ended or something died."""
         return not (self.terminated[-1] or self.truncated[-1])
 
     def runs(self) -> list[Array]:
@@ -184,9 +175,8 @@ class Frames:
             yield found
 
     def to_tensordict(self, keys: Collection[Key] | None = None) -> "TensorDict":
-        """The frames as a TensorDict `[n]` with the keys of a batch, or those of `FrameSchema.keys` that are given.
-
-        Observations and actions are views of the shard; next observations are copies.
+        """A TensorDict `[n]` with the keys of a batch, or those of `FrameSchema.keys` that are given. Observations and
+        actions are views of the shard; next observations are copies.
         """
         # Verifying and exporting a dataset need no torch and start faster without it.
         import torch
@@ -210,8 +200,8 @@ class Frames:
 
 
 class _Writable:
-    """An array of a shard, without numpy's mark that it must not be written: torch knows no such tensors. A local
-    shard is mapped copy-on-write (`LocalStore.open`), so that writing changes this process's pages and no file.
+    """An array of a shard, without numpy's mark that it must not be written: torch knows no such tensors. A local shard
+    is mapped copy-on-write (`LocalStore.open`).
     """
 
     def __init__(self, values: Array) -> None:
@@ -220,12 +210,8 @@ class _Writable:
 
 
 def decode(schema: FrameSchema, part: str, batch: Any, *, marks: str = "") -> Frames:
-    """Read a record batch (pyarrow.RecordBatch) that `FrameEncoder.encode` made, without copying its leaves.
-
-    Args:
-        schema: the leaves to read.
-        part: the worker attempt that wrote the batch.
-        marks: the `next.` column that says which rows store `next` separately; empty: that of the first leaf.
+    """Read a record batch of `FrameEncoder.encode` without copying its leaves. `marks`: the `next.` column that says
+    which rows store `next` separately; empty: that of the first leaf.
     """
 
     def read(leaves: tuple[Leaf, ...]) -> Iterator[Array]:

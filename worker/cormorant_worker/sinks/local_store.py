@@ -87,11 +87,7 @@ class LocalStore:
         return sorted(entry.name for entry in self.root.iterdir() if entry.is_dir() and entry.name[0] != ".")
 
     def create_part(self, part: str) -> None:
-        """Make a part's folder.
-
-        Raises:
-            FileExistsError: another process made it.
-        """
+        """Make a part's folder. Raises FileExistsError where another process made it."""
         (self.root / part).mkdir()
         sync_path(self.root)
 
@@ -99,9 +95,7 @@ class LocalStore:
         return LocalShardFile(self.root / part / name)
 
     def note(self, part: str, number: int, line: str) -> None:
-        """Append the `number`-th line to a part's manifest, durably; a line that does not fit on the disk is removed
-        again.
-        """
+        """Append the `number`-th line to a part's manifest, durably; what does not fit on the disk is removed again."""
         descriptor = os.open(self.root / part / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             size = os.fstat(descriptor).st_size
@@ -134,9 +128,7 @@ class LocalStore:
         return {entry.name: entry.stat().st_size for entry in entries if entry.name != MANIFEST}
 
     def open(self, part: str, name: str) -> Any:
-        """A published shard, mapped into memory, as a pyarrow.NativeFile: writes there stay in this process.
-        Raises FileNotFoundError.
-        """
+        """A published shard as a pyarrow.NativeFile, mapped into memory, where writes stay in this process."""
         # Not mmap.mmap, which holds a descriptor for each mapping: a dataset has thousands of shards.
         file = pa.memory_map(str(self.root / part / name))
         buffer = file.read_buffer()
@@ -176,9 +168,7 @@ class LocalShardFile:
         """Has no effect, as pyarrow may call it; `publish` writes the buffered bytes."""
 
     def publish(self) -> str:
-        """Make the shard durable under its name: fsync, rename, fsync of the folder. Returns its SHA-256, 64 hex
-        digits.
-        """
+        """Make the shard durable under its name: fsync, rename, fsync of the folder. Returns its SHA-256 in hex."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.seek(0)

@@ -39,11 +39,8 @@ class ObjectStore:
     """The files of a dataset as objects; `LocalStore` documents the methods."""
 
     def __init__(self, uri: str, *, patience_s: float = 120.0) -> None:
-        """Make a client; nothing is requested.
-
-        Args:
-            uri: of the dataset.
-            patience_s: how long a request is repeated when a store that has answered before fails.
+        """Make a client; nothing is requested. `patience_s`: how long requests are repeated once the store has
+        answered.
         """
         self.uri = uri.rstrip("/")
         self._patience_s = patience_s
@@ -113,8 +110,8 @@ class ObjectStore:
         return Notes(lines=self._lines_of(part)[: self._read_end(part)])
 
     def end_part(self, part: str) -> Notes:
-        """The lines of a part whose writer has ended. Lines that arrive later do not count: a request that the writer
-        sent before it died may still be on its way.
+        """The lines of a part whose writer has ended. A request that it sent before it died may still arrive: its line
+        does not count.
         """
         counted, lines = self._read_end(part), self._lines_of(part)
         if counted is None:
@@ -178,10 +175,8 @@ class ObjectStore:
         return {path.lstrip("/").removeprefix(above): int(entry["size"]) for path, entry in found.items()}
 
     def _ask(self, request: Callable[[], T]) -> T:
-        """Repeat a request while the store restarts.
-
-        Raises:
-            OSError: it failed for too long, or at the first request: then the URI or the credentials may be wrong.
+        """Repeat a request while the store restarts. Raises OSError where it failed for too long, or at the first
+        request: then the URI or the credentials may be wrong.
         """
         deadline = time.monotonic() + self._patience_s
         while True:

@@ -80,8 +80,8 @@ class FrameSchema:
         return self.observation + self.states
 
     def keys(self) -> dict[Key, Leaf | None]:
-        """Keys of the frames as a TensorDict, and the leaf of each; None for columns that every frame has. `is_init`
-        belongs to the states.
+        """Keys of the frames as a TensorDict, each with its leaf, or None for columns of every frame. `is_init` is the
+        states'.
         """
         roots = {"info": ("next",), "tasks": ("collector",)}
         found: dict[Key, Leaf | None] = {
@@ -172,12 +172,7 @@ def next_type(leaf: Leaf) -> Any:
 
 
 def to_arrow(leaf: Leaf, values: Array) -> Any:
-    """View [n, ...] values as an Arrow array; copies only noncontiguous values.
-
-    Args:
-        leaf: shape and dtype of one value.
-        values: [n, *leaf.shape] of the leaf's dtype.
-    """
+    """View [n, *leaf.shape] values of the leaf's dtype as an Arrow array; copies only noncontiguous ones."""
     stored = np.ascontiguousarray(values)
     if stored.dtype == np.bool_:
         stored = stored.view(np.uint8)
@@ -191,9 +186,7 @@ def to_arrow(leaf: Leaf, values: Array) -> Any:
 
 
 def plain_to_arrow(values: Array) -> Any:
-    """View [n] numbers as an Arrow array; flags are packed. `pa.array` would import pandas if it is installed, which
-    takes most of a second.
-    """
+    """View [n] numbers as an Arrow array; flags are packed. `pa.array` would import pandas, for most of a second."""
     data = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(data)])
 

@@ -74,16 +74,8 @@ class ShardWriter:
         limits: ShardLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make the part's folder.
-
-        Args:
-            part: `<group>-<index>-<attempt>`, never written before.
-            layout: of the blocks that will be appended; their T may differ.
-            limits: when to seal.
-
-        Raises:
-            PartExists: it was made before.
-            DatasetError: it cannot be made.
+        """Make the folder of a part that was never written before, for blocks of a layout, whose T may differ. Raises
+        PartExists, and DatasetError where it cannot be made.
         """
         self.part = part
         self.durable_frames = 0
@@ -114,12 +106,9 @@ class ShardWriter:
             raise DatasetError(f"{store.uri}/{part} cannot be created: {error.strerror or error}") from error
 
     def append(self, block: Block, moments: Statistics | None = None) -> None:
-        """Store a sealed block and its statistics. When this returns, the block's memory may be reused.
-
-        Costs about a file write of the frames; compresses (lz4) when observations are images.
-
-        Raises:
-            DatasetError: it could not be stored, or an earlier block could not. Sealed shards are kept.
+        """Store a sealed block, whose memory may be reused afterwards, and its statistics. Costs about a file write of
+        the frames; images are compressed (lz4). Raises DatasetError where this or an earlier block could not be stored;
+        sealed shards are kept.
         """
         self._refuse_if_failed()
         self._wait_for_seal()
@@ -150,9 +139,7 @@ class ShardWriter:
             self._begin_seal()
 
     def go_on(self, ids: Array, lengths: Array) -> None:
-        """Declare that the next block continues the trajectories `ids` [B], of which `lengths` [B] frames were stored
-        before.
-        """
+        """The next block continues the trajectories `ids` [B], of which `lengths` [B] frames were stored before."""
         self._encoder.open_steps.go_on(ids, lengths)
 
     def flush(self) -> None:
@@ -163,11 +150,7 @@ class ShardWriter:
         self._wait_for_seal()
 
     def close(self) -> None:
-        """Seal the open shard. May be called twice; after a failure it only cleans up.
-
-        Raises:
-            DatasetError: the last shard could not be sealed.
-        """
+        """Seal the open shard; after a failure, only clean up. May be called twice. Raises DatasetError."""
         try:
             if self._failure is None:
                 self.flush()

@@ -16,17 +16,9 @@ from cormorant_worker.sinks.schema import KINDS, FrameSchema
 def iter_trajectories(
     dataset: StoredDataset, *, parts: Sequence[DatasetPart] | None = None, schema: FrameSchema | None = None
 ) -> Iterator[Frames]:
-    """Every trajectory of a dataset whole, slot by slot, in the order in which they ended; cut ones last. A trajectory
-    that a later attempt of its worker continued is one trajectory, under the name of the first part. `next` is stored
-    only after the last frame. Holds the open trajectories of one worker.
-
-    Args:
-        dataset: what to read.
-        parts: the parts to read; None: all.
-        schema: the leaves to read; None: all.
-
-    Raises:
-        DatasetCorrupt: a shard is missing or cannot be read.
+    """Every trajectory of a dataset, or of some parts and leaves of it, whole, slot by slot, in the order in which they
+    ended; cut ones last. A trajectory that a later attempt of its worker continued is one trajectory, under the name of
+    the first part. `next` is stored only after the last frame. Holds the open trajectories of one worker.
     """
     slots = itertools.groupby(dataset.parts() if parts is None else parts, lambda part: split_part_name(part.name)[:2])
     for _, attempts in slots:

@@ -38,10 +38,8 @@ class Report:
 
 
 def verify(uri: str) -> Report:
-    """Read a whole dataset and compare it with its manifests.
-
-    Raises:
-        DatasetError: there is no dataset at the URI, or `dataset.json` cannot be read.
+    """Read a whole dataset and compare it with its manifests. Raises DatasetError where there is none, or no
+    `dataset.json`.
     """
     dataset = existing_dataset(uri)
     parts: list[DatasetPart] = []
@@ -79,11 +77,8 @@ def verify(uri: str) -> Report:
 
 
 def _check_shared(stretches: list[Array], parts: list[str]) -> Iterator[str]:
-    """Rows that are the same step of the same trajectory.
-
-    Args:
-        stretches: of each part, [n, 4]: see `_Continuity.stretches`.
-        parts: their names.
+    """Rows that are the same step of the same trajectory. `stretches`: of each part, [n, 4]: see
+    `_Continuity.stretches`.
     """
     found = np.concatenate(stretches) if stretches else np.empty((0, 4), dtype=np.int64)
     found = found[np.lexsort((found[:, 1], found[:, 0]))]

@@ -34,9 +34,8 @@ class Diagnosis:
 
 
 class HeadWatch:
-    """An idle connection to a head: it ends together with the head's Ray, however Ray ends.
-
-    Ray itself waits for half a minute, because a head without CPU time answers late.
+    """An idle connection to a head: it ends with the head's Ray, however Ray ends. Ray itself waits for half a minute,
+    because a head without CPU time answers late.
     """
 
     def __init__(self, address: tuple[str, int]) -> None:
@@ -44,10 +43,8 @@ class HeadWatch:
         self._connection: socket.socket | None = None
 
     def connect(self, *, limit_s: float) -> str:
-        """Connect to the head at the address. Returns the reason for a failure, or "" on success.
-
-        A DNS server that does not answer blocks its caller for minutes and cannot be interrupted, so the attempt runs
-        in a thread that is abandoned at the limit.
+        """Connect to the head. Returns the reason for a failure, or "". A DNS server that does not answer blocks its
+        caller for minutes, so the attempt runs in a thread that is abandoned at the limit.
         """
         self.close()
         answer: SimpleQueue[socket.socket | OSError] = SimpleQueue()
@@ -109,14 +106,7 @@ def has_starved(last_words: str) -> bool:
 
 
 def diagnose(last_words: str, *, code: int | None, head: str, has_joined: bool) -> Diagnosis:
-    """Why Ray ended.
-
-    Args:
-        last_words: the last lines of its output.
-        code: its exit code; None: it was killed because it took too long.
-        head: address of the head.
-        has_joined: whether it had joined the head's cluster before.
-    """
+    """Why Ray ended, from the end of its output and its exit code; None: it was killed, for it took too long."""
     if has_joined:
         # A raylet that meets another head than its own calls that an authentication error, too.
         return Diagnosis(

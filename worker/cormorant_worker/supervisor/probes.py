@@ -119,9 +119,7 @@ class PodProbes(TextServer):
 
 
 def answer(target: str, state: PodState, metrics: PodMetrics, accept: str = "") -> Answer:
-    """Answer a request for a path with its query. `/readyz?wait=SECONDS` waits that long for the pod's first
-    membership.
-    """
+    """Answer a request. `/readyz?wait=SECONDS` waits that long for the pod's first membership."""
     path, _, query = target.partition("?")
     wait = query.removeprefix("wait=")
     deadline = time.monotonic() + (min(int(wait), _HUNG_S) if wait.isdecimal() else 0.0)

@@ -49,11 +49,7 @@ class WorkerSettings:
 
 
 def read_ray_settings(environment: Mapping[str, str]) -> RaySettings:
-    """Settings of a head's Ray.
-
-    Raises:
-        SupervisorRefused: a variable is invalid.
-    """
+    """Settings of a head's Ray. Raises SupervisorRefused where a variable is invalid."""
     return RaySettings(
         pod_ip=environment.get("POD_IP", "127.0.0.1"),
         gcs_port=_read(environment, "CORMORANT_GCS_PORT", "6379", _port),
@@ -64,19 +60,13 @@ def read_ray_settings(environment: Mapping[str, str]) -> RaySettings:
 
 
 def read_termination_path(environment: Mapping[str, str]) -> Path | None:
-    """Read CORMORANT_LAST_WORDS: path of the termination message of a head's command or a worker's supervisor; None:
-    unset.
-    """
+    """Read CORMORANT_LAST_WORDS, the path of the termination message; None: unset."""
     text = environment.get("CORMORANT_LAST_WORDS", "")
     return Path(text) if text else None
 
 
 def read_worker_settings(environment: Mapping[str, str]) -> WorkerSettings:
-    """Settings of a worker.
-
-    Raises:
-        SupervisorRefused: a variable is missing or invalid.
-    """
+    """Settings of a worker. Raises SupervisorRefused where a variable is missing or invalid."""
     group = _read(environment, "CORMORANT_GROUP", "", _name)
     return WorkerSettings(
         ray=read_ray_settings(environment),

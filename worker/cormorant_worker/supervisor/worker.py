@@ -57,11 +57,9 @@ class WorkerPod:
         self._ray: Child | None = None
 
     def run(self) -> None:
-        """Supervise until SIGTERM. Returns when nothing is left of Ray.
-
-        Raises:
-            PodRefused: the head has refused this pod's Ray version too often.
-            PodBlocked: no worker can run in this pod, or the head has refused its token too often.
+        """Supervise until SIGTERM. Returns when nothing is left of Ray. Raises PodRefused where the head has refused
+        this pod's Ray version too often, PodBlocked where no worker can run in this pod, or its token was refused too
+        often.
         """
         processes.adopt_orphans()
         # Whatever lies there is another pod's: this one has just begun.
@@ -122,8 +120,8 @@ class WorkerPod:
         self._rest(self.next_pause_s(joined_s=joined_s))
 
     def next_pause_s(self, *, joined_s: float) -> float:
-        """How long to wait before Ray is started again: 0.4, 0.8, 1.6 ... 5 s; 0.2 s after a membership of ten seconds
-        or more, which resets the sequence. `joined_s`: seconds of the last membership; 0: never joined.
+        """Seconds before Ray is started again: 0.4, 0.8, 1.6 ... 5; 0.2, and from the start, after a membership of 10 s
+        or more.
         """
         self._failures = 0 if joined_s >= _HEALTHY_S else self._failures + 1
         return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures, 16))

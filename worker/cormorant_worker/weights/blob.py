@@ -43,11 +43,7 @@ class WeightsBlob:
     """One safetensors file in shared memory. The memory is freed with the last reference."""
 
     def __init__(self, size_bytes: int) -> None:
-        """Make an empty one; fill `buffer`, then call `check`.
-
-        Raises:
-            FleetError: not enough memory.
-        """
+        """Make an empty one; fill `buffer`, then call `check`. Raises FleetError without enough memory."""
         self.memory = SharedMemory.create(max(1, size_bytes))
         self.size_bytes = size_bytes
         self.default_model = MAIN_MODEL
@@ -97,14 +93,8 @@ class WeightsBlob:
         return self.memory.buffer[: self.size_bytes]
 
     def check(self, default_model: str = MAIN_MODEL, *, header: TensorFile | None = None) -> "WeightsBlob":
-        """Read the header: sets `tensors`. Whether they fit the policy is for `publish` to say.
-
-        Args:
-            default_model: whose tensors those are that carry no model's name.
-            header: of these bytes, if the caller has parsed it already.
-
-        Raises:
-            MalformedWeights: the bytes are not safetensors.
+        """Read the header (of these bytes, if the caller has parsed it): sets `tensors`; those without a model's name
+        are the default model's. Whether they fit the policy is for `publish` to say. Raises MalformedWeights.
         """
         file = header or read_header(self.buffer)
         self.tensors, self._data_start = by_model(file.tensors, default_model), file.data_start
@@ -122,11 +112,7 @@ class WeightsBlob:
         }
 
     def check_finite(self) -> None:
-        """Refuse to publish NaN and infinite values. One pass over the memory.
-
-        Raises:
-            NonfiniteWeights: nothing was published.
-        """
+        """Refuse to publish NaN and infinite values. One pass over the memory. Raises NonfiniteWeights."""
         check_finite(
             self.weights(),
             "nothing was published. Check the learner's last update, or publish with allow_nonfinite=true to accept "
@@ -141,15 +127,8 @@ class WeightsBlob:
 def read_weights(
     data: memoryview, *, default_model: str = MAIN_MODEL, models: Iterable[str] = ()
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Views of a file's tensors, by model and name; they keep its memory alive.
-
-    Args:
-        data: the file.
-        default_model: whose tensors those are that carry no model's name.
-        models: leave out all others; none = all of them.
-
-    Raises:
-        MalformedWeights: the bytes are not safetensors.
+    """Views of a file's tensors, by model and name, of some models (none: all); they keep its memory alive. Tensors
+    without a model's name are the default model's. Raises MalformedWeights.
     """
     file = read_header(data)
     tensors = by_model(file.tensors, default_model)
@@ -162,11 +141,7 @@ def to_bytes(weights: Weights) -> bytes:
 
 
 def in_models(weights: Publishable) -> dict[str, dict[str, torch.Tensor]]:
-    """Tensors by model and name, of modules or state dicts.
-
-    Raises:
-        WeightsError: something in them is not a tensor.
-    """
+    """Tensors by model and name, of modules or state dicts. Raises WeightsError where something is not a tensor."""
     flat, _ = tensors_by_name(weights)
     return by_model({name: _tensor(name, value) for name, value in flat.items()})
 
@@ -195,11 +170,8 @@ def read_statistics(uri: str) -> Statistics | None:
 
 
 def read_file(uri: str, *, allow_nonfinite: bool) -> dict[str, dict[str, torch.Tensor]]:
-    """Read the weights that a policy starts with from a safetensors file: a path or any fsspec URI.
-
-    Raises:
-        WeightsError: the file cannot be read.
-        NonfiniteWeights: values are NaN or infinite, and that is not allowed.
+    """Read the weights that a policy starts with from a safetensors file: a path or any fsspec URI. Raises
+    WeightsError, and NonfiniteWeights unless such values are allowed.
     """
     try:
         with fsspec.open(uri, "rb") as file:

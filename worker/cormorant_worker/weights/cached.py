@@ -81,9 +81,7 @@ class CachedWeights:
         return PolicyVersion(max(self._models, default=INITIAL_VERSION))
 
     def keep_settled(self, settled: Settled) -> None:
-        """Keep the count of a head, unless a higher one is kept: a new head reports its own count before it has
-        received the kept one. Thread-safe.
-        """
+        """Keep the count of a head, unless a higher one is kept: a new head has not received that yet. Thread-safe."""
         if self._folder is None:
             return
         with self._keeping:
@@ -107,16 +105,8 @@ class CachedWeights:
         models: Sequence[str],
         statistics: Statistics | None = None,
     ) -> None:
-        """Keep a publish that was taken, and drop those of which nothing is the newest any more.
-
-        A disk that does not take it costs a log line: the worker acts with the weights in any case.
-
-        Args:
-            data: the safetensors file.
-            version: of the publish. One that is kept already is left as it is.
-            default_model: whose tensors those are that carry no model's name.
-            models: that it holds.
-            statistics: what it acts with.
+        """Keep a publish that was taken, unless it is kept already, and drop those of which nothing is the newest any
+        more. A disk that does not take it costs a log line: the worker acts with the weights in any case.
         """
         if self._folder is None or version in self._models:
             return
@@ -153,11 +143,7 @@ class CachedWeights:
                 newer.update(self._models[kept])
 
     def read(self) -> bytes:
-        """Everything that is kept, oldest first, for `read_cached`.
-
-        Raises:
-            OSError: the disk failed.
-        """
+        """Everything that is kept, oldest first, for `read_cached`. Raises OSError where the disk failed."""
         if self._folder is None:
             return b""
         return b"".join((self._folder / f"{version}{_SUFFIX}").read_bytes() for version in sorted(self._models))

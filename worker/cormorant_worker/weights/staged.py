@@ -61,14 +61,9 @@ def specs_of_tensors(weights: Weights) -> dict[str, dict[str, TensorSpec]]:
 
 
 def verify(found: WeightSpecs, specs: WeightSpecs, *, only: str = "", is_partial: bool = False) -> None:
-    """Compare the whole set of tensors with what the policy needs, before anything is applied.
-
-    Args:
-        only: the only model that may be among them; empty: each of the policy's.
-        is_partial: tensors may be missing.
-
-    Raises:
-        WeightsMismatch: with all differences.
+    """Compare the whole set of tensors with what the policy needs, before anything is applied. `only`: the only model
+    that may be among them; empty: each of the policy's; `is_partial`: tensors may be missing. Raises WeightsMismatch
+    with all differences.
     """
     if not specs:
         raise WeightsMismatch(
@@ -105,10 +100,8 @@ def verify(found: WeightSpecs, specs: WeightSpecs, *, only: str = "", is_partial
 
 
 def check_finite(weights: Weights, remedy: str) -> None:
-    """Refuse NaN and infinite values. One pass over the memory.
-
-    Raises:
-        NonfiniteWeights: with the first tensor, the number of others, and the remedy.
+    """Refuse NaN and infinite values, in one pass. Raises NonfiniteWeights with the first tensor, how many others, the
+    remedy.
     """
     bad = [
         f"{model}/{name}"
@@ -157,11 +150,8 @@ class StagedWeights:
 
     def offer(self, weights: Weights, *, version: PolicyVersion, statistics: "Statistics | None" = None) -> None:
         """Stage weights for the next batch boundary, with the statistics that they act with. An older offer that still
-        waits is superseded.
-
-        Raises:
-            WeightsMismatch: they do not fit; nothing is staged.
-            StaleWeights: the version is not newer than the newest one offered or applied.
+        waits is superseded. Raises WeightsMismatch, and StaleWeights where the version is not newer than the newest one
+        offered or applied; nothing is staged then.
         """
         try:
             verify(specs_of_tensors(weights), self.specs)
@@ -206,15 +196,9 @@ class StagedWeights:
         return version
 
     def load(self, weights: Weights, statistics: "Statistics | None" = None) -> None:
-        """Replace the weights that the policy was built with, before anything was collected; the version stays.
-
-        Args:
-            weights: all or some models.
-            statistics: what they act with, if the policy acts on normalized observations; None: none, values are
-                clipped only.
-
-        Raises:
-            WeightsMismatch: they do not fit; nothing is applied.
+        """Replace weights (all or some models) that the policy was built with, before anything was collected; the
+        version stays. `statistics`: what they act with; None: values are clipped only. Raises WeightsMismatch; nothing
+        is applied then.
         """
         verify(specs_of_tensors(weights), self.specs)
         self._copy(weights)

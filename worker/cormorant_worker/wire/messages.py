@@ -32,9 +32,8 @@ class PeerGone(ConnectionResetError):
 
 
 class MessageSocket:
-    """One end of a socket. Each direction is used by one thread at a time.
-
-    It reads no more than the message that it returns, so the socket stays readable while another one is waiting.
+    """One end of a socket. Each direction is used by one thread at a time. It reads no more than the message that it
+    returns, so the socket stays readable while another one is waiting.
     """
 
     def __init__(self, peer: socket.socket, key: bytes = b"") -> None:
@@ -57,9 +56,7 @@ class MessageSocket:
 
     def send(self, message: object, *descriptors: int) -> None:
         """Send a message with descriptors, of which it keeps duplicates until they are sent. A nonblocking socket sends
-        what it can; the rest is buffered for `flush`.
-
-        Raises the errors of `flush`.
+        what it can; the rest is buffered for `flush`, whose errors it raises.
         """
         body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         if self.key:
@@ -72,12 +69,7 @@ class MessageSocket:
         self.flush()
 
     def flush(self) -> None:
-        """Send pending bytes, as many as the socket accepts.
-
-        Raises:
-            PeerGone: the other end is gone.
-            OSError: another reason why nothing can be sent, such as a timeout.
-        """
+        """Send what the socket accepts. Raises PeerGone, or OSError for another reason, such as a timeout."""
         while self._unsent:
             views, descriptors = self._unsent[0]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
@@ -97,12 +89,9 @@ class MessageSocket:
                 self._unsent.popleft()
 
     def receive(self) -> tuple[Any, tuple[int, ...]]:
-        """Receive the next message and its descriptors, which the caller owns.
-
-        Raises:
-            BlockingIOError, TimeoutError: it has not arrived completely. The received part is kept for the next call.
-            ConnectionRefusedError: it is signed with another key, and was not unpickled.
-            PeerGone: the other end is gone.
+        """Receive the next message and its descriptors, which the caller owns. Raises BlockingIOError or TimeoutError
+        while it is incomplete, whose received part is kept; ConnectionRefusedError where it is signed with another key,
+        and was not unpickled; PeerGone.
         """
         self._fill(_HEADER.size)
         size, count = _HEADER.unpack_from(self._incoming)

@@ -42,8 +42,8 @@ class Heartbeat:
 
     @classmethod
     def create(cls, path: Path | None = None) -> "Heartbeat":
-        """Create the heartbeat of a new worker. `path`: file in which other processes of this machine can read it;
-        None: readable only through its descriptor.
+        """Create a worker's heartbeat. `path`: a file for other processes of this machine; None: only through its
+        descriptor.
         """
         return cls(SharedMemory.create(SIZE_BYTES, path=path))
 

@@ -143,8 +143,8 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reseed:
-    """Fleet -> worker: rebuild environments and random streams with the seeds of another place. Sent over the data
-    socket, because the stepping thread builds them.
+    """Fleet -> worker, data, because the stepping thread builds them: rebuild environments with the seeds of another
+    place.
     """
 
     number: int

@@ -60,9 +60,7 @@ class Uplink(Protocol):
         """Report to the fleet. Called by all threads."""
 
     def recv(self) -> Any:
-        """Wait for the fleet's next Begin, Ticket, Reseed or Finish: for as long as the fleet lives. Called by the
-        stepping thread.
-        """
+        """The fleet's next Begin, Ticket, Reseed or Finish, for as long as the fleet lives. For the stepping thread."""
 
     def has_message(self, timeout_s: float) -> bool:
         """Wait for the fleet's next message, at most `timeout_s`. Called by the stepping thread."""
@@ -96,9 +94,8 @@ class Runtime:
         raise NotImplementedError
 
     def answer(self, request: messages.Request, payload: memoryview) -> messages.Reply:
-        """Answer one request of the fleet. One at a time, in the order in which they were sent. `payload`: the bytes
-        that came with it. Weights are not copied before they are applied: a memoryview of them is kept until then, and
-        its memory must not change meanwhile.
+        """Answer one request of the fleet, in the order in which they were sent. Weights are not copied before they are
+        applied: the payload, a view, is kept until then, and its memory must not change meanwhile.
         """
         try:
             return messages.Reply(number=request.number, state=self._answer(request.command, payload))
@@ -157,10 +154,8 @@ class WorkerRuntime(Runtime):
     # -- the stepping thread -----------------------------------------------------------------------------------
 
     def run(self, start: messages.Start) -> None:
-        """Build, report, and fill blocks until told to finish.
-
-        Raises:
-            Stopped: the fleet abandoned the current batch; everything was closed.
+        """Build, report, and fill blocks until told to finish. Raises Stopped where the fleet abandoned the batch; all
+        is closed.
         """
         self._heartbeat.enter(Phase.BUILDING)
         timing = self._timing = Timing(self._heartbeat.timing)
@@ -464,12 +459,7 @@ def _plain(value: object) -> str | int | float | bool | None:
 
 
 def describe_failure(error: Exception, *, acts_as_published: bool = False) -> messages.Failed:
-    """Describe the error that ends this worker, for the fleet.
-
-    Args:
-        error: what ends it.
-        acts_as_published: the policy used published weights, so that the next version may fix the error.
-    """
+    """Describe the error that ends this worker. `acts_as_published`: so that the next version may fix the error."""
     known = isinstance(error, CormorantError)
     # Another process of this machine may do better, but not with environments that never made a step; a part of the
     # dataset that is another's costs an attempt.

@@ -49,11 +49,7 @@ class ServerRuntime(Runtime):
         self._is_ready = threading.Event()
 
     def run(self, start: messages.Start) -> None:
-        """Serve workers until told to finish.
-
-        Raises:
-            CormorantError: the policy cannot be built or called.
-        """
+        """Serve workers until told to finish. Raises CormorantError where the policy cannot be built or called."""
         self._heartbeat.enter(Phase.BUILDING)
         timing = self._timing = Timing(self._heartbeat.timing)
         seed_globals(start.place)

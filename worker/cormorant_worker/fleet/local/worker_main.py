@@ -78,15 +78,8 @@ def _answer_requests(control: MessageSocket, uplink: SocketUplink, runtime: Runt
 
 
 def run_worker(data_socket: int, control_socket: int, heartbeat_memory: int) -> int:
-    """Run a worker until its end, in its own process.
-
-    Args:
-        data_socket: descriptor of the socket for Start, tickets and their results.
-        control_socket: descriptor of the socket for requests that do not wait behind tickets.
-        heartbeat_memory: descriptor of the Heartbeat's memory.
-
-    Returns:
-        The exit code: 0 when it finished, 1 when it failed.
+    """Run a worker until its end, in its own process. Takes descriptors: of the socket for Start, tickets and their
+    results, of that for requests, and of the Heartbeat's memory. Returns the exit code.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the fleet's: it drains its workers
     data, control = (MessageSocket(socket.socket(fileno=one)) for one in (data_socket, control_socket))

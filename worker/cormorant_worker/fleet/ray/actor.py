@@ -145,9 +145,7 @@ class WorkerActor:
     """The actor. Its constructor returns at once; `listen` reports `Ready` or `Failed`."""
 
     def __init__(self, start: Start, import_path: Sequence[str]) -> None:
-        """Begin to build. `import_path`: folders on the fleet's import path; those that exist here are searched, too,
-        after this machine's own.
-        """
+        """Begin to build. Of the fleet's `import_path`, folders that exist here are searched, after this machine's."""
         sys.path.extend(path for path in import_path if path not in sys.path and Path(path).is_dir())
         # Subprocess environments search where this process does.
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -189,9 +187,7 @@ class WorkerActor:
 
     @_method(concurrency_group="answer")
     def answer(self, request: Request, payload: Sequence[Any]) -> News:
-        """Answer a request. `payload`: a list of at most one reference to uint8 bytes, so that Ray does not delay other
-        calls until they arrive.
-        """
+        """Answer a request with at most one reference: as a list, Ray holds up no other call for it."""
         # Only read, but torch warns of every view of memory that it may not write.
         data = writable(ray.get(payload[0])) if payload else np.empty(0, np.uint8)
         # With the heartbeat: a worker that has just become ready is no longer held to the limit of its start.

@@ -86,8 +86,8 @@ class RayBlockPool:
 
 
 class _Alias:
-    """Names an array's memory as writable, and keeps the array alive. Ray hands objects out read-only, because any
-    number of processes may map them; ours have one reader, whose batches are its own to change.
+    """Names an array's memory as writable, and keeps the array alive. Ray hands out read-only objects, which any number
+    of processes may map; ours have one reader.
     """
 
     def __init__(self, array: Array) -> None:

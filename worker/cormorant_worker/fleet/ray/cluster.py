@@ -28,11 +28,7 @@ class RayCluster:
     """This process's connection to Ray, which all its fleets share."""
 
     def __init__(self, options: RayOptions) -> None:
-        """Connect, or start a cluster on this machine.
-
-        Raises:
-            FleetError: the cluster cannot be reached or started.
-        """
+        """Connect, or start a cluster on this machine. Raises FleetError where it cannot be reached or started."""
         self.is_own = False
         """The cluster is that of this process's fleets, and ends with the last of them."""
         self.has_connected = False
@@ -94,9 +90,7 @@ class RayCluster:
             )
 
     def describe(self) -> str:
-        """Resources of the living nodes at the last `check`, for messages, without waiting for Ray's head. Unlike in
-        Ray's list, dead nodes are missing at once.
-        """
+        """Resources of the nodes that lived at the last `check`, for messages."""
         total: dict[str, float] = {}
         for node in self._nodes:
             for name, amount in node["Resources"].items():
@@ -110,9 +104,7 @@ class RayCluster:
         return min(int(node["Resources"].get("object_store_memory", 0)) for node in ray.nodes() if node["Alive"])
 
     def close(self) -> None:
-        """With the last fleet of this process, stop a cluster that they started; leave clusters that they only
-        connected to. May be called twice.
-        """
+        """With the last fleet of this process, end its connection, and a cluster of its own. May be called twice."""
         with _lock:
             if self in _holders:
                 _holders.discard(self)
@@ -122,9 +114,7 @@ class RayCluster:
 
 
 def disconnect() -> None:
-    """End this process's connection to Ray, even if no fleet made it, and everything that it runs there. May be called
-    twice.
-    """
+    """End this process's connection to Ray, whoever made it, and all that it runs there. May be called twice."""
     ray.shutdown()
 
 

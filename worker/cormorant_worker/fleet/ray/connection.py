@@ -57,12 +57,8 @@ class RayConnection:
         blocks: Callable[[], RayBlockPool],
         settled: Callable[[], Settled],
     ) -> None:
-        """Listen to an actor that was just asked for.
-
-        Args:
-            demand: what it asks Ray for, in words.
-            blocks: where arrays that arrive go.
-            settled: what the worker's pod keeps for the next head.
+        """Listen to an actor that was just asked for. `demand`: what it asks Ray for, in words; `blocks`: where arrays
+        that arrive go; `settled`: what the worker's pod keeps for the next head.
         """
         self.place = place
         self.pid = 0

@@ -42,8 +42,8 @@ class RayEngine:
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         """The manifest's number of workers unless given; in the fleet's own cluster, at most one per processor. With
-        `slot_resources`, pods provide the slots. Devices of other machines are unknown: a worker that finds none
-        reports it, and a worker whose GPUs do not exist is not placed.
+        `slot_resources`, pods provide the slots. Devices of other machines are unknown: a worker that finds none says
+        so.
         """
         self._settled = lambda: Settled(epoch=options.epoch, frames=options.settled_frames())
         workers = options.workers or default_workers(job, is_this_machine=self.cluster.is_own)
@@ -57,11 +57,8 @@ class RayEngine:
         return tuple(self._connections[slot].handle for slot in sorted(living))
 
     def start(self, start: Start) -> RayConnection:
-        """Request an actor. It is placed when the cluster has its resources.
-
-        Raises:
-            FleetError: this process's own node is gone, so no actor would be placed.
-            ManifestError: a quantity in the group's resources cannot be read.
+        """Request an actor, placed when the cluster has its resources. Raises FleetError where this process's own node
+        is gone, ManifestError where a quantity of the group's resources cannot be read.
         """
         self.cluster.check()
         place = start.place

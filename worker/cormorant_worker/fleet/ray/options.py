@@ -52,14 +52,8 @@ class RayOptions:
 
 
 def actor_options(job: CollectorJob, place: WorkerPlace, options: RayOptions, *, is_own: bool) -> dict[str, Any]:
-    """Options of a worker's actor for `ray.remote`.
-
-    Args:
-        job: the job, whose manifest may set requests and limits of the group.
-        is_own: only this fleet uses the cluster, so CPUs need no accounting.
-
-    Raises:
-        ManifestError: a quantity cannot be read.
+    """Options of a worker's actor for `ray.remote`. `is_own`: only this fleet uses the cluster, so CPUs need no
+    accounting. Raises ManifestError where a quantity in the group's requests and limits cannot be read.
     """
     group = next(known for known in job.spec.worker_groups if known.name == place.group)
     cpus, gpus = _quantity(group.resources, "cpu", group.name), _quantity(group.resources, _GPU, group.name)

@@ -36,8 +36,8 @@ _POD_ENDS_S = 10.0
 def _see_off(
     connection: WorkerConnection, *, is_killed: bool, is_told: bool, durable_frames: Callable[[], int] | None
 ) -> tuple[str, int | None]:
-    """See to the end of a worker. Returns how it ended (empty where that was told already), and the frames in its part
-    of the dataset, which alone knows (None without one).
+    """See to the end of a worker. Returns how it ended (empty: that was told already), and the frames in its part of
+    the dataset, which alone knows (None: there is none).
     """
     if is_killed:
         connection.kill()
@@ -171,8 +171,8 @@ class SlotLife:
     # -- READY -------------------------------------------------------------------------------------------------
 
     def welcome(self, handle: WorkerHandle, ready: messages.Ready | messages.ServerReady) -> None:
-        """Accept a worker that has its first observations and reported its layout, or an inference server that is ready
-        for weights. It replies once it has opened its dataset and has the current weights.
+        """Accept a worker at its first observations, or an inference server that is ready for weights. It replies once
+        it has opened its dataset and has the current weights.
         """
         core, slot = self._core, handle.slot
         # From here on it is held to the hang limit, which its start may exceed.
@@ -251,8 +251,8 @@ class SlotLife:
             self._core.scheduler.may_not_collect(handle.slot.key)
 
     def finish_idle(self) -> bool:
-        """Tell workers without a ticket to finish if they are leaving or nothing is left to do. Returns whether there
-        may be more of them.
+        """Tell idle workers to finish that leave, or have nothing left to do. Returns whether there may be more of
+        them.
         """
         core = self._core
         is_done = core.scheduler.is_done
@@ -364,12 +364,9 @@ class SlotLife:
             self._plan_replacement(handle, reason, is_first=is_first, is_misplaced=is_misplaced)
 
     def _settle(self, handle: WorkerHandle, *, durable_frames: int | None, reason: str) -> tuple[int, str]:
-        """Account for everything that a worker has stepped. It has ended: its part of the dataset does not grow.
-        `durable_frames`: frames in its part of the dataset, by the manifest: the last batch may be there though the
-        fleet has not heard of it, and batches that it heard of may not. None without a dataset.
-
-        Returns:
-            Frames that are collected again, and why an evaluation cannot go on; empty: it can.
+        """Account for everything that an ended worker has stepped. Its part of the dataset (None: there is none) has
+        `durable_frames`: the last batch though the fleet has not heard of it, and not batches that it did hear of.
+        Returns frames that are collected again, and why an evaluation cannot go on; empty: it can.
         """
         core, slot, again, hopeless = self._core, handle.slot, 0, ""
         blocks = core.queue.blocks

@@ -49,12 +49,7 @@ class Quiesce:
     @contextmanager
     def between_batches(self) -> Iterator[None]:
         """Within the block, every slot is filled and no worker holds a ticket: current batches are finished first, even
-        in a paused fleet.
-
-        Raises:
-            ControlTimeout: they did not end in time.
-            FleetClosed: the fleet was closed.
-            StateError: an evaluation cannot be changed between batches.
+        in a paused fleet. Raises ControlTimeout, FleetClosed, and StateError for an evaluation.
         """
         core, timeout_s = self._core, self._core.options.control_timeout_s
         slots = core.slots
@@ -141,18 +136,10 @@ class Quiesce:
         *,
         weights: Sequence[tuple[PolicyVersion, WeightsBlob, Payload]],
     ) -> None:
-        """Continue from a result of `save`. Call between batches.
-
-        Saved environments are restored, unless the dataset has later frames of their slot, which would be written
-        twice. All others are reseeded, with new seeds.
-
-        Args:
-            states: each worker's state by name, as engine payloads.
-            weights: the state's publishes and their engine payloads, oldest first.
-
-        Raises:
-            StateError: it does not fit this fleet.
-            WorkerFailed, ControlTimeout: environments could not be built again, or not in time.
+        """Continue from a result of `save`, with each worker's state by name, and its publishes, oldest first. Call
+        between batches. Saved environments are restored, unless the dataset has later frames of their slot, which would
+        be written twice; all others get new seeds. Raises StateError where it does not fit, WorkerFailed and
+        ControlTimeout where environments are not built again.
         """
         core = self._core
         names = {slot.name: slot for slot in core.slots.collecting}
@@ -234,8 +221,8 @@ class Quiesce:
     # -- waiting -----------------------------------------------------------------------------------------------
 
     def await_workers(self, what: str) -> None:
-        """Wait until every slot is filled and no other worker is left, or everything is collected. With
-        `waits_for_places`, one filled slot is enough.
+        """Wait until every slot is filled (one, with `waits_for_places`) and no other worker is left, or all is
+        collected.
         """
         core, options = self._core, self._core.options
         timeout_s = core.job.spec.run_policy.startup_deadline_seconds or _LONGEST_START_S
