@@ -246,11 +246,6 @@ def test_policies_and_random_actions_heed_masks() -> None:
         batch = collector.collect(num_steps=400)
     first = batch["player_0"]
     assert torch.equal(first["action"], first["action_mask"].long().argmax(-1))
-    document = job(agents={"agents": legal})
-    document["spec"]["env"] = {"envpool": {"taskId": "ConnectFour-v1", "numEnvs": 4}}
-    with make_collector(document) as collector:
-        moves = collector.collect(num_steps=400)["agents"]
-    assert torch.equal(moves["action"], moves["action_mask"].long().argmax(-1))
 
 
 def test_the_board_shows_which_players_policy_acted() -> None:

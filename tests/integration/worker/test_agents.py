@@ -47,15 +47,6 @@ class TestFrames:
         assert check.num_ends > 10
         assert check.num_frames < check.agent_steps < 4 * check.num_frames
 
-    def test_a_fleet_of_two_workers_gives_those_of_a_plain_loop(self) -> None:
-        check = FrameCheck()
-        settings = {"mode": "sync", "totalFrames": 480}
-        with open_fleet(job(num_envs=2, vectorization="subprocess", collection=settings), workers=2) as fleet:
-            for batch in fleet.batches():
-                check.take(batch)
-        assert (check.num_frames, check.num_envs) == (480, 4)
-        assert check.num_ends > 20
-
     @pytest.mark.slow
     def test_inference_servers_act_on_those_of_a_plain_loop(self) -> None:
         document = job(num_envs=2, collection={"totalFrames": 240})

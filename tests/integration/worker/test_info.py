@@ -35,12 +35,6 @@ def test_info_of_subprocesses_is_exact() -> None:
             assert_info(collector.collect(num_steps=31))
 
 
-def test_info_that_a_subprocess_cannot_store_gets_a_sentence() -> None:
-    job = make_job(env=COUNTED, info=[{"key": "pair", "dtype": "uint8", "shape": [1]}])
-    with pytest.raises(CormorantError, match=r"returned pair of shape \[2\]"), make_collector(job) as collector:
-        collector.collect(num_steps=4)
-
-
 @pytest.mark.parametrize("batch_size", [0, 2])
 def test_elapsed_step_of_envpool_counts_the_frames_of_an_episode(batch_size: int) -> None:
     job = make_job(

@@ -36,12 +36,6 @@ def test_subprocesses_play_their_variants() -> None:
     assert batch["next", "done"].squeeze(-1).sum(dim=1).tolist() == [7, 3]
 
 
-def test_spaces_of_subprocesses_are_named_with_their_variants() -> None:
-    variants = [{"name": "plain"}, {"name": "rich", "kwargs": {"observation": "dict"}}]
-    with pytest.raises(CormorantError, match=r"different spaces: environment \d \(variant \w+\) has .*; environ"):
-        make_collector(make_job(env=in_subprocesses(), variants=variants))
-
-
 def test_each_variant_of_envpool_has_its_own_kwargs() -> None:
     cheetah = {"envpool": {"taskId": "HalfCheetah-v4", "numEnvs": 4, "numThreads": 2}}
     variants = [

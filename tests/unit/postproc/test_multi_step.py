@@ -38,14 +38,6 @@ def test_every_target_is_what_a_loop_over_the_frames_makes(
     assert (result["observation"] == before["observation"]).all()
 
 
-@pytest.mark.parametrize("n", range(1, 20))
-@pytest.mark.parametrize("steps", range(1, 10))
-def test_any_horizon_in_any_batch_sums_as_far_as_it_reaches(n: int, steps: int) -> None:
-    following = {"reward": torch.ones(steps), "done": torch.zeros(steps, dtype=torch.bool)}
-    result = MultiStep(gamma=1.0, n_steps=n)(TensorDict({"next": following}, batch_size=[steps]))
-    assert result["next", "reward"].tolist() == [float(min(n, steps - t)) for t in range(steps)]
-
-
 def test_the_example_of_the_docstring() -> None:
     done = torch.tensor([False, False, False, True, False, False])
     following = {"reward": torch.ones(6), "done": done, "terminated": done, "observation": torch.arange(6)}

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 
-import gymnasium
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,22 +11,18 @@ from cormorant_testing.collecting import SEEDS, make_checker, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES, Oracle
 from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
-from cormorant_worker.envs.protocol import Rows, Step
+from cormorant_worker.envs.protocol import Rows, Step, VectorEnv
 from cormorant_worker.spaces import Arrays, flatten
 
 
-class ArrivingEnv:
+class ArrivingEnv(VectorEnv):
     """CountingEnvs that arrive in an order drawn beforehand, `min_in_flight` or fewer at a time, like EnvPool's."""
 
     lockstep = False
-    restarts = 0
-    info_leaves = ()
-    illegal = None
 
     def __init__(self, seeds: Sequence[int], order: Iterator[int], *, arrive: int, **options: object) -> None:
         self.num_envs, self.min_in_flight = len(seeds), arrive
-        self.observation_space: gymnasium.Space = OBSERVATION_SPACES["box"]
-        self.action_space: gymnasium.Space = ACTION_SPACES["discrete"]
+        self.observation_space, self.action_space = OBSERVATION_SPACES["box"], ACTION_SPACES["discrete"]
         self._order = order
         self._oracles = [Oracle(seed=seed, **options) for seed in seeds]
         self._at = [(0, 0)] * len(seeds)
@@ -70,18 +65,6 @@ class ArrivingEnv:
             np.array(reward, np.float32), np.array(terminated), np.array(truncated),
             np.array(ended, np.int64), (finals,),
         )  # fmt: skip
-
-    def restart(self, rows: Rows) -> Arrays:
-        raise AssertionError("environments with steps in flight cannot be restarted")
-
-    def state(self) -> bytes:
-        raise AssertionError
-
-    def restore(self, state: bytes) -> None:
-        raise AssertionError
-
-    def close(self) -> None:
-        pass
 
 
 @given(

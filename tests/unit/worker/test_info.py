@@ -39,12 +39,6 @@ def test_info_of_whole_episodes_is_padded_with_zeros() -> None:
         assert_info(collector.collect(num_episodes=7))
 
 
-def test_batches_without_info_have_no_such_key() -> None:
-    with make_collector(make_job()) as collector:
-        assert "info" not in collector.collect(num_steps=20)["next"].keys()  # noqa: SIM118  # a TensorDict
-        assert not collector.layout(1).info
-
-
 @pytest.mark.parametrize(
     ("field", "info", "sentence"),
     [

@@ -92,14 +92,6 @@ def box(policy: Callable, action: gymnasium.Space = BOX, **options: int) -> Poli
     return PolicyActor(wrap_policy(policy, "test"), BOX, action, device=torch.device("cpu"), **options)
 
 
-def test_a_policy_of_one_number_of_rows_is_tried_with_it() -> None:
-    def fixed(observation: torch.Tensor) -> torch.Tensor:
-        assert observation.shape == (7, 2)
-        return observation.clone()
-
-    assert box(fixed, num_rows=7).outputs == ()
-
-
 def test_bfloat16_comes_back_bit_for_bit() -> None:
     every = torch.arange(-(2**15), 2**15).short().view(torch.bfloat16)
     numbers = every[~every.isnan()]

@@ -1,5 +1,7 @@
 """Where a worker's time goes: shares of what was measured, and nothing that is lost or counted twice."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -12,24 +14,15 @@ def seconds(numbers: np.ndarray) -> dict[str, float]:
     return {name: ns / 1e9 for name, ns in zip(ACTIVITIES, spent_ns(numbers), strict=True)}
 
 
-class Clock:
-    """The clock of `Timing`, in milliseconds."""
-
-    def __init__(self) -> None:
-        self.ms = 1_000
-
-    def __call__(self) -> int:
-        return self.ms * 1_000_000
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("cormorant_worker.collect.timing.monotonic_ns", clock)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock of `Timing`, in `ms`."""
+    clock = SimpleNamespace(ms=1_000)
+    monkeypatch.setattr("cormorant_worker.collect.timing.monotonic_ns", lambda: clock.ms * 1_000_000)
     return clock
 
 
-def step(timing: Timing, clock: Clock, *, env_ms: int, inference_ms: int, rest_ms: int) -> bool:
+def step(timing: Timing, clock: SimpleNamespace, *, env_ms: int, inference_ms: int, rest_ms: int) -> bool:
     """One vector step that takes so long; whether it was measured."""
     laps = timing.next_laps()
     clock.ms += env_ms + inference_ms + rest_ms
@@ -40,7 +33,7 @@ def step(timing: Timing, clock: Clock, *, env_ms: int, inference_ms: int, rest_m
     return laps is not None
 
 
-def test_one_step_in_sixteen_stands_for_all(clock: Clock) -> None:
+def test_one_step_in_sixteen_stands_for_all(clock: SimpleNamespace) -> None:
     timing = Timing(numbers := np.zeros(NUM_TIMING, dtype=np.int64))
     timing.begin()
     measured = [step(timing, clock, env_ms=3, inference_ms=1, rest_ms=1) for _ in range(33)]
@@ -54,7 +47,7 @@ def test_one_step_in_sixteen_stands_for_all(clock: Clock) -> None:
     assert timing.take().seconds == 0
 
 
-def test_a_pause_is_no_part_of_a_batch(clock: Clock) -> None:
+def test_a_pause_is_no_part_of_a_batch(clock: SimpleNamespace) -> None:
     timing = Timing(numbers := np.zeros(NUM_TIMING, dtype=np.int64))
     timing.begin()
     timing.rest(PAUSED)
@@ -65,7 +58,7 @@ def test_a_pause_is_no_part_of_a_batch(clock: Clock) -> None:
     assert timing.take().seconds == 0
 
 
-def test_what_goes_on_is_counted_up_to_now(clock: Clock) -> None:
+def test_what_goes_on_is_counted_up_to_now(clock: SimpleNamespace) -> None:
     timing = Timing(numbers := np.zeros(NUM_TIMING, dtype=np.int64))
     clock.ms += 10
     assert seconds(numbers)["build"] == pytest.approx(0.01)

@@ -14,7 +14,7 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.vectors import COUNTING
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.envs.request import assign
-from cormorant_worker.errors import EnvBuildError, ManifestError
+from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.launch import make_collector
 
 EASY, HARD = {"name": "easy", "kwargs": {"lengths": [3]}}, {"name": "hard", "kwargs": {"lengths": [7]}, "weight": 2}
@@ -80,14 +80,6 @@ def test_variants_without_an_environment_are_named(workers: int, weights: list[i
     assert unplayed(evaluation.spec) == ""
 
 
-def test_without_variants_there_is_no_task() -> None:
-    job = make_job()
-    assert assign(job.spec.env, group_number=0, index=0) is None
-    with make_collector(job) as collector:
-        assert collector.layout(4).task_names == ()
-        assert ("collector", "task_id") not in collector.collect(num_steps=4).keys(True)
-
-
 @pytest.mark.parametrize("num_steps", [60, 61])
 def test_every_frame_has_the_id_of_its_variant(num_steps: int) -> None:
     with make_collector(make_job(num_envs=3, variants=[EASY, HARD], collection={"framesPerBatch": 30})) as collector:
@@ -131,7 +123,4 @@ def test_spaces_that_differ_are_named_with_their_variants() -> None:
 def test_what_a_variant_cannot_build_is_named() -> None:
     job = make_job(num_envs=2, variants=[{"name": "plain"}, {"name": "odd", "kwargs": {"lengths": None}}])
     with pytest.raises(EnvBuildError, match=f"variant odd: the environment {COUNTING} could not be built: TypeError"):
-        make_collector(job)
-    job = make_job(num_envs=2, variants=[{"name": "plain"}, {"name": "odd", "kwargs": {"length": 3}}])
-    with pytest.raises((EnvBuildError, ManifestError), match="length"):
         make_collector(job)

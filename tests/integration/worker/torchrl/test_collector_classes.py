@@ -1,6 +1,5 @@
 """TorchRL's collector classes: the one in this process value by value, the others' signatures over real workers."""
 
-import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -92,29 +91,6 @@ def test_an_optimizers_step_acts_at_once() -> None:
     with torch.no_grad():
         policy.number.fill_(3)
     assert next(batches)["action"].tolist() == [3, 3, 3]
-
-
-class Lazy(nn.Module):
-    """Keeps what it saw, and learns its width from it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LazyLinear(5)
-        self.last = torch.zeros(())
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        self.last = self.layer(observation)
-        return self.last.argmax(-1)
-
-
-def test_a_policy_that_acted_can_be_trained() -> None:
-    policy = Lazy()
-    collector = Collector(envs(), policy, frames_per_batch=4)
-    batch = next(iter(collector))
-    policy(batch["observation"])
-    (policy.last * nn.Parameter(torch.ones(5))).sum().backward()
-    assert policy.layer.weight.grad is not None
-    assert not collector.policy.last.is_inference()
 
 
 def test_seeds_rule_the_first_batch() -> None:
@@ -478,17 +454,6 @@ def test_a_seed_rules_asynchronous_collectors_from_the_next_batch_on() -> None:
         assert not torch.equal(seeded[0], seeded[1])
         list(batches)
         assert collector.stats()["frames"] == 200, "what was dropped counts"
-
-
-@pytest.mark.slow
-def test_async_collectors_give_batches_as_they_come() -> None:
-    random.seed(0)
-    with AsyncCollector(make, frames_per_batch=5, total_frames=20) as collector:
-        collector.set_seed(3)
-        assert [batch.shape for batch in collector] == [(5,)] * 4
-        assert collector.state_dict()["frames"] == 20
-    with MultiAsyncCollector(make, num_workers=2, frames_per_batch=5, total_frames=20) as several:
-        assert sorted(batch.shape for batch in several) == [(5,)] * 4
 
 
 class Leveled(CountingEnv):

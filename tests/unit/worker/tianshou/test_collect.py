@@ -157,12 +157,6 @@ def test_random_actions_are_the_spaces_and_marked_as_nobodys() -> None:
     assert not latest(collector)["action"].any()
 
 
-def test_a_policy_of_none_acts_at_random() -> None:
-    collector = Collector(None, CountingEnv(), LatestBatch(), seed=1)
-    collector.collect(n_step=100)
-    assert set(latest(collector)["action"].flatten().tolist()) == {0, 1, 2, 3, 4}
-
-
 def test_noise_is_added_to_what_is_sent_and_stored() -> None:
     def act(observation: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(observation), 2)

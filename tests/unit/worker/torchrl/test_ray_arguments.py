@@ -9,13 +9,7 @@ from tensordict import TensorDict
 from cormorant_compat.torchrl import RayCollector
 from cormorant_compat.torchrl.batches import EpisodePool, StoreInBuffer, mark_padding
 from cormorant_compat.torchrl.makers import count_collectors
-from cormorant_compat.torchrl.ray_arguments import (
-    own_settings,
-    ray_options,
-    read_updater,
-    remote_options,
-)
-from cormorant_compat.torchrl.ray_collector import NotSet
+from cormorant_compat.torchrl.ray_arguments import own_settings, ray_options, read_updater, remote_options
 from cormorant_compat.torchrl.settings import read_settings
 from cormorant_testing.collecting import make_collector
 from cormorant_testing.envs import CountingEnv
@@ -250,14 +244,3 @@ def test_an_updater_is_taken_or_made() -> None:
     assert read_updater(one) is one
     assert isinstance(read_updater(Updater), Updater)
     assert read_updater(lambda: one) is one
-
-
-def test_what_nobody_set_is_absent_and_a_runtime_error() -> None:
-    class Holder:
-        @property
-        def worker_idx(self) -> int:
-            raise NotSet("worker_idx has not been set")
-
-    assert getattr(Holder(), "worker_idx", None) is None
-    with pytest.raises(RuntimeError, match="has not been set"):
-        _ = Holder().worker_idx
