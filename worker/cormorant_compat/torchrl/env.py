@@ -1,23 +1,18 @@
 """EnvPool as a TorchRL environment. Imported only where TorchRL is installed; `plain_env.py` stands in elsewhere."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from cormorant_compat.torchrl.pool import Build, Library, OfTask, Pool, PoolOptions, builder_of_pool
+from cormorant_compat.torchrl.pool import Build, OfPool, OfTask, Pool, PoolOptions
 from cormorant_compat.torchrl.specs import spec_of
-from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.spaces import put_nested
 
-if TYPE_CHECKING:
-    from envpool.python.protocol import EnvPool
 
-
-class MultiThreadedEnvWrapper(EnvBase):
+class MultiThreadedEnvWrapper(OfPool, EnvBase):
     """A pool that `envpool.make` built, of any `env_type`, as a TorchRL environment of batch size [num_envs].
 
     Args:
@@ -33,15 +28,11 @@ class MultiThreadedEnvWrapper(EnvBase):
         ValueError: a frame_skip below 1, or a device that does not exist.
     """
 
-    lib = Library()
-
-    def __init__(self, env: "EnvPool", **options: Unpack[PoolOptions]) -> None:
-        self._begin(builder_of_pool(env), **options)
-
     def _begin(self, build: Build, **options: Unpack[PoolOptions]) -> None:
         pool = Pool(build, **options)
         device, batch_size = pool.named_device, torch.Size([pool.num_envs])
-        super().__init__(
+        EnvBase.__init__(
+            self,
             device=device,
             batch_size=batch_size,
             allow_done_after_reset=options.get("allow_done_after_reset", False),
@@ -59,10 +50,6 @@ class MultiThreadedEnvWrapper(EnvBase):
         self.done_spec = Composite(
             done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=batch_size, device=device
         )
-
-    def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
-        """The environments in the form that Cormorant's collectors step."""
-        return self.pool.vector_env(seeds)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
         self.is_closed = False  # a pool that was closed is built again
@@ -82,9 +69,6 @@ class MultiThreadedEnvWrapper(EnvBase):
         if not self.is_closed:
             self.pool.close()
         super().close(raise_if_closed=raise_if_closed)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_workers={self.num_workers}, device={self.device})"
 
 
 class MultiThreadedEnv(OfTask, MultiThreadedEnvWrapper):

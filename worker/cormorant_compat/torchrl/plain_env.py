@@ -1,29 +1,20 @@
 """`MultiThreadedEnv` where TorchRL is not installed: the same methods on TensorDicts, without its specs."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
 
 import torch
 from tensordict import TensorDict
 
 from cormorant_compat.torchrl.plan import next_seed
-from cormorant_compat.torchrl.pool import Build, Library, OfTask, Pool, PoolOptions, builder_of_pool
-from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_compat.torchrl.pool import Build, OfPool, OfTask, Pool, PoolOptions
 from cormorant_worker.spaces import Space
-
-if TYPE_CHECKING:
-    from envpool.python.protocol import EnvPool
 
 Policy = Callable[[TensorDict], TensorDict]
 
 
-class MultiThreadedEnvWrapper:
+class MultiThreadedEnvWrapper(OfPool):
     """A pool that `envpool.make` built, as a TorchRL environment; see `torchrl/env.py` for the arguments."""
-
-    lib = Library()
-
-    def __init__(self, env: "EnvPool", **options: Unpack[PoolOptions]) -> None:
-        self._begin(builder_of_pool(env), **options)
 
     def _begin(self, build: Build, **options: Unpack[PoolOptions]) -> None:
         self.pool = Pool(build, **options)
@@ -39,10 +30,6 @@ class MultiThreadedEnvWrapper:
     @property
     def action_space(self) -> Space:
         return self.pool.env.action_space
-
-    def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
-        """The environments in the form that Cormorant's collectors step."""
-        return self.pool.vector_env(seeds)
 
     def reset(self, tensordict: TensorDict | None = None) -> TensorDict:
         """Begin new episodes in all environments, or in those that `_reset` marks."""
@@ -99,9 +86,6 @@ class MultiThreadedEnvWrapper:
     def close(self) -> None:
         """Release the pool. May be called twice."""
         self.pool.close()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_workers={self.num_workers}, device={self.device})"
 
 
 class MultiThreadedEnv(OfTask, MultiThreadedEnvWrapper):

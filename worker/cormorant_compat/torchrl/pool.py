@@ -8,7 +8,7 @@ lives continues with its next life.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 import gymnasium
 import numpy as np
@@ -24,6 +24,9 @@ from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import cast_to
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, OneHot, leaf_spaces, leaves, put_nested
+
+if TYPE_CHECKING:
+    from envpool.python.protocol import EnvPool
 
 Build: TypeAlias = Callable[[Sequence[int] | None], VectorEnv]
 """Gives a pool with these seeds, or with those that it has."""
@@ -178,6 +181,27 @@ class Pool:
         return torch.from_numpy(values.copy()).unsqueeze(-1).to(self.device)
 
 
+class OfPool:
+    """What both forms of `MultiThreadedEnvWrapper` have; see `torchrl/env.py` for the arguments."""
+
+    lib = Library()
+    pool: Pool
+    num_workers: int
+    device: torch.device | None
+    _begin: Callable[..., None]
+
+    def __init__(self, env: "EnvPool", **options: Unpack[PoolOptions]) -> None:
+        check_pool(env)
+        self._begin(lambda seeds: wrap_pool(env if seeds is None else reseed_pool(env, seeds)), **options)
+
+    def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
+        """The environments in the form that Cormorant's collectors step."""
+        return self.pool.vector_env(seeds)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_workers={self.num_workers}, device={self.device})"
+
+
 class OfTask:
     """The constructor of `MultiThreadedEnv`, over a wrapper's `_begin`; see `torchrl/env.py` for the arguments."""
 
@@ -231,12 +255,6 @@ def builder_of_task(env_name: str, num_workers: int, create_env_kwargs: Mapping[
     except EnvBuildError as error:
         raise EnvBuildError(str(error).replace("spec.env.envpool.kwargs.", "create_env_kwargs.")) from error
     return lambda seeds: task.open(num_threads=threads, seeds=own if seeds is None else seeds)
-
-
-def builder_of_pool(pool: Any) -> Build:
-    """What wraps a pool that `envpool.make` built, and builds others like it."""
-    check_pool(pool)
-    return lambda seeds: wrap_pool(pool if seeds is None else reseed_pool(pool, seeds))
 
 
 # -- actions as TorchRL has them: one-hot vectors, and one for several steps

@@ -339,14 +339,11 @@ def check_device(given: Any, name: str, *, is_remote: bool = False) -> str:
 
 def devices_of(given: Any, name: str, num_collectors: int, *, is_remote: bool) -> tuple[str, ...]:
     """One device for each collector, "" if none was given."""
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        several = [check_device(one, name, is_remote=is_remote) for one in given]
-        if len(several) == 1:
-            return (several[0],) * num_collectors
-        if len(several) != num_collectors:
-            raise ValueError(f"{name} has {len(several)} devices for {num_collectors} collectors; give as many, or one")
-        return tuple(several)
-    return (check_device(given, name, is_remote=is_remote),) * num_collectors
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    if len(several) not in (1, num_collectors):
+        raise ValueError(f"{name} has {len(several)} devices for {num_collectors} collectors; give as many, or one")
+    checked = tuple(check_device(one, name, is_remote=is_remote) for one in several)
+    return checked * num_collectors if len(several) == 1 else checked
 
 
 def storing_devices(storing: Any, general: Any, num_collectors: int) -> tuple[str, ...]:

@@ -8,8 +8,7 @@ frame, g_t = r_t + gamma * g_t-1, which continues over batches and begins again 
 
 import numpy as np
 
-from cormorant_worker.collect.block import Block
-from cormorant_worker.collect.runs import Carry
+from cormorant_worker.collect.block import Block, Carry
 from cormorant_worker.errors import EnvError
 from cormorant_worker.normalize.moments import REWARD, RunningMoments, Statistics
 from cormorant_worker.policy.normalizer import Normalizer

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cormorant_contract.info import EpisodeMetric
-from cormorant_worker.collect.block import Block
-from cormorant_worker.collect.runs import Carry
+from cormorant_worker.collect.block import Block, Carry
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import CormorantError, ManifestError
 from cormorant_worker.spaces import Array, Leaf

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from cormorant_worker.collect.block import Block
-from cormorant_worker.collect.runs import Carry
+from cormorant_worker.collect.block import Block, Carry
 from cormorant_worker.sinks.schema import (
     KINDS,
     NEXT,
