@@ -128,7 +128,7 @@ def evaluate(
             objects=objects,
         )
         if videos:
-            from cormorant_worker.evaluation.video import record_videos
+            from cormorant_worker.evaluation.player import record_videos
 
             record_videos(job, table, videos, Path(folder) / "videos", overrides=read_overrides(objects))
         return table

@@ -175,6 +175,21 @@ def put(stored: Arrays, at: Any, values: Arrays) -> None:
         array[at] = value
 
 
+class _Alias:
+    """Names an array's memory as writable, and keeps the array alive."""
+
+    def __init__(self, array: Array) -> None:
+        self._owner = array
+        self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
+
+
+def writable(array: Array) -> Array:
+    """The same memory, without the read-only flag, of which torch knows nothing and warns. For arrays with one reader:
+    Ray's objects, and shards, which are mapped copy-on-write (`LocalStore.open`).
+    """
+    return array if array.flags.writeable else np.asarray(_Alias(array))
+
+
 def put_nested(target: dict[str, Any], key: Key, value: Any) -> None:
     """Set a value in nested dicts, creating missing ones."""
     for part in key[:-1]:

@@ -7,9 +7,9 @@ import pytest
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.ray.block_pool import RayBlockPool, writable
+from cormorant_worker.fleet.ray.block_pool import RayBlockPool
 from cormorant_worker.fleet.ray.engine import RayEngine
-from cormorant_worker.spaces import Leaf
+from cormorant_worker.spaces import Leaf, writable
 
 LAYOUT = Layout(
     num_rows=4,

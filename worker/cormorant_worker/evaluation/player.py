@@ -29,9 +29,10 @@ from cormorant_contract.env import Env, GymnasiumEnv
 from cormorant_contract.episodes import PlannedEpisode, files_of
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.agents_actor import AgentsActor
-from cormorant_worker.collect.build import statistics_for
+from cormorant_worker.collect.build import build_collector, statistics_for
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.seeding import TorchStream
 from cormorant_worker.collect.trajectories import EpisodeMetrics
 from cormorant_worker.envs.gymnasium_env import Env as OneEnv
@@ -40,8 +41,8 @@ from cormorant_worker.envs.kinds import kind_of
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.request import EnvRequest
 from cormorant_worker.envs.restarts import RestartLimits
-from cormorant_worker.errors import EnvCrashed, EnvError, EnvRaised
-from cormorant_worker.evaluation.results import PlayedEpisode, ResultFolder, name_of, planned_episodes
+from cormorant_worker.errors import EnvCrashed, EnvError, EnvRaised, EvaluationError
+from cormorant_worker.evaluation.results import PlayedEpisode, ResultFolder, ResultTable, name_of, planned_episodes
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Actor, PolicyActor
 from cormorant_worker.policy.exploration import ExplorationType, exploring
@@ -385,6 +386,35 @@ class _Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._writer is not None:
             self._writer.close()
         self.env.close()
+
+
+def record_videos(
+    job: CollectorJob, table: ResultTable, count: int, folder: Path, *, overrides: WorkerOverrides = NO_OVERRIDES
+) -> list[Path]:
+    """Record the first episodes of a table as MP4, one file each. Raises EvaluationError without imageio-ffmpeg, or
+    where an episode ends differently while it is recorded; EnvError where the environment does not render.
+    """
+    try:
+        import imageio_ffmpeg  # noqa: F401  # asked for before anything is played
+    except ModuleNotFoundError as error:
+        raise EvaluationError(
+            "videos need imageio-ffmpeg, which is not installed: pip install 'cormorant[video]'"
+        ) from error
+    collector = build_collector(alone(job), WorkerPlace(seed=job.spec.collection.seed), overrides).collector
+    collector.close()
+    player, files = Player(job, collector, overrides=overrides), []
+    for position, row in enumerate(table.episodes[:count]):
+        path = folder / f"{row.task or 'episode'}-{position}-seed-{row.seed}.mp4"
+        folder.mkdir(parents=True, exist_ok=True)
+        player.film = path
+        (played,) = player.play([position])
+        if (played.total, played.length) != (row.total, row.length):
+            raise EvaluationError(
+                f"the episode with seed {row.seed} returned {row.total!r} in {row.length} steps, and {played.total!r} "
+                f"in {played.length} while it was recorded: the environment acts differently when it renders"
+            )
+        files.append(path)
+    return files
 
 
 def _aligned(array: Array) -> Array:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
@@ -72,24 +72,11 @@ class Events:
 
         return unsubscribe
 
-    def note(
-        self,
-        kind: EventKind,
-        *,
-        worker: str = "",
-        version: int = 0,
-        frames: int = 0,
-        reason: str = "",
-        staleness: int = 0,
-        sealed: "Sealed | None" = None,
-    ) -> None:
+    def note(self, kind: EventKind, **fields: Any) -> None:
+        """Note an event with these fields of `FleetEvent`."""
         # Called several times per batch: without listeners, no event is made.
         if self._listeners:
-            event = FleetEvent(
-                kind=kind, worker=worker, version=version, frames=frames, reason=reason, staleness=staleness,
-                sealed=sealed,
-            )  # fmt: skip
-            self._noted.append(event)
+            self._noted.append(FleetEvent(kind=kind, **fields))
 
     def tell(self) -> None:
         """Pass noted events to all listeners, in order. Exceptions of listeners are logged."""

@@ -95,6 +95,7 @@ class InferenceServer:
     ) -> None:
         """Begin to listen. `build`: makes the policy, from the spaces of the first worker and its number of rows."""
         self.policy: ServedPolicy | None = None
+        """Built for the first worker, unless it is set before."""
         self.served = Served()
         self._build, self._how, self._clock_ns = build, how, clock_ns
         self._missing = 0
@@ -115,10 +116,6 @@ class InferenceServer:
     def watch(self, source: object) -> None:
         """Also end turns when this descriptor is readable."""
         self._selector.register(source, _READ, source)  # type: ignore[arg-type]  # has a fileno
-
-    def use(self, policy: ServedPolicy) -> None:
-        """Set the policy, built before the first worker connects."""
-        self.policy = policy
 
     def turn(self, acting: Callable[[], AbstractContextManager[None]]) -> bool:
         """Wait briefly for rows, and call the policy, within `acting`, when it is time. Returns whether a watched

@@ -23,7 +23,7 @@ from cormorant_worker.sinks.schema import (
     to_arrow,
     to_numpy,
 )
-from cormorant_worker.spaces import Array, Arrays, Key, Leaf, put_nested
+from cormorant_worker.spaces import Array, Arrays, Key, Leaf, put_nested, writable
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -194,18 +194,8 @@ class Frames:
         root: dict[str, Any] = {}
         for key, value in found.items():
             if keys is None or key in keys:
-                put_nested(root, key, torch.from_numpy(np.asarray(_Writable(value))))
+                put_nested(root, key, torch.from_numpy(writable(value)))
         return TensorDict(root, batch_size=[len(self)])
-
-
-class _Writable:
-    """An array of a shard, without numpy's mark that it must not be written: torch knows no such tensors. A local shard
-    is mapped copy-on-write (`LocalStore.open`).
-    """
-
-    def __init__(self, values: Array) -> None:
-        self._owner = values
-        self.__array_interface__ = values.__array_interface__ | {"data": (values.ctypes.data, False)}
 
 
 def decode(schema: FrameSchema, part: str, batch: Any, *, marks: str = "") -> Frames:

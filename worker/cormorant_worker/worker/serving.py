@@ -75,7 +75,7 @@ class ServerRuntime(Runtime):
                 if server.turn(self._acting):
                     message = self._uplink.recv()
                     if isinstance(message, messages.BuildPolicy) and self._weights is None:
-                        server.use(self._build(message.observation_space, message.action_space, _DRY_ROWS))
+                        server.policy = self._build(message.observation_space, message.action_space, _DRY_ROWS)
                     if isinstance(message, messages.Finish):
                         break
                 elif self._weights is not None and self._boundary.acquire(blocking=False):

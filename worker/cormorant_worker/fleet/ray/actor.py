@@ -27,11 +27,10 @@ import torch
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.errors import DeviceUnavailable
-from cormorant_worker.fleet.ray.block_pool import writable
 from cormorant_worker.fleet.ray.pod_files import PodFile, report_blocked
 from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.inference.handshake import listen
-from cormorant_worker.spaces import Array
+from cormorant_worker.spaces import Array, writable
 from cormorant_worker.weights.cached import CachedWeights, Settled
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
 from cormorant_worker.worker.messages import Finish, Leaving, Request, Sealed, Start, Ticket

@@ -4,15 +4,12 @@
 
 import threading
 from collections.abc import Mapping
-from typing import Any
 from weakref import WeakSet
-
-import numpy as np
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import FleetError
 from cormorant_worker.shared_memory import SharedMemory
-from cormorant_worker.spaces import Array
+from cormorant_worker.spaces import Array, writable
 
 _USABLE = 0.8
 """Share of the object store: the rest is for weights and for objects that are being freed."""
@@ -83,20 +80,3 @@ class RayBlockPool:
         with _lock:
             _pools.discard(self)
         self._lent.clear()
-
-
-class _Alias:
-    """Names an array's memory as writable, and keeps the array alive. Ray hands out read-only objects, which any number
-    of processes may map; ours have one reader.
-    """
-
-    def __init__(self, array: Array) -> None:
-        self.array = array
-        interface: dict[str, Any] = dict(array.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
-
-
-def writable(array: Array) -> Array:
-    """The same memory, without the read-only flag, about which torch would warn."""
-    return array if array.flags.writeable else np.asarray(_Alias(array))
