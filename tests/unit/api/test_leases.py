@@ -123,7 +123,7 @@ def test_a_lease_whose_owner_died_ends_by_itself(keep: Keep) -> None:
     brakes.wait_for("pause", "resume")
 
 
-def test_a_pause_asked_for_during_a_resume_is_not_told_as_reached(keep: Keep) -> None:
+def test_a_state_is_told_once_it_is_reached(keep: Keep) -> None:
     class Slow(Brakes):
         def __init__(self) -> None:
             super().__init__()
@@ -140,6 +140,7 @@ def test_a_pause_asked_for_during_a_resume_is_not_told_as_reached(keep: Keep) ->
     brakes.wait_for("pause")
     keeper.end(one.id)
     assert brakes.began.wait(30)
+    assert keeper.state == "paused"
     keeper.spec_paused = True
     keeper.nudge()
     assert keeper.state == "draining"

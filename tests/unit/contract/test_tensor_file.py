@@ -111,6 +111,7 @@ def tensor(begin: object = 0, end: object = 8, *, dtype: object = "F32", shape: 
         (file_of(b'{"\\ud800":1}'), "the header is not JSON"),
         (file_of({"a": tensor(8, 0)}), r"hold -8 bytes"),
         (file_of({"a": tensor(), "b": tensor(4, 12)}, payload=12), "overlaps the one before"),
+        (file_of({"a": tensor(), "b": tensor(12, 20)}, payload=20), "leaves a gap before it"),
         (file_of({"a": tensor()}, payload=9), "the tensors take 8 bytes, 9 follow"),
         (file_of({"a": tensor()}, payload=7), "must be two integers from 0 to 7, the bytes after the header"),
         (file_of(b'{"a":' + b"9" * 5000 + b"}"), "the header is not JSON"),

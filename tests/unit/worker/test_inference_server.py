@@ -21,6 +21,7 @@ from cormorant_testing.network import drop_everything, in_own_network
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import PolicyMismatch
 from cormorant_worker.inference import connections, remote_actor
+from cormorant_worker.inference import server as server_module
 from cormorant_worker.inference.address import AssignedServers, ServerAddress
 from cormorant_worker.inference.connections import ConnectedWorker, FrameReader, ServerConnection, send_frame
 from cormorant_worker.inference.handshake import Greeting, Listeners, listen
@@ -339,6 +340,21 @@ def test_worker_of_another_node_must_know_the_key() -> None:
         assert server.server.policy is None
         # The server goes on with those who know it.
         assert worker(listener).ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
+
+
+@between_nodes
+def test_a_stranger_that_speaks_in_the_turn_that_drops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_STRANGER_S", 0.0)
+    with running() as (server, listener):
+        server.pause()
+        to = listener.address.host, listener.address.port
+        with socket.create_connection(to) as stranger:
+            server.server.turn(nullcontext)
+            with socket.create_connection(to):
+                stranger.send(b"?")
+                with capture_logs() as logs:
+                    server.server.turn(nullcontext)
+    assert [entry["event"] for entry in logs] == ["stranger_refused"]
 
 
 @on_one_machine
