@@ -131,26 +131,6 @@ def test_the_learners_random_numbers_are_left_alone() -> None:
     assert_equal(batches(again, [30]), batches(make_collector(policy="counter"), [30]))
 
 
-def test_unsaveable_environments_restart_under_new_ids() -> None:
-    from cormorant_testing.collecting import SEEDS
-    from cormorant_testing.vectors import COUNTING
-    from cormorant_worker.envs.gymnasium_env import EnvFactory
-    from cormorant_worker.envs.inline import InlineVectorEnv
-
-    def make() -> Collector:
-        wrapper = "cormorant_testing.envs:Stateless", {}
-        factory = EnvFactory(entrypoint=COUNTING, kwargs={"lengths": 9}, wrappers=(wrapper,))
-        return make_collector(envs=[InlineVectorEnv(factory, seeds=SEEDS.env_seeds(3))])
-
-    first = make()
-    ids = set(first.collect(num_steps=12)["collector", "traj_ids"].flatten().tolist())
-    second = make()
-    second.restore(first.state())
-    batch = second.collect(num_steps=12)
-    assert batch["observation"][:, 0, 2].tolist() == [0, 0, 0]
-    assert not ids & set(batch["collector", "traj_ids"].flatten().tolist())
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -2,20 +2,17 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cormorant_contract.env import Env
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.envs.gymnasium_env import EnvSource, construct, form_of, name_of
-from cormorant_worker.envs.one_row import open_rows
+from cormorant_worker.envs.one_row import Reseeded, open_rows
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
 from cormorant_worker.errors import EnvBuildError
-
-if TYPE_CHECKING:
-    from cormorant_worker.envs.functional import Compiled
 
 IMPORTS: tuple[str, ...] = ()
 
@@ -32,21 +29,17 @@ def check(env: Env, *, is_own_process: bool = False) -> None:
 
 def open_envs(request: EnvRequest) -> OpenedEnvs:
     """All rows in one group."""
-    compiled = _compile(request)
-    from cormorant_worker.envs.functional import FunctionalVectorEnv
-
-    return OpenedEnvs((FunctionalVectorEnv(compiled, seeds=request.seeds),))
+    return OpenedEnvs((_compile(request)[1](request.seeds),))
 
 
 def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -> VectorEnv:
     """An environment of one row for each episode."""
-    compiled = _compile(request)
-    from cormorant_worker.envs.functional import FunctionalVectorEnv
-
-    return open_rows(request, wrap, compiled.name, lambda: FunctionalVectorEnv(compiled, seeds=(0,)))
+    name, vector_of = _compile(request)
+    return open_rows(request, wrap, name, lambda: vector_of((0,)))
 
 
-def _compile(request: EnvRequest) -> "Compiled":
+def _compile(request: EnvRequest) -> tuple[str, Callable[[Sequence[int]], Reseeded]]:
+    """The environment's name, and what makes a vector of it from the seeds of its rows."""
     check(request.env)
     if "jax" not in sys.modules:
         # XLA's pool has a thread for each CPU of the machine unless this says otherwise, whatever the cgroup's limit.
@@ -58,11 +51,12 @@ def _compile(request: EnvRequest) -> "Compiled":
         del os.environ["NPROC"]
         if before is not None:
             os.environ["NPROC"] = before
-    from cormorant_worker.envs.functional import Compiled
+    from cormorant_worker.envs.functional import Compiled, FunctionalVectorEnv
 
     block = request.env.jax
     assert block is not None
     make = request.makers[0] if request.makers else load_object(block.entrypoint, what="environment")
     name = name_of(make) if request.makers else block.entrypoint
     made = construct(lambda: make(**block.kwargs), f"the environment {name}")
-    return Compiled(made, name, max_episode_steps=request.env.max_episode_steps, info=request.info)
+    compiled = Compiled(made, name, max_episode_steps=request.env.max_episode_steps, info=request.info)
+    return name, lambda seeds: FunctionalVectorEnv(compiled, seeds=seeds)

@@ -247,8 +247,6 @@ def test_torchrls_own_collector_and_transforms_take_it() -> None:
 
 
 def test_a_closed_environment_begins_again_and_takes_whole_floats() -> None:
-    import envpool
-
     env = MultiThreadedEnv(num_workers=2, env_name="CartPole-v1", categorical_action_encoding=True)
     assert type(env).lib is envpool
     env.close()

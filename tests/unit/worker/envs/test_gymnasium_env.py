@@ -1,4 +1,3 @@
-import pickle
 import warnings
 
 import gymnasium
@@ -69,13 +68,6 @@ def test_a_maker_that_answers_for_any_name_is_named_by_its_class() -> None:
             return CountingEnv()
 
     assert MadeEnvs([MaybeAgents(Answering())]).name.endswith("Answering")
-
-
-def test_a_factory_survives_pickle() -> None:
-    factory = EnvFactory(
-        entrypoint=COUNTING, kwargs={"lengths": [1, 2]}, wrappers=(("a.b:C", {}),), max_episode_steps=3
-    )
-    assert pickle.loads(pickle.dumps(factory)) == factory
 
 
 def test_gymnasiums_warnings_are_not_shown() -> None:
