@@ -134,41 +134,6 @@ def test_a_restored_state_collects_the_same_frames_again(folder: Path) -> None:
         assert not ids & used, "an id names one episode"
 
 
-@pytest.mark.slow
-def test_a_state_goes_on_bit_by_bit_in_another_head(folder: Path) -> None:
-    job = make_job(num_envs=2, policy="counter", lengths=(3, 8), collection={"mode": "sync"}, queue={})
-    weights = safetensors.numpy.save({"weight": np.full(1, 5, np.float32)})
-
-    def collect(served: Served, count: int) -> tuple[list[dict[str, bytes]], set[int]]:
-        served.writer.post("/v1/resume")
-        bodies = [safetensors.numpy.load(take(served).body) for _ in range(count)]
-        ids = set().union(*map(pop_ids, bodies))
-        return [{name: array.tobytes() for name, array in body.items()} for body in bodies], ids
-
-    with serve(job, directory=folder / "one", workers=2) as served:
-        published = served.writer.put("/v1/models/policy/weights?version=4", weights, Prefer="wait=60")
-        assert published.status == 200
-        take(served)
-        served.writer.post("/v1/pause", {"wait_seconds": 60, "ttl_seconds": 600})
-        saved = served.writer.get("/v1/state").body
-        counted = served.reader.get("/v1/status").json["frames"]["stepped"]
-        while take(served, wait=0.5).status == 200:
-            pass
-        expected, used = collect(served, 5)
-    with serve(job, directory=folder / "two", workers=2) as served:
-        take(served)
-        served.writer.post("/v1/pause", {"wait_seconds": 60, "ttl_seconds": 600})
-        restored = served.writer.put("/v1/state", saved)
-        assert restored.status == 200, restored.body
-        assert (restored.json["weights"]["version"], restored.json["frames"]["collected"]) == (4, counted)
-        assert safetensors.numpy.load(served.reader.get("/v1/models/policy/weights").body)["policy/weight"] == [5]
-        # What this head had collected on its own is dropped, and counted so.
-        assert set(restored.json["frames"]["dropped"]) <= {"restore"}
-        found, ids = collect(served, 5)
-        assert found == expected
-        assert not ids & used, "an id names one episode"
-
-
 def test_a_state_needs_a_pause_and_must_be_one(endless: Served) -> None:
     state = endless.writer.get("/v1/state").body
     assert endless.writer.put("/v1/state", state).kind == "not-paused"

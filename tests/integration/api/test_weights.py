@@ -433,14 +433,6 @@ def test_concurrent_publishers_get_different_versions(endless: Served) -> None:
     assert states <= {"applied", "superseded"}
 
 
-def test_two_publishers_of_the_same_version_one_is_told_so(endless: Served) -> None:
-    version = current(endless) + 5
-    path = f"{PATH}?version={version}"
-    with ThreadPoolExecutor(2) as pool:
-        replies = pool.map(lambda number: endless.writer.put(path, weights_file(number)).status, (1.0, 2.0))
-    assert sorted(replies) == [202, 409]
-
-
 def test_models_and_updates_that_do_not_exist(endless: Served) -> None:
     assert endless.reader.get("/v1/models/nope").json["known"] == ["policy"]
     assert endless.reader.get("/v1/updates/u999999").kind == "unknown-update"

@@ -9,22 +9,12 @@ HOST = {"host": "127.0.0.1:8000"}
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"origin": "http://127.0.0.1:8000"},
-        {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"},
-        {"sec-fetch-site": "none"},
-    ],
-    ids=["a program", "an old browser on our page", "our page", "typed by hand"],
-)
-def test_programs_and_our_own_page_pass(headers: dict[str, str]) -> None:
-    refuse_cross_origin(HOST | headers, what="POST /v1/pause")
-
-
-@pytest.mark.parametrize(
     ("headers", "whose"),
     [
+        ({}, ""),  # a program
+        ({"origin": "http://127.0.0.1:8000"}, ""),  # an old browser on our page
+        ({"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}, ""),
+        ({"sec-fetch-site": "none"}, ""),  # typed by hand
         ({"origin": "https://example.org"}, "Origin https://example.org"),
         ({"origin": "http://127.0.0.1:3000"}, "Origin http://127.0.0.1:3000"),
         ({"origin": "http://127.0.0.1:3000", "sec-fetch-site": "same-site"}, "Origin http://127.0.0.1:3000"),
@@ -34,6 +24,9 @@ def test_programs_and_our_own_page_pass(headers: dict[str, str]) -> None:
     ],
 )
 def test_pages_of_others_are_refused_with_a_sentence(headers: dict[str, str], whose: str) -> None:
+    if not whose:
+        refuse_cross_origin(HOST | headers, what="POST /v1/pause")
+        return
     with pytest.raises(ApiError) as refused:
         refuse_cross_origin(HOST | headers, what="POST /v1/pause")
     assert refused.value.status == 403
@@ -52,7 +45,6 @@ def test_names_of_this_machine_pass(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["rebound.example:8000", "10.0.0.1", "localhost.example.org", "[::2]:8000"])
 def test_a_name_that_was_made_to_lead_here_is_refused(host: str) -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ApiError, match="http://localhost, or start the head with tokens") as refused:
         refuse_other_hosts({"host": host}, listens_on="127.0.0.1", what="GET /v1/status")
     assert refused.value.status == 403
-    assert "http://localhost, or start the head with tokens" in refused.value.detail

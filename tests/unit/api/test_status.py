@@ -1,8 +1,13 @@
-"""What `/v1/status` says of variants."""
+"""What `/v1/status` says of variants, and when it says that a job waits for a learner."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from cormorant_api.status import tasks_of
+from cormorant_api.batches.ledger import Ledger
+from cormorant_api.control.rates import RateWindow
+from cormorant_api.status import tasks_of, wait_for_learner
 from cormorant_testing.stats import make_stats
 from cormorant_worker.fleet.stats import FleetStats
 
@@ -20,3 +25,24 @@ def test_means_of_many_variants_are_computed_once(monkeypatch: pytest.MonkeyPatc
     found = tasks_of(make_stats(task_episodes=dict.fromkeys(names, 3)))
     assert len(asked) == 1
     assert [(task.count, task.means) for task in found.values()] == [(3, {"return": float(n)}) for n in range(64)]
+
+
+@pytest.mark.parametrize(
+    ("frames_now", "num_waiting", "queued", "sentence"),
+    [
+        (100, 0, 1, "waiting for a learner: no consumer has asked for batches yet"),
+        (200, 0, 1, ""),
+        (100, 0, 0, ""),
+        (100, 1, 1, ""),
+    ],
+)
+def test_full_queue_without_consumer_waits(frames_now: int, num_waiting: int, queued: int, sentence: str) -> None:
+    seconds = iter((0.0, 5.0))
+    rates = RateWindow(clock=lambda: next(seconds))
+    for frames in (100, frames_now):
+        rates.sample(make_stats(stepped_frames=frames))
+    feeder = SimpleNamespace(num_waiting=num_waiting)
+    running = SimpleNamespace(feeder=feeder, ledger=Ledger(epoch="e", ack_within_s=60))
+    head: Any = SimpleNamespace(rates=rates, running=running)
+    # As `/v1/status` asks for them: without workers.
+    assert wait_for_learner(head, make_stats(queued_batches=queued, workers=())) == sentence

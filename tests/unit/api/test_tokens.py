@@ -1,4 +1,4 @@
-"""Roles by token, token files, TLS files, and which addresses need tokens."""
+"""Roles by token, token files, and the addresses of a head."""
 
 import json
 import stat
@@ -116,3 +116,11 @@ def test_tokens_are_read_again_when_their_file_has_changed(tokens: HeadTokens, t
     assert tokens.demand(Role.OPERATOR, mine, what="it") is Role.OPERATOR
     with pytest.raises(ApiError):
         tokens.demand(Role.OPERATOR, "Bearer " + "o" * 20, what="it")
+
+
+@pytest.mark.parametrize(
+    ("port", "data_port", "ports"),
+    [(8000, 0, (8000, 8001)), (8000, 9000, (8000, 9000)), (0, 0, (0, 0)), (65535, 0, (65535, 0))],
+)
+def test_the_data_port_is_the_next_one_where_there_is_one(port: int, data_port: int, ports: tuple[int, int]) -> None:
+    assert HeadSettings(port=port, data_port=data_port).ports == ports

@@ -1,4 +1,4 @@
-"""Objects as text, and ages as kubectl writes them."""
+"""Objects as text, ages as kubectl writes them, and the table of `cormorant evaluate`."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from cormorant_cli.cluster import age
+from cormorant_cli.commands.evaluate import show_table
 from cormorant_cli.commands.submit import show_objects
 from manifest_making import collector_job
 
@@ -27,3 +28,17 @@ def test_objects_are_printed_without_book_keeping() -> None:
 )
 def test_ages_read_as_kubectls_do(seconds: int, text: str) -> None:
     assert age((NOW - timedelta(seconds=seconds)).isoformat(), NOW) == text
+
+
+def test_no_two_columns_of_the_table_have_one_name() -> None:
+    spread = {"mean": 1.0, "median": 1.0, "min": 0.0, "max": 2.0, "high": 1.5}
+    found = {
+        "episodes": 2,
+        "return": spread,
+        "length": spread,
+        "metrics": {"success": spread, "ever": spread, "min": spread},
+        "success": {"rate": 0.5, "low": 0.1, "high": 0.9},
+    }
+    header = show_table([("a", found)]).splitlines()[0].split()
+    assert header[5:] == ["MAX", "LENGTH", "SUCCESS", "EVER", "METRICS.MIN", "METRICS.SUCCESS"]
+    assert len(set(header)) == len(header)

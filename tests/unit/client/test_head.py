@@ -219,21 +219,6 @@ def test_old_weights_are_not_resent_as_the_newest() -> None:
         assert head.heard[-1].path.endswith("version=12")
 
 
-def test_a_version_that_somebody_else_took_is_passed_over() -> None:
-    taken = problem(409, "version-conflict", detail="taken", current_version=11)
-    with ScriptedHead(publishing(taken, update(12))) as head, connect(head.url) as client:
-        assert client.publish({"w": np.zeros(1)}).version == 12
-        assert head.heard[-1].path.endswith("version=12")
-
-
-def test_a_version_that_was_asked_for_and_is_taken_is_an_error() -> None:
-    taken = problem(409, "version-conflict", detail="version 3 is not newer than 11", current_version=11)
-    with ScriptedHead(publishing(taken)) as head, connect(head.url) as client:
-        with pytest.raises(Conflict, match="not newer") as caught:
-            client.publish({"w": np.zeros(1)}, version=3)
-        assert caught.value.problem.current_version == 11
-
-
 def test_weights_that_nobody_took_are_an_error() -> None:
     late = problem(504, "apply-timeout", detail="0 of 2 workers")
     with ScriptedHead(publishing(late)) as head, connect(head.url) as client:
