@@ -8,7 +8,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.openapi.utils import get_openapi
 from fastapi_offline import FastAPIOffline
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
@@ -70,16 +69,11 @@ def make_app(head: Head | None = None) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
 
+    generate = app.openapi
+
     def openapi() -> dict[str, Any]:
         if not app.openapi_schema:
-            document = get_openapi(
-                title=app.title,
-                version=app.version,
-                description=app.description,
-                routes=app.routes,
-                tags=app.openapi_tags,
-                separate_input_output_schemas=False,
-            )
+            document = generate()
             for operation in (one for path in document["paths"].values() for one in path.values()):
                 # A collapsed row shows only the summary: use a sentence instead of the function's name.
                 sentence = operation["description"].partition("\n\n")[0].replace("\n", " ").partition(". ")[0]

@@ -5,19 +5,19 @@ bulk     --data-port  batches, weights, state. `GET /v1/status` names it; if unr
 """
 
 import http.client
-import json
 import logging
 import random
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 from urllib.parse import quote, urlencode
 
 from pydantic import BaseModel
+from pydantic_core import from_json
 
 from cormorant_client.address import Address
 from cormorant_client.errors import HeadUnreachable, NotNow, error_for
@@ -30,8 +30,6 @@ Model = TypeVar("Model", bound=BaseModel)
 Params = Mapping[str, str | int | float | None]
 
 log = logging.getLogger(__name__)
-
-_EVENTS, _LIVE = "/v1/events", "/v1/live"
 
 _STRANGER_S = 60.0
 """Longest time to wait for a head that has never answered: its URL may be wrong."""
@@ -188,9 +186,14 @@ class HeadConnection:
         except ValueError as error:
             raise error_for(reply.status, bytes(reply.body), where=str(self.address)) from error
 
-    def stream(self, path: str, headers: Mapping[str, str]) -> AbstractContextManager[http.client.HTTPResponse]:
-        """Open an endless response on the control port; see `Transport.open`."""
-        return self.transport.open(self.address, "GET", path, headers=headers)
+    @contextmanager
+    def stream(self, path: str, headers: Mapping[str, str] | None = None) -> Iterator[http.client.HTTPResponse]:
+        """Open server-sent events on the control port; see `Transport.open`. HeadError if the head refuses."""
+        accept = {"Accept": "text/event-stream", **(headers or {})}
+        with self.transport.open(self.address, "GET", path, headers=accept) as response:
+            if response.status != 200:
+                raise error_for(response.status, response.read(), where=f"GET {path}")
+            yield response
 
     def listeners(self) -> tuple[Address, ...]:
         """Addresses that requests currently use."""
@@ -232,15 +235,11 @@ def read_events(head: HeadConnection, *, last_id: str | None = None) -> Iterator
     """
     patience = head.patience(head.reconnect_s)
     while True:
-        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last_id} if last_id else {})}
         try:
-            with head.stream(_EVENTS, headers) as response:
-                if response.status != 200:
-                    raise error_for(response.status, response.read(), where=f"GET {_EVENTS}")
-                for event in parse_events(response):
+            with head.stream("/v1/events", {"Last-Event-ID": last_id} if last_id else None) as response:
+                for _, last_id, data in parse_events(response):
                     patience = head.patience(head.reconnect_s)
-                    last_id = event.id
-                    yield event
+                    yield Event.model_validate({"id": last_id, **from_json(data)})
             reason = "the stream ended"
         except Broken as error:
             reason = str(error)
@@ -255,32 +254,24 @@ def read_opening(head: HeadConnection) -> Opening:
         HeadUnreachable: the connection broke off.
         HeadError: the head refuses.
     """
-    kind = b""
     try:
-        with head.stream(_LIVE, {"Accept": "text/event-stream"}) as response:
-            if response.status != 200:
-                raise error_for(response.status, response.read(), where=f"GET {_LIVE}")
-            for line in response:
-                name, _, value = line.partition(b": ")
-                if name == b"data" and kind == b"opening":
-                    return Opening.model_validate_json(value)
-                kind = value.strip() if name == b"event" else kind
+        with head.stream("/v1/live") as response:
+            for kind, _, data in parse_events(response):
+                if kind == "opening":
+                    return Opening.model_validate_json(data)
     except Broken as error:
         raise HeadUnreachable(f"lost the connection to {head.address}: {error}") from error
     raise HeadUnreachable(f"the head at {head.address} closed the stream; retry")
 
 
-def parse_events(lines: "http.client.HTTPResponse | Iterator[bytes]") -> Iterator[Event]:
-    """Read `id:` and `data:` lines; comments and other fields are ignored: the data contains the kind."""
-    data: list[str] = []
-    last_id = ""
+def parse_events(lines: "http.client.HTTPResponse | Iterator[bytes]") -> Iterator[tuple[str, str, str]]:
+    """Kind, id and data of each event; comments are ignored."""
+    fields: dict[str, str] = {}
     for raw in lines:
-        line = raw.decode("utf-8", "replace").rstrip("\r\n")
-        name, _, value = line.partition(":")
-        if name == "data":
-            data.append(value.removeprefix(" "))
-        elif name == "id":
-            last_id = value.removeprefix(" ")
-        elif not line and data:
-            yield Event.model_validate({"id": last_id, **json.loads("\n".join(data))})
-            data = []
+        name, _, value = raw.decode("utf-8", "replace").rstrip("\r\n").partition(":")
+        if name == "data" and name in fields:
+            fields[name] += "\n" + value.removeprefix(" ")
+        elif name:
+            fields[name] = value.removeprefix(" ")
+        elif not value and "data" in fields:
+            yield fields.pop("event", ""), fields.get("id", ""), fields.pop("data")

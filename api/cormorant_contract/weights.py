@@ -68,7 +68,8 @@ def file_of(weights: Any) -> memoryview | None:
         try:
             data = memoryview(Path(weights).read_bytes())
         except (OSError, ValueError) as error:
-            raise WeightsError(f"cannot read {weights}: {getattr(error, 'strerror', None) or error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise WeightsError(f"cannot read {weights}: {reason}; check the path") from error
         read_header(data, f" in {weights}")
         return data
     if isinstance(weights, bytes | bytearray | memoryview):

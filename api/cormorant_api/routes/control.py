@@ -10,12 +10,6 @@ from cormorant_contract.rest.problems import ProblemType
 router = APIRouter(route_class=GuardedRoute, tags=["operator"])
 
 
-@router.get("/v1/desired", **guarded(Role.READ))
-async def get_desired(head: TheHead) -> DesiredReport:
-    """Desired number of workers per group."""
-    return head.running.group_sizes.describe(paused=head.running.pauses.spec_paused)
-
-
 @router.put("/v1/desired", **guarded(Role.OPERATOR, ProblemType.LAST_WORKER))
 async def put_desired(request: Request, head: TheHead, body: Desired) -> DesiredReport:
     """Set group sizes and the current `spec.paused`. `pending` is true while workers are being started or retired."""

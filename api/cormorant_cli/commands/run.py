@@ -36,6 +36,7 @@ from cormorant_manifest.reader import STDIN, load_jobs
 if TYPE_CHECKING:
     from cormorant_api.live.moments import Moments
     from cormorant_api.server import HeadServer
+    from cormorant_api.settings import HeadSettings
     from cormorant_worker.fleet.fleet import WorkerFleet
     from cormorant_worker.fleet.options import FleetOptions
     from cormorant_worker.fleet.ray.options import RayOptions
@@ -141,7 +142,6 @@ def run(
     prints JSON Lines.
     """
     display = choose_display(is_verbose=verbose or debug)
-    serving = ServeOptions(port=port, directory=directory) if serve else None
     site = Site(fleet=fleet, ray_address=ray_address)
     interrupts = Interrupts(display)
     with interrupts.installed():
@@ -151,8 +151,9 @@ def run(
                 raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
             with translated_errors(), _logged_to(display, debug=debug):
                 session = _Session(
-                    job, display, interrupts, site, serving, metrics_port, report or _beside_dataset(job)
-                )
+                    job, display, interrupts, site, (port, directory) if serve else None, metrics_port,
+                    report or _beside_dataset(job),
+                )  # fmt: skip
                 reason = session.run(workers, None if device == "auto" else device)
         except KeyboardInterrupt:
             reason = "interrupted"
@@ -166,12 +167,6 @@ def run(
             display.close()
     if reason == "interrupted":
         raise typer.Exit(INTERRUPTED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    port: int
-    directory: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +280,8 @@ class _Session:
     _display: Display
     _interrupts: Interrupts
     _site: Site
-    _serving: ServeOptions | None = None
+    _serving: tuple[int, Path | None] | None = None
+    """Port and directory of a head; None: no head serves the fleet."""
     _metrics_port: int = 0
     _report: Path | None = None
     _rate: Rate = field(default_factory=Rate)
@@ -326,11 +322,10 @@ class _Session:
             dataset=uri,
             counts=self._job.spec.counts,
         )
-        if self._serving is not None:
-            _take_ports(self._serving.port)
+        settings = None if self._serving is None else _head_settings(*self._serving)
         self._display.begin(plan)
         options = FleetOptions(workers=workers or None, device=device, drain_timeout_s=_DRAIN_S)
-        with self._opened(options) as (fleet, server):
+        with self._opened(options, settings) as (fleet, server):
             self._interrupts.phase = "collecting"
             began, before = self._began
             # A short job may have ended by now.
@@ -360,9 +355,11 @@ class _Session:
         return reason
 
     @contextmanager
-    def _opened(self, options: "FleetOptions") -> "Iterator[tuple[WorkerFleet, HeadServer | None]]":
+    def _opened(
+        self, options: "FleetOptions", settings: "HeadSettings | None"
+    ) -> "Iterator[tuple[WorkerFleet, HeadServer | None]]":
         engine = self._site.engine()
-        if self._serving is None:
+        if settings is None:
             from cormorant_worker.fleet.fleet import WorkerFleet
 
             self._interrupts.phase = "starting"
@@ -381,15 +378,7 @@ class _Session:
             return
         with installed("api"):
             from cormorant_api.server import HeadServer
-            from cormorant_api.settings import HeadSettings
 
-        settings = HeadSettings(
-            port=self._serving.port,
-            directory=self._serving.directory,
-            drain_s=_SERVE_DRAIN_S,
-            grace_s=_GRACE_S,
-            linger_s=_LINGER_S,
-        )
         self._interrupts.phase = "starting"
         with _refused_by_head():
             server = HeadServer(self._job, settings)
@@ -473,15 +462,20 @@ class _Session:
             self._display.progress(Snapshot(fleet=stats, fps=fps, waits_for=waits_for))
 
 
-def _take_ports(port: int) -> None:
-    """Find a port in use before workers start, and before the head is imported, which takes seconds."""
+def _head_settings(port: int, directory: Path | None) -> "HeadSettings":
+    """Settings of a head that listens already: a port in use is found before workers start, and before the head is
+    imported, which takes seconds.
+    """
     with installed("api"):
         from cormorant_api.http.early import listen_early
         from cormorant_api.settings import HeadSettings
+    settings = HeadSettings(
+        port=port, directory=directory, drain_s=_SERVE_DRAIN_S, grace_s=_GRACE_S, linger_s=_LINGER_S
+    )
     with _refused_by_head():
-        settings = HeadSettings(port=port)
         for number in filter(None, settings.ports):
             listen_early(settings.host, number)
+    return settings
 
 
 @contextmanager

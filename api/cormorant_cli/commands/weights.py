@@ -13,7 +13,8 @@ from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed, installed
 from cormorant_cli.printing import counted, quiet_logs, size_of, tell, told_when_slow
 from cormorant_contract.disk import write_durably
-from cormorant_contract.tensor_file import MAX_HEADER_BYTES, MalformedTensorFile, looks_like_pickle, parse_header
+from cormorant_contract.errors import WeightsError
+from cormorant_contract.weights import file_of
 
 if TYPE_CHECKING:
     from cormorant_client import Client, Update
@@ -75,10 +76,13 @@ def push(
     wait: Wait = 30.0,
 ) -> None:
     """Publish a safetensors file. Exits with 1 if no worker applied it."""
-    path = Path(file)
-    check_tensors(path)
+    try:
+        data = file_of(file)  # before a head is asked
+    except WeightsError as error:
+        raise BadInput(str(error)) from error
+    assert data is not None
     with connection.client("write") as client:
-        update, is_held = _publish(client, wait, lambda: client.publish(path, model=model, version=version or None))
+        update, is_held = _publish(client, wait, lambda: client.publish(data, model=model, version=version or None))
     workers = update.answer.workers
     how = f"; {_HELD}" if is_held else f", {workers.acked} of {workers.total} workers, {update.digest}"
     tell(update.answer, f"version {update.version}: {update.state}{how}")
@@ -148,23 +152,6 @@ def _publish(client: "Client", wait_s: float, send: Callable[[], "Update"]) -> t
         with told_when_slow(f"until the workers apply version {update.version}, at most {wait_s:g} s"):
             update.wait(wait_s)
     return update, is_paused and update.state != "applied"
-
-
-def check_tensors(path: Path) -> None:
-    """Check, before asking a head, that a file exists and is safetensors.
-
-    Raises:
-        BadInput: it is not; says what it is.
-    """
-    try:
-        with path.open("rb") as file:
-            head = file.read(MAX_HEADER_BYTES + 8)
-            parse_header(head, file_size=path.stat().st_size)
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror or error}; check the path") from error
-    except MalformedTensorFile as error:
-        what = "looks like a pickle (torch.save)" if looks_like_pickle(head) else f"is not safetensors: {error}"
-        raise BadInput(f"{path} {what}; write it with safetensors.torch.save_file(state_dict, path)") from error
 
 
 def write_whole(path: Path, data: memoryview) -> None:

@@ -206,7 +206,7 @@ class Status(Answer):
     """Event streams that were closed because the client read too slowly."""
     started_at: Time
     desired: DesiredReport
-    """Same as `GET /v1/desired`, so that the operator needs one request."""
+    """What `PUT /v1/desired` set."""
     statistics: dict[str, StatisticsReport] = Field(default_factory=dict)
     """Statistics by batch key, if the manifest normalizes; next/reward has those of the discounted return."""
     inference: dict[str, InferenceReport] = Field(default_factory=dict)

@@ -388,7 +388,7 @@ def test_spec_paused_is_what_the_operator_says_it_is(folder: Path) -> None:
             told = served.operator.put("/v1/desired", {"paused": paused})
             assert (told.status, told.json["groups"]) == (200, {"cpu": 1})
             until(lambda state=state: served.reader.get("/v1/status").json["pause_state"] == state)
-            assert served.reader.get("/v1/desired").json["paused"] == paused
+            assert served.reader.get("/v1/status").json["desired"]["paused"] == paused
 
 
 def test_a_head_that_is_told_where_it_stands_goes_on_from_there(folder: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_head_in_use_stays_within_its_budget_of_series(endless: Served) -> Non
     api = endless.operator
     for consumer in range(30):
         api.take(wait=10, consumer=f"c{consumer}")
-    for path in ("/v1/status", "/v1/workers", "/v1/models", "/v1/pauses", "/v1/desired", "/version", "/openapi.json"):
+    for path in ("/v1/status", "/v1/workers", "/v1/models", "/v1/pauses", "/v1/spaces", "/version", "/openapi.json"):
         api.get(path)
     assert sum(len(samples) for samples in scraped(api).values()) <= BUDGET["head"]
 

@@ -15,7 +15,6 @@ ROLES = [
     ("GET", "/v1/models/policy/versions", "read"),
     ("GET", "/v1/updates/u1", "read"),
     ("GET", "/v1/pauses", "read"),
-    ("GET", "/v1/desired", "read"),
     ("GET", "/v1/events?limit=1", "read"),
     ("GET", "/v1/live", "read"),
     ("GET", "/v1/workers/cpu-0/picture", "read"),

@@ -13,7 +13,7 @@ def test_status_says_that_fewer_workers_run_than_asked_for(folder: Path) -> None
         assert [group["desired"] for group in status["groups"]] == [1]
         (ready,) = [found["message"] for found in status["conditions"] if found["type"] == "Ready"]
         assert ready == "1 of 1 workers are ready; the manifest asks for 40"
-        assert served.reader.get("/v1/desired").json["groups"] == {"cpu": 1}
+        assert status["desired"]["groups"] == {"cpu": 1}
 
 
 def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
@@ -27,8 +27,8 @@ def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
         asked = served.operator.put("/v1/desired", {"groups": {"cpu": 2}})
         assert (asked.status, asked.json["groups"]) == (200, {"cpu": 2})
         assert served.operator.put("/v1/desired", {}).status == 422
-        until(lambda: not served.reader.get("/v1/desired").json["pending"])
-        assert served.reader.get("/v1/desired").json["error"] == ""
+        until(lambda: not served.reader.get("/v1/status").json["desired"]["pending"])
+        assert served.reader.get("/v1/status").json["desired"]["error"] == ""
         until(lambda: len([w for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]]) == 2)
         served.operator.put("/v1/desired", {"groups": {"cpu": 1}})
         until(lambda: take(served, wait=0.1) and len(served.reader.get("/v1/workers").json["workers"]) == 1)

@@ -425,8 +425,11 @@ def test_weights_by_command(command: Any, tmp_path: Path, client: Client) -> Non
     ("content", "sentence"),
     [
         (None, "cannot read w.pt: No such file or directory; check the path"),
-        (b"\x80\x02}q\x00.", "w.pt looks like a pickle (torch.save); write it with safetensors.torch.save_file("),
-        (b"weights", "w.pt is not safetensors: "),
+        (
+            b"\x80\x02}q\x00.",
+            "the weights in w.pt are a pickle (torch.save); save them with safetensors.torch.save_file",
+        ),
+        (b"weights", "the weights in w.pt are not safetensors: "),
     ],
 )
 def test_push_looks_at_the_file_before_it_asks_a_head(

@@ -386,4 +386,5 @@ def test_events_are_parsed() -> None:
         b'data: "time": "2026-01-01T00:00:00Z", "reason": "x"}\n', b"\n", b": ping\n", b"\n",
     ]  # fmt: skip
     (event,) = parse_events(iter(lines))
-    assert (event.id, event.kind, event.reason) == ("1", "paused", "x")
+    data = '{"kind": "paused",\n"time": "2026-01-01T00:00:00Z", "reason": "x"}'
+    assert event == ("paused", "1", data)
