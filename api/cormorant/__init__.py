@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from cormorant import wrappers as wrappers
     from cormorant.remote import connect
     from cormorant_client import Client, Delivery, LearnerLink
-    from cormorant_contract.fleet import Batches, Fleet, Receipt, Shard
+    from cormorant_contract.fleet import Batches, Fleet, Receipt, Shard, Stats
     from cormorant_contract.job import CollectorJob
-    from cormorant_contract.stats import Stats
     from cormorant_worker.collect.collector import Collector
     from cormorant_worker.evaluation.results import ResultTable
     from cormorant_worker.fleet.options import FleetOptions
@@ -63,7 +62,7 @@ _HOMES = {
     "Receipt": "cormorant_contract.fleet",
     "Shard": "cormorant_contract.fleet",
     "ResultTable": "cormorant_worker.evaluation.results",
-    "Stats": "cormorant_contract.stats",
+    "Stats": "cormorant_contract.fleet",
     "connect": "cormorant.remote",
     "evaluate": "cormorant_worker.run_evaluation",
     "load_job": "cormorant_worker.launch",

@@ -24,7 +24,7 @@ from rich.text import Text
 from cormorant_cli.printing import RECENT_EPISODES, counted, size_of, speaks_json
 
 if TYPE_CHECKING:
-    from cormorant_contract.stats import Stats
+    from cormorant_contract.fleet import Stats
     from cormorant_worker.fleet.stats import FleetStats
 
 Event = Mapping[str, object]

@@ -39,7 +39,7 @@ from cormorant_client.pauses import Pause, default_owner
 from cormorant_client.publishing import MAIN_MODEL, Body, Publisher, PulledWeights, Update, make_body
 from cormorant_client.transport import Dial, HttpReply, Transport, dial_tcp
 from cormorant_contract.arguments import check_count, check_types, refuse_empty
-from cormorant_contract.fleet import Fleet, Shard
+from cormorant_contract.fleet import Fleet, Shard, State, Stats, read_state
 from cormorant_contract.rest import headers
 from cormorant_contract.rest import updates as rest
 from cormorant_contract.rest.control import Reseed, Seeded
@@ -50,8 +50,6 @@ from cormorant_contract.rest.models import Model, Models, Rollback, Versions
 from cormorant_contract.rest.pauses import PauseRequest, Pauses, ResumeRequest
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import SpacesReport, Status, Workers
-from cormorant_contract.state_file import State, read_state
-from cormorant_contract.stats import Stats
 from cormorant_contract.weights import Publishable
 
 if TYPE_CHECKING:

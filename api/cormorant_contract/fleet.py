@@ -11,15 +11,51 @@ Behavior that both share is documented here, the rest in `LocalFleet` and `Clien
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
-from cormorant_contract.state_file import State, write_state
-from cormorant_contract.stats import Stats
+from cormorant_contract.disk import write_durably
+from cormorant_contract.errors import StateError
 from cormorant_contract.weights import Publishable
 
 if TYPE_CHECKING:
     from gymnasium import Space
     from tensordict import TensorDict
+
+
+State = bytes | memoryview | str | os.PathLike[str]
+"""A result of `state`, or the path of a file that `save` wrote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """Counters of a fleet at one moment."""
+
+    frames: int
+    """Frames accepted by the output: what `totalFrames` counts."""
+    total_frames: int | None
+    """Frames to collect in all; None: no limit."""
+    stepped_frames: int
+    """Frames stepped so far, including those of unfinished batches. Two readings give a rate."""
+    dropped: Mapping[str, int]
+    """Frames that were stepped and never delivered, by reason: crash, stale, drop_oldest, drain, restore, seed."""
+    episodes: int
+    """Episodes that ended so far."""
+    mean_return: float | None
+    """Mean return of the last 100 episodes; None: none has ended."""
+    mean_length: float | None
+    metric_means: Mapping[str, float | None]
+    """Means of `collection.episodeMetrics` over the same episodes, by name; None: no episode had a number."""
+    version: int
+    """The newest published policy version."""
+    ready_workers: int
+    desired_workers: int
+    restarts: int
+    """Workers that were replaced so far."""
+    queued_batches: int
+    """Complete batches that no consumer has taken yet."""
+    is_paused: bool
 
 
 class Batches(Protocol):
@@ -206,3 +242,35 @@ class Fleet(Protocol):
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+def write_state(path: str | os.PathLike[str], state: bytes | memoryview) -> None:
+    """Write a state atomically: on failure, the file stays as it is.
+
+    Raises:
+        StateError: the file cannot be written.
+    """
+    try:
+        write_durably(Path(path), state)
+    except (OSError, ValueError, TypeError) as error:
+        raise StateError(f"cannot write the state to {path}: {_reason(error)}") from error
+
+
+def read_state(state: State) -> bytes | memoryview:
+    """The bytes of a state.
+
+    Raises:
+        StateError: the file cannot be read, or this is neither bytes nor a path.
+    """
+    if isinstance(state, bytes | bytearray | memoryview):
+        return state
+    if not isinstance(state, str | os.PathLike):
+        raise StateError(f"a {type(state).__name__} is not a state; pass what state() returned, or the path of a file")
+    try:
+        return Path(state).read_bytes()
+    except (OSError, ValueError) as error:
+        raise StateError(f"cannot read the state in {state}: {_reason(error)}") from error
+
+
+def _reason(error: OSError | ValueError | TypeError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

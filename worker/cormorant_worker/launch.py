@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from cormorant_contract import errors as contract
 from cormorant_contract.arguments import refuse_empty
+from cormorant_contract.fleet import read_state
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
-from cormorant_contract.state_file import read_state
 from cormorant_manifest.entrypoints import missing_entrypoints
 from cormorant_manifest.reader import STDIN, load_jobs
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides

@@ -10,10 +10,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from cormorant_contract.arguments import check_count, check_types, refuse_empty
-from cormorant_contract.fleet import Batches, Fleet, Receipt, Shard
+from cormorant_contract.fleet import Batches, Fleet, Receipt, Shard, State, Stats, read_state
 from cormorant_contract.job import CollectorJob
-from cormorant_contract.state_file import State, read_state
-from cormorant_contract.stats import Stats
 from cormorant_contract.weights import Publishable
 from cormorant_worker.errors import BatchTimeout, ControlTimeout, FleetError, UpdateFailed, WeightsError
 from cormorant_worker.fleet.batch_queue import Loan

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from cormorant_contract import errors as contract
 from cormorant_contract.arguments import check_types, refuse_empty
+from cormorant_contract.fleet import Stats
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
-from cormorant_contract.stats import Stats
 from cormorant_contract.weights import Publishable, file_of
 from cormorant_worker.collect.overrides import NO_OVERRIDES, read_overrides
 from cormorant_worker.errors import EvaluationError, ManifestError

@@ -13,12 +13,12 @@ from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
-from cormorant_api.http.conditions import check_preconditions
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import memory_response
 from cormorant_api.http.uploads import parse_body, receive, size_of_body
 from cormorant_api.routes.routing import BINARY, GuardedRoute, TheHead, author_of, guarded, log
 from cormorant_api.status import describe
+from cormorant_api.weights.publisher import check_preconditions
 from cormorant_api.weights.store import digest_of
 from cormorant_contract.rest.base import Count, Version
 from cormorant_contract.rest.control import Reseed, Seeded

@@ -1,7 +1,9 @@
 """Publishing and reading weights."""
 
 import math
+import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -10,12 +12,11 @@ from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
-from cormorant_api.http.conditions import matches, preferred_wait_s
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import memory_response
 from cormorant_api.http.uploads import receive, size_of_body
 from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, TheHead, author_of, guarded
-from cormorant_api.weights.publisher import ALL_MODELS, PublishRequest
+from cormorant_api.weights.publisher import ALL_MODELS, PublishRequest, matches
 from cormorant_api.weights.updates import update_id, version_of
 from cormorant_contract.rest.base import VERSION_MAX
 from cormorant_contract.rest.headers import POLICY_VERSION, SAFETENSORS
@@ -41,6 +42,7 @@ _PUBLISH_HEADERS: list[dict[str, Any]] = [
         ("Prefer", "`wait=S`: respond when every worker uses the weights, or after S seconds."),
     )
 ]
+_WAIT = re.compile(r"wait=\"?(\d{1,9}(?:\.\d{1,6})?)\"?")
 _DTYPES = {attribute: name for name, attribute in TORCH_NAMES.items()}
 _HEADER_MARGIN = MAX_METADATA_BYTES + (1 << 20)
 _HEADER_PER_TENSOR = 512
@@ -258,6 +260,12 @@ async def _publish(
     if wait_s and update.state == "failed":
         raise ApiError(ProblemType.APPLY_TIMEOUT, update.error, update_id=update.update_id)
     return _accepted(update, 200 if not is_new or (wait_s and update.state == "applied") else 202, waited=wait_s > 0)
+
+
+def preferred_wait_s(headers: Mapping[str, str], longest_s: float) -> float:
+    """Seconds of `Prefer: wait=S` (RFC 7240); 0 if it is missing or malformed."""
+    match = _WAIT.search(headers.get("prefer", ""))
+    return min(float(match[1]), longest_s) if match else 0.0
 
 
 async def _after_wait(head: Head, update: Update, wait_s: float) -> Update:

@@ -19,7 +19,6 @@ import structlog
 
 from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError, StoreError
-from cormorant_api.http.conditions import check_preconditions, matches
 from cormorant_api.http.uploads import Received, parse_body, refusal_of
 from cormorant_api.traces import Traces
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, cut, digest_of, joined, merge
@@ -434,3 +433,19 @@ def _describe(
         staged_at=stored.published_at,
         timings=timings or UpdateTimings(),
     )
+
+
+def check_preconditions(headers: Mapping[str, str], current_etag: str) -> None:
+    """Refuse a change whose If-Match fails (412). `current_etag`: with quotes; empty if the resource does not exist."""
+    if_match = headers.get("if-match")
+    if if_match is None or matches(if_match, current_etag):
+        return
+    now = f"the current ETag is {current_etag}" if current_etag else "there is no version yet"
+    members = {"current_etag": current_etag} if current_etag else {}
+    detail = f"If-Match {if_match[:80]} does not match: {now}; fetch the current version and retry"
+    raise ApiError(ProblemType.PRECONDITION_FAILED, detail, **members)
+
+
+def matches(header: str, etag: str) -> bool:
+    """Whether an If-Match or If-None-Match names an ETag (with quotes; empty: there is nothing that could match)."""
+    return bool(etag) and not {"*", etag}.isdisjoint(part.strip() for part in header.split(","))

@@ -6,7 +6,7 @@ from importlib import metadata
 import typer
 import yaml
 
-from cormorant_cli.errors import CommandFailed, installed
+from cormorant_cli.errors import installed
 from cormorant_cli.printing import tell
 from cormorant_contract.schema import crd as crd_document
 
@@ -34,8 +34,5 @@ def openapi() -> None:
 
 def version() -> None:
     """Print the version of Cormorant."""
-    try:
-        found = metadata.version("cormorant")
-    except metadata.PackageNotFoundError:
-        raise CommandFailed("cormorant is not installed; install it with: pip install -e .") from None
+    found = metadata.version("cormorant")
     tell({"version": found}, f"cormorant {found}")

@@ -189,21 +189,6 @@ def test_ctrl_c_ends_a_serving_run_whose_streams_are_open(start: Started, write:
 
 
 @pytest.mark.slow
-def test_sigterm_while_workers_start_leaves_no_process_behind(start: Started, write: Written) -> None:
-    write()
-    command = start("run", "job.yaml", "--json")
-    command.wait_for_event("started")
-    command.wait_for_children(1)
-
-    command.interrupt(signal.SIGTERM)
-    code, _, err = command.end()
-
-    assert code == 130, err
-    assert "Traceback" not in err
-    assert command.orphans() == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "after_s"), [(signal.SIGINT, 0.0), (signal.SIGTERM, 3.0), (signal.SIGINT, 8.0)])
 def test_a_signal_ends_a_serving_run_in_any_phase(
     number: signal.Signals, after_s: float, start: Started, write: Written

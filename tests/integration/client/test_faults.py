@@ -85,41 +85,6 @@ def test_killed_consumer_loses_nothing_slow_one_repeats_nothing(tmp_path: Path) 
         assert report.redelivered >= 1
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(4 * START_S)
-def test_iteration_and_publish_survive_a_restarted_head(tmp_path: Path) -> None:
-    job = make_job(
-        num_envs=2, policy="versioned", action="box", collection={"framesPerBatch": 20}, step_s=0.005, **OPTIONS
-    )
-    manifest, folder = tmp_path / "job.json", tmp_path / "head"
-    manifest.write_text(job.model_dump_json(by_alias=True, exclude_none=True))
-    ports = ("--port", str(unused_port()), "--data-port", str(unused_port()))
-    with HeadProcess(manifest, folder, *ports) as head:
-        ready = head.wait_for("head_ready")
-        with (
-            connect(ready["url"], token_file=ready["token_file"], reconnect_s=START_S) as client,
-            client.deliveries() as batches,
-        ):
-            first = next(batches)
-            published = client.publish(numbered(1), wait=30).version
-            head.kill()
-            result: dict[str, Any] = {}
-            publish = threading.Thread(
-                target=lambda: result.update(version=client.publish(numbered(2), wait=30).version)
-            )
-            publish.start()  # while the head is away
-            with HeadProcess(manifest, folder, *ports):
-                ids = [next(batches).id for _ in range(8)]
-                publish.join(START_S)
-                assert result["version"] == published + 1
-                epochs = {name.rpartition("-")[0] for name in ids}
-                assert len(ids) == len({*ids, first.id}) - 1
-                assert epochs - {first.id.rpartition("-")[0]}
-                assert client.weights().numpy()["number"] == 2
-                assert client.weights(version=published).numpy()["number"] == 1
-                batches.close()
-
-
 class Learner:
     """Takes every batch and publishes after each fifth, as `examples/rest_ppo_cartpole.py` does, in a thread."""
 

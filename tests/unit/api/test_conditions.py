@@ -4,7 +4,8 @@ import pytest
 
 from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError
-from cormorant_api.http.conditions import check_preconditions, preferred_wait_s
+from cormorant_api.routes.weights import preferred_wait_s
+from cormorant_api.weights.publisher import check_preconditions
 
 ETAG = '"7:xxh3:ab"'
 

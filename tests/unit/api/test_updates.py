@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+import pytest
+
 from cormorant_api.weights.updates import UpdateTracker, update_id, version_of
 from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateTimings, WorkerCounts
 from cormorant_testing.clock import Clock
@@ -95,30 +97,27 @@ def test_older_update_of_another_model_is_applied_with_the_newer() -> None:
     assert (board.see(1).state, board.see(2).state) == ("applied", "applied")
 
 
-def test_unacknowledged_update_has_failed() -> None:
+@pytest.mark.parametrize(
+    ("waiting", "seconds", "can_apply", "state"),
+    [
+        (("cpu-0",), 9.9, True, "applying"),
+        (("cpu-0",), 10.1, True, "failed"),
+        (("cpu-0",), 100, False, "applying"),  # a pause does not make workers late
+        ((), 9.9, True, "applying"),
+        ((), 11, True, "failed"),
+    ],
+)
+def test_update_that_nobody_acknowledges_fails(
+    waiting: tuple[str, ...], seconds: float, can_apply: bool, state: str
+) -> None:
     board = Board()
-    board.publish(1)
-    board.wait(9.9)
-    assert board.see(1).state == "applying"
-    board.wait(0.2)
-    update = board.see(1)
-    assert update.state == "failed"
-    assert "no worker acknowledged version 1 within 10 s" in update.error
-
-
-def test_a_pause_does_not_make_workers_late() -> None:
-    board = Board()
-    board.publish(1)
-    board.wait(100, can_apply=False)
-    assert board.see(1).state == "applying"
-
-
-def test_a_late_word_brings_a_failed_update_round() -> None:
-    board = Board()
-    board.publish(1, waiting=("cpu-0",))
-    board.wait(11)
-    board.tracker.acknowledged("cpu-0", 1)
-    assert (board.see(1).state, board.see(1).error) == ("applied", "")
+    board.publish(1, waiting=waiting)
+    board.wait(seconds, can_apply=can_apply)
+    silence = "no worker acknowledged version 1 within 10 s; see GET /v1/workers"
+    assert (board.see(1).state, board.see(1).error) == (state, silence if state == "failed" else "")
+    if waiting:  # also late
+        board.tracker.acknowledged("cpu-0", 1)
+        assert (board.see(1).state, board.see(1).error) == ("applied", "")
 
 
 def test_refusals_are_failures_with_reasons() -> None:
@@ -138,14 +137,6 @@ def test_nobody_waits_for_the_dead_and_their_replacements_count() -> None:
     assert board.see(1).state == "applied"
     board.tracker.acknowledged("cpu-1", 1)
     assert board.see(1).workers.acked == 2
-
-
-def test_without_any_worker_an_update_is_not_applied() -> None:
-    board = Board()
-    board.publish(1, waiting=())
-    assert board.see(1).state == "applying"
-    board.wait(11)
-    assert board.see(1).state == "failed"
 
 
 def test_ids_of_updates_are_those_of_versions() -> None:

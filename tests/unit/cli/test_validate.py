@@ -41,34 +41,6 @@ def validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     return validate
 
 
-def test_example_of_the_design_is_good(validate) -> None:
-    text = HEAD + (
-        "spec:\n"
-        "  env:\n"
-        "    envpool: {taskId: Pong-v5, numEnvs: 64, batchSize: 64, numThreads: 0, kwargs: {}}\n"
-        "    maxEpisodeSteps: 27000\n"
-        "  policy:\n"
-        '    entrypoint: "my_pkg.policies:make_policy"\n'
-        "    kwargs: {}\n"
-        "    explorationType: random\n"
-        '    initialWeights: ""\n'
-        "  code: {configMap: my-policies}\n"
-        "  collection: {mode: async, framesPerBatch: 4096, totalFrames: 50000, seed: 7, weights: {maxStaleness: 2}}\n"
-        "  output:\n"
-        "    queue: {capacityBatches: 16, onFull: wait}\n"
-        '    dataset: {uri: "file:///data/pong", format: shards}\n'
-        "  image: ghcr.io/example/cormorant:0.1.0\n"
-        '  head: {resources: {}, template: {}, persistence: {claimName: ""}}\n'
-        "  workerGroups:\n"
-        "  - {name: cpu, device: cpu, minReplicas: 1, maxReplicas: 64, resources: {}, template: {}}\n"
-        "  - {name: gpu, device: gpu, replicas: 1, resources: {limits: {nvidia.com/gpu: 1}}}\n"
-        "  elasticGroup: cpu\n"
-        "  replicas: 4\n"
-        "  runPolicy: {maxHeadRestarts: 6, onStall: Restart, cleanPodPolicy: Workers}\n"
-    )
-    assert validate(text) == (0, [])
-
-
 def test_every_document_is_checked_and_every_error_has_its_line(validate) -> None:
     bad = manifest("ant", env__envpool__numEnvs=0, replicas="2")
     text = GOOD + "---\n" + yaml.safe_dump(bad, sort_keys=False) + "---\nkind: ConfigMap\n"

@@ -30,7 +30,6 @@ from cormorant_client import (
     connect,
 )
 from cormorant_client.address import parse_address
-from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.errors import error_for
 from cormorant_client.head import HeadConnection, parse_events
 from cormorant_client.publishing import Body, Publisher, Update
@@ -269,7 +268,8 @@ def test_bulk_falls_back_to_the_control_port() -> None:
         assert client.weights().numpy()["w"].tolist() == [1, 1]
 
 
-def test_a_waiting_iteration_is_closed_at_once() -> None:
+@pytest.mark.parametrize("ends", ["iteration", "client"])
+def test_a_waiting_iteration_ends_with_its_client_or_by_itself(ends: str) -> None:
     hold, asked = threading.Event(), threading.Event()
 
     def answer(heard: Heard) -> Say:
@@ -279,33 +279,16 @@ def test_a_waiting_iteration_is_closed_at_once() -> None:
             return Say(204, b"")
         return Say(body=json.dumps(job_status()).encode())
 
-    with ScriptedHead(answer) as head:
-        batches = RemoteBatches(
-            head_of(head.url, timeout_s=600), StreamOptions(consumer="c", memory="never"), lambda batch: batch
-        )
+    with ScriptedHead(answer) as head, connect(head.url, timeout_s=600, reconnect_s=600) as client:
+        batches = client.deliveries(consumer="c", memory="never")
         assert asked.wait(60)
-        batches.close()  # while the head holds its answer back
-        batches.close()
-        hold.set()
-        assert next(batches, None) is None
-
-
-def test_a_waiting_iteration_ends_with_its_client() -> None:
-    hold, asked = threading.Event(), threading.Event()
-
-    def answer(heard: Heard) -> Say:
-        if heard.path.startswith("/v1/batches"):
-            asked.set()
-            hold.wait()
-        return Say(body=json.dumps(job_status()).encode())
-
-    with ScriptedHead(answer) as head:
-        client = connect(head.url, timeout_s=600, reconnect_s=600)
-        batches = client.deliveries(memory="never")
-        assert asked.wait(60)
-        client.close()  # while the head holds its answer back
-        with pytest.raises(HeadUnreachable):
-            next(batches)
+        for _ in range(2):  # while the head holds its answer back
+            (batches if ends == "iteration" else client).close()
+        if ends == "iteration":
+            assert next(batches, None) is None
+        else:
+            with pytest.raises(HeadUnreachable):
+                next(batches)
         hold.set()
         batches.close()
 

@@ -7,8 +7,8 @@ from math import isfinite
 from statistics import fmean
 from typing import Literal, TypeVar
 
+from cormorant_contract.fleet import Stats
 from cormorant_contract.metrics.labels import ACTIVITIES
-from cormorant_contract.stats import Stats
 from cormorant_worker.normalize.moments import StatisticsGlance
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 
