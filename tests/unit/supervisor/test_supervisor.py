@@ -223,6 +223,19 @@ def test_nothing_is_left_as_a_zombie_and_nothing_survives() -> None:
     assert done.stdout.splitlines() == ["['sh', 'sleep', 'sleep']", "{'sleep': True}", "True 137 [] ready"], done.stderr
 
 
+def supervise(folder: Path, ray: str, *command: str, **given: str) -> "subprocess.CompletedProcess[str]":
+    """A supervisor whose Ray is a script."""
+    scripts = folder / "ray/scripts"
+    scripts.mkdir(parents=True)
+    for package in (folder / "ray", scripts):
+        (package / "__init__.py").touch()
+    (scripts / "scripts.py").write_text(ray)
+    variables = environment(**{"POD_IP": "127.0.0.1", "CORMORANT_RAY_FOLDER": str(folder / "session")} | given)
+    variables["PYTHONPATH"] = f"{folder}:{variables['PYTHONPATH']}"
+    arguments = [sys.executable, "-m", "cormorant_worker.supervisor", *command]
+    return subprocess.run(arguments, env=variables, capture_output=True, text=True, timeout=60)
+
+
 RAY = """
 import sys, time
 from cormorant_worker.fleet.ray.pod_files import report_blocked
@@ -233,22 +246,11 @@ time.sleep(600)
 
 
 def test_worker_without_a_device_ends_its_pod_with_a_sentence(tmp_path: Path) -> None:
-    for package in ("ray", "ray/scripts"):
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").touch()
-    (tmp_path / "ray/scripts/scripts.py").write_text(RAY)
     (tmp_path / "session.blocked").write_text("of the pod that was here before")
     with socket.create_server(("127.0.0.1", 0)) as head:
-        given = environment(
-            **{**WORKER, "POD_IP": "127.0.0.1", "CORMORANT_HEAD": f"127.0.0.1:{head.getsockname()[1]}"},
-            CORMORANT_PROBE_PORT="0", CORMORANT_RAY_FOLDER=str(tmp_path / "session"),
-            CORMORANT_LAST_WORDS=str(tmp_path / "last-words"),
-        )  # fmt: skip
-        given["PYTHONPATH"] = f"{tmp_path}:{given['PYTHONPATH']}"
-        done = subprocess.run(
-            [sys.executable, "-m", "cormorant_worker.supervisor", "worker"],
-            env=given, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+        given = WORKER | {"POD_IP": "127.0.0.1", "CORMORANT_HEAD": f"127.0.0.1:{head.getsockname()[1]}"}
+        given |= {"CORMORANT_PROBE_PORT": "0", "CORMORANT_LAST_WORDS": str(tmp_path / "last-words")}
+        done = supervise(tmp_path, RAY, "worker", **given)
     assert done.returncode == 3, done.stdout + done.stderr
     assert (tmp_path / "last-words").read_text() == "device cuda was requested; set its device: cpu"
     assert '"event": "pod_blocked"' in done.stdout
@@ -268,18 +270,10 @@ sys.exit("Exception: The current node timed out during startup. This could happe
 
 @pytest.mark.parametrize(("raylet_s", "code"), [("600", 4), ("0", 1)], ids=["starved", "crashed"])
 def test_start_that_ray_gave_up_counts_if_a_process_crashed(tmp_path: Path, raylet_s: str, code: int) -> None:
-    (tmp_path / "ray/scripts").mkdir(parents=True)
-    for file in ("ray/__init__.py", "ray/scripts/__init__.py"):
-        (tmp_path / file).touch()
-    (tmp_path / "ray/scripts/scripts.py").write_text(GIVES_UP.format(folder=str(tmp_path), raylet_s=raylet_s))
     for name in ("raylet", "gcs_server"):
         shutil.copy("/bin/sleep", tmp_path / name)
-    given = environment(POD_IP="127.0.0.1", CORMORANT_RAY_FOLDER=str(tmp_path / "session"))
-    given["PYTHONPATH"] = f"{tmp_path}:{given['PYTHONPATH']}"
-    done = subprocess.run(
-        [sys.executable, "-m", "cormorant_worker.supervisor", "head", "--", "sleep", "600"],
-        env=given, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    ray = GIVES_UP.format(folder=str(tmp_path), raylet_s=raylet_s)
+    done = supervise(tmp_path, ray, "head", "--", "sleep", "600")
     assert done.returncode == code, done.stdout + done.stderr
 
 

@@ -7,20 +7,10 @@ import pytest
 from cormorant_worker import errors
 
 ERRORS = [found for _, found in inspect.getmembers(errors, inspect.isclass) if found.__module__ == errors.__name__]
-REFUSALS = {
-    "ManifestError",
-    "DeviceUnavailable",
-    "UnknownEnv",
-    "InvalidAction",
-    "PolicyMismatch",
-}
+REFUSALS = {"ManifestError", "DeviceUnavailable", "UnknownEnv", "InvalidAction", "PolicyMismatch"}
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_errors_are_runtime_errors(error: type[Exception]) -> None:
+def test_errors_are_runtime_errors_and_refusals_value_errors(error: type[Exception]) -> None:
     assert issubclass(error, RuntimeError)
-
-
-@pytest.mark.parametrize("error", ERRORS)
-def test_errors_about_something_given_are_value_errors(error: type[Exception]) -> None:
     assert issubclass(error, ValueError) == (error.__name__ in REFUSALS)

@@ -78,12 +78,6 @@ def test_a_strict_reader_of_openmetrics_takes_the_scrape() -> None:
     assert {sample.name for sample in lengths.samples} == set(declared.EPISODE_LENGTH.sample_names)
 
 
-def test_a_label_that_was_not_declared_is_refused() -> None:
-    exposition = Exposition(declared.HEAD_METRICS, collectorjob="pong")
-    with pytest.raises(KeyError):
-        exposition.show(declared.WORKERS, 1, group="cpu")
-
-
 def test_counters_have_no_series_of_when_they_began() -> None:
     exposition = Exposition(declared.HEAD_METRICS, collectorjob="pong")
     exposition.show(declared.REDELIVERED, 1)

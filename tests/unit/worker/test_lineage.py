@@ -4,15 +4,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from cormorant_testing.stats import sealed
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.collect.trajectories import EpisodeMetrics, Trajectories
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.lineage import Lineage
 from cormorant_worker.fleet.slot import Slot
 from cormorant_worker.weights.staged import PolicyVersion
-from cormorant_worker.worker.messages import Sealed
 
 
 def make_lineage(*, epoch: int = 0, warmup: int = 0) -> Lineage:
@@ -21,15 +20,6 @@ def make_lineage(*, epoch: int = 0, warmup: int = 0) -> Lineage:
 
 def make_slots(number: int) -> tuple[Slot, ...]:
     return tuple(Slot(("cpu", index)) for index in range(number))
-
-
-def sealed(frames: int, *, random: int = 0, next_trajectory: int = 0) -> Sealed:
-    timing = BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0)
-    return Sealed(
-        number=1, num_frames=frames, num_rows=1, num_ends=0, min_version=-1, max_version=-1,
-        returns=(), lengths=(), num_terminated=0, timing=timing, durable_frames=0, env_restarts=0,
-        next_trajectory=next_trajectory, random_frames=random,
-    )  # fmt: skip
 
 
 def saved(lineage: Lineage, *slots: Slot, dataset: str = "") -> FleetState:
@@ -80,16 +70,16 @@ def test_replacements_collect_the_random_frames_that_are_missing() -> None:
     lineage, slots = make_lineage(warmup=101), make_slots(4)
     zero, one, two, three = slots
     assert [lineage.warmup_of(slot, (zero, one)) for slot in (zero, one)] == [51, 50]
-    lineage.landed(zero, sealed(20, random=20))
+    lineage.landed(zero, sealed(20, random_frames=20))
     assert lineage.warmup_of(zero, (zero, one)) == 31
-    lineage.landed(zero, sealed(40, random=30))
+    lineage.landed(zero, sealed(40, random_frames=30))
     assert lineage.warmup_of(zero, (zero, one)) == 1
-    lineage.landed(zero, sealed(40, random=1))
+    lineage.landed(zero, sealed(40, random_frames=1))
     assert lineage.warmup_of(zero, (zero, one)) == 0
     assert lineage.warmup_of(two, (zero, one, two)) == 0
     lineage.give_up(one)
     assert [lineage.warmup_of(slot, (zero, two, three)) for slot in (zero, two, three)] == [0, 0, 50]
-    lineage.landed(three, sealed(30, random=30))
+    lineage.landed(three, sealed(30, random_frames=30))
     lineage.owe_all(slots)
     assert [slot.warmup_frames for slot in (zero, two, three)] == [51, 0, 50]
 

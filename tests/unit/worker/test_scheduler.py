@@ -8,14 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from cormorant_testing.stats import sealed
 from cormorant_worker.collect.block import Layout
-from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.batch_queue import BatchQueue, Loan
 from cormorant_worker.fleet.local.engine import SharedBlockPool
 from cormorant_worker.fleet.scheduler import Grant, Round, Scheduler, SlotKey
 from cormorant_worker.spaces import Leaf
-from cormorant_worker.worker.messages import Sealed
 
 LAYOUT = Layout(
     num_rows=1,
@@ -23,17 +22,6 @@ LAYOUT = Layout(
     observation=(Leaf(key=("observation",), shape=(), dtype=np.dtype(np.float32)),),
     action=(Leaf(key=("action",), shape=(), dtype=np.dtype(np.int64)),),
 )
-
-
-NO_TIMING = BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0)
-
-
-def sealed(*, num_frames: int, version: int) -> Sealed:
-    return Sealed(
-        number=0, num_frames=num_frames, num_rows=1, num_ends=0, min_version=version,
-        max_version=version, returns=(), lengths=(), durable_frames=0, env_restarts=0, num_terminated=0,
-        timing=NO_TIMING,
-    )  # fmt: skip
 
 
 def hand_out(schedule: Scheduler, held: dict[tuple[str, int], int], **limits: int) -> list[Grant]:
@@ -45,11 +33,19 @@ def hand_out(schedule: Scheduler, held: dict[tuple[str, int], int], **limits: in
     return schedule.grants(**limits)
 
 
+def queue_of(
+    schedule: Scheduler, *, blocks: int = 3, capacity: int = 1, drops: bool = False, **more: bool
+) -> BatchQueue:
+    deliveries = BatchQueue(schedule, capacity=capacity, drops_oldest=drops, **more)
+    deliveries.blocks = SharedBlockPool(LAYOUT, blocks)
+    return deliveries
+
+
 def land(deliveries: BatchQueue, grant: Grant, *, version: int = 0) -> None:
     """A worker does what it was granted, and the queue accepts it if it can."""
     block_index, _ = deliveries.blocks.lend(1)
     found, slot = grant
-    deliveries.land(found, slot, sealed(num_frames=found.frames[slot], version=version), block_index=block_index)
+    deliveries.land(found, slot, sealed(found.frames[slot], version=version), block_index=block_index)
     deliveries.accept()
 
 
@@ -87,8 +83,7 @@ class Books(RuleBasedStateMachine):
         )
         self.told: set[tuple[int, tuple[str, int]]] = set()
         """Rounds and those of their members that are to hand over what they have."""
-        self.deliveries = BatchQueue(self.schedule, capacity=capacity, drops_oldest=drops)
-        self.deliveries.blocks = SharedBlockPool(LAYOUT, 0)
+        self.deliveries = queue_of(self.schedule, blocks=0, capacity=capacity, drops=drops)
         self.places: list[tuple[str, int]] = []
         self.alive: dict[tuple[str, int], int] = {}
         """Worker by place, with its process id."""
@@ -145,7 +140,7 @@ class Books(RuleBasedStateMachine):
         if (found.number, place) in self.told:
             frames = data.draw(st.integers(1, frames))
         self.landed_frames += frames
-        message = sealed(num_frames=frames, version=max(0, version - old))
+        message = sealed(frames, version=max(0, version - old))
         for other in self.deliveries.land(found, place, message, block_index=block_index):
             assert any(held is found for held, _, _ in self.tickets[other])
             self.told.add((found.number, other))
@@ -251,7 +246,7 @@ class Books(RuleBasedStateMachine):
                 if self.tickets.get(place):
                     found, block_index, version = self.tickets[place].pop(0)
                     self.landed_frames += found.frames[place]
-                    message = sealed(num_frames=found.frames[place], version=version)
+                    message = sealed(found.frames[place], version=version)
                     self.deliveries.land(found, place, message, block_index=block_index)
             self.take(1)
         else:
@@ -261,7 +256,6 @@ class Books(RuleBasedStateMachine):
             loan.release()
         assert not any(self.tickets.values())
         assert len(self.deliveries.blocks._free) == len(self.deliveries.blocks._blocks)
-        self.deliveries.blocks.close()
 
 
 Books.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
@@ -356,8 +350,7 @@ def test_sync_shares_the_last_round_out_evenly() -> None:
 
 def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
     schedule = Scheduler(mode="sync", frames_per_batch=10, total_frames=21, max_staleness=None)
-    deliveries = BatchQueue(schedule, capacity=4, drops_oldest=False)
-    deliveries.blocks = SharedBlockPool(LAYOUT, 4)
+    deliveries = queue_of(schedule, capacity=4, blocks=4)
     held = {("cpu", 0): 0, ("cpu", 1): 0}
     grants = hand_out(schedule, held, num_workers=2, ahead_of_consumer=0, room=4)
     shares = [(found.number, slot[1], found.frames[slot]) for found, slot in grants]
@@ -368,7 +361,6 @@ def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
         accepted.append(schedule.accepted_frames)
     assert accepted == [0, 0, 21]
     assert [deliveries.take(min_version=None).number for _ in range(2)] == [0, 1]
-    deliveries.blocks.close()
 
 
 def test_a_sync_round_waits_until_every_place_is_filled() -> None:
@@ -405,8 +397,7 @@ def test_the_bound_on_staleness_limits_how_far_workers_run_ahead(bound: int | No
 
 def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
     schedule = Scheduler(mode="async", frames_per_batch=5, total_frames=100, max_staleness=None)
-    deliveries = BatchQueue(schedule, capacity=1, drops_oldest=True)
-    deliveries.blocks = SharedBlockPool(LAYOUT, 3)
+    deliveries = queue_of(schedule, drops=True)
     for _ in range(3):
         (grant,) = hand_out(schedule, {("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
         land(deliveries, grant)
@@ -419,35 +410,30 @@ def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
     (grant,) = hand_out(schedule, {("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
     land(deliveries, grant)
     assert schedule.accepted_frames == 20
-    deliveries.blocks.close()
 
 
 @pytest.mark.parametrize(("has_dataset", "accepted"), [(False, 0), (True, 5)])
 def test_stale_frames_are_recollected_unless_stored(has_dataset: bool, accepted: int) -> None:
     schedule = Scheduler(mode="async", frames_per_batch=5, total_frames=5, max_staleness=0)
-    deliveries = BatchQueue(schedule, capacity=1, drops_oldest=False, has_dataset=has_dataset)
-    deliveries.blocks = SharedBlockPool(LAYOUT, 3)
+    deliveries = queue_of(schedule, has_dataset=has_dataset)
     (grant,) = hand_out(schedule, {("cpu", 0): 0}, num_workers=1, ahead_of_consumer=0, room=1)
     land(deliveries, grant, version=3)
     assert schedule.accepted_frames == 5
     assert deliveries.take(min_version=4) is None
     assert (deliveries.dropped, schedule.accepted_frames) == ({"stale": 5}, accepted)
     assert deliveries.blocks.room == 3
-    deliveries.blocks.close()
 
 
 @pytest.mark.parametrize(("versions", "is_taken"), [((-1, 3), False), ((-1, 4), True), ((-1, -1), True)])
 def test_random_frames_do_not_hide_stale_ones(versions: tuple[int, int], is_taken: bool) -> None:
     schedule = Scheduler(mode="sync", frames_per_batch=5, total_frames=10, max_staleness=0)
-    deliveries = BatchQueue(schedule, capacity=1, drops_oldest=False)
-    deliveries.blocks = SharedBlockPool(LAYOUT, 3)
+    deliveries = queue_of(schedule)
     places = [("cpu", 0), ("cpu", 1)]
     grants = hand_out(schedule, dict.fromkeys(places, 0), num_workers=2, ahead_of_consumer=0, room=2)
     for grant, version in zip(grants, versions, strict=True):
         land(deliveries, grant, version=version)
     assert (deliveries.take(min_version=4) is not None) is is_taken
     assert deliveries.dropped == ({} if is_taken else {"stale": 10})
-    deliveries.blocks.close()
 
 
 def test_block_memory_is_sent_once_per_worker() -> None:
@@ -463,4 +449,3 @@ def test_block_memory_is_sent_once_per_worker() -> None:
     assert other != slot
     with pytest.raises(FleetError, match="all 2 batch slots are in use"):
         pool.lend(3)
-    pool.close()

@@ -62,13 +62,6 @@ def test_padding_is_not_counted(make_dice, tmp_path):
     assert [(r.frames, r.ends) for r in dataset.parts()[0].records] == [(5, 0)]
 
 
-def test_a_part_is_written_by_one_attempt_only(make_dice, stored):
-    dice = make_dice()
-    dataset = stored(dice)
-    with pytest.raises(DatasetError, match=r"cpu-0-0 was already written.*an attempt that has no folder yet"):
-        dataset.writer("cpu-0-0", dice.layout)
-
-
 @pytest.mark.parametrize("name", ["cpu", "cpu-0", "../x", "cpu-a-b", ""])
 def test_a_part_has_a_groups_name_and_two_numbers(make_dice, stored, name):
     dice = make_dice()
