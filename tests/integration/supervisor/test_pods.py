@@ -173,6 +173,12 @@ class Job:
         assert api.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack").status == 204
         return True
 
+    def take_all(self, api: Api, *, until: int = TOTAL) -> None:
+        """Take batches up to a number of frames, or until there are no more."""
+        while self.checker.frames < until and self.take(api):
+            pass
+        assert self.checker.frames >= until or until == TOTAL
+
 
 def attempts(api: Api) -> dict[str, int]:
     return {worker["id"]: worker["attempt"] for worker in api.get("/v1/workers").json["workers"]}
@@ -304,8 +310,7 @@ def test_ending_pod_delivers_its_batch_and_outlives_a_dead_head(tmp_path: Path) 
         api = job.api(head)
         assert api.put(f"{WEIGHTS}?version=1", weights_file(1), Prefer="wait=60").json["state"] == "applied"
         before = attempts(api)
-        while job.checker.frames < 1000:
-            assert job.take(api)
+        job.take_all(api, until=1000)
         # The replacement's pod comes while the first one still works, as in a cluster.
         with job.worker(0) as third:
             third.wait_for("joined")
@@ -328,8 +333,7 @@ def test_ending_pod_delivers_its_batch_and_outlives_a_dead_head(tmp_path: Path) 
             with job.head(epoch=2, floor_frames=settled) as next_head:
                 api = job.api(next_head)
                 assert api.put(f"{WEIGHTS}?version=2", weights_file(2), Prefer="wait=60").status in (200, 202)
-                while job.take(api):
-                    pass
+                job.take_all(api)
                 assert next_head.wait() == 0
                 assert next_head.left() == []
             assert json.loads((tmp_path / "last-words").read_text()) == {"frames": TOTAL}
@@ -348,8 +352,7 @@ def test_unfinished_batch_of_an_ended_pod_is_collected_again(tmp_path: Path) -> 
         api = job.api(head)
         assert api.put(f"{WEIGHTS}?version=1", weights_file(1), Prefer="wait=60").json["state"] == "applied"
         before = attempts(api)
-        while job.checker.frames < 500:
-            assert job.take(api)
+        job.take_all(api, until=500)
         with job.worker(0) as third:
             third.wait_for("joined")
             (actor,) = first.below(ACTOR_TITLE)
@@ -361,8 +364,7 @@ def test_unfinished_batch_of_an_ended_pod_is_collected_again(tmp_path: Path) -> 
             assert "the batch is collected again" in said["reason"]
             assert first.left() == []
             until(lambda: attempts(api).get("cpu-0", 0) > before["cpu-0"], seconds=60)
-            while job.take(api):
-                pass
+            job.take_all(api)
             assert head.wait() == 0
             assert job.checker.frames == TOTAL
 
@@ -374,24 +376,20 @@ def test_new_head_without_a_count_collects_no_acknowledged_frame_again(tmp_path:
         with job.head(epoch=1, floor_frames=0) as head:
             api = job.api(head)
             assert api.put(f"{WEIGHTS}?version=1", weights_file(1), Prefer="wait=60").status in (200, 202)
-            while job.checker.frames < 1000:
-                assert job.take(api)
+            job.take_all(api, until=1000)
             time.sleep(1.5)  # workers hear of it twice a second
             head.kill()
         with job.head(epoch=2, floor_frames=0) as head:
             api = job.api(head)
             assert head.wait_for("frames_inherited")["frames"] == job.checker.frames
             until(lambda: api.get("/v1/status").json["frames"]["settled"] == job.checker.frames)
-            while job.checker.frames < 2500:
-                assert job.take(api)
+            job.take_all(api, until=2500)
             head.process.send_signal(signal.SIGTERM)  # as a pod that is deleted
-            while job.take(api):
-                pass
+            job.take_all(api)
             head.wait()
         with job.head(epoch=3, floor_frames=0) as head:
             api = job.api(head)
-            while job.take(api):
-                pass
+            job.take_all(api)
             assert head.wait() == 0
         assert json.loads((tmp_path / "last-words").read_text()) == {"frames": TOTAL}
         assert job.checker.frames == TOTAL

@@ -126,8 +126,8 @@ def greeting(rows: int = 4, slots: int = 1, obs: Space = OBS) -> Greeting:
     return Greeting(name="w-0-0", observation_space=obs, action_space=ACTION, rows=rows, num_slots=slots)
 
 
-def worker(listener: Listeners, *, rows: int = 4, slots: int = 2, obs: Space = OBS) -> RemoteActor:
-    ACTORS.append(RemoteActor(AssignedServers([address_of(listener)]), greeting(rows, slots, obs)))
+def worker(*listeners: Listeners, rows: int = 4, slots: int = 2, obs: Space = OBS) -> RemoteActor:
+    ACTORS.append(RemoteActor(AssignedServers([*map(address_of, listeners)]), greeting(rows, slots, obs)))
     return ACTORS[-1]
 
 
@@ -220,9 +220,9 @@ def test_next_server_does_not_act_with_older_weights() -> None:
     first = listen("127.0.0.1")
     ahead = Running(first, AT_ONCE_OR_ALL)
     with running() as (behind, second):
-        ACTORS.append(RemoteActor(AssignedServers([address_of(first), address_of(second)]), greeting()))
+        actor = worker(first, second, slots=1)
         ahead.weights.offer(newer, version=PolicyVersion(7))
-        assert ACTORS[-1].ask(rows_of(1), (), init(1)).answer()[1] == 7
+        assert actor.ask(rows_of(1), (), init(1)).answer()[1] == 7
         ahead.stop()
         first.close()
 
@@ -232,7 +232,7 @@ def test_next_server_does_not_act_with_older_weights() -> None:
 
         offering = threading.Thread(target=offer)
         offering.start()
-        acted, version = ACTORS[-1].ask(rows_of(1), (), init(1)).answer()
+        acted, version = actor.ask(rows_of(1), (), init(1)).answer()
         offering.join(10)
         assert (acted.actions[0].tolist(), version) == ([11], 7)
 
@@ -307,11 +307,9 @@ def test_rows_are_asked_again_at_the_next_server() -> None:
 
 def test_worker_whose_server_is_retired_uses_the_next_one() -> None:
     retired = listen("127.0.0.1")
-    address = address_of(retired)
     retired.close()
     with running() as (_, listener):
-        ACTORS.append(RemoteActor(AssignedServers([address, address_of(listener)]), greeting()))
-        assert ACTORS[-1].ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
+        assert worker(retired, listener, slots=1).ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
 
 
 def test_worker_with_other_spaces_is_refused() -> None:
@@ -391,8 +389,8 @@ def test_silent_server_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(remote_actor, "_SILENT_S", 0.1)
     with running(Gathering(max_wait_s=60.0)) as (silent, first), running() as (_, second):
         worker(first)  # with this one, a batch of the first server is not complete
-        ACTORS.append(RemoteActor(AssignedServers([address_of(first), address_of(second)]), greeting()))
-        assert ACTORS[-1].ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
+        actor = worker(first, second, slots=1)
+        assert actor.ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
         assert silent.policy.sizes == []
 
 
