@@ -170,9 +170,7 @@ class ForkServer:
 
 
 def kill_alone(pid: int, connection: Any) -> None:
-    """Kill a child whose fork server has ended or is busy importing. While the other end of `connection` is open, the
-    process with this id is the child.
-    """
+    """Kill a child without its fork server. While `connection` is open there, this id is the child's."""
     with suppress(OSError):
         descriptor = os.pidfd_open(pid)
         try:

@@ -30,9 +30,7 @@ class FolderLock:
     """Keeps other processes from writing to a folder, until `release` or the end of this process."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the lock; creates the folder. Raises LockHeld where another process holds it, LocksUnsupported, and
-        OSError where the folder cannot be created or written.
-        """
+        """Take the lock; creates the folder. Raises LockHeld, LocksUnsupported, or another OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / LOCK_FILE
         while True:

@@ -86,9 +86,7 @@ class Player:
         overrides: WorkerOverrides = NO_OVERRIDES,
         max_threads: int = 1,
     ) -> None:
-        """Take the policy of a collector, whose weights do not change any more, its gate and its count of steps, but
-        not its environments. `max_threads`: EnvPool's, where the manifest does not say.
-        """
+        """Take a collector's policy, whose weights stay, its gate and its count of steps, but not its environments."""
         assert job.spec.collection.episodes is not None
         assert job.spec.output.dataset is not None
         self._job, self._actor, self._overrides = job, collector.actor, overrides

@@ -104,7 +104,7 @@ class Loan:
             self.book.merge(moments)
 
     def copied(self) -> None:
-        """Return the memory early. Until `release` the learner counts as using this batch, for `maxStaleness`."""
+        """Return the memory early. Until `release` the learner counts as using it, for `maxStaleness`."""
         self._has_memory = False
         self.on_copied()
 
@@ -137,9 +137,7 @@ class BatchQueue:
         changed: AbstractContextManager[object] | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin empty. `changed`: the fleet's condition, for loans that any thread gives back; `wake`: has its thread
-        look.
-        """
+        """Begin empty. `changed`: the fleet's condition; `wake`: has its thread look."""
         self.blocks: BlockPool | None = None
         """The memory of batches; set once, when the first worker has told their layout."""
         self.is_on_demand = False
@@ -247,9 +245,7 @@ class BatchQueue:
     # -- out ---------------------------------------------------------------------------------------------------
 
     def take(self, *, min_version: int | None) -> Loan | None:
-        """Lend the oldest round in the queue; None if it is empty. Rounds that a version older than `min_version`
-        collected are dropped, counted as stale, and collected again unless a dataset has them.
-        """
+        """Lend the oldest round; None: no round. Staler ones than `min_version` are dropped and collected again."""
         while self._queue:
             loan = self._queue.popleft()
             if min_version is not None and 0 <= loan.min_version < min_version:

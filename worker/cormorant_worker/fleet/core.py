@@ -126,9 +126,7 @@ class FleetCore:
         return Settled(epoch=self.options.epoch, frames=self.options.settled_frames())
 
     def inherit(self, settled: Settled) -> None:
-        """Count frames that an earlier head settled beyond the count that this fleet was given: where a head is deleted
-        while no operator runs, only workers' pods have it.
-        """
+        """Count what an earlier head settled beyond this fleet's count: only workers' pods may have it."""
         if settled.epoch >= self.options.epoch or self.dataset is not None or self.episodes is not None:
             return
         remaining = self.scheduler.remaining_frames

@@ -70,9 +70,7 @@ class DatasetRoot:
         return self._dataset.durable_frames(part) if self._dataset is not None else 0
 
     def open(self, job: CollectorJob, ready: Ready) -> None:
-        """Begin the dataset, or continue with one that fits. Raises DatasetMismatch where the existing one is of
-        another environment or schema; DatasetError where it cannot be written, or another run began at the same moment.
-        """
+        """Begin the dataset, or continue with one that fits. Raises DatasetError, such as DatasetMismatch."""
         spaces = ready.observation_space, ready.action_space
         self._dataset = open_dataset(self.uri, describe_job(job, ready.layout, *spaces))
         holder = {"job": job.metadata.name, "host": socket.gethostname(), "pid": os.getpid(), "run": uuid.uuid4().hex}

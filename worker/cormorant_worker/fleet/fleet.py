@@ -97,9 +97,7 @@ class WorkerFleet:
     # -- life --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for current batches, close the datasets, end the workers: at most `drain_timeout_s`, then kill. Drops
-        batches in the queue. May be called twice.
-        """
+        """Finish current batches, drop the queue, close datasets: at most `drain_timeout_s`. May be called twice."""
         core = self._core
         with self._changed:
             if self._is_closed:
@@ -258,9 +256,7 @@ class WorkerFleet:
             return offers.receipt(number)
 
     def pause(self) -> None:
-        """Stop every worker at its next vector step; batches continue at `resume`. Raises ControlTimeout where a worker
-        did not stop in time; the others stay paused.
-        """
+        """Stop every worker at its next vector step. Raises ControlTimeout; then the other workers stay paused."""
         core = self._core
         with self._changed:
             core.raise_error()

@@ -42,9 +42,7 @@ class HangDetector:
         self._round.append(handle)
 
     def turn(self, now: float, *, is_paused: bool) -> list[tuple[WorkerHandle, float, float]]:
-        """Read as many heartbeats as are due. Returns workers without progress, the seconds since their last, and their
-        limit.
-        """
+        """Read the heartbeats that are due. Returns workers without progress, their seconds of it, and limits."""
         passed = min(max(0.0, now - self._turned_at), _LONGEST_TURN_S)
         self._turned_at = now
         self.lived_s += passed

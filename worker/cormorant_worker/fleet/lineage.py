@@ -63,9 +63,7 @@ class Lineage:
     # -- random frames -----------------------------------------------------------------------------------------
 
     def warmup_of(self, slot: Slot, slots: Sequence[Slot]) -> int:
-        """Random frames with which the next worker of a slot begins: its share, less those that the slot delivered. The
-        first workers share all of them; a slot added later takes over the share of removed slots.
-        """
+        """Random frames of the slot's next worker: its share of all, or that of removed slots, less those delivered."""
         if not self._is_shared_out:
             self._is_shared_out = True
             share, rest = divmod(self._warmup_frames, len(slots))

@@ -104,8 +104,8 @@ class Offers:
         return max([self.common_version, *(one.version for one in own)])
 
     def to_bytes(self) -> dict[PolicyVersion, bytes]:
-        """Weights published for all, as safetensors, oldest first: the newest of each model in one; where groups of
-        agents may play older ones, each version by itself.
+        """Weights published for all, oldest first: the newest of each model in one, or each version that groups may
+        play.
         """
         if self._policy.agents is not None:
             played = {**self._past, **{one.version: one for one in self._common.values()}}

@@ -248,8 +248,8 @@ class Scheduler:
         return sorted(round_.frames.keys() - round_.landed.keys())
 
     def lost(self, round_: Round, slot: SlotKey) -> int:
-        """A member died with its ticket. In sync mode the slot's next worker gets the same one; in async mode the
-        frames return to the remaining ones. Returns the frames to collect again.
+        """A member died with its ticket, which its slot's next worker gets in sync mode. Returns the frames to collect
+        again.
         """
         count = round_.frames[slot]
         if self.mode == "sync":
@@ -260,9 +260,7 @@ class Scheduler:
         return count
 
     def found_durable(self, slot: SlotKey, num_frames: int) -> list[Round]:
-        """Count frames of a lost member that are in the dataset although they never landed; its tickets shrink. Returns
-        the rounds that this completes.
-        """
+        """Count frames of a lost member that never landed but are durable. Returns the rounds that this completes."""
         self.accepted_frames += num_frames
         completed: list[Round] = []
         for round_ in sorted(self._pending.values(), key=lambda round_: round_.number):

@@ -223,7 +223,7 @@ class WorkerHandle:
     # -- talking -----------------------------------------------------------------------------------------------
 
     def send(self, message: object) -> None:
-        """Send Begin, Reseed or Finish. A dying worker does not receive it; its connection reports the end."""
+        """Send Begin, Reseed or Finish, unless the worker is dying."""
         self.connection.send(message)
         self._flush()
 

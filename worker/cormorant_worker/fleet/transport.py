@@ -127,9 +127,7 @@ class Engine(Protocol):
     """Number of file descriptors per worker in this process."""
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
-        """Complete options with the engine's defaults: the number of workers, and who provides slots. Raises
-        DeviceUnavailable where a device is known not to exist.
-        """
+        """Fill in the number of workers, and who provides slots. Raises DeviceUnavailable where it is known."""
 
     def start(self, start: Start) -> WorkerConnection:
         """Start a worker, which will report `Ready` or `Failed`. May take long: called without the condition, by
@@ -143,9 +141,7 @@ class Engine(Protocol):
         """Number of processors for each of so many workers; 0: the worker determines it."""
 
     def make_blocks(self, layout: Layout, limit: int) -> BlockPool:
-        """Allocate the memory of batches. Called once, after the first worker has reported the layout, without the
-        condition: it may take long. Raises FleetError where not even one batch fits.
-        """
+        """Allocate the memory of batches, once, without the condition: it may take long. Raises FleetError."""
 
     def share(self, data: bytes | memoryview | SharedMemory) -> Payload:
         """Share bytes with any number of workers; shared memory is copied only if they cannot map it. May take long."""

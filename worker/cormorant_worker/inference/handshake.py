@@ -64,9 +64,7 @@ class Listeners:
 
 
 def listen(host: str = "") -> Listeners:
-    """Listening sockets that no crash can leak. `host`: address of this node's interface in the cluster; empty: all
-    workers are on this machine. Raises OSError where this node does not have that address.
-    """
+    """Listening sockets that no crash can leak. `host`: this node's address; empty: only workers of this machine."""
     local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     local.bind("")  # the kernel chooses a free abstract address, which is no file
     local.listen(_QUEUE)

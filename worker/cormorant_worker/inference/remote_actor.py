@@ -72,9 +72,7 @@ class RemoteActor:
     """Used by the thread that steps."""
 
     def __init__(self, servers: AssignedServers, greeting: Greeting) -> None:
-        """Meet the server, which may have to build the policy first. Raises PolicyError where no server answered in 900
-        s, PolicyMismatch where its policy does not fit these environments.
-        """
+        """Meet the server, which may have to build the policy first. Raises PolicyError or PolicyMismatch."""
         self._servers = servers
         self.weights = ServedWeights()
         self.device = torch.device("cpu")

@@ -118,9 +118,7 @@ class InferenceServer:
         self._selector.register(source, _READ, source)  # type: ignore[arg-type]  # has a fileno
 
     def turn(self, acting: Callable[[], AbstractContextManager[None]]) -> bool:
-        """Wait briefly for rows, and call the policy, within `acting`, when it is time. Returns whether a watched
-        descriptor is readable.
-        """
+        """Wait briefly for rows, and act when it is time. Returns whether a watched descriptor is readable."""
         is_told = False
         for key, events in self._selector.select(min(_TURN_S, max(0.0, self._due_s()))):
             if isinstance(key.data, ConnectedWorker):

@@ -65,9 +65,7 @@ class StoredDataset:
         return self.store.uri
 
     def parts(self, *, have_ended: bool = False) -> tuple[DatasetPart, ...]:
-        """All parts, by group, index and attempt. `have_ended`: no part has a writer, and late writes of a dead one do
-        not count. Raises DatasetCorrupt and DatasetError where a manifest cannot be read.
-        """
+        """All parts, by group, index and attempt. `have_ended`: late writes of dead writers do not count."""
         return tuple(self.part(name, has_ended=have_ended) for name in self.part_names())
 
     def part_names(self) -> tuple[str, ...]:
@@ -82,9 +80,7 @@ class StoredDataset:
         return tuple(sorted(int(match["number"]) for match in map(_RUN.fullmatch, names) if match))
 
     def begin_run(self, epoch: int, holder: bytes) -> None:
-        """Record a run before it writes anything. `epoch`: part of its trajectory ids; `holder`: the run's unique name.
-        Raises DatasetError where another run has this epoch, or the dataset cannot be written.
-        """
+        """Record a run, by epoch and unique name, before it writes. Raises DatasetError if another has the epoch."""
         with _explained(self.uri, done="written"):
             self.store.write_root_once(f"run-{epoch:06d}.json", holder)
         found = self.holder(epoch)

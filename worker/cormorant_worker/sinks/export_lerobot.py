@@ -53,9 +53,7 @@ class LeRobotWriter:
     """Writes one dataset: `add` each trajectory whole, then `close`."""
 
     def __init__(self, dataset: StoredDataset, target: Path, *, fps: int) -> None:
-        """Begin in an empty folder. Raises DatasetError where a leaf has more dimensions than the format takes, or the
-        name of another feature.
-        """
+        """Begin in an empty folder. Raises DatasetError where a leaf does not fit the format."""
         self._target, self._fps = target, fps
         self._schema = dataset.description.schema
         self._tasks = [str(variant["name"]) for variant in dataset.description.env.get("variants", ())]

@@ -103,9 +103,7 @@ class FrameEncoder:
 
 
 def _selector(block: Block) -> Callable[[Array], Array]:
-    """Chooses those of a block's T x B places that hold frames, [T or T+1, B, ...] -> [n, ...]: a view unless they lie
-    scattered.
-    """
+    """Chooses a block's places with frames, [T or T+1, B, ...] -> [n, ...]: a view unless they lie scattered."""
     rows, places, frames, mask_TB = block.num_rows, block.num_rows * len(block.lengths), block.num_frames, block.mask
     if mask_TB is not None and not mask_TB.reshape(-1)[:frames].all():
         return lambda values: values[:rows][mask_TB]
@@ -199,9 +197,7 @@ class Frames:
 
 
 def decode(schema: FrameSchema, part: str, batch: Any, *, marks: str = "") -> Frames:
-    """Read a record batch of `FrameEncoder.encode` without copying its leaves. `marks`: the `next.` column that says
-    which rows store `next` separately; empty: that of the first leaf.
-    """
+    """Read a record batch without copying its leaves. `marks`: the `next.` column to read which rows have one."""
 
     def read(leaves: tuple[Leaf, ...]) -> Iterator[Array]:
         return (to_numpy(leaf, batch.column(column_name(leaf))) for leaf in leaves)

@@ -110,8 +110,8 @@ class ObjectStore:
         return Notes(lines=self._lines_of(part)[: self._read_end(part)])
 
     def end_part(self, part: str) -> Notes:
-        """The lines of a part whose writer has ended. A request that it sent before it died may still arrive: its line
-        does not count.
+        """The lines of a part whose writer has ended; those of requests that it sent before and arrive later do not
+        count.
         """
         counted, lines = self._read_end(part), self._lines_of(part)
         if counted is None:
@@ -175,9 +175,7 @@ class ObjectStore:
         return {path.lstrip("/").removeprefix(above): int(entry["size"]) for path, entry in found.items()}
 
     def _ask(self, request: Callable[[], T]) -> T:
-        """Repeat a request while the store restarts. Raises OSError where it failed for too long, or at the first
-        request: then the URI or the credentials may be wrong.
-        """
+        """Repeat a request while the store restarts; the first one not: the URI or the credentials may be wrong."""
         deadline = time.monotonic() + self._patience_s
         while True:
             try:

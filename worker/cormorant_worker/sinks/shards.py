@@ -74,9 +74,7 @@ class ShardWriter:
         limits: ShardLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make the folder of a part that was never written before, for blocks of a layout, whose T may differ. Raises
-        PartExists, and DatasetError where it cannot be made.
-        """
+        """Make the folder of a new part, for blocks of a layout, whose T may differ. Raises DatasetError."""
         self.part = part
         self.durable_frames = 0
         """Frames that survive a crash of this process; it only grows."""

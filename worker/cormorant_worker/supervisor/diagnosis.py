@@ -34,9 +34,7 @@ class Diagnosis:
 
 
 class HeadWatch:
-    """An idle connection to a head: it ends with the head's Ray, however Ray ends. Ray itself waits for half a minute,
-    because a head without CPU time answers late.
-    """
+    """An idle connection to a head: it ends with the head's Ray, which Ray itself takes half a minute to notice."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = self._peer = address

@@ -170,9 +170,7 @@ def read_statistics(uri: str) -> Statistics | None:
 
 
 def read_file(uri: str, *, allow_nonfinite: bool) -> dict[str, dict[str, torch.Tensor]]:
-    """Read the weights that a policy starts with from a safetensors file: a path or any fsspec URI. Raises
-    WeightsError, and NonfiniteWeights unless such values are allowed.
-    """
+    """Read the weights that a policy starts with, at a path or fsspec URI. Raises WeightsError, NonfiniteWeights."""
     try:
         with fsspec.open(uri, "rb") as file:
             data = file.read()

@@ -105,9 +105,7 @@ class CachedWeights:
         models: Sequence[str],
         statistics: Statistics | None = None,
     ) -> None:
-        """Keep a publish that was taken, unless it is kept already, and drop those of which nothing is the newest any
-        more. A disk that does not take it costs a log line: the worker acts with the weights in any case.
-        """
+        """Keep a publish that was taken, and drop those that have no newest model. A full disk costs a log line."""
         if self._folder is None or version in self._models:
             return
         header = {

@@ -32,9 +32,7 @@ class PeerGone(ConnectionResetError):
 
 
 class MessageSocket:
-    """One end of a socket. Each direction is used by one thread at a time. It reads no more than the message that it
-    returns, so the socket stays readable while another one is waiting.
-    """
+    """One end of a socket. It reads no more than a message: the socket stays readable for the next one."""
 
     def __init__(self, peer: socket.socket, key: bytes = b"") -> None:
         """Take a socket, which blocks, does not block, or has a timeout; `key`: what both ends sign messages with."""

@@ -94,9 +94,7 @@ class Runtime:
         raise NotImplementedError
 
     def answer(self, request: messages.Request, payload: memoryview) -> messages.Reply:
-        """Answer one request of the fleet, in the order in which they were sent. Weights are not copied before they are
-        applied: the payload, a view, is kept until then, and its memory must not change meanwhile.
-        """
+        """Answer requests in their order. A payload is a view, kept until applied: its memory must not change."""
         try:
             return messages.Reply(number=request.number, state=self._answer(request.command, payload))
         except CormorantError as error:

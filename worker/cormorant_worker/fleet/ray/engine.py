@@ -57,9 +57,7 @@ class RayEngine:
         return tuple(self._connections[slot].handle for slot in sorted(living))
 
     def start(self, start: Start) -> RayConnection:
-        """Request an actor, placed when the cluster has its resources. Raises FleetError where this process's own node
-        is gone, ManifestError where a quantity of the group's resources cannot be read.
-        """
+        """Request an actor, placed when the cluster has its resources. Raises FleetError without its own node."""
         self.cluster.check()
         place = start.place
         asked = actor_options(start.job, place, self._options, is_own=self.cluster.is_own)

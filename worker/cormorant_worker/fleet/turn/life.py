@@ -36,9 +36,7 @@ _POD_ENDS_S = 10.0
 def _see_off(
     connection: WorkerConnection, *, is_killed: bool, is_told: bool, durable_frames: Callable[[], int] | None
 ) -> tuple[str, int | None]:
-    """See to the end of a worker. Returns how it ended (empty: that was told already), and the frames in its part of
-    the dataset, which alone knows (None: there is none).
-    """
+    """See to the end of a worker. Returns how it ended (empty: told before) and its durable frames (None: unknown)."""
     if is_killed:
         connection.kill()
     told = connection.describe_end()
@@ -171,9 +169,7 @@ class SlotLife:
     # -- READY -------------------------------------------------------------------------------------------------
 
     def welcome(self, handle: WorkerHandle, ready: messages.Ready | messages.ServerReady) -> None:
-        """Accept a worker at its first observations, or an inference server that is ready for weights. It replies once
-        it has opened its dataset and has the current weights.
-        """
+        """Accept a worker at its first observations, or a server. It replies once it has the current weights."""
         core, slot = self._core, handle.slot
         # From here on it is held to the hang limit, which its start may exceed.
         handle.last_progress = core.hang_detector.lived_s
