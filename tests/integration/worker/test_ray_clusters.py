@@ -272,13 +272,8 @@ def head_with_token() -> Iterator[str]:
         head = subprocess.Popen(
             [
                 *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"),
-                *(
-                    "--num-cpus=0",
-                    "--object-store-memory=100000000",
-                    "--include-dashboard=false",
-                    "--disable-usage-stats",
-                ),
-                f"--temp-dir={folder}",
+                *("--num-cpus=0", "--object-store-memory=100000000", "--include-dashboard=false"),
+                *("--disable-usage-stats", f"--temp-dir={folder}"),
             ],
             env=environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="right"),
             stdout=subprocess.DEVNULL,

@@ -44,9 +44,6 @@ def loan_of(*parts: tuple[Block, SharedMemory | None]) -> Loan:
         num_frames=sum(block.num_frames for block, _ in parts),
         min_version=0,
         max_version=3,
-        storing_device="cpu",
-        on_copied=lambda: None,
-        on_release=lambda: None,
     )
 
 
