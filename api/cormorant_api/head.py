@@ -109,11 +109,7 @@ class Head:
     """One job's control plane. Created before the fleet; see `attach`. Methods may be called from any thread."""
 
     def __init__(self, job: CollectorJob, settings: HeadSettings, tokens: HeadTokens) -> None:
-        """Open the directory.
-
-        Raises:
-            StoreError: the directory cannot be used.
-        """
+        """Open the directory; StoreError if it cannot be used."""
         self.job, self.settings, self.tokens = job, settings, tokens
         self.epoch = secrets.token_hex(4)
         """First part of every id that this head issues."""
@@ -312,10 +308,8 @@ class Head:
         return self.tokens.sign(f"settled {about.namespace}/{about.name} {told}")
 
     def keep_restored(self) -> None:
-        """Record the epoch, the count and the statistics of a restored fleet, and continue counting from them.
-
-        Raises:
-            StoreError: they could not be written.
+        """Record the epoch, the count and the statistics of a restored fleet, and continue counting from them;
+        StoreError if they could not be written.
         """
         running = self.running
         self.journal.reserve_epoch(running.fleet.epoch)
@@ -326,11 +320,7 @@ class Head:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all frames are collected, delivered and acknowledged.
-
-        Raises:
-            CormorantError: the fleet failed.
-        """
+        """Whether all frames are collected, delivered and acknowledged. Raises the fleet's error if it failed."""
         running = self._running
         if running is None:
             return False
@@ -464,10 +454,8 @@ class Head:
 
 
 def open_traces(*, job: str, namespace: str) -> Traces:
-    """Create the traces that the OTEL_* variables select.
-
-    Raises:
-        HeadFault: the variables require a package that is not installed, or name an unknown exporter.
+    """The traces that the OTEL_* variables select. HeadFault if they require a package that is not installed, or name
+    an unknown exporter.
     """
     endpoint = next(filter(None, map(os.environ.get, _OTLP_ENDPOINTS)), "")
     exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp" if endpoint else "none")

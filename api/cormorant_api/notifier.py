@@ -28,11 +28,8 @@ class AsyncNotifier:
                 continue  # its event loop has ended
 
     async def wait_for(self, look: Callable[[], Found], *, timeout_s: float) -> Found:
-        """Call `look` now and after every `notify` until it returns something true. `look`: called on this event loop;
-        must not block.
-
-        Returns:
-            The last result of `look`; false after a timeout.
+        """Call `look` now and after every `notify` until it returns something true, on this event loop, which it must
+        not block. Returns its last result; false after a timeout.
         """
         deadline = time.monotonic() + timeout_s
         while True:

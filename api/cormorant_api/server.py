@@ -46,11 +46,8 @@ class HeadServer:
     """A head with its listeners and fleet. Use as a context manager."""
 
     def __init__(self, job: CollectorJob, settings: HeadSettings, context: LogContext | None = None) -> None:
-        """Read tokens and the directory, and listen. `context`: fields of this process's log lines; the server adds the
-        epoch and the newest version.
-
-        Raises:
-            HeadFault: settings, tokens, directory or port cannot be used.
+        """Read tokens and the directory, and listen; HeadFault if settings, tokens, directory or port cannot be used.
+        `context`: fields of this process's log lines; the server adds the epoch and the newest version.
         """
         settings.check()
         if settings.tls_cert is not None and settings.tls_key is not None:
@@ -105,9 +102,6 @@ class HeadServer:
     ) -> WorkerFleet:
         """Start the workers, paused until they have the weights of an earlier head. `engine`: see `Fleet`; `make`:
         class of the fleet.
-
-        Raises:
-            CormorantError: the fleet did not start.
         """
         journal = self.head.journal
         options = replace(
@@ -124,11 +118,7 @@ class HeadServer:
         return fleet
 
     def wait(self, should_stop: Callable[[], bool], look: Callable[[FleetStats], None] | None = None) -> End:
-        """Serve until the job is complete or `should_stop`; then drain.
-
-        Raises:
-            CormorantError: the fleet failed.
-        """
+        """Serve until the job is complete or `should_stop`; then drain. Raises the fleet's error if it failed."""
         assert self.fleet is not None
         while not should_stop():
             if self.head.is_complete:

@@ -62,13 +62,8 @@ class Cluster:
     """A client of one API server. Close it, or use `connected`."""
 
     def __init__(self, api: "ApiClient", *, namespace: str, context: str, is_chosen: bool = False) -> None:
-        """Take over an authenticated client.
-
-        Args:
-            api: closed by `close`.
-            namespace: namespace of commands that name none.
-            context: its name in the kubeconfig, for messages.
-            is_chosen: the context is not the current one, so commands must name it.
+        """Take over an authenticated client. `namespace`: of commands that name none. `is_chosen`: the context is not
+        the current one, so commands must name it.
         """
         self._api = api
         self.namespace = namespace
@@ -89,11 +84,7 @@ class Cluster:
     # -- objects -----------------------------------------------------------------------------------------------
 
     def get(self, kind: str, name: str, *, namespace: str = "") -> Raw:
-        """One object.
-
-        Raises:
-            ObjectMissing: no object has this name; the message suggests similar ones.
-        """
+        """One object. ObjectMissing if there is none; the message suggests similar names."""
         return self._ask("GET", _Place(kind, namespace, name))
 
     def find(self, kind: str, name: str, *, namespace: str = "") -> Raw | None:
@@ -114,11 +105,8 @@ class Cluster:
                 return found
 
     def apply(self, manifest: Raw, *, is_dry_run: bool = False, is_forced: bool = False) -> tuple[Raw, bool]:
-        """Create or update an object by server-side apply. Returns it, and True if it is new.
-
-        Raises:
-            BadInput: the server refuses the manifest.
-            ObjectConflict: another writer owns a field of it.
+        """Create or update an object by server-side apply. Returns it, and True if it is new. BadInput if the server
+        refuses the manifest, ObjectConflict if another writer owns a field.
         """
         metadata = manifest["metadata"]
         place = _Place(manifest["kind"], metadata["namespace"], metadata["name"])
@@ -149,11 +137,7 @@ class Cluster:
     # -- a port ----------------------------------------------------------------------------------------------
 
     def open_port(self, pod: str, port: int, *, namespace: str, timeout_s: float = ANSWER_S) -> socket.socket:
-        """A new connection to a port of a pod, through the API server. Any thread.
-
-        Raises:
-            ClusterFailed: the port could not be reached within `timeout_s`.
-        """
+        """A new connection to a port of a pod, through the API server, within `timeout_s`. Any thread."""
         # The function beneath `kubernetes.stream.portforward`. The generated class above it would import unused models,
         # which costs two seconds per command, and allow one connection at a time.
         from kubernetes.stream.ws_client import portforward_call
@@ -296,11 +280,7 @@ class Cluster:
 @contextmanager
 def connected(context: str = "") -> Iterator[Cluster]:
     """A client of the cluster of a context (default: the current one); in a pod without a kubeconfig, of the pod's
-    cluster.
-
-    Raises:
-        BadInput: there is no kubeconfig, or no such context.
-        CommandFailed: the Kubernetes client is not installed.
+    cluster. BadInput if there is no kubeconfig, or no such context.
     """
     cluster, before = _connect(context), threading.excepthook
 

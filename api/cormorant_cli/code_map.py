@@ -69,11 +69,7 @@ class CodeMap:
 
 
 def read_code(folder: Path) -> CodeMap:
-    """The files of a folder. Hidden ones, bytecode and links are left out.
-
-    Raises:
-        BadInput: not a folder, without Python files, or too large for a ConfigMap.
-    """
+    """The files of a folder, without hidden ones, bytecode and links. BadInput if they are no code, or too large."""
     if not folder.is_dir():
         raise BadInput(f"--code {folder}: {'is a file; name its folder' if folder.exists() else 'no such folder'}")
     files: dict[str, bytes] = {}

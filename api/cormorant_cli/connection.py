@@ -106,12 +106,7 @@ class Connection:
 
     @contextmanager
     def client(self, role: "Role") -> Iterator["Client"]:
-        """A client with the token of a role; errors within the block become one-sentence messages.
-
-        Raises:
-            BadInput: the URL, the token or the data to send is invalid.
-            CommandFailed: the head refuses, or does not answer.
-        """
+        """A client with the token of a role; errors within the block become one-sentence messages."""
         if not self.job:
             from cormorant_client import connect
 

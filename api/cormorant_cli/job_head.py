@@ -18,11 +18,8 @@ if TYPE_CHECKING:
 
 
 def connect_to_head(cluster: Cluster, job: Raw, **options: Unpack["ConnectOptions"]) -> "Client":
-    """A client that opens each connection to the job's newest head. `cluster` must outlive it.
-
-    Args:
-        options: those of `cormorant_client.connect`, with a token. Trusts ca.crt of the job's Secret for a head with
-        TLS, or the system's authorities if the Secret lacks it or the user may not read it.
+    """A client that opens each connection to the job's newest head. `cluster` must outlive it. Trusts ca.crt of the
+    job's Secret for a head with TLS, or the system's authorities if the Secret lacks it or the user may not read it.
     """
     from cormorant_client import connect
 
@@ -46,11 +43,7 @@ def connect_to_head(cluster: Cluster, job: Raw, **options: Unpack["ConnectOption
 
 
 def head_pod(cluster: Cluster, job: Raw) -> str:
-    """The running pod of the newest head that is not being deleted.
-
-    Raises:
-        NoHead: there is none, with the reason.
-    """
+    """The running pod of the newest head that is not being deleted. NoHead says why there is none."""
     metadata = job["metadata"]
     heads = cluster.objects("Pod", namespace=metadata["namespace"], labels=f"{JOB_UID}={metadata['uid']},{ROLE}={HEAD}")
     live = [
@@ -76,11 +69,7 @@ def head_pod(cluster: Cluster, job: Raw) -> str:
 
 
 def token_of(cluster: Cluster, job: Raw, role: "Role") -> str:
-    """The token of a role, or of the next higher one, from the job's Secret.
-
-    Raises:
-        CommandFailed: the user may not read it, or it is not there.
-    """
+    """The token of a role, or of the next higher one, from the job's Secret."""
     from cormorant_client.address import ROLES
 
     namespace, name = job["metadata"]["namespace"], tokens_secret(job["metadata"]["name"])

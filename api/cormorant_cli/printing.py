@@ -27,12 +27,8 @@ def with_options(
     *,
     makes: str = "",
 ) -> Callable[..., None]:
-    """A command with further options.
-
-    Args:
-        options: annotation by name; calling the annotated type gives the default.
-        take: removes the options from the values before the command receives them.
-        makes: the parameter of the command that `take` adds instead.
+    """A command with further options: annotations by name, whose types called without arguments give the defaults.
+    `take` removes them from the values before the command receives them, and adds the parameter `makes`.
     """
     given = inspect.signature(command)
     parameters = [known for name, known in given.parameters.items() if name != makes]

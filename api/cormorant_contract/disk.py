@@ -10,21 +10,13 @@ PART = ".part"
 
 
 def write_all(descriptor: int, buffer: memoryview) -> None:
-    """Write all bytes, however many calls that takes.
-
-    Raises:
-        OSError: the disk refuses them.
-    """
+    """Write all bytes, however many calls that takes."""
     while len(buffer):
         buffer = buffer[os.write(descriptor, buffer) :]
 
 
 def sync_path(path: Path) -> None:
-    """Sync a file's bytes, or a folder's entries, to disk.
-
-    Raises:
-        OSError: the disk failed.
-    """
+    """Sync a file's bytes, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -33,11 +25,8 @@ def sync_path(path: Path) -> None:
 
 
 def write_durably(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
-    """Create or replace a file. After a power failure either the old or the new file is complete; after this returns,
-    the new one. Several processes may write the same file.
-
-    Raises:
-        OSError: the disk refuses it; the old file stays.
+    """Create or replace a file. After a power failure, and after an OSError, either the old or the new file is
+    complete; after this returns, the new one. Several processes may write the same file.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}{PART}")
     try:

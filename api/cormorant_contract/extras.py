@@ -11,11 +11,7 @@ def missing_library(error: ModuleNotFoundError, extra: str, *, what: str) -> str
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Within the block, a failed import of a library raises an error that names the extra to install.
-
-    Raises:
-        ImportError: as above.
-    """
+    """Within the block, a failed import of a library raises an ImportError that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -128,9 +128,7 @@ def _refuse_values(value: object, location: Location) -> Iterator[Finding]:
 
 def prune(value: Any, schema: Schema, *, path: str = "", unknown: list[str] | None = None) -> Any:
     """Drop null fields that the schema knows, as the API server does: `dataset:` with nothing after it is absent.
-
-    Args:
-        unknown: if given, fields that the schema does not know are also dropped, and their paths appended to it.
+    `unknown`: if given, fields that the schema does not know are also dropped, and their paths appended to it.
     """
     if isinstance(value, dict) and "additionalProperties" in schema:
         schema = {"properties": dict.fromkeys(value, schema["additionalProperties"])}

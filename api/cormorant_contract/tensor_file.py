@@ -94,10 +94,8 @@ def looks_like_pickle(head: bytes) -> bool:
 
 
 def header_size(head: bytes | memoryview, *, file_size: int) -> int:
-    """Bytes of the length field and the header together, from a file's first 8 bytes.
-
-    Raises:
-        MalformedTensorFile: impossible length.
+    """Bytes of the length field and the header together, from a file's first 8 bytes. MalformedTensorFile if the length
+    is impossible.
     """
     if len(head) < _LENGTH_BYTES:
         raise MalformedTensorFile(

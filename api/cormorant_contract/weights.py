@@ -44,9 +44,7 @@ def is_extra_state(name: str) -> bool:
 
 def tensors_by_name(weights: Any) -> tuple[dict[str, Any], bool]:
     """Tensors by name, of modules or state dicts, and whether names begin with the model's name: `actor/bias`.
-
-    Raises:
-        WeightsError: `weights` has another type, or contains no tensor.
+    WeightsError if there are none.
     """
     flat = _state_of(weights)
     has_models = all(isinstance(value, Mapping) or hasattr(value, "state_dict") for value in flat.values())
@@ -58,11 +56,8 @@ def tensors_by_name(weights: Any) -> tuple[dict[str, Any], bool]:
 
 
 def file_of(weights: Any) -> memoryview | None:
-    """The bytes of a safetensors file if one was given; None for tensors.
-
-    Raises:
-        MalformedWeights: it is not such a file.
-        WeightsError: the file cannot be read.
+    """The bytes of a safetensors file if one was given; None for tensors. WeightsError if the file cannot be read or is
+    none.
     """
     if isinstance(weights, str | os.PathLike):
         try:
@@ -80,11 +75,7 @@ def file_of(weights: Any) -> memoryview | None:
 
 
 def read_header(data: bytes | memoryview, where: str = "") -> TensorFile:
-    """Read the header of a safetensors file.
-
-    Raises:
-        MalformedWeights: the bytes are not such a file; `where` names them in the message.
-    """
+    """Read the header of a safetensors file; MalformedWeights if it is none, with `where` in the message."""
     try:
         return parse_header(data)
     except MalformedTensorFile as error:

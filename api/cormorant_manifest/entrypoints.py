@@ -141,11 +141,7 @@ class _NoModule(Exception):
 
 
 def _find(module: str, path: Sequence[str]) -> ModuleSpec:
-    """A module's spec, found as an import would find it, without importing its packages.
-
-    Raises:
-        _NoModule: there is none.
-    """
+    """A module's spec, found as an import would find it, without importing its packages. _NoModule if there is none."""
     parent, spec, search = "", None, list(path)
     for name in module.split("."):
         spec = PathFinder.find_spec(f"{parent}{name}", search)

@@ -25,21 +25,13 @@ MAX_NODES = 100_000
 
 
 def load_jobs(path: str | Path) -> list[CollectorJob]:
-    """Read every CollectorJob of a file; `-` is standard input.
-
-    Raises:
-        ManifestError: With all problems of all documents, also when the file cannot be read.
-    """
+    """Read every CollectorJob of a file; `-` is standard input. ManifestError has all problems of all documents."""
     source = "standard input" if str(path) == STDIN else str(path)
     return parse_jobs(_text_of(path, source), source)
 
 
 def parse_jobs(text: str, source: str = "") -> list[CollectorJob]:
-    """Read every CollectorJob of a YAML text; empty documents between `---` count for nothing.
-
-    Raises:
-        ManifestError: With all problems of all documents.
-    """
+    """Read every CollectorJob of a YAML text; empty documents between `---` count for nothing."""
     jobs: list[CollectorJob] = []
     problems: list[Problem] = []
     for position, root in enumerate(_documents(text, source), start=1):

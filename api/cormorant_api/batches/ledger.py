@@ -93,13 +93,9 @@ class Ledger:
         traces: Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make an empty ledger.
-
-        Args:
-            epoch: first part of every batch id; unique to this run of the head.
-            ack_within_s: time to acknowledge before a batch goes to the next consumer.
-            on_settled: called with the total of frames that will not be delivered again; must be quick and not call the
-            ledger. Returns a future that is done once no later head delivers them either.
+        """`epoch`: first part of every batch id, unique to this run of the head. `on_settled`: called with the total of
+        frames that will not be delivered again; must be quick and not call the ledger. Returns a future that is done
+        once no later head delivers them either.
         """
         self.epoch = epoch
         self.ack_within_s = ack_within_s

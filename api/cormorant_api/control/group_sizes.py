@@ -34,11 +34,8 @@ class GroupSizes:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="group-sizes")
 
     def want(self, groups: Mapping[str, int], *, empty_slots: Mapping[str, Collection[int]] | None = None) -> None:
-        """Request sizes; other groups keep theirs.
-
-        Args:
-            groups: workers by group.
-            empty_slots: skipped indices by group; groups in `groups` that are missing here skip none.
+        """Request sizes; other groups keep theirs. `empty_slots`: skipped indices; groups that are missing there skip
+        none.
         """
         with self._lock:
             if unknown := sorted(set(groups) - set(self.groups)):

@@ -48,16 +48,9 @@ class Journal:
         floor_frames: int = 0,
         termination_message_file: Path | None = None,
     ) -> None:
-        """Open it, and count this head.
-
-        Args:
-            folder: the head's directory; None: memory only.
-            epoch: number of this head, from 1; 0: count in `folder`.
-            floor_frames: frames that are known to be settled, e.g. from the job's status.
-            termination_message_file: file for the termination message; None: do not write one.
-
-        Raises:
-            StoreError: a file cannot be used.
+        """Open it, and count this head; StoreError if a file cannot be used. `folder`: None: memory only. `epoch`:
+        number of this head, from 1; 0: count in `folder`. `floor_frames`: frames that are known to be settled, e.g.
+        from the job's status.
         """
         self.epoch = max(0, epoch - 1)
         """Number of earlier heads."""

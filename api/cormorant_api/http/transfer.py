@@ -34,11 +34,8 @@ class PacedResponse(StreamingResponse):
         stall_timeout_s: float,
         on_end: Callable[[End], None] = lambda _: None,
     ) -> None:
-        """Describe the response.
-
-        Args:
-            chunks: may raise SlowReader; cancelled when the client disconnects.
-            on_end: called once on the event loop when no memory of the chunks is read any more.
+        """`chunks` may raise SlowReader; cancelled when the client disconnects. `on_end`: called once on the event loop
+        when no memory of the chunks is read any more.
         """
         super().__init__(chunks, headers=headers, media_type=media_type)
         self._stall_timeout_s, self._on_end = stall_timeout_s, on_end

@@ -65,11 +65,7 @@ class UploadRoom:
 
 
 def size_of_body(request: Request, *, limit_bytes: int) -> int:
-    """The size of a body, from its headers.
-
-    Raises:
-        ApiError: 400, 411, 413, 415.
-    """
+    """The size of a body, from its headers; 400, 411, 413 or 415."""
     headers = request.headers
     media = headers.get("content-type", SAFETENSORS).partition(";")[0].strip().lower()
     if media not in _ACCEPTED:
@@ -100,11 +96,7 @@ def size_of_body(request: Request, *, limit_bytes: int) -> int:
 
 
 async def receive(request: Request, buffer: memoryview, *, stall_timeout_s: float) -> Received:
-    """Stream a body into a buffer of its size.
-
-    Raises:
-        ApiError: 400, malformed or truncated; 408, the sender stalled; 415, a pickle.
-    """
+    """Stream a body into a buffer of its size. 400: malformed or truncated; 408: the sender stalled; 415: a pickle."""
     began, size, at = time.monotonic(), len(buffer), 0
     hasher = xxhash.xxh3_128()
     while at < size:

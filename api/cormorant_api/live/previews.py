@@ -39,12 +39,8 @@ class Previews:
         self._next_at = 0.0
 
     async def peek(self, worker: str, env: int) -> bytes:
-        """The current observation of one environment as PNG, at most 0.2 s old.
-
-        Raises:
-            ApiError: 404, unknown worker; 409, observations are not images; 422, unknown environment; 429, too many
-                requests.
-            CormorantError: the worker does not respond.
+        """The current observation of one environment as PNG, at most 0.2 s old. 404: unknown worker; 409: observations
+        are not images; 422: unknown environment; 429: too many requests.
         """
         layout = self._head.running.fleet.layout
         if env >= layout.num_envs:

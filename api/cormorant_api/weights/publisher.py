@@ -94,11 +94,8 @@ class WeightPublisher:
     # -- publishing --------------------------------------------------------------------------------------------
 
     def publish(self, blob: WeightsBlob, received: Received, wanted: PublishRequest) -> tuple[Update, bool]:
-        """Verify, store and hand over. Returns the update, and whether it is new.
-
-        Raises:
-            ApiError: refused; nothing was published.
-            CormorantError: the fleet refused it; nothing was published.
+        """Verify, store and hand over. Returns the update, and whether it is new. After an ApiError, or a
+        CormorantError of the fleet, nothing is published.
         """
         began = time.monotonic()
         self._verify(blob, wanted.model)
@@ -145,11 +142,7 @@ class WeightPublisher:
         return (self.update(number) or update) if not self._kept(number) else update, True
 
     def patch(self, blob: WeightsBlob, received: Received, wanted: PublishRequest) -> tuple[Update, bool]:
-        """Publish some tensors of a model merged into the version named by If-Match.
-
-        Raises:
-            ApiError, CormorantError: as `publish`; 409, the base does not match or is not retained.
-        """
+        """Publish some tensors of a model merged into the version named by If-Match; 409 if that is not retained."""
         self._verify(blob, wanted.model, is_partial=True)
         acting = self._fleet.version
         if acting > self.store.newest:

@@ -92,15 +92,9 @@ class WeightStore:
     """
 
     def __init__(self, folder: Path | None, *, keeps: int, policy: Policy | None = None) -> None:
-        """Open the store, reading what an earlier head left.
-
-        Args:
-            folder: parent of `weights/`; None: memory only.
-            keeps: versions to retain per model, at least one.
-            policy: of the job; says which older versions are still played.
-
-        Raises:
-            StoreError: the folder cannot be used.
+        """Open the store, reading what an earlier head left; StoreError if the folder cannot be used. `folder`: parent
+        of `weights/`; None: memory only. `keeps`: versions to retain per model. `policy`: says which older versions are
+        still played.
         """
         self.keeps, self._policy = max(1, keeps), policy
         self._folder = folder / "weights" if folder is not None else None
@@ -152,13 +146,8 @@ class WeightStore:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def write(self, stored: StoredVersion) -> StoredVersion:
-        """Write a version to the disk. Invisible before `accept`.
-
-        Returns:
-            The same version, backed by the stored bytes.
-
-        Raises:
-            StoreError: it could not be written; nothing is left of it.
+        """Write a version to the disk, invisible before `accept`. Returns it backed by the stored bytes; after a
+        StoreError nothing is left of it.
         """
         if self._folder is None:
             return stored
@@ -215,10 +204,8 @@ class WeightStore:
                 shutil.rmtree(self._folder / str(number), ignore_errors=True)
 
     def keep(self, number: int) -> None:
-        """Make a version outlive this process, and flush it to the disk. Repeating it is safe.
-
-        Raises:
-            StoreError: the disk failed.
+        """Make a version outlive this process, and flush it to the disk; StoreError if that failed. Repeating it is
+        safe.
         """
         if self._folder is None or number not in self._versions:
             return
@@ -306,12 +293,8 @@ def joined(models: Mapping[str, StoredModel]) -> WeightsBlob:
 
 
 def merge(base: StoredModel, patch: WeightsBlob) -> WeightsBlob:
-    """A copy of the base with the patch's tensors and metadata: metadata never belongs to two publishes.
-
-    The layout is the base's, so the same patch over the same base gives the same bytes and digest.
-
-    Raises:
-        ApiError: 409, the base lacks such a tensor.
+    """A copy of the base with the patch's tensors and metadata: metadata never belongs to two publishes. The layout is
+    the base's, so the same patch over the same base gives the same digest. 409 if the base lacks such a tensor.
     """
     before, theirs = parse_header(base.file), parse_header(patch.buffer)
     tensors = _located(base.file[before.data_start :], before.tensors)

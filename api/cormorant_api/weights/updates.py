@@ -163,11 +163,8 @@ class UpdateTracker:
                     record.mark(worker, "lost")
 
     def tick(self, *, can_apply: bool, is_done: bool = False) -> None:
-        """Advance time.
-
-        Args:
-            can_apply: False while paused: workers reach no batch boundary and are not late.
-            is_done: all frames are collected: an update that no worker is left to apply counts as applied.
+        """Advance time. `can_apply`: False while paused: workers reach no batch boundary and are not late. `is_done`:
+        an update that no worker is left to apply counts as applied.
         """
         now = self.clock()
         self._is_done = is_done

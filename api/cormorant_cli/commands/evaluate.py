@@ -177,11 +177,7 @@ def show_running(connection: Connection, *, wait_s: float) -> None:
 
 
 def _watch(connection: Connection, deadline: float) -> "EvaluationTable":
-    """The table of one head, when it is complete or at the deadline.
-
-    Raises:
-        NotReady: there is no head yet, or no longer.
-    """
+    """The table of one head, when it is complete or at the deadline. NotReady if there is no head yet, or no longer."""
     with connection.client("read") as client:
         found = client.evaluation()
         while len(found.episodes) < found.planned and time.monotonic() < deadline:

@@ -291,12 +291,7 @@ class _Session:
     """When all workers had started, and what they had collected by then."""
 
     def run(self, workers: int, device: str | None) -> Reason:
-        """Start, collect, close, sum up.
-
-        Raises:
-            CormorantError: an error of the worker.
-            KeyboardInterrupt: while workers were being started.
-        """
+        """Start, collect, close, sum up. KeyboardInterrupt while workers are being started."""
         from cormorant_worker.fork_server import WORKERS, fork_server
 
         if self._site.fleet == "local":

@@ -62,10 +62,8 @@ def _show_live(connection: Connection, interval_s: float, *, has_workers: bool) 
 
 
 def follow(connection: Connection, interval_s: float, *, has_workers: bool) -> Iterator[tuple[str, str]]:
-    """Yield the head's state repeatedly, over one connection while it lasts; or why the head does not answer.
-
-    Raises:
-        CliError: the head never answered: the user must correct a wrong name or token.
+    """Yield the head's state repeatedly, over one connection while it lasts; or why the head does not answer. CliError
+    if it never answered: the user must correct a wrong name or token.
     """
     shown = ""
     while True:

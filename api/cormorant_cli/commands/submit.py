@@ -176,11 +176,7 @@ def show_objects(found: list[Raw], output: Output) -> str:
 
 
 def _wait_until_ready(cluster: Cluster, job: Raw, *, deadline: float, timeout_s: float) -> None:
-    """Wait until the newest spec is ready or the job has ended, and print each change on stderr.
-
-    Raises:
-        CommandFailed: it failed, or is not ready in time.
-    """
+    """Wait until the newest spec is ready or the job has ended, and print each change on stderr."""
     uid, said = job["metadata"]["uid"], ""
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     while True:
