@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.file_limit import raise_file_limit
+from cormorant_worker.fleet.turn.life import raise_file_limit
 
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 SOFT = 512

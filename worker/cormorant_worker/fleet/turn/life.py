@@ -4,17 +4,19 @@ GONE -> (background) the worker has ended, and its dataset was asked -> every fr
 """
 
 import math
+import resource
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import islice, takewhile
+from pathlib import Path
 
 import structlog
 
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.errors import CormorantError, DeviceUnavailable, WorkerFailed
+from cormorant_worker.errors import CormorantError, DeviceUnavailable, FleetError, WorkerFailed
 from cormorant_worker.fleet.core import FleetCore
-from cormorant_worker.fleet.file_limit import raise_file_limit
 from cormorant_worker.fleet.slot import Slot, SlotState, TicketOut, WorkerHandle
 from cormorant_worker.fleet.stats import RestartReason
 from cormorant_worker.fleet.transport import WorkerConnection
@@ -27,6 +29,10 @@ _MOST_STARTS = _MOST_GRANTS = _MOST_FINISHES = 24
 """In one turn; the others in the next, which follows at once: callers get the condition in between."""
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 30.0
+_OTHER_FILES = 256
+"""File descriptors of the rest of the program: libraries, log files, connections of a head's clients."""
+_SPARE_FILES = 64
+"""What a program with more open files may still open."""
 _DURABLE_S = 1.0
 """Between two looks at the manifest of a worker that was killed."""
 _POD_ENDS_S = 10.0
@@ -409,3 +415,23 @@ class SlotLife:
             core.fail(WorkerFailed(f"worker {handle.name} {reason}; {spent}"))
         elif slot.failures > 1:
             slot.not_before = now + min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (slot.failures - 1))
+
+
+def raise_file_limit(num_workers: int, *, each: int) -> None:
+    """Raise, never lower, this process's soft limit for so many workers with `each` descriptors, if the system allows
+    it.
+    """
+    needed = num_workers * each + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    if most < needed:
+        raise FleetError(
+            f"{num_workers} workers need {needed:,} open files ({each} each, and {_OTHER_FILES}), this process may "
+            f"have {hard:,} (ulimit -Hn); raise that limit, or start {max(0, (hard - _OTHER_FILES) // each):,} workers"
+        )
+    # A program that has more open than that keeps its own share. Some of them may be this fleet's: then it is too much.
+    num_open = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    wanted = min(most, max(needed, num_workers * each + num_open + _SPARE_FILES))
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        log.debug("file_limit_raised", soft_limit=wanted, before=soft, workers=num_workers)
