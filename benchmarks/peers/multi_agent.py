@@ -1,7 +1,7 @@
 """8 copies of a PettingZoo environment, random actions, in turns. A process per copy: our collector, and TorchRL's over
 ParallelEnv. All copies in one process: our collector, and RLlib's MultiAgentEnvRunner. Prints median ratios.
 
-    PYTHONPATH=api:worker .venv-peers/bin/python -m benchmarks.peers.multi_agent
+    PYTHONPATH=api:worker .venv-peers/bin/python -m benchmarks.peers.multi_agent      (after `make test-peers`)
 """
 
 import argparse
