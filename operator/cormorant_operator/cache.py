@@ -90,15 +90,8 @@ class Cache:
         return uid
 
     def prune(self, kind: Kind, uids: Iterable[str], *, version: str, namespace: str = "") -> set[str]:
-        """Forget objects that a complete list did not show: an interrupted watch does not report deletions.
-
-        Args:
-            uids: the uids in the list.
-            version: resourceVersion of the list; newer objects are kept.
-            namespace: the listed namespace; empty: all.
-
-        Returns:
-            Uids of the affected jobs.
+        """Forget objects that a complete list of a namespace (empty: all) did not show: an interrupted watch does not
+        report deletions. Objects newer than the list's `version` are kept. Returns the uids of the affected jobs.
         """
         shown, limit = set(uids), int(version) if version.isdecimal() else 0
         listed = {uid: record for uid, record in self._records.items() if namespace in ("", record.namespace)}

@@ -64,13 +64,7 @@ class Controller:
         namespaces: tuple[str, ...] = (),
         selector: str = "",
     ) -> None:
-        """Start empty; `run` lists the cluster.
-
-        Args:
-            key: job tokens are derived from it.
-            namespaces: those to watch; empty: all.
-            selector: label selector of the jobs to manage; empty: all.
-        """
+        """Start empty; `run` lists the cluster. `key`, `namespaces` and `selector` are those of `Settings`."""
         self._api, self._heads, self._defaults = cluster, heads, defaults
         self._namespaces, self._selector = namespaces or ("",), selector
         self.cache = Cache()
@@ -126,17 +120,10 @@ class Controller:
         self._is_resync_wanted.set()
 
     async def resync(self, namespaces: Collection[str] | None = None, *, is_quick: bool = False) -> None:
-        """List everything, and forget deleted objects.
+        """List everything in `namespaces` (None: in all), and forget deleted objects. `is_quick`: see `quick_resync`.
 
         Without `namespaces`, reconcile every job as well. If the API server refuses a namespace, its jobs are left
-        alone until it can be listed again. Other namespaces are not affected.
-
-        Args:
-            namespaces: namespaces in which events were missed, or that were lost; None: all.
-            is_quick: see `quick_resync`.
-
-        Raises:
-            OperatorError: the API server does not answer, or refuses every namespace.
+        alone until it can be listed again. Raises OperatorError if it does not answer, or refuses every namespace.
         """
         for namespace in self._namespaces if namespaces is None else sorted(namespaces):
             try:

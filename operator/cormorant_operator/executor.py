@@ -46,12 +46,8 @@ class Executor:
         self._key, self._clock = key, clock
 
     async def do(self, job: Job, action: plan.Action, state: JobState, *, decided_at: datetime) -> None:
-        """Carry out one action. A refusal by the API server is recorded in `state`. `decided_at`: time of the plan; an
-        action whose owner was refused since then is skipped.
-
-        Raises:
-            KubeConflict: the object changed since the plan was made.
-            Unreachable: the API server did not answer.
+        """Carry out one action, unless its owner was refused since `decided_at`, the time of the plan. A refusal by the
+        API server is recorded in `state`; KubeConflict (the object changed since) and Unreachable are raised.
         """
         owner, prefix = plan.refusal_of(action)
         refused = state.refusals.get(owner)
@@ -96,11 +92,7 @@ class Executor:
         log.warning("refused", owner=owner, namespace=job.namespace, kind=kind.value, reason=words)
 
     async def write_status(self, job: Identity, status: CollectorJobStatus) -> None:
-        """Write the whole status. Does nothing if the job is gone.
-
-        Raises:
-            KubeConflict: the job changed since the decision, or was recreated.
-        """
+        """Write the whole status, unless the job is gone. Raises KubeConflict if it changed since, or was recreated."""
         manifest = {
             "apiVersion": API_VERSION,
             "kind": KIND,

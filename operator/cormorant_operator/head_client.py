@@ -45,11 +45,7 @@ class HeadClient:
         await self._session.close()
 
     async def ask(self, job: Job, head: Pod) -> HeadAnswer:
-        """Poll a head.
-
-        Raises:
-            HeadSilent: no valid answer within ANSWER_S.
-        """
+        """Poll a head. Raises HeadSilent without a valid answer within ANSWER_S."""
         status = await self._call(job, head, "GET", "/v1/status", Status)
         desired, queue, output = status.desired, status.queue, job.spec.output.queue
         is_held = output is not None and output.on_full == "wait" and queue.capacity > 0

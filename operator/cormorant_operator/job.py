@@ -123,9 +123,8 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
 
 
 def _read_status(document: Mapping[str, Any]) -> CollectorJobStatus:
-    """Parse a status that another version of the operator may have written.
-
-    Unreadable parts are dropped. If one that must never decrease is unreadable, the job is left alone.
+    """Parse a status that another version of the operator may have written. Unreadable parts are dropped, unless they
+    must never decrease: then the job is left alone.
     """
     known = structural_schema()["properties"]["status"]
     readable: dict[str, Any] = prune(document, known, unknown=[])

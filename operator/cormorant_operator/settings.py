@@ -43,11 +43,7 @@ class Settings:
 
 
 def read_settings(arguments: Sequence[str] | None = None) -> Settings:
-    """Read the command line.
-
-    Raises:
-        SettingsError: names the invalid value.
-    """
+    """Read the command line. Raises SettingsError, which names an invalid value."""
     given = _parser().parse_args(arguments)
     namespace, _, name = given.lease.partition("/")
     if given.lease and not (namespace and name):

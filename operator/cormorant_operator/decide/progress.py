@@ -58,12 +58,10 @@ def is_all_collected(view: View) -> bool:
 
 def frames_status(view: View) -> FramesStatus:
     before, collected = view.job.status.frames, frames_collected(view)
-    answer = view.answer
-    head = view.live_head
+    answer, head = view.answer, view.live_head
+    rate = before.per_second if head is not None and head.is_ready else 0.0
     if answer is not None:
         rate = round(answer.per_second, 1)
-    else:
-        rate = before.per_second if head is not None and head.is_ready else 0.0
     return FramesStatus(
         collected=collected,
         settled=frames_settled(view),
@@ -138,8 +136,7 @@ def stall_deadline(view: View) -> Deadline | None:
 
     It must collect while head and workers are ready, it is not paused, and the queue has room. Time counts only while
     the head reports to this operator that no frames arrive: a silent head may well be collecting. An unscheduled pod is
-    no
-    stall: replacing it would cost its place in the scheduler's queue.
+    no stall: replacing it would cost its place in the scheduler's queue.
     """
     limit = view.policy.progress_deadline_seconds
     ready, heard, until = since(view.job.status, "Ready", "True"), view.answering_since, view.answered_at
@@ -215,9 +212,8 @@ def _is_awaiting_pod(view: View) -> bool:
 
 
 def drain_deadline(view: View) -> Deadline | None:
-    """When a job with all frames collected is complete although learners have not taken all of them.
-
-    Time counts only while the head answers: a learner may have taken batches during a gap.
+    """When a job with all frames collected is complete although learners have not taken all of them. Time counts only
+    while the head answers: a learner may have taken batches during a gap.
     """
     last, heard, until = frames_status(view).last_progress_time, view.answering_since, view.answered_at
     if last is None or heard is None or until is None or not is_all_collected(view):

@@ -19,13 +19,11 @@ from cormorant_operator.job import find, is_true
 from cormorant_operator.render.workloads import condition, merged, pod_set, released, workload
 from cormorant_operator.workload import Workload
 
-_KIND = "Workload"
-
 
 def queue_actions(view: View) -> Iterator[Action]:
     """Actions that bring the job's Workload up to date."""
     queue, found = view.job.queue, view.record.workload
-    if view.refused_until(_KIND) is not None:
+    if view.refused_until("Workload") is not None:
         return
     if not queue or (view.job.spec.suspend and not view.job.is_over):
         if found is not None and (not queue or not view.has_pods):
@@ -46,9 +44,7 @@ def queue_actions(view: View) -> Iterator[Action]:
 
 
 def _counts(view: View) -> dict[str, tuple[int, int | None]]:
-    """Pods of each group: the requested number, and the minimum to start with. Kueue allows a
-    minimum for one group only.
-
+    """Pods of each group: the requested number, and the minimum to start with, which Kueue allows for one group only.
     An autoscaled group requests its maximum, so that it grows without queueing again.
     """
     bounds = {}

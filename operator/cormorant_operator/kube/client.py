@@ -32,12 +32,7 @@ Raw = dict[str, Any]
 
 
 def find_connection() -> kopf.ConnectionInfo:
-    """Use the pod's service account, else KUBECONFIG or ~/.kube/config. Reads the files each time, because tokens
-    rotate hourly.
-
-    Raises:
-        SettingsError: there is neither.
-    """
+    """The pod's service account, else KUBECONFIG or ~/.kube/config. Read each time, because tokens rotate hourly."""
     given: dict[str, Any] = {"settings": kopf.OperatorSettings()}
     found = kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
     if found is None:
@@ -72,12 +67,7 @@ class KubeClient:
         return await self._ask("GET", api_path(kind, namespace, name))
 
     async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Raw:
-        """Create an object.
-
-        Raises:
-            AlreadyExists: an object of this name exists.
-            KubeRefused: the server rejected it.
-        """
+        """Create an object. Raises AlreadyExists if there is one of this name."""
         query = {"fieldManager": names.MANAGER} | ({"dryRun": "All"} if is_dry_run else {})
         path = api_path(manifest["kind"], manifest["metadata"]["namespace"])
         return await self._ask("POST", path, manifest, query=query)
@@ -139,14 +129,7 @@ class KubeClient:
         query: Mapping[str, str] | None = None,
         kind: str = "json",
     ) -> Raw:
-        """Send a request, with retries.
-
-        Retrying is safe: names are computed, patches are complete, deletions name a uid.
-
-        Raises:
-            KubeError: the server answered with an error.
-            Unreachable: it did not answer.
-        """
+        """Send a request, with retries. They are safe: names are computed, patches complete, deletions name a uid."""
         error: Exception | None = None
         for attempt in range(ATTEMPTS):
             await self._rate_limiter.wait()

@@ -55,11 +55,7 @@ class Leader:
             await asyncio.sleep(self._terms.retry_s)
 
     async def keep(self) -> None:
-        """Renew the lease until it is lost.
-
-        Raises:
-            LeaseLost: it was not renewed in time, or another operator holds it.
-        """
+        """Renew the lease. Raises LeaseLost once it was not renewed in time, or another operator holds it."""
         renewed_at = self._clock()
         while True:
             await asyncio.sleep(self._terms.retry_s)

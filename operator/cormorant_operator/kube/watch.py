@@ -69,10 +69,7 @@ def settings(kinds: Kinds, selector: str = "") -> kopf.OperatorSettings:
 
 
 def registry(kinds: Kinds, notice: Notice, on_listed: Callable[[], None]) -> kopf.OperatorRegistry:
-    """Handlers that forward every event. Both callbacks run in kopf's thread.
-
-    `on_listed`: called for each object from a relisting rather than a stream.
-    """
+    """Handlers that forward every event in kopf's thread. `on_listed`: called for each object from a relisting."""
     handlers = kopf.OperatorRegistry()
 
     def login(**_: Any) -> kopf.ConnectionInfo:
@@ -105,13 +102,9 @@ class Watch:
         selector: str = "",
         on_gap: Callable[[], None],
     ) -> None:
-        """Create a watch. Both callbacks run in its thread.
-
-        Args:
-            namespace: the watched namespace; empty: all. Each has its own watch, because a refused one ends it.
-            selector: label selector of jobs; empty: all.
-            on_gap: called when events may have been missed: kopf was restarted, or relisted because a stream's version
-                was too old (HTTP 410 within the stream). A relisting without any object is not reported.
+        """Both callbacks run in the watch's thread. Each namespace (empty: all) has its own, because a refused one ends
+        it. `on_gap` is called when events may have been missed: kopf was restarted, or relisted because a stream's
+        version was too old (HTTP 410 within the stream). A relisting without any object is not reported.
         """
         self._notice, self._namespace, self._on_gap = notice, namespace, on_gap
         self._kinds, self._selector = kinds, selector

@@ -36,8 +36,7 @@ def services(job: Job, *, epoch: int) -> list[Manifest]:
     """The head's Services. Their selectors contain the epoch, so that an old head that returns gets no traffic."""
     selector = {JOB_UID: job.uid, ROLE: HEAD, EPOCH: str(epoch)}
     # Workers must reach Ray before the head is ready, because it becomes ready only when the first worker joins. A
-    # ClusterIP
-    # rather than a headless Service: clients cache DNS answers for seconds after a head is gone.
+    # ClusterIP rather than a headless Service: clients cache DNS answers for seconds after a head is gone.
     ray = {
         "selector": selector,
         "ipFamilyPolicy": "PreferDualStack",
