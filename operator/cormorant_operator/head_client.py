@@ -7,7 +7,7 @@ from typing import TypeVar
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
-from cormorant_contract.children import api_host
+from cormorant_contract.children import API_PORT, api_host
 from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport
 from cormorant_contract.rest.status import Status
 from cormorant_operator.errors import CertificateRefused, HeadSilent, SettingsError, TokenRefused
@@ -15,7 +15,6 @@ from cormorant_operator.job import Job
 from cormorant_operator.job_state import HeadAnswer, Waits
 from cormorant_operator.pods import Pod
 from cormorant_operator.render.children import derive
-from cormorant_operator.render.entrypoints import API_PORT
 
 T = TypeVar("T", bound=BaseModel)
 ANSWER_S = 2.0

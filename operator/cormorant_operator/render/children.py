@@ -10,6 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from cormorant_contract.children import (
+    API_PORT,
+    DATA_PORT,
     EPOCH,
     HEAD,
     JOB_UID,
@@ -25,30 +27,27 @@ from cormorant_operator import names
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
-from cormorant_operator.render import entrypoints
-from cormorant_operator.render.pods import owner_reference
+from cormorant_operator.render.pods import GCS_PORT, WORKER_PORT, owner_reference
 
 _GANG_FIELDS = ("schedulerName", "priorityClassName", "priority", "preemptionPolicy")
 """Fields in which all pods of a PodGroup agree; its scheduler refuses the whole group otherwise."""
+_OWN_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "NetworkPolicy": ("podSelector", "policyTypes", "ingress", "egress"),
+    "PodDisruptionBudget": ("minAvailable", "selector", "unhealthyPodEvictionPolicy"),
+    "PodGroup": ("schedulingPolicy",),
+    "Certificate": ("secretName", "dnsNames", "issuerRef", "usages"),
+}
+"""Fields of a spec that the operator owns, by kind."""
 
 
 def services(job: Job, *, epoch: int) -> list[Manifest]:
     """The head's Services. Their selectors contain the epoch, so that an old head that returns gets no traffic."""
-    selector = {JOB_UID: job.uid, ROLE: HEAD, EPOCH: str(epoch)}
+    common = {"selector": {JOB_UID: job.uid, ROLE: HEAD, EPOCH: str(epoch)}, "ipFamilyPolicy": "PreferDualStack"}
     # Workers must reach Ray before the head is ready, because it becomes ready only when the first worker joins. A
     # ClusterIP rather than a headless Service: clients cache DNS answers for seconds after a head is gone.
-    ray = {
-        "selector": selector,
-        "ipFamilyPolicy": "PreferDualStack",
-        "publishNotReadyAddresses": True,
-        "ports": [_port("gcs", entrypoints.GCS_PORT)],
-    }
-    api = {
-        "selector": selector,
-        "ipFamilyPolicy": "PreferDualStack",
-        "publishNotReadyAddresses": False,
-        "ports": [_port("api", entrypoints.API_PORT), _port("data", entrypoints.DATA_PORT)],
-    }
+    ray = {**common, "publishNotReadyAddresses": True, "ports": [_port("gcs", GCS_PORT)]}
+    ports = [_port("api", API_PORT), _port("data", DATA_PORT)]
+    api = {**common, "publishNotReadyAddresses": False, "ports": ports}
     return [
         child(job, "Service", names.head_service(job.name), {"spec": ray}),
         child(job, "Service", api_service(job.name), {"spec": api}),
@@ -58,7 +57,7 @@ def services(job: Job, *, epoch: int) -> list[Manifest]:
 def network_policy(job: Job, defaults: OperatorDefaults) -> Manifest:
     """Pods of the job reach each other on every port; others reach the API, bulk data and metrics ports."""
     own = {"matchLabels": {JOB_UID: job.uid}}
-    ports = sorted({entrypoints.API_PORT, entrypoints.DATA_PORT, entrypoints.WORKER_PORT})
+    ports = sorted({API_PORT, DATA_PORT, WORKER_PORT})
     others = [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": cidr}} for cidr in defaults.open_to_cidrs)]
     spec = {
         "podSelector": own,
@@ -78,20 +77,18 @@ def budgets(job: Job, *, workers: int) -> list[Manifest]:
     kept = {} if policy.disruption_budget == "None" else {HEAD: 1}
     if policy.disruption_budget == "All":
         kept[WORKER] = max(0, workers - policy.unavailable_of(workers))
-    return [_budget(job, role, least) for role, least in kept.items()]
-
-
-def _budget(job: Job, role: str, least: int) -> Manifest:
-    spec = {
-        # A number, because percentages and maxUnavailable need a controller with a scale subresource that Kubernetes
-        # knows.
-        "minAvailable": least,
-        "selector": {"matchLabels": {JOB_UID: job.uid, ROLE: role}},
-        # A broken pod must not block a node drain.
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",
-    }
-    name = names.budget(job.name, role=role)
-    return child(job, "PodDisruptionBudget", name, {"spec": spec}, api_version="policy/v1")
+    found = []
+    for role, least in kept.items():
+        spec = {
+            # A number: percentages and maxUnavailable need a controller with a scale subresource that Kubernetes knows.
+            "minAvailable": least,
+            "selector": {"matchLabels": {JOB_UID: job.uid, ROLE: role}},
+            # A broken pod must not block a node drain.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        }
+        name = names.budget(job.name, role=role)
+        found.append(child(job, "PodDisruptionBudget", name, {"spec": spec}, api_version="policy/v1"))
+    return found
 
 
 def pod_groups(job: Job, *, workers: int) -> list[Manifest]:
@@ -192,15 +189,8 @@ def digest_of(manifest: Mapping[str, Any]) -> str:
     if manifest["kind"] == "ConfigMap":
         return names.digest(labels, manifest.get("data") or {})
     spec = manifest.get("spec") or {}
-    if manifest["kind"] == "NetworkPolicy":
-        return names.digest(labels, *(spec.get(key) for key in ("podSelector", "policyTypes", "ingress", "egress")))
-    if manifest["kind"] == "PodDisruptionBudget":
-        own = ("minAvailable", "selector", "unhealthyPodEvictionPolicy")
-        return names.digest(labels, *(spec.get(key) for key in own))
-    if manifest["kind"] == "PodGroup":
-        return names.digest(labels, spec.get("schedulingPolicy"))
-    if manifest["kind"] == "Certificate":
-        return names.digest(labels, *(spec.get(key) for key in ("secretName", "dnsNames", "issuerRef", "usages")))
+    if manifest["kind"] in _OWN_FIELDS:
+        return names.digest(labels, *(spec.get(key) for key in _OWN_FIELDS[manifest["kind"]]))
     ports = [[port.get("name"), port.get("port"), port.get("targetPort")] for port in spec.get("ports") or ()]
     return names.digest(
         labels, spec.get("selector"), spec.get("ipFamilyPolicy"), bool(spec.get("publishNotReadyAddresses")), ports

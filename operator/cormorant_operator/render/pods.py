@@ -1,12 +1,19 @@
-"""Head and worker pods as JSON. They satisfy the `restricted` PodSecurity level."""
+"""Head and worker pods as JSON. They satisfy the `restricted` PodSecurity level.
+
+Both start `python -m cormorant_worker.supervisor` as process 1 of a container that is never restarted.
+docs/reference/pods.md describes it and its exit codes.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cormorant_contract.children import (
+    API_PORT,
     ATTEMPT,
     CODE_ARCHIVE,
+    CODE_FOLDER,
+    DATA_PORT,
     EPOCH,
     GROUP,
     HEAD,
@@ -22,10 +29,29 @@ from cormorant_operator import names
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
-from cormorant_operator.render import entrypoints
 from cormorant_operator.workload import NO_PLACEMENT, Placement
 
 GPU = "nvidia.com/gpu"
+GCS_PORT, WORKER_PORT = 6379, 8000
+_JOB_FOLDER, _TOKEN_FOLDER, _TLS_FOLDER = "/etc/cormorant/job", "/etc/cormorant/tokens", "/etc/cormorant/tls"
+_STATE_FOLDER = "/var/lib/cormorant"
+_TERMINATION_LOG = "/dev/termination-log"
+"""Kubernetes' default path of termination messages."""
+_SUPERVISOR = ("python", "-m", "cormorant_worker.supervisor")
+_COMMON: Mapping[str, str] = {
+    "HOME": "/tmp",
+    # A user ID assigned by the platform has no entry in /etc/passwd, where libraries look up the name.
+    "USER": "cormorant",
+    "PYTHONUNBUFFERED": "1",
+    "RAY_AUTH_MODE": "token",
+    "CORMORANT_LAST_WORDS": _TERMINATION_LOG,
+}
+_SCRAPED: Mapping[str, str] = {
+    "prometheus.io/scrape": "true",
+    "prometheus.io/port": str(WORKER_PORT),
+    "prometheus.io/path": "/metrics",
+}
+"""Pod annotations for a Prometheus without PodMonitors; a pod template can override them."""
 _REQUESTS: Mapping[str, Mapping[str, str]] = {
     HEAD: {"cpu": "250m", "memory": "1Gi"},
     WORKER: {"cpu": "100m", "memory": "512Mi"},
@@ -88,31 +114,29 @@ def head_pod(
     claim = head.persistence.claim_name
     state = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {"sizeLimit": _STATE_SIZE}}
     grace_s = _grace_s(head.template, defaults.head_grace_s)
-    command = entrypoints.head_command(
-        epoch=epoch, floor_frames=floor_frames, drain_s=grace_s // 2, is_tls=head.tls is not None
-    )
+    own = {"CORMORANT_JOB": job.name, "CORMORANT_EPOCH": str(epoch), "CORMORANT_PUBLISHED_VERSION": str(version)}
     container: dict[str, Any] = {
-        "command": command,
-        "env": entrypoints.environment(
-            {
-                "CORMORANT_JOB": job.name,
-                "CORMORANT_EPOCH": str(epoch),
-                # Newest weights of earlier heads.
-                "CORMORANT_PUBLISHED_VERSION": str(version),
-            },
-            secret=secret,
-        ),
+        "command": [
+            *(*_SUPERVISOR, "head", "--"),
+            *("python", "-m", "cormorant_api", "--job", f"{_JOB_FOLDER}/job.yaml"),
+            *("--fleet", "ray", "--ray-address", "auto", "--ray-slot-resources"),
+            *("--host", "0.0.0.0", "--port", str(API_PORT), "--data-port", str(DATA_PORT)),
+            *("--directory", _STATE_FOLDER, "--token-file", f"{_TOKEN_FOLDER}/tokens.json"),
+            *("--epoch", str(epoch), "--floor-frames", str(floor_frames), "--drain-seconds", str(grace_s // 2)),
+            *("--last-words", _TERMINATION_LOG),
+        ],
+        "env": _environment(own, secret=secret),
         "ports": [
-            {"name": "api", "containerPort": entrypoints.API_PORT},
-            {"name": "data", "containerPort": entrypoints.DATA_PORT},
-            {"name": "gcs", "containerPort": entrypoints.GCS_PORT},
+            {"name": "api", "containerPort": API_PORT},
+            {"name": "data", "containerPort": DATA_PORT},
+            {"name": "gcs", "containerPort": GCS_PORT},
         ],
         "volumeMounts": [
-            {"name": "job", "mountPath": entrypoints.JOB_FILE.rpartition("/")[0], "readOnly": True},
-            {"name": "tokens", "mountPath": entrypoints.TOKEN_FILE.rpartition("/")[0], "readOnly": True},
-            {"name": "state", "mountPath": entrypoints.STATE_FOLDER},
+            {"name": "job", "mountPath": _JOB_FOLDER, "readOnly": True},
+            {"name": "tokens", "mountPath": _TOKEN_FOLDER, "readOnly": True},
+            {"name": "state", "mountPath": _STATE_FOLDER},
         ],
-        **_probes(entrypoints.API_PORT, listens_after_s=5, scheme="HTTPS" if head.tls is not None else "HTTP"),
+        **_probes(API_PORT, listens_after_s=5, scheme="HTTPS" if head.tls is not None else "HTTP"),
     }
     volumes = [
         {"name": "job", "configMap": {"name": config}},
@@ -130,25 +154,24 @@ def head_pod(
     if head.tls is not None:
         certificate = {"secretName": head.tls.secret_name or tls_secret(job.name), "defaultMode": 0o440}
         volumes.append({"name": "tls", "secret": certificate})
-        container["volumeMounts"].append({"name": "tls", "mountPath": entrypoints.TLS_FOLDER, "readOnly": True})
+        container["volumeMounts"].append({"name": "tls", "mountPath": _TLS_FOLDER, "readOnly": True})
+        container["command"] += [names.TLS_OPTION, f"{_TLS_FOLDER}/tls.crt", "--tls-key", f"{_TLS_FOLDER}/tls.key"]
     return _pod(
         job,
         defaults,
-        _PodParts(
-            role=HEAD,
-            name=names.head_pod(job.name, epoch=epoch),
-            labels={EPOCH: str(epoch)},
-            resources=head.resources,
-            overlay=head.template,
-            annotations={
-                **({"prometheus.io/scheme": "https"} if head.tls is not None else {}),
-                **({names.CUDA_IMAGE: origin.cuda_image} if origin.cuda_image else {}),
-            },
-            grace_s=grace_s,
-            container=container,
-            volumes=volumes,
-        ),
         origin,
+        role=HEAD,
+        name=names.head_pod(job.name, epoch=epoch),
+        labels={EPOCH: str(epoch)},
+        resources=head.resources,
+        overlay=head.template,
+        annotations={
+            **({"prometheus.io/scheme": "https"} if head.tls is not None else {}),
+            **({names.CUDA_IMAGE: origin.cuda_image} if origin.cuda_image else {}),
+        },
+        grace_s=grace_s,
+        container=container,
+        volumes=volumes,
     )
 
 
@@ -158,44 +181,51 @@ def worker_pod(
     grace_s = _grace_s(group.template, defaults.worker_grace_s)
     openenv = None if group.serves else job.spec.env.openenv
     own = {
-        "CORMORANT_HEAD": f"{names.head_service(job.name)}:{entrypoints.GCS_PORT}",
+        "CORMORANT_HEAD": f"{names.head_service(job.name)}:{GCS_PORT}",
         "CORMORANT_JOB": job.name,
         "CORMORANT_GROUP": group.name,
         "CORMORANT_INDEX": str(index),
         "CORMORANT_ATTEMPT": str(attempt),
         "CORMORANT_GRACE_SECONDS": str(grace_s),
     }
-    sidecars, port = [], entrypoints.WORKER_PORT
+    sidecars, port = [], WORKER_PORT
     if openenv is not None and openenv.image is not None:
         own["CORMORANT_OPENENV_URL"] = f"http://127.0.0.1:{openenv.port}"
         if openenv.port == port:  # the server has it; DATA_PORT is open in the policy, too
-            port = entrypoints.DATA_PORT
+            port = DATA_PORT
             own["CORMORANT_PROBE_PORT"] = str(port)
         sidecars.append(_openenv_server(openenv.image, openenv.port, defaults))
     return _pod(
         job,
         defaults,
-        _PodParts(
-            role=WORKER,
-            name=names.worker_pod(job.name, job.uid, group=group.name, index=index, attempt=attempt),
-            labels={GROUP: group.name, INDEX: str(index), ATTEMPT: str(attempt)},
-            resources=group.resources,
-            is_gpu=group.device == "gpu",
-            overlay=group.template,
-            grace_s=grace_s,
-            container={
-                "command": list(entrypoints.WORKER_COMMAND),
-                "env": entrypoints.environment(own, secret=tokens_secret(job.name)),
-                "ports": [{"name": "metrics", "containerPort": port}],
-                "volumeMounts": [],
-                **_probes(port, listens_after_s=2),
-            },
-            volumes=[],
-            annotations={"prometheus.io/port": str(port)},
-            sidecars=sidecars,
-        ),
         origin,
+        role=WORKER,
+        name=names.worker_pod(job.name, job.uid, group=group.name, index=index, attempt=attempt),
+        labels={GROUP: group.name, INDEX: str(index), ATTEMPT: str(attempt)},
+        resources=group.resources,
+        is_gpu=group.device == "gpu",
+        overlay=group.template,
+        grace_s=grace_s,
+        container={
+            "command": [*_SUPERVISOR, "worker"],
+            "env": _environment(own, secret=tokens_secret(job.name)),
+            "ports": [{"name": "metrics", "containerPort": port}],
+            "volumeMounts": [],
+            **_probes(port, listens_after_s=2),
+        },
+        volumes=[],
+        annotations={"prometheus.io/port": str(port)},
+        sidecars=sidecars,
     )
+
+
+def _environment(own: Mapping[str, str], *, secret: str) -> list[dict[str, Any]]:
+    """Environment of a container: its own variables and the common ones. `secret`: name of the token Secret."""
+    return [
+        *({"name": name, "value": value} for name, value in {**_COMMON, **own}.items()),
+        {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "ray"}}},
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]
 
 
 def _openenv_server(image: str, port: int, defaults: OperatorDefaults) -> dict[str, Any]:
@@ -212,41 +242,42 @@ def _openenv_server(image: str, port: int, defaults: OperatorDefaults) -> dict[s
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PodParts:
-    role: str
-    name: str
-    labels: Mapping[str, str]
-    resources: Mapping[str, Any]
-    overlay: Mapping[str, Any]
-    grace_s: int
-    container: Mapping[str, Any]
-    volumes: list[dict[str, Any]]
-    is_gpu: bool = False
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    sidecars: Sequence[dict[str, Any]] = ()
-
-
-def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrigin) -> Manifest:
+def _pod(
+    job: Job,
+    defaults: OperatorDefaults,
+    origin: PodOrigin,
+    *,
+    role: str,
+    name: str,
+    labels: Mapping[str, str],
+    resources: Mapping[str, Any],
+    is_gpu: bool = False,
+    overlay: Mapping[str, Any],
+    annotations: Mapping[str, str],
+    grace_s: int,
+    container: Mapping[str, Any],
+    volumes: list[dict[str, Any]],
+    sidecars: Sequence[dict[str, Any]] = (),
+) -> Manifest:
     # Writable, unlike the read-only root: /tmp, and /dev/shm for Ray's object store, which counts as memory.
-    volumes: list[dict[str, Any]] = [
+    volumes = [
+        *volumes,
         {"name": "tmp", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
     mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
-    resources = _with_defaults(parts)
-    code, code_folder, init_containers = job.spec.code, entrypoints.CODE_FOLDER, [*parts.sidecars]
-    env = [*parts.container["env"]]
+    resources = _with_defaults(role, resources, overlay, is_gpu=is_gpu)
+    code, code_folder, init_containers, env = job.spec.code, CODE_FOLDER, [*sidecars], [*container["env"]]
     if code is not None:
-        mount: dict[str, Any] = {"name": "code", "mountPath": entrypoints.CODE_FOLDER}
+        mount: dict[str, Any] = {"name": "code", "mountPath": CODE_FOLDER}
         source: dict[str, Any] = {"configMap": {"name": code.config_map}}
         if code.image and defaults.has_image_volumes:
             source = {"image": {"reference": code.image, "pullPolicy": defaults.image_pull_policy}}
             # The whole image: containerd before 2.2 ignores the subPath of such a mount.
-            code_folder = f"{entrypoints.CODE_FOLDER}/{_CODE_OF_IMAGE}"
+            code_folder = f"{CODE_FOLDER}/{_CODE_OF_IMAGE}"
         elif code.image:
             source = {"emptyDir": {"sizeLimit": _SCRATCH_SIZE}}
-            copy = ["cp", "-R", f"/{_CODE_OF_IMAGE}/.", entrypoints.CODE_FOLDER]
+            copy = ["cp", "-R", f"/{_CODE_OF_IMAGE}/.", CODE_FOLDER]
             init_containers.append(
                 {**_container("code", code.image, defaults, resources), "command": copy, "volumeMounts": [mount]}
             )
@@ -254,20 +285,20 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
         mounts.append({**mount, "readOnly": True})
         # Replaces the image's own PYTHONPATH, which the operator does not know and so cannot extend.
         env.append({"name": "PYTHONPATH", "value": f"{code_folder}:{code_folder}/{CODE_ARCHIVE}"})
-    image = (parts.is_gpu and origin.cuda_image) or origin.base_image
+    image = (is_gpu and origin.cuda_image) or origin.base_image
     dataset = job.spec.output.dataset
     container = {
-        **_container(parts.role, image, defaults, resources),
+        **_container(role, image, defaults, resources),
         **({"envFrom": [{"secretRef": {"name": dataset.secret}}]} if dataset is not None and dataset.secret else {}),
-        **parts.container,
+        **container,
         "env": env,
-        "volumeMounts": [*parts.container["volumeMounts"], *mounts],
+        "volumeMounts": [*container["volumeMounts"], *mounts],
     }
     lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOST_S}
     base = {
-        "metadata": {"annotations": {**entrypoints.SCRAPE_ANNOTATIONS, **parts.annotations}},
+        "metadata": {"annotations": {**_SCRAPED, **annotations}},
         "spec": {
-            "terminationGracePeriodSeconds": parts.grace_s,
+            "terminationGracePeriodSeconds": grace_s,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "imagePullSecrets": [{"name": name} for name in defaults.image_pull_secrets],
@@ -283,30 +314,43 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
                 {"key": "node.kubernetes.io/not-ready", **lost},
                 {"key": "node.kubernetes.io/unreachable", **lost},
                 # Clouds taint GPU nodes with this key; some do not add the toleration by themselves.
-                *([{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}] if parts.is_gpu else ()),
+                *([{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}] if is_gpu else ()),
             ],
             **({"initContainers": init_containers} if init_containers else {}),
             "containers": [container],
-            "volumes": [*parts.volumes, *volumes],
+            "volumes": volumes,
         },
     }
-    return _sealed(_placed(merge(base, parts.overlay), origin.placement), job, parts, origin)
-
-
-def _placed(template: dict[str, Any], placement: Placement) -> dict[str, Any]:
-    """Add Kueue's placement of a pod set. Kueue derived it from the template."""
-    if placement == NO_PLACEMENT:
-        return template
+    template, placement = merge(base, overlay), origin.placement
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
-    marks = {"labels": placement.labels, "annotations": placement.annotations}
+    if placement != NO_PLACEMENT:
+        # Kueue derived it from the template.
+        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **placement.node_selector}
+        spec["tolerations"] = [*(spec.get("tolerations") or ()), *placement.tolerations]
+    # A user's template cannot override identity, ownership and restartPolicy.
     return {
-        **template,
-        "metadata": {**metadata, **{key: {**(metadata.get(key) or {}), **new} for key, new in marks.items()}},
-        "spec": {
-            **spec,
-            "nodeSelector": {**(spec.get("nodeSelector") or {}), **placement.node_selector},
-            "tolerations": [*(spec.get("tolerations") or ()), *placement.tolerations],
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": job.namespace,
+            "labels": {
+                **(metadata.get("labels") or {}),
+                **placement.labels,
+                **names.child_labels(job.name, job.uid, role=role),
+                **labels,
+                names.TEMPLATE: origin.template,
+            },
+            "annotations": {
+                **(metadata.get("annotations") or {}),
+                **placement.annotations,
+                names.BASE_IMAGE: origin.base_image,
+                names.FAILURES: str(origin.failures),
+                RESTARTS: str(origin.restarts),
+            },
+            "ownerReferences": [owner_reference(job)],
         },
+        "spec": {**spec, "restartPolicy": "Never"},
     }
 
 
@@ -326,33 +370,6 @@ def _container(name: str, image: str, defaults: OperatorDefaults, resources: Map
     }
 
 
-def _sealed(template: dict[str, Any], job: Job, parts: _PodParts, origin: PodOrigin) -> Manifest:
-    """Add the fields that a user's template cannot override: identity, ownership and restartPolicy."""
-    metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
-    labels = {
-        **names.child_labels(job.name, job.uid, role=parts.role),
-        **parts.labels,
-        names.TEMPLATE: origin.template,
-    }
-    annotations = {
-        names.BASE_IMAGE: origin.base_image,
-        names.FAILURES: str(origin.failures),
-        RESTARTS: str(origin.restarts),
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": parts.name,
-            "namespace": job.namespace,
-            "labels": {**(metadata.get("labels") or {}), **labels},
-            "annotations": {**(metadata.get("annotations") or {}), **annotations},
-            "ownerReferences": [owner_reference(job)],
-        },
-        "spec": {**spec, "restartPolicy": "Never"},
-    }
-
-
 def _grace_s(overlay: Mapping[str, Any], default_s: int) -> int:
     """Time from SIGTERM to SIGKILL. Processes are told the same value as the kubelet."""
     given = _part(overlay, "spec").get("terminationGracePeriodSeconds", default_s)
@@ -362,36 +379,32 @@ def _grace_s(overlay: Mapping[str, Any], default_s: int) -> int:
     return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else default_s
 
 
-def _resources(parts: _PodParts) -> Mapping[str, Any]:
-    """Resources of our container, including what the user's template adds."""
-    containers = _part(parts.overlay, "spec").get("containers")
-    for container in containers if isinstance(containers, list) else ():
-        if isinstance(container, Mapping) and container.get("name") == parts.role:
-            return merge(parts.resources, _part(container, "resources"))
-    return parts.resources
-
-
 def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """`document[key]` if it is an object, else empty: a user's template may be invalid."""
     value = document.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
-def _with_defaults(parts: _PodParts) -> dict[str, Any]:
+def _with_defaults(
+    role: str, resources: Mapping[str, Any], overlay: Mapping[str, Any], *, is_gpu: bool
+) -> dict[str, Any]:
     """The manifest's resources, plus default requests and the device of a gpu worker."""
-    given = _resources(parts)
+    spec, filled = _part(overlay, "spec"), dict(resources)
+    given, containers = resources, spec.get("containers")
+    for container in containers if isinstance(containers, list) else ():
+        if isinstance(container, Mapping) and container.get("name") == role:
+            given = merge(resources, _part(container, "resources"))
+            break
     named = {**_part(given, "requests"), **_part(given, "limits")}
-    resources = dict(parts.resources)
-    spec = _part(parts.overlay, "spec")
     if "resources" not in spec:
         # Set no default for a resource that the user names: it might exceed the user's limit.
-        missing = {key: value for key, value in _REQUESTS[parts.role].items() if key not in named}
-        resources["requests"] = {**missing, **_part(parts.resources, "requests")}
+        missing = {key: value for key, value in _REQUESTS[role].items() if key not in named}
+        filled["requests"] = {**missing, **_part(resources, "requests")}
     # Devices have many names (MIG slices, time-sliced shares, other vendors), and resource claims have none.
     has_device = any("/" in key for key in named) or bool(given.get("claims")) or bool(spec.get("resourceClaims"))
-    if parts.is_gpu and not has_device:
-        resources["limits"] = {**_part(parts.resources, "limits"), GPU: 1}
-    return resources
+    if is_gpu and not has_device:
+        filled["limits"] = {**_part(resources, "limits"), GPU: 1}
+    return filled
 
 
 def _placement(defaults: OperatorDefaults, origin: PodOrigin) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from cormorant_contract.children import API_PORT, HEAD, JOB, api_host
 from cormorant_contract.parsing import parse_job
 from cormorant_operator import names
 from cormorant_operator.defaults import OperatorDefaults
-from cormorant_operator.render import entrypoints
 from cormorant_operator.render.pods import PodOrigin, head_pod, worker_pod
 from cormorant_operator.settings import read_settings
 from cormorant_testing.helm import CHART, KUBERNETES, POD_MONITOR, Manifest, find, helm, pod_template, render, sets
@@ -357,7 +356,7 @@ def test_network_policy_lets_the_operator_reach_heads() -> None:
     dns, api, heads = policy["spec"]["egress"]
     assert {port["port"] for port in dns["ports"]} == {53}
     assert [port["port"] for port in api["ports"]] == [16443]
-    assert [port["port"] for port in heads["ports"]] == [entrypoints.API_PORT]
+    assert [port["port"] for port in heads["ports"]] == [API_PORT]
     (peer,) = heads["to"]
     head_labels = names.child_labels("pong", "uid", role=HEAD)
     assert peer["podSelector"]["matchLabels"].items() <= head_labels.items()

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from cormorant_contract.children import JOB_UID, RESTARTS
+from cormorant_contract.children import CODE_FOLDER, JOB_UID, RESTARTS
 from cormorant_operator import names
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import NodeFact, Pod, read_node, read_pod, read_termination_message
-from cormorant_operator.render import children, entrypoints
+from cormorant_operator.render import children
 from cormorant_operator.render.children import derive
-from cormorant_operator.render.pods import PodOrigin, head_pod, merge, worker_pod
+from cormorant_operator.render.pods import GCS_PORT, WORKER_PORT, PodOrigin, head_pod, merge, worker_pod
 from cormorant_operator.templates import Templates
 from cormorant_testing.operator_world import make_job
 
@@ -204,7 +204,7 @@ def test_head_is_told_its_epoch_its_floor_and_its_files() -> None:
     assert command[:5] == ["python", "-m", "cormorant_worker.supervisor", "head", "--"]
     assert command[5:8] == ["python", "-m", "cormorant_api"]
     told = {name: command[command.index(name) + 1] for name in ("--epoch", "--floor-frames", "--job")}
-    assert (told["--epoch"], told["--floor-frames"], told["--job"]) == ("3", "77", entrypoints.JOB_FILE)
+    assert (told["--epoch"], told["--floor-frames"], told["--job"]) == ("3", "77", "/etc/cormorant/job/job.yaml")
     assert pod["metadata"]["name"] == "pong-head-3"
     secret = next(v for v in pod["spec"]["volumes"] if v["name"] == "tokens")["secret"]
     assert (secret["secretName"], secret["defaultMode"]) == ("pong-tokens", 0o440)
@@ -213,7 +213,7 @@ def test_head_is_told_its_epoch_its_floor_and_its_files() -> None:
 def test_head_understands_its_command_and_listens_on_its_pods_family() -> None:
     from cormorant_api.__main__ import _parser, listen_host
 
-    command = entrypoints.head_command(epoch=3, floor_frames=77, drain_s=30)
+    command = main_container(head())["command"]
     given = _parser().parse_args(command[command.index("cormorant_api") + 1 :])
     assert (given.epoch, given.floor_frames, given.drain_s, given.fleet) == (3, 77, 30.0, "ray")
     assert given.ray_slot_resources
@@ -242,8 +242,8 @@ def test_what_pods_are_told_is_what_their_supervisor_understands() -> None:
 
     told = {item["name"]: item.get("value", "10.0.0.7") for item in main_container(worker(index=7))["env"]}
     settings = read_worker_settings(told)
-    assert (settings.head, settings.slot) == (("pong-head", entrypoints.GCS_PORT), "cpu-7")
-    assert (settings.probe_port, settings.ray.gcs_port) == (entrypoints.WORKER_PORT, entrypoints.GCS_PORT)
+    assert (settings.head, settings.slot) == (("pong-head", GCS_PORT), "cpu-7")
+    assert (settings.probe_port, settings.ray.gcs_port) == (WORKER_PORT, GCS_PORT)
     assert (settings.grace_s, settings.ray.pod_ip) == (OperatorDefaults().worker_grace_s, "10.0.0.7")
     assert main_container(worker())["command"] == ["python", "-m", "cormorant_worker.supervisor", "worker"]
 
@@ -251,7 +251,7 @@ def test_what_pods_are_told_is_what_their_supervisor_understands() -> None:
 def test_code_of_a_config_map_is_on_the_path() -> None:
     job = make_job(code={"configMap": "my-policies"})
     pod = worker_pod(job, OperatorDefaults(), BIRTH, group=job.spec.worker_groups[0], index=0, attempt=0)
-    assert mounts(pod)[entrypoints.CODE_FOLDER] == "code"
+    assert mounts(pod)[CODE_FOLDER] == "code"
     assert {"name": "code", "configMap": {"name": "my-policies"}} in pod["spec"]["volumes"]
 
 
