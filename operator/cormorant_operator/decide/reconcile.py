@@ -164,13 +164,10 @@ def _checks(view: View) -> Iterator[plan.Action]:
     """Dry runs of unverified templates. Until they are answered, no pod is created or replaced."""
     if view.refused_until("Pod") is not None:
         return
-    template = view.job.templates.head
-    if not view.is_proven(template) and view.verdict(template) is None:
-        yield plan.CheckTemplate(template=template, manifest=render_head(view, epoch=view.epoch + 1))
-    for group in view.groups:
-        template = view.job.templates.worker(group)
+    for group, template in zip((None, *view.groups), view.all_templates, strict=True):
         if not view.is_proven(template) and view.verdict(template) is None:
-            yield plan.CheckTemplate(template=template, manifest=render_worker(view, group))
+            manifest = render_worker(view, group) if group is not None else render_head(view, epoch=view.epoch + 1)
+            yield plan.CheckTemplate(template=template, manifest=manifest)
 
 
 def _orders_to_head(view: View, draft: plan.Draft) -> Iterator[plan.Action]:

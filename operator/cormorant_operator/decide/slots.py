@@ -7,7 +7,6 @@ until its successor has been ready for a while, as the record of the failure and
 from that pod alone, so that it survives a restart of the operator.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -101,18 +100,3 @@ class Slot:
         if record[0].has_sidecar or (until is not None and now >= until):
             return over + record, None
         return over, until
-
-
-def slots_of(pods: Sequence[Pod], places: Iterable[int], *, attempts: Mapping[int, int]) -> tuple[Slot, ...]:
-    """Slots of a group, by index. `places`: indices with or without pods; `attempts`: highest ever seen, by index."""
-    by_index: dict[int, list[Pod]] = {index: [] for index in places}
-    for pod in pods:
-        by_index.setdefault(pod.index, []).append(pod)
-    return tuple(
-        Slot(
-            index=index,
-            pods=tuple(sorted(found, key=lambda pod: (pod.attempt, pod.created, pod.name))),
-            last_attempt=attempts.get(index, -1),
-        )
-        for index, found in sorted(by_index.items())
-    )

@@ -9,7 +9,7 @@ from cormorant_contract.run_policy import RunPolicy
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator.cache import JobRecord
 from cormorant_operator.decide.autoscale import autoscaled
-from cormorant_operator.decide.slots import Slot, failures_after, next_attempt_at, refusal_delay_s, slots_of
+from cormorant_operator.decide.slots import Slot, failures_after, next_attempt_at, refusal_delay_s
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import HeadAnswer, JobState, RefusalKind, Verdict, Waits
@@ -281,15 +281,17 @@ class View:
         return {group.name: self._slots_of(group.name) for group in self.groups}
 
     def _slots_of(self, group: str) -> tuple[Slot, ...]:
-        size, examined = self.sizes[group], self.examined_workers[group]
-        filled = {pod.index for pod in examined}
-        open_places: set[int] = set()
-        if self.num_counted(group) + sum(index < size for index in filled) < size:
+        size, attempts = self.sizes[group], self.record.attempts
+        found: dict[int, list[Pod]] = {}
+        for pod in self.examined_workers[group]:
+            found.setdefault(pod.index, []).append(pod)
+        if self.num_counted(group) + sum(index < size for index in found) < size:
             counted = (self.record.pod_index.healthy[build].keys() for build in self.counted[group])
-            open_places = set(range(size)).difference(filled, *counted)
-        places = filled | open_places
-        attempts = self.record.attempts
-        return slots_of(examined, places, attempts={index: attempts.get((group, index), -1) for index in places})
+            found |= {index: [] for index in set(range(size)).difference(found, *counted)}
+        return tuple(
+            Slot(index=index, pods=tuple(pods), last_attempt=attempts.get((group, index), -1))
+            for index, pods in sorted(found.items())
+        )
 
     def num_counted(self, group: str) -> int:
         return sum(len(self.record.pod_index.healthy[build]) for build in self.counted[group])
