@@ -9,7 +9,6 @@ import gc
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -64,9 +63,7 @@ async def _serve(settings: Settings) -> int:
     leader = None
     if settings.lease is not None:
         namespace, name = settings.lease
-        leader = Leader(
-            cluster, namespace=namespace, name=name, identity=settings.identity, terms=Terms(), clock=time.monotonic
-        )
+        leader = Leader(cluster, namespace=namespace, name=name, identity=settings.identity, terms=Terms())
     probes = Probes(cluster, controller, is_leading=lambda: leader is None or leader.is_leading)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -44,6 +44,8 @@ from cormorant_operator.work_queue import WorkQueue
 log = structlog.get_logger()
 RECONCILERS, POLLERS, WRITERS = 16, 32, 16
 _TICK_S = 0.5
+_REMAKE_S = 30.0
+"""Minimum interval between attempts to recreate a token Secret."""
 _LISTED: tuple[ListedKind, ...] = ("CollectorJob", "Pod", "Service", "ConfigMap")
 
 
@@ -368,7 +370,7 @@ class Controller:
         state = self._states.get(uid)
         if not isinstance(job, Job) or state is None or head is None or not head.is_asked:
             return
-        before = state.head_report
+        before, now = state.head_report, asyncio.get_running_loop().time
         try:
             state.record_answer(
                 await self._heads.ask(job, head), at=now_utc(), max_gap_s=self._defaults.max_answer_gap_s
@@ -379,10 +381,10 @@ class Controller:
             state.is_silent, state.is_token_refused = True, isinstance(error, errors.TokenRefused)
             state.distrust = str(error) if isinstance(error, errors.CertificateRefused) else ""
             state.refused_since = (state.refused_since or now_utc()) if state.is_token_refused else None
-            if state.is_token_refused and state.may_remake_tokens(asyncio.get_running_loop().time()):
+            if state.is_token_refused and now() - state.remade_at >= _REMAKE_S:
                 # The changed Secret may be deleted by now: recreate it, and the head picks it up.
-                state.has_tokens, state.is_answer_due = False, True
-        state.polled_at, state.polled_pod = asyncio.get_running_loop().time(), head.uid
+                state.remade_at, state.has_tokens, state.is_answer_due = now(), False, True
+        state.polled_at, state.polled_pod = now(), head.uid
         if state.poll_s is not None:
             self._count(state, "refusing" if state.is_token_refused else "silent" if state.is_silent else "answering")
         if state.is_answer_due or state.head_report != before:

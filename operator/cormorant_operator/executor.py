@@ -224,7 +224,11 @@ class Executor:
     async def _get_own(self, job: Job, kind: str, name: str) -> Raw:
         found = await self._api.get(kind, namespace=job.namespace, name=name)
         if controller_uid(found) != job.uid:
-            raise errors.NameTaken(f"{kind} {name}", is_leaving=_is_leaving(found, job))
+            # Kubernetes will delete the object if its owner is a deleted job of this name.
+            owners = found["metadata"].get("ownerReferences") or ()
+            is_child = any(owner.get("kind") == KIND and owner.get("name") == job.name for owner in owners)
+            is_leaving = is_child or found["metadata"].get("deletionTimestamp") is not None
+            raise errors.NameTaken(f"{kind} {name}", is_leaving=is_leaving)
         return found
 
     async def _create_tokens(self, job: Job, action: plan.CreateTokens, state: JobState) -> None:
@@ -311,13 +315,6 @@ class Executor:
             log.info("job_deleted", job=job.name, namespace=job.namespace, reason="ttlSecondsAfterFinished elapsed")
         except (errors.KubeNotFound, errors.KubeConflict):
             return
-
-
-def _is_leaving(found: Raw, job: Job) -> bool:
-    """Whether Kubernetes will delete the object: its owner is a deleted job of this name."""
-    owners = found["metadata"].get("ownerReferences") or ()
-    is_child = any(owner.get("kind") == KIND and owner.get("name") == job.name for owner in owners)
-    return is_child or found["metadata"].get("deletionTimestamp") is not None
 
 
 def _kind_of(error: errors.KubeError, *, is_creation: bool = True) -> RefusalKind:

@@ -100,8 +100,6 @@ _ALWAYS = datetime.min.replace(tzinfo=UTC)
 _MIN_SILENT = 3
 HeadState = Literal["answering", "silent", "refusing"]
 HEAD_STATES: tuple[HeadState, ...] = ("answering", "silent", "refusing")
-_REMAKE_S = 30.0
-"""Minimum interval between attempts to recreate a token Secret."""
 
 
 @dataclass(slots=True)
@@ -163,12 +161,6 @@ class JobState:
     def head_report(self) -> tuple[HeadAnswer | None, bool, bool, str]:
         """The head's last answer; a change triggers a reconcile."""
         return self.answer, self.is_silent, self.is_token_refused, self.distrust
-
-    def may_remake_tokens(self, now: float) -> bool:
-        """Whether the token Secret may be recreated now; if so, the attempt is recorded."""
-        is_time = now - self.remade_at >= _REMAKE_S
-        self.remade_at = now if is_time else self.remade_at
-        return is_time
 
     def record_answer(self, answer: HeadAnswer, *, at: datetime, max_gap_s: float) -> None:
         """Record an answer. After a new head or a gap longer than `max_gap_s`, `answering_since` restarts."""

@@ -79,11 +79,6 @@ class Workload:
         return self.is_reserved and self.holds("Admitted") and not self.holds("Evicted")
 
     @property
-    def is_turned_away(self) -> bool:
-        """Whether Kueue says that it is not admitted. A new Workload says nothing yet."""
-        return self.condition("Admitted").get("status") == "False"
-
-    @property
     def admission(self) -> str:
         """Identifies one admission."""
         return f"{self.uid} {self.condition('Admitted').get('lastTransitionTime')}"

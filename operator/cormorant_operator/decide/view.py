@@ -150,9 +150,9 @@ class View:
             return ""
         if found.holds("Evicted"):
             return found.words_of("Evicted")
-        # A Workload younger than the pods replaces a deleted one and was not admitted yet.
-        is_withdrawn = found.is_turned_away and head is not None and found.created <= head.created
-        return found.words_of("Admitted") if is_withdrawn else ""
+        # A Workload younger than the pods replaces a deleted one and was not admitted yet; a new one says nothing yet.
+        is_withdrawn = found.condition("Admitted").get("status") == "False"
+        return found.words_of("Admitted") if is_withdrawn and head and found.created <= head.created else ""
 
     @property
     def is_stopping(self) -> bool:

@@ -151,15 +151,23 @@ class KubeClient:
     async def _ask_once(
         self, method: str, path: str, body: Mapping[str, Any] | None, *, query: Mapping[str, str] | None, kind: str
     ) -> Raw:
+        now = asyncio.get_running_loop().time()
+        if now - self._info_at > _LOGIN_LASTS_S:
+            self._info, self._info_at = self._find(), now
         data = None if body is None else json.dumps(body).encode()
-        headers = {**self._login(), "Accept": "application/json"}
+        headers = {**self._info.as_http_headers(), "Accept": "application/json"}
         if data is not None:
             headers["Content-Type"] = f"application/{kind}"
         url = f"{self._info.server.rstrip('/')}/{path}"
         async with self._session.request(method, url, params=query, data=data, headers=headers) as response:
             content = await response.read()
             self.requests[method, response.status] += 1
-            document = _read_json(content)
+            try:
+                found = json.loads(content)
+            except ValueError:
+                # A proxy answered instead of the API server.
+                found = {"message": content[:200].decode(errors="replace")}
+            document: Raw = found if isinstance(found, dict) else {}
             if response.status < 400:
                 return document
             if wait := response.headers.get("Retry-After", ""):
@@ -167,12 +175,6 @@ class KubeClient:
                     "retryAfterSeconds", float(wait) if wait.isdecimal() else 0
                 )
             raise error_of(response.status, document, request=f"{method} {path}")
-
-    def _login(self) -> dict[str, str]:
-        now = asyncio.get_running_loop().time()
-        if now - self._info_at > _LOGIN_LASTS_S:
-            self._info, self._info_at = self._find(), now
-        return self._info.as_http_headers()
 
 
 def _path_of(manifest: Mapping[str, Any]) -> str:
@@ -191,12 +193,3 @@ def error_of(code: int, document: dict[str, Any], *, request: str) -> errors.Kub
     elif code == 409:
         kind = errors.AlreadyExists if document.get("reason") == "AlreadyExists" else errors.KubeConflict
     return kind(code, document, request=request)
-
-
-def _read_json(content: bytes) -> Raw:
-    try:
-        document = json.loads(content)
-    except ValueError:
-        # A proxy answered instead of the API server.
-        return {"message": content[:200].decode(errors="replace")}
-    return document if isinstance(document, dict) else {}

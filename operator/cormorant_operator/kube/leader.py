@@ -6,7 +6,7 @@ client's election it uses a monotonic clock, bounds each call, and releases the 
 """
 
 import asyncio
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -30,12 +30,10 @@ class Terms:
 
 
 class Leader:
-    def __init__(
-        self, leases: KubeClient, *, namespace: str, name: str, identity: str, terms: Terms, clock: Callable[[], float]
-    ) -> None:
-        """`identity` must be unique among candidates. `clock` returns monotonic seconds."""
+    def __init__(self, leases: KubeClient, *, namespace: str, name: str, identity: str, terms: Terms) -> None:
+        """`identity` must be unique among candidates."""
         self._leases, self._namespace, self._name = leases, namespace, name
-        self._identity, self._terms, self._clock = identity, terms, clock
+        self._identity, self._terms = identity, terms
         self.is_leading = False
         self._seen: tuple[str, str] = ("", "")
         """Last seen holder and renewTime. Compared for equality only, because clocks of machines differ."""
@@ -56,18 +54,18 @@ class Leader:
 
     async def keep(self) -> None:
         """Renew the lease. Raises LeaseLost once it was not renewed in time, or another operator holds it."""
-        renewed_at = self._clock()
+        renewed_at = time.monotonic()
         while True:
             await asyncio.sleep(self._terms.retry_s)
-            left_s = self._terms.renew_within_s - (self._clock() - renewed_at)
+            left_s = self._terms.renew_within_s - (time.monotonic() - renewed_at)
             try:
                 async with asyncio.timeout(max(0.1, left_s)):
                     if not await self._try():
                         self.is_leading = False
                         raise LeaseLost(f"lease {self._name} is now held by {self._seen[0]}")
-                renewed_at = self._clock()
+                renewed_at = time.monotonic()
             except (KubeError, Unreachable, TimeoutError) as error:
-                if self._clock() - renewed_at >= self._terms.renew_within_s:
+                if time.monotonic() - renewed_at >= self._terms.renew_within_s:
                     self.is_leading = False
                     raise LeaseLost(
                         f"could not renew lease {self._name} for {self._terms.renew_within_s:.0f} s: {error!r}"
@@ -98,8 +96,8 @@ class Leader:
             holder = spec.get("holderIdentity") or ""
             seen = holder, spec.get("renewTime") or ""
             if seen != self._seen:
-                self._seen, self._seen_at = seen, self._clock()
-            is_free = not holder or self._clock() - self._seen_at >= self._terms.lasts_s
+                self._seen, self._seen_at = seen, time.monotonic()
+            is_free = not holder or time.monotonic() - self._seen_at >= self._terms.lasts_s
             return await self._write(lease) if holder == self._identity or is_free else False
 
     async def _write(self, lease: dict[str, Any] | None) -> bool:
@@ -122,5 +120,5 @@ class Leader:
                 await self._leases.replace({**lease, "spec": spec})
         except KubeConflict:
             return False  # another candidate was faster
-        self._seen, self._seen_at = (self._identity, now), self._clock()
+        self._seen, self._seen_at = (self._identity, now), time.monotonic()
         return True

@@ -24,9 +24,8 @@ class Leases(ApiServer):
 
 
 def candidate(leases: Leases, identity: str) -> Leader:
-    loop = asyncio.get_running_loop()
     api: Any = leases
-    return Leader(api, namespace="n", name="operator", identity=identity, terms=TERMS, clock=loop.time)
+    return Leader(api, namespace="n", name="operator", identity=identity, terms=TERMS)
 
 
 async def test_second_leader_waits_until_renewals_stop() -> None:
