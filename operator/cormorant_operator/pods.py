@@ -151,6 +151,7 @@ class NodeFact:
 
 # -- reading pods and nodes --------------------------------------------------------------------------------------
 
+_UNPLACED = ("Unschedulable", "SchedulingGated", "SchedulerError")
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError")
 _REJECTIONS = ("UnexpectedAdmissionError", "NodeAffinity", "TopologyAffinityError", "NodeShutdown", "Terminated")
@@ -258,11 +259,7 @@ def read_node(raw: Mapping[str, Any], *, at: datetime) -> NodeFact:
 
 def _obstacle(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple[Obstacle, str]:
     scheduled = conditions.get("PodScheduled", {})
-    if scheduled.get("status") == "False" and scheduled.get("reason") in (
-        "Unschedulable",
-        "SchedulingGated",
-        "SchedulerError",
-    ):
+    if scheduled.get("status") == "False" and scheduled.get("reason") in _UNPLACED:
         return Obstacle.UNSCHEDULABLE, scheduled.get("message") or "no node fits"
     for container in _statuses(status):
         waiting = (container.get("state") or {}).get("waiting") or {}

@@ -311,7 +311,18 @@ def _progressing(view: View, draft: Draft) -> Fact:
     if progress.is_waiting_for_consumer(view):
         message = "the queue is full; workers wait for a learner to take a batch"
         return Fact(type="Progressing", status="True", reason="WaitingForConsumer", message=message)
-    return _moving(view)
+    answer, until, before = view.answer, progress.moving_until(view), find(view.job.status, "Progressing")
+    if answer is None and before is not None:
+        # The head was not polled yet.
+        return _as_before(before)
+    if until is None or view.now >= until:
+        message = answer.failure if answer is not None else ""
+        return Fact(type="Progressing", status="False", reason="NoFrames", message=message)
+    if answer is not None and answer.env_failures:
+        return Fact(type="Progressing", status="True", reason="EnvironmentsFailing", message=answer.env_failures)
+    if answer is not None and answer.missing_weights:
+        return Fact(type="Progressing", status="True", reason="WeightsMissing", message=answer.missing_weights)
+    return Fact(type="Progressing", status="True", reason="FramesCollected")
 
 
 def _head_silent(view: View, head: Pod) -> Fact:
@@ -329,22 +340,6 @@ def _head_silent(view: View, head: Pod) -> Fact:
     if view.state.is_cut_off:
         message += "; most heads do not answer this operator, so check its network first (egress policy, mTLS, CNI)"
     return Fact(type="Progressing", status="Unknown", reason="ControlPlaneUnreachable", message=message)
-
-
-def _moving(view: View) -> Fact:
-    answer, until = view.answer, progress.moving_until(view)
-    before = find(view.job.status, "Progressing")
-    if answer is None and before is not None:
-        # The head was not polled yet.
-        return _as_before(before)
-    if until is None or view.now >= until:
-        message = answer.failure if answer is not None else ""
-        return Fact(type="Progressing", status="False", reason="NoFrames", message=message)
-    if answer is not None and answer.env_failures:
-        return Fact(type="Progressing", status="True", reason="EnvironmentsFailing", message=answer.env_failures)
-    if answer is not None and answer.missing_weights:
-        return Fact(type="Progressing", status="True", reason="WeightsMissing", message=answer.missing_weights)
-    return Fact(type="Progressing", status="True", reason="FramesCollected")
 
 
 def _as_before(condition: Condition) -> Fact:
