@@ -1,4 +1,4 @@
-"""What is rendered: pods, children, tokens; and what is read back."""
+"""What is rendered: pods, their images and code, children, tokens, certificates; and what is read back."""
 
 import base64
 import json
@@ -15,19 +15,33 @@ from cormorant_operator.pods import NodeFact, Pod, read_node, read_pod, read_ter
 from cormorant_operator.render import children
 from cormorant_operator.render.children import derive
 from cormorant_operator.render.pods import GCS_PORT, WORKER_PORT, PodOrigin, head_pod, merge, worker_pod
-from cormorant_operator.templates import Templates
-from cormorant_testing.operator_world import make_job
+from cormorant_testing.operator_world import World, make_job
 
 BIRTH = PodOrigin(template="abc", base_image="example/cormorant:1", failures=2, restarts=5)
+WITH_CUDA = PodOrigin(template="abc", base_image="example/cormorant-cpu:1", cuda_image="example/cormorant:1")
+DEFAULTS = OperatorDefaults()
+ISSUER = {"certManager": {"issuerRef": {"name": "ca", "kind": "ClusterIssuer"}}}
 
 
-def worker(*, index: int = 0, **group: Any) -> Manifest:
-    job = make_job(workerGroups=[{"name": "cpu", **group}])
-    return worker_pod(job, OperatorDefaults(), BIRTH, group=job.spec.worker_groups[0], index=index, attempt=1)
+def worker(
+    *,
+    index: int = 0,
+    defaults: OperatorDefaults = DEFAULTS,
+    origin: PodOrigin = BIRTH,
+    spec: dict[str, Any] | None = None,
+    **group: Any,
+) -> Manifest:
+    job = make_job(workerGroups=[{"name": "cpu", **group}], **(spec or {}))
+    return worker_pod(job, defaults, origin, group=job.spec.worker_groups[0], index=index, attempt=1)
 
 
-def head(**spec: Any) -> Manifest:
-    return head_pod(make_job(**spec), OperatorDefaults(), BIRTH, epoch=3, floor_frames=77, config="pong-config-x")
+def head(*, defaults: OperatorDefaults = DEFAULTS, origin: PodOrigin = BIRTH, **spec: Any) -> Manifest:
+    return head_pod(make_job(**spec), defaults, origin, epoch=3, floor_frames=77, config="pong-config-x")
+
+
+def both(*, defaults: OperatorDefaults = DEFAULTS, **spec: Any) -> tuple[Manifest, Manifest]:
+    """The head and a worker of a job."""
+    return head(defaults=defaults, **spec), worker(defaults=defaults, spec=spec)
 
 
 def main_container(pod: Manifest) -> dict[str, Any]:
@@ -68,26 +82,23 @@ def test_pods_know_whose_they_are_and_say_where_they_are_scraped(pod: Manifest) 
 
 
 def test_an_openenv_server_is_a_sidecar_of_workers_alone() -> None:
-    spec = {"env": {"openenv": {"image": "grid:1", "port": 9000, "numEnvs": 8}}}
-    job = make_job(workerGroups=[{"name": "cpu"}], **spec)
-    pod = worker_pod(job, OperatorDefaults(), BIRTH, group=job.spec.worker_groups[0], index=0, attempt=1)
+    without, pod = both(env={"openenv": {"image": "grid:1", "port": 9000, "numEnvs": 8}})
     (server,) = pod["spec"]["initContainers"]
     assert (server["name"], server["image"], server["restartPolicy"]) == ("openenv", "grid:1", "Always")
     assert server["startupProbe"]["httpGet"] == {"path": "/health", "port": 9000}
     env = {item["name"]: item.get("value") for item in main_container(pod)["env"]}
     assert env["CORMORANT_OPENENV_URL"] == "http://127.0.0.1:9000"
     assert main_container(pod)["ports"] == [{"name": "metrics", "containerPort": 8000}]
-    assert "initContainers" not in head(**spec)["spec"]
+    assert "initContainers" not in without["spec"]
     assert "initContainers" not in worker()["spec"]
 
 
 def test_a_worker_beside_an_openenv_server_listens_elsewhere() -> None:
-    job = make_job(workerGroups=[{"name": "cpu"}], env={"openenv": {"image": "grid:1", "numEnvs": 8}})
-    pod = worker_pod(job, OperatorDefaults(), BIRTH, group=job.spec.worker_groups[0], index=0, attempt=1)
-    worker = main_container(pod)
-    assert {"name": "CORMORANT_PROBE_PORT", "value": "8001"} in worker["env"]
-    assert worker["ports"] == [{"name": "metrics", "containerPort": 8001}]
-    assert {worker[kind]["httpGet"]["port"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")} == {8001}
+    pod = worker(spec={"env": {"openenv": {"image": "grid:1", "numEnvs": 8}}})
+    ours = main_container(pod)
+    assert {"name": "CORMORANT_PROBE_PORT", "value": "8001"} in ours["env"]
+    assert ours["ports"] == [{"name": "metrics", "containerPort": 8001}]
+    assert {ours[kind]["httpGet"]["port"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")} == {8001}
     assert pod["metadata"]["annotations"]["prometheus.io/port"] == "8001"
 
 
@@ -150,9 +161,7 @@ def test_requests_are_filled_in_where_nothing_is_said() -> None:
 def test_pods_run_on_nodes_that_can_run_the_image() -> None:
     def spec(image: str, *architectures: str) -> dict[str, Any]:
         defaults = OperatorDefaults(image="example/cormorant:1", architectures=architectures)
-        origin = PodOrigin(template="abc", base_image=image)
-        job = make_job()
-        return dict(worker_pod(job, defaults, origin, group=job.spec.worker_groups[0], index=0, attempt=0)["spec"])
+        return dict(worker(defaults=defaults, origin=PodOrigin(template="abc", base_image=image))["spec"])
 
     ours, linux = "example/cormorant:1", {"kubernetes.io/os": "linux"}
     assert spec(ours)["nodeSelector"] == linux
@@ -165,11 +174,7 @@ def test_pods_run_on_nodes_that_can_run_the_image() -> None:
 
 
 def test_user_is_the_platforms_where_it_gives_one() -> None:
-    defaults, job = OperatorDefaults(has_fixed_user=False), make_job()
-    for pod in (
-        worker_pod(job, defaults, BIRTH, group=job.spec.worker_groups[0], index=0, attempt=0),
-        head_pod(job, defaults, BIRTH, epoch=1, floor_frames=0, config="c"),
-    ):
+    for pod in both(defaults=OperatorDefaults(has_fixed_user=False)):
         assert pod["spec"]["securityContext"].keys().isdisjoint({"runAsUser", "runAsGroup", "fsGroup"})
         assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
 
@@ -249,25 +254,98 @@ def test_what_pods_are_told_is_what_their_supervisor_understands() -> None:
 
 
 def test_code_of_a_config_map_is_on_the_path() -> None:
-    job = make_job(code={"configMap": "my-policies"})
-    pod = worker_pod(job, OperatorDefaults(), BIRTH, group=job.spec.worker_groups[0], index=0, attempt=0)
+    pod = worker(spec={"code": {"configMap": "my-policies"}})
     assert mounts(pod)[CODE_FOLDER] == "code"
     assert {"name": "code", "configMap": {"name": "my-policies"}} in pod["spec"]["volumes"]
+    for pod in both():
+        assert "PYTHONPATH" not in {variable["name"] for variable in main_container(pod)["env"]}
+
+
+def test_code_of_an_image_is_mounted_where_the_cluster_can() -> None:
+    defaults = OperatorDefaults(has_image_volumes=True, image_pull_policy="Always")
+    pod = worker(defaults=defaults, spec={"code": {"image": "example/my-code:1"}})
+    source = {"reference": "example/my-code:1", "pullPolicy": "Always"}
+    assert pod["spec"]["volumes"][-1] == {"name": "code", "image": source}
+    assert main_container(pod)["volumeMounts"][-1] == {"name": "code", "mountPath": CODE_FOLDER, "readOnly": True}
+    path = "/etc/cormorant/code/code:/etc/cormorant/code/code/packages.zip"
+    assert {"name": "PYTHONPATH", "value": path} in main_container(pod)["env"]
+    assert "initContainers" not in pod["spec"]
+
+
+def test_code_of_an_image_is_copied_where_the_cluster_has_no_image_volumes() -> None:
+    for pod in both(code={"image": "example/my-code:1"}):
+        (copy,) = pod["spec"]["initContainers"]
+        assert (copy["image"], copy["command"]) == ("example/my-code:1", ["cp", "-R", "/code/.", "/etc/cormorant/code"])
+        assert copy["volumeMounts"] == [{"name": "code", "mountPath": "/etc/cormorant/code"}]
+        ours = main_container(pod)
+        assert copy["securityContext"] == ours["securityContext"]
+        assert copy["resources"] == ours["resources"], "a quota counts the larger of the two"
+        assert ours["volumeMounts"][-1] == {"name": "code", "mountPath": "/etc/cormorant/code", "readOnly": True}
+        path = "/etc/cormorant/code:/etc/cormorant/code/packages.zip"
+        assert {"name": "PYTHONPATH", "value": path} in ours["env"]
+        assert pod["spec"]["volumes"][-1] == {"name": "code", "emptyDir": {"sizeLimit": "10Gi"}}
+
+
+def test_gpu_groups_run_the_cuda_image() -> None:
+    def image(*, origin: PodOrigin = WITH_CUDA, **group: Any) -> object:
+        pod = worker(origin=origin, **group)
+        assert pod["metadata"]["annotations"][names.BASE_IMAGE] == origin.base_image
+        return main_container(pod)["image"]
+
+    assert image(device="gpu") == "example/cormorant:1"
+    assert image() == "example/cormorant-cpu:1"
+    assert image(device="gpu", origin=BIRTH) == BIRTH.base_image
+    own = {"spec": {"containers": [{"name": "worker", "image": "mine:2"}]}}
+    assert image(device="gpu", template=own) == "mine:2"
+
+
+def test_head_remembers_the_cuda_image_of_its_workers() -> None:
+    pod = head(origin=WITH_CUDA)
+    assert main_container(pod)["image"] == "example/cormorant-cpu:1"
+    assert pod["metadata"]["annotations"][names.CUDA_IMAGE] == "example/cormorant:1"
+    assert names.CUDA_IMAGE not in head()["metadata"]["annotations"]
 
 
 def test_head_and_workers_have_the_credentials_of_the_dataset() -> None:
-    digests = []
+    digests = set()
     for secret in ("", "store", "other"):
-        job = make_job(output={"dataset": {"uri": "s3://bucket/pong", "secret": secret}})
-        group = job.spec.worker_groups[0]
+        output = {"dataset": {"uri": "s3://bucket/pong", "secret": secret}}
         wanted = [{"secretRef": {"name": secret}}] if secret else None
-        for pod in (
-            head_pod(job, OperatorDefaults(), BIRTH, epoch=3, floor_frames=77, config="pong-config-x"),
-            worker_pod(job, OperatorDefaults(), BIRTH, group=group, index=0, attempt=0),
-        ):
-            assert main_container(pod).get("envFrom") == wanted
-        digests.append(Templates(job.spec).worker(group))
-    assert len(set(digests)) == 3
+        assert [main_container(pod).get("envFrom") for pod in both(output=output)] == [wanted, wanted]
+        templates = make_job(output=output).templates
+        digests.add(templates.worker(templates.spec.worker_groups[0]))
+    assert len(digests) == 3
+
+
+def test_head_with_a_certificate_speaks_https_alone() -> None:
+    pod = head(head={"tls": {"secretName": "mine"}})
+    (container,) = pod["spec"]["containers"]
+    folder = "/etc/cormorant/tls"
+    assert container["command"][-4:] == ["--tls-cert", f"{folder}/tls.crt", "--tls-key", f"{folder}/tls.key"]
+    assert {"name": "tls", "secret": {"secretName": "mine", "defaultMode": 0o440}} in pod["spec"]["volumes"]
+    assert {"name": "tls", "mountPath": folder, "readOnly": True} in container["volumeMounts"]
+    probes = [container[kind]["httpGet"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")]
+    assert [probe["scheme"] for probe in probes] == ["HTTPS"] * 3
+    assert pod["metadata"]["annotations"]["prometheus.io/scheme"] == "https"
+    assert [seen(made).is_tls for made in (head(), pod)] == [False, True], "it is asked as it was started"
+
+
+def test_certificate_is_asked_for_only_where_the_manifest_says_so() -> None:
+    asked = children.certificates
+    assert asked(make_job()) == asked(make_job(head={"tls": {"secretName": "mine"}})) == []
+    (certificate,) = asked(make_job(head={"tls": ISSUER}))
+    assert (certificate["apiVersion"], certificate["metadata"]["name"]) == ("cert-manager.io/v1", "pong-tls")
+    assert certificate["spec"] == {
+        "secretName": "pong-tls",
+        "dnsNames": ["pong-api.team-a.svc", "pong-api.team-a.svc.cluster.local", "pong-api.team-a", "pong-api"],
+        "issuerRef": {"name": "ca", "kind": "ClusterIssuer", "group": "cert-manager.io"},
+        "usages": ["digital signature", "key encipherment", "server auth"],
+    }
+    world = World(head={"tls": ISSUER})
+    world.run()
+    assert world.children["Certificate", "pong-tls"] == children.digest_of(certificate)
+    volumes = head(head={"tls": ISSUER})["spec"]["volumes"]
+    assert {"name": "tls", "secret": {"secretName": "pong-tls", "defaultMode": 0o440}} in volumes
 
 
 def test_overlay_adds_and_cannot_take_a_pod_from_its_job() -> None:

@@ -4,13 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from cormorant_operator.decide.plan import (
-    ApplyChild,
-    CheckTemplate,
-    CreatePod,
-    CreateTokens,
-    DeletePod,
-)
+from cormorant_operator.decide.plan import ApplyChild, CheckTemplate, CreatePod, CreateTokens, DeletePod
 from cormorant_operator.job_state import Refusal, RefusalKind
 from cormorant_operator.pods import Obstacle
 from cormorant_operator.render.children import digest_of, services
@@ -430,6 +424,17 @@ def test_head_that_does_not_take_the_token_is_not_called_silent() -> None:
     (fact,) = [c for c in plan.status.conditions if c.type == "Progressing"]
     assert (fact.status, fact.reason) == ("Unknown", "TokenRefused")
     assert "Secret pong-tokens" in fact.message
+
+
+def test_untrusted_certificate_is_a_condition_only() -> None:
+    world = World(head={"tls": {"secretName": "mine"}})
+    world.run()
+    words = "the operator does not trust the certificate of pong-head-1"
+    plan = world.plan(now=world.now + timedelta(days=1), is_silent=True, distrust=words)
+    assert plan.actions == ()
+    assert plan.status is not None
+    (fact,) = [fact for fact in plan.status.conditions if fact.type == "Progressing"]
+    assert (fact.status, fact.reason, fact.message) == ("Unknown", "CertificateRefused", words)
 
 
 def test_pause_and_waiting_for_a_learner_are_no_stall() -> None:
