@@ -1,8 +1,16 @@
-"""The operator's client against a real head: tokens that were derived, answers that are read, orders that are taken."""
+"""The operator's client against a real head: tokens, answers, orders, and certificates that others verify, too."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import closing, suppress
+import base64
+import re
+import select
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,92 +19,101 @@ from typing import Any
 import pytest
 
 from cormorant_api.__main__ import listen_host
+from cormorant_cli.connection import client_errors
+from cormorant_cli.errors import BadInput
+from cormorant_cli.job_head import connect_to_head
 from cormorant_contract.rest.control import Desired
-from cormorant_operator.errors import HeadSilent
+from cormorant_operator.defaults import OperatorDefaults
+from cormorant_operator.errors import CertificateRefused, HeadSilent, SettingsError
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import HeadAnswer
 from cormorant_operator.pods import Pod
 from cormorant_operator.render.children import derive, secret
+from cormorant_operator.render.pods import PodOrigin, head_pod
 from cormorant_operator.templates import Templates
 from cormorant_testing.collecting import make_job
-from cormorant_testing.operator_world import make_job as operator_job
-from cormorant_testing.serving import Served, serve
+from cormorant_testing.helm import POD_MONITOR, Manifest, find, render
+from cormorant_testing.operator_world import make_job as make_operator_job
+from cormorant_testing.prometheus import Prometheus
+from cormorant_testing.serving import serve
 
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 KEY = b"k" * 32
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-HEAD = Pod(name="toy-head-1", uid="h1", role="head", created=NOW, epoch=1, ip="127.0.0.1")
+HEAD = Pod(name="toy-head-1", uid="h1", role="head", created=datetime(2026, 1, 1, tzinfo=UTC), epoch=1, ip="127.0.0.1")
+TLS_HEAD = replace(HEAD, is_tls=True)
+ISSUER = {"certManager": {"issuerRef": {"name": "ca"}}}
 
 
-Call = Callable[[HeadClient], Coroutine[Any, Any, Any]]
+@asynccontextmanager
+async def client_of(port: object, *, key: bytes = KEY, ca_file: Path | None = None) -> AsyncIterator[HeadClient]:
+    client = HeadClient(key=key, url=f"{{scheme}}://{{ip}}:{port}", ca_file=ca_file)
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
-class Talk:
-    """An operator's job, and its real head."""
+def ask(job: Job, port: object, *, head: Pod = HEAD, **client_options: Any) -> HeadAnswer:
+    async def talk() -> HeadAnswer:
+        async with client_of(port, **client_options) as client:
+            return await client.ask(job, head)
 
-    def __init__(self, served: Served, job: Job) -> None:
-        self.job, self.port = job, served.server.url.rpartition(":")[2]
-
-    def __call__(self, call: Call, *, key: bytes = KEY, port: str = "") -> Any:
-        async def talk() -> Any:
-            client = HeadClient(key=key, url=f"http://{{ip}}:{port or self.port}")
-            try:
-                return await call(client)
-            finally:
-                await client.close()
-
-        return asyncio.run(talk())
-
-    def ask(self, **where: Any) -> HeadAnswer:
-        answer = self(lambda client: client.ask(self.job, HEAD), **where)
-        assert isinstance(answer, HeadAnswer)
-        return answer
-
-    async def until(self, client: HeadClient, is_so: Callable[[HeadAnswer], bool]) -> HeadAnswer:
-        async with asyncio.timeout(60):
-            while True:
-                answer = await client.ask(self.job, HEAD)
-                if is_so(answer):
-                    return answer
-                await asyncio.sleep(0.1)
+    return asyncio.run(talk())
 
 
-@pytest.fixture
-def talk(tmp_path: Path) -> Any:
+def submitted(folder: Path) -> tuple[Any, Job, Path]:
+    """A manifest, the operator's job of it, and the token file of its head."""
     manifest = make_job(num_envs=2, lengths=4)
     templates = Templates(manifest.spec)
     job = Job(name=manifest.metadata.name, namespace="default", uid="u1", templates=templates, status=manifest.status)
-    token_file = tmp_path / "tokens.json"
+    token_file = folder / "tokens.json"
     token_file.write_text(secret(job, derive(KEY, uid="u1"))["stringData"]["tokens.json"])
     token_file.chmod(0o440)
-    with serve(manifest, directory=tmp_path / "head", workers=1, token_file=token_file) as served:
-        yield Talk(served, job)
+    return manifest, job, token_file
 
 
-def test_operator_and_head_understand_each_other(talk: Talk) -> None:
-    answer = talk.ask()
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Job, str]]:
+    """An operator's job, and the port of its head."""
+    manifest, job, token_file = submitted(tmp_path)
+    with serve(manifest, directory=tmp_path / "head", workers=1, token_file=token_file) as head:
+        yield job, head.server.url.rpartition(":")[2]
+
+
+def test_operator_and_head_understand_each_other(served: tuple[Job, str]) -> None:
+    job, port = served
+    answer = ask(job, port)
     assert (answer.pod_uid, answer.sizes, answer.is_spec_paused) == ("h1", {"cpu": 1}, False)
 
-    async def scale_pause_and_drain(client: HeadClient) -> None:
-        await client.set_desired(talk.job, HEAD, Desired(groups={"cpu": 2}, empty_slots={"cpu": (0,)}, paused=True))
-        told = await talk.until(client, lambda a: not a.is_resizing and a.pause_state == "paused")
-        assert (told.sizes, told.empty_slots, told.is_spec_paused) == ({"cpu": 2}, {"cpu": (0,)}, True)
-        await client.set_desired(talk.job, HEAD, Desired(groups={"cpu": 2}, empty_slots={}, paused=False))
-        assert (await talk.until(client, lambda a: not a.is_spec_paused)).empty_slots == {}
-        await talk.until(client, lambda a: a.frames > 0)
-        # Nobody takes batches: the workers come to wait for a learner, which is no stall.
-        await talk.until(client, lambda a: a.is_queue_full)
-        await client.drain(talk.job, HEAD)
-        await talk.until(client, lambda a: a.phase == "Draining")
+    async def scale_pause_and_drain() -> None:
+        async def until(is_so: Callable[[HeadAnswer], bool]) -> HeadAnswer:
+            async with asyncio.timeout(60):
+                while not is_so(answer := await client.ask(job, HEAD)):
+                    await asyncio.sleep(0.1)
+                return answer
 
-    talk(scale_pause_and_drain)
+        async with client_of(port) as client:
+            await client.set_desired(job, HEAD, Desired(groups={"cpu": 2}, empty_slots={"cpu": (0,)}, paused=True))
+            told = await until(lambda a: not a.is_resizing and a.pause_state == "paused")
+            assert (told.sizes, told.empty_slots, told.is_spec_paused) == ({"cpu": 2}, {"cpu": (0,)}, True)
+            await client.set_desired(job, HEAD, Desired(groups={"cpu": 2}, empty_slots={}, paused=False))
+            assert (await until(lambda a: not a.is_spec_paused)).empty_slots == {}
+            await until(lambda a: a.frames > 0)
+            # Nobody takes batches: the workers come to wait for a learner, which is no stall.
+            await until(lambda a: a.is_queue_full)
+            await client.drain(job, HEAD)
+            await until(lambda a: a.phase == "Draining")
+
+    asyncio.run(scale_pause_and_drain())
 
 
-def test_answer_that_comes_in_pieces_is_read_whole(talk: Talk) -> None:
+def test_answer_that_comes_in_pieces_is_read_whole(served: tuple[Job, str]) -> None:
     """A head behind a network that cuts its answers after a few bytes."""
+    job, port = served
 
     async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", int(talk.port))
+        there, back = await asyncio.open_connection("127.0.0.1", int(port))
         back.write((await reader.readuntil(b"\r\n\r\n")).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         while part := await there.read(200):
             writer.write(part)
@@ -109,26 +126,25 @@ def test_answer_that_comes_in_pieces_is_read_whole(talk: Talk) -> None:
 
     done = asyncio.Event()
 
-    async def ask() -> HeadAnswer:
+    async def talk() -> HeadAnswer:
         async with asyncio.timeout(60), await asyncio.start_server(cut, "127.0.0.1", 0) as server:
-            client = HeadClient(key=KEY, url=f"http://{{ip}}:{server.sockets[0].getsockname()[1]}")
             try:
-                return await client.ask(talk.job, HEAD)
+                async with client_of(server.sockets[0].getsockname()[1]) as client:
+                    return await client.ask(job, HEAD)
             finally:
-                await client.close()
                 await done.wait()
 
-    assert asyncio.run(ask()).sizes == {"cpu": 1}
+    assert asyncio.run(talk()).sizes == {"cpu": 1}
 
 
-def test_unreachable_head_or_other_key_is_silence(talk: Talk) -> None:
+def test_unreachable_head_or_other_key_is_silence(served: tuple[Job, str]) -> None:
+    job, port = served
     with pytest.raises(HeadSilent, match="toy-head-1 answered GET /v1/status with 401"):
-        talk.ask(key=b"x" * 32)
+        ask(job, port, key=b"x" * 32)
     with pytest.raises(HeadSilent, match="toy-head-1 did not answer GET /v1/status"):
-        talk.ask(port="1")
-    other = replace(talk.job, uid="u2")
+        ask(job, "1")
     with pytest.raises(HeadSilent, match="401"):
-        talk(lambda client: client.ask(other, HEAD))
+        ask(replace(job, uid="u2"), port)
 
 
 def test_connection_to_a_head_is_kept_for_the_next_question() -> None:
@@ -143,14 +159,10 @@ def test_connection_to_a_head_is_kept_for_the_next_question() -> None:
 
     async def talk() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        client = HeadClient(key=KEY, url=f"http://{{ip}}:{server.sockets[0].getsockname()[1]}")
-        manifest = make_job(num_envs=2, lengths=4)
-        templates = Templates(manifest.spec)
-        job = Job(name="toy", namespace="a", uid="u", templates=templates, status=manifest.status)
-        for _ in range(3):
-            with pytest.raises(HeadSilent, match="503"):
-                await client.ask(job, HEAD)
-        await client.close()
+        async with client_of(server.sockets[0].getsockname()[1]) as client:
+            for _ in range(3):
+                with pytest.raises(HeadSilent, match="503"):
+                    await client.ask(make_operator_job(), HEAD)
         server.close()
 
     asyncio.run(talk())
@@ -166,16 +178,16 @@ def test_head_with_an_ipv6_address_is_asked() -> None:
         await writer.drain()
         writer.close()
 
-    async def ask() -> None:
-        async with asyncio.timeout(60), await asyncio.start_server(answer, "::1", 0) as server:
-            client = HeadClient(key=KEY, url=f"http://{{ip}}:{server.sockets[0].getsockname()[1]}")
-            try:
-                with pytest.raises(HeadSilent, match="with 503: busy"):
-                    await client.ask(operator_job(), replace(HEAD, ip="::1"))
-            finally:
-                await client.close()
+    async def talk() -> None:
+        async with (
+            asyncio.timeout(60),
+            await asyncio.start_server(answer, "::1", 0) as server,
+            client_of(server.sockets[0].getsockname()[1]) as client,
+        ):
+            with pytest.raises(HeadSilent, match="with 503: busy"):
+                await client.ask(make_operator_job(), replace(HEAD, ip="::1"))
 
-    asyncio.run(ask())
+    asyncio.run(talk())
     assert b"Host: [::1]:" in asked[0]
 
 
@@ -190,3 +202,180 @@ def test_head_with_an_ipv6_address_is_asked() -> None:
 )
 def test_head_listens_on_the_addresses_of_its_pods_family(host: str, pod_ip: str, listened_on: str) -> None:
     assert listen_host(host, pod_ip=pod_ip) == listened_on
+
+
+class Authority:
+    """Signs certificates of heads."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.cert, self._key, self._folder = folder / f"{name}.crt", folder / f"{name}.key", folder
+        made = f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN={name} -days 2"
+        openssl(*made.split(), "-keyout", str(self._key), "-out", str(self.cert))
+
+    def sign(self, host: str) -> tuple[Path, Path]:
+        cert, key, request, names = (self._folder / f"tls.{end}" for end in ("crt", "key", "csr", "names"))
+        names.write_text(f"subjectAltName = DNS:{host}\n")
+        made = "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=head"
+        openssl(*made.split(), "-keyout", str(key), "-out", str(request))
+        by = f"-CA {self.cert} -CAkey {self._key} -CAcreateserial -days 2 -extfile {names}"
+        openssl(*f"x509 -req -in {request} -out {cert} {by}".split())
+        return cert, key
+
+
+def openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+@needs_openssl
+def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None:
+    manifest, job, token_file = submitted(tmp_path)
+    token = derive(KEY, uid="u1").read
+    ours, stranger = Authority(tmp_path, "ours"), Authority(tmp_path, "stranger")
+    host = f"{job.name}-api.default.svc"
+    cert, key = ours.sign(host)
+    with serve(manifest, directory=tmp_path / "head", token_file=token_file, tls_cert=cert, tls_key=key) as served:
+        port = int(served.server.url.rpartition(":")[2])
+        assert ask(job, port, head=TLS_HEAD, ca_file=ours.cert).sizes == {"cpu": 1}
+        for untrusted in (stranger.cert, None):
+            with pytest.raises(CertificateRefused, match=f"does not trust the certificate of toy-head-1: .*{host}"):
+                ask(job, port, head=TLS_HEAD, ca_file=untrusted)
+        cluster: Any = JobCluster(job.name, port, ours.cert.read_text())
+        with connect_to_head(cluster, cluster.job, token=token) as client:
+            assert client.status().job == job.name
+        strange: Any = JobCluster(job.name, port, stranger.cert.read_text())
+        with (
+            pytest.raises(BadInput, match=r"the certificate of .* was rejected"),
+            client_errors(),
+            connect_to_head(strange, strange.job, token=token) as client,
+        ):
+            client.status()
+        # Renewed, as cert-manager does it, while the head runs.
+        before = shown_by(port)
+        ours.sign(host)
+        shown_by(port)
+        assert shown_by(port) == ssl.PEM_cert_to_DER_cert(cert.read_text()[cert.read_text().index("-----BEGIN") :])
+        assert shown_by(port) != before
+        assert ask(job, port, head=TLS_HEAD, ca_file=ours.cert).sizes == {"cpu": 1}
+
+
+def shown_by(port: int) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", port), timeout=30))
+
+
+def scrape_config(name: str, monitor: Manifest, ca_file: Path, *, proxy: str) -> dict[str, Any]:
+    """The endpoint `api` of a PodMonitor, as the Prometheus operator writes it for Prometheus."""
+    endpoint = next(found for found in monitor["spec"]["podMetricsEndpoints"] if found["port"] == "api")
+    is_verified = "ca" in endpoint["tlsConfig"]
+
+    def snake(key: str) -> str:
+        return re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", key)
+
+    pod = head_pod(
+        make_operator_job(head={"tls": {"secretName": "mine"}}),
+        OperatorDefaults(),
+        PodOrigin(template="t", base_image="i"),
+        epoch=1,
+        floor_frames=0,
+        config="c",
+    )["metadata"]
+    meta = {"__meta_kubernetes_namespace": pod["namespace"], "__meta_kubernetes_pod_name": pod["name"]}
+    for kind in ("annotation", "label"):
+        for key, value in pod[f"{kind}s"].items():
+            meta[f"__meta_kubernetes_pod_{kind}_{re.sub(r'[^a-zA-Z0-9_]', '_', key)}"] = str(value)
+    return {
+        "job_name": name,
+        "static_configs": [{"targets": ["10.0.0.1:8000"], "labels": meta}],
+        "metrics_path": endpoint["path"],
+        "proxy_url": proxy,
+        "tls_config": {"ca_file": str(ca_file)} if is_verified else {"insecure_skip_verify": True},
+        "relabel_configs": [{snake(key): value for key, value in rule.items()} for rule in endpoint["relabelings"]],
+    }
+
+
+@contextmanager
+def network(port: int) -> Iterator[tuple[str, set[str]]]:
+    """A proxy that has every address lead to a port of this machine. Gives its URL, and the addresses asked for."""
+    asked: set[str] = set()
+
+    def pass_on(client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", port)) as head:
+            request = client.recv(1 << 16)
+            while b"\r\n\r\n" not in request:
+                request += client.recv(1 << 16)
+            asked.add(request.split()[1].decode())
+            client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            ends = {client: head, head: client}
+            while True:
+                for end in select.select(list(ends), [], [])[0]:
+                    if not (part := end.recv(1 << 16)):
+                        return
+                    ends[end].sendall(part)
+
+    def serve_all() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=pass_on, args=(client,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve_all, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
+
+
+@needs_openssl
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_prometheus_scrapes_a_head_with_tls_as_the_pod_monitor_says(tmp_path: Path) -> None:
+    ours, stranger = Authority(tmp_path, "ours"), Authority(tmp_path, "stranger")
+    cert, key = ours.sign("pong-api.team-a.svc")
+    bundled, bare = (
+        find(render(*values, apis=(POD_MONITOR,)), "PodMonitor", "cormorant-jobs")
+        for values in (("jobs.tls.caBundle=PEM",), ())
+    )
+    manifest = make_job(num_envs=2, lengths=4)
+    with (
+        serve(manifest, directory=tmp_path / "head", tls_cert=cert, tls_key=key) as served,
+        network(int(served.server.url.rpartition(":")[2])) as (proxy, asked),
+    ):
+        configs = [
+            scrape_config("bundle", bundled, ours.cert, proxy=proxy),
+            scrape_config("stranger", bundled, stranger.cert, proxy=proxy),
+            scrape_config("no-bundle", bare, ours.cert, proxy=proxy),
+        ]
+        with Prometheus(tmp_path / "prometheus", configs) as db:
+            for name in ("bundle", "no-bundle"):
+                db.wait_for_numbers(f'cormorant_frames_total{{job="{name}", instance="10.0.0.1:8000"}}')
+            assert db.wait_for_numbers('up{job="stranger"}') == [0.0]
+        assert asked == {"pong-api.team-a.svc:8000", "10.0.0.1:8000"}
+
+
+def test_unreadable_certificates_are_refused_at_start(tmp_path: Path) -> None:
+    async def make() -> None:
+        HeadClient(key=KEY, ca_file=tmp_path / "nowhere.crt")
+
+    with pytest.raises(SettingsError, match=r"cannot read certificates of --head-ca-file .*nowhere\.crt"):
+        asyncio.run(make())
+
+
+class JobCluster:
+    """A cluster with the job `name`, whose head listens here."""
+
+    def __init__(self, name: str, port: int, ca: str) -> None:
+        self.job = {"metadata": {"name": name, "namespace": "default", "uid": "u1"}, "spec": {"head": {"tls": ISSUER}}}
+        self._port, self._secrets = port, {f"{name}-tls": {"ca.crt": base64.b64encode(ca.encode()).decode()}}
+
+    def objects(self, _kind: str, **_: str) -> list[dict[str, Any]]:
+        return [{"metadata": {"name": "head", "labels": {}}, "status": {"phase": "Running"}}]
+
+    def get(self, _kind: str, name: str, *, namespace: str) -> dict[str, Any]:
+        assert namespace == "default"
+        return {"data": self._secrets[name]}
+
+    def options_of(self, _job: object) -> str:
+        return ""
+
+    def open_port(self, pod: str, _port: int, *, namespace: str, timeout_s: float) -> socket.socket:
+        assert (pod, namespace) == ("head", "default")
+        return socket.create_connection(("127.0.0.1", self._port))
