@@ -1,6 +1,7 @@
 """What the chart renders, by Helm itself and without a cluster."""
 
 import base64
+import json
 import re
 import runpy
 from pathlib import Path
@@ -31,6 +32,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "names-given": ("key.existingSecret=ours", "serviceAccount.create=false", "serviceAccount.name=me"),
     "nothing-for-the-cluster": ("crd.install=false", "rbac.create=false", "rbac.userRoles=false"),
     "images": (
+        "global.registry=elsewhere",  # of a parent chart
         f"image.digest={DIGEST}",
         "image.tag=ignored",
         f"jobs.image.digest={DIGEST}",
@@ -83,12 +85,6 @@ def flags(manifests: list[Manifest]) -> list[str]:
     return list(container["args"])
 
 
-def refusal(*values: str) -> str:
-    done = helm("template", "cormorant", str(CHART), "--kube-version", KUBERNETES, *sets(values), check=False)
-    assert done.returncode != 0
-    return done.stderr
-
-
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 def test_lint_has_nothing_to_say(values: tuple[str, ...]) -> None:
     done = helm("lint", str(CHART), "--strict", "--kube-version", KUBERNETES, *sets(values), check=False)
@@ -129,13 +125,6 @@ def test_pods_satisfy_the_restricted_level(values: tuple[str, ...]) -> None:
 
 def test_defaults_render_these_objects() -> None:
     assert kinds(render()) == KINDS
-
-
-def test_affinity_and_environment_reach_the_operator() -> None:
-    spec = pod_template(render(*VARIANTS["scheduling"]))["spec"]
-    assert spec["affinity"] == {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}}
-    assert "--log-level=debug" in spec["containers"][0]["args"]
-    assert spec["containers"][0]["env"][-1] == {"name": "NO_PROXY", "value": "10.0.0.0/8"}
 
 
 @pytest.mark.parametrize(
@@ -194,13 +183,11 @@ def test_no_rule_has_a_wildcard_or_reads_secrets() -> None:
 
 def test_users_roles_are_gathered_by_the_clusters_own() -> None:
     manifests = render()
-    view, edit = (
-        find(manifests, "ClusterRole", "ops-cormorant-view"),
-        find(manifests, "ClusterRole", "ops-cormorant-edit"),
-    )
-    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
-    assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
-    assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+    for role in ("view", "edit"):
+        found = find(manifests, "ClusterRole", f"ops-cormorant-{role}")
+        assert found["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{role}"] == "true"
+    verbs = {verb for rule in find(manifests, "ClusterRole", "ops-cormorant-view")["rules"] for verb in rule["verbs"]}
+    assert verbs == {"get", "list", "watch"}
 
 
 def test_crd_is_the_generated_one_and_stays_at_uninstall() -> None:
@@ -231,16 +218,13 @@ def test_leases_name_is_the_one_that_the_role_allows() -> None:
     assert named["resourceNames"] == ["cormorant"]
 
 
-def test_key_is_made_long_enough_and_kept() -> None:
-    secret = find(render(), "Secret")
+def test_key_is_made_long_enough_and_kept_or_given() -> None:
+    manifests = render()
+    secret = find(manifests, "Secret")
     assert len(base64.b64decode(secret["data"]["key"])) == 64
     assert secret["immutable"] is True
     assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    (key, _) = pod_template(render())["spec"]["volumes"]
-    assert key["secret"]["secretName"] == secret["metadata"]["name"]
-
-
-def test_key_of_ones_own_is_mounted_and_none_is_made() -> None:
+    assert pod_template(manifests)["spec"]["volumes"][0]["secret"]["secretName"] == secret["metadata"]["name"]
     manifests = render("key.existingSecret=ours")
     assert "Secret" not in kinds(manifests)
     assert pod_template(manifests)["spec"]["volumes"][0]["secret"]["secretName"] == "ours"
@@ -285,6 +269,9 @@ def test_scheduling_reaches_the_pods() -> None:
     manifests = render(*VARIANTS["scheduling"])
     template = pod_template(manifests)
     spec, labels = template["spec"], template["metadata"]["labels"]
+    assert spec["affinity"] == {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}}
+    assert "--log-level=debug" in spec["containers"][0]["args"]
+    assert spec["containers"][0]["env"][-1] == {"name": "NO_PROXY", "value": "10.0.0.0/8"}
     assert spec["priorityClassName"] == "system-cluster-critical"
     assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", "disk": "ssd"}
     assert spec["tolerations"] == [{"key": "spot", "operator": "Exists", "tolerationSeconds": 30}]
@@ -445,11 +432,9 @@ WRONG = {
 
 @pytest.mark.parametrize(("value", "words"), WRONG.items(), ids=str)
 def test_wrong_value_is_refused_with_its_name(value: str, words: str) -> None:
-    assert words in refusal(value)
-
-
-def test_value_of_a_parent_chart_is_no_error() -> None:
-    assert render("global.registry=elsewhere")
+    done = helm("template", "cormorant", str(CHART), "--kube-version", KUBERNETES, *sets([value]), check=False)
+    assert done.returncode != 0
+    assert words in done.stderr
 
 
 def test_smoke_test_submits_a_job_that_the_contract_takes() -> None:
@@ -481,3 +466,30 @@ def test_pods_run_on_linux_and_jobs_on_the_images_architectures() -> None:
     spec = pod_template(render("nodeSelector.disk=ssd"))["spec"]
     assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", "disk": "ssd"}
     assert "--architecture=amd64" in spec["containers"][0]["args"]
+
+
+def test_prometheus_rules_equal_the_plain_file() -> None:
+    assert "PrometheusRule" not in kinds(render())
+    api = ("monitoring.coreos.com/v1/PrometheusRule",)
+    assert "PrometheusRule" not in kinds(render("prometheusRule.enabled=false", apis=api))
+    rule = find(render("prometheusRule.labels.release=prometheus", apis=api), "PrometheusRule")
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    assert rule["spec"] == yaml.safe_load((CHART / "files" / "rules" / "cormorant.yaml").read_text())
+
+
+def test_dashboards_are_config_maps_that_the_sidecar_finds() -> None:
+    found = {m["metadata"]["name"]: m for m in render() if m["kind"] == "ConfigMap"}
+    assert set(found) == {f"cormorant-{name}-dashboard" for name in ("fleet", "job", "operator")}
+    for manifest in found.values():
+        assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
+        ((name, text),) = manifest["data"].items()
+        assert json.loads(text) == json.loads((CHART / "files" / "dashboards" / name).read_text())
+        assert len(text) < 1_000_000
+
+
+def test_dashboards_go_where_values_say() -> None:
+    values = ("dashboards.namespace=grafana", "dashboards.annotations.grafana_folder=RL", "dashboards.labels.team=rl")
+    metadata = find(render(*values), "ConfigMap", "cormorant-job-dashboard")["metadata"]
+    assert (metadata["namespace"], metadata["annotations"]) == ("grafana", {"grafana_folder": "RL"})
+    assert metadata["labels"]["team"] == "rl"
+    assert "ConfigMap" not in kinds(render("dashboards.enabled=false"))
