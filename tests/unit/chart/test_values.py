@@ -114,13 +114,9 @@ def test_templates_read_every_value_and_no_other() -> None:
     text = "".join(path.read_text() for path in sorted((CHART / "templates").rglob("*.*")))
     read = set(re.findall(r"[.]Values[.]([A-Za-z.]+)", text))
     # Images and spreads are read inside of helpers and ranges, and resources as a whole.
-    assert {name for name in LEAVES if not any(covers(path, name) for path in read)} == set()
+    assert {name for name in LEAVES if not any(f"{name}.".startswith(f"{path}.") for path in read)} == set()
     known = [f"{path[1:]}." for path, _ in objects(SCHEMA)] + [f"{name}." for name in LEAVES]
     assert {path for path in read if f"{path}." not in known} == set()
-
-
-def covers(path: str, name: str) -> bool:
-    return f"{name}.".startswith(f"{path}.")
 
 
 def test_version_is_the_one_of_the_distribution() -> None:

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.anyio
 class Bench:
     """A pace of 10 a second under a clock that is moved by hand, and the order in which requests went."""
 
-    def __init__(self, *, burst: int = 1) -> None:
+    def __init__(self, *, burst: int) -> None:
         self.clock, self.sent = Clock(), list[str]()
         self.pace = RateLimiter(rate=10, burst=burst, clock=self.clock)
-        self._tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[None]] = []
         self._told = 0
 
     async def ask(self, name: str, *, of: Purpose) -> asyncio.Task[None]:
@@ -27,9 +27,9 @@ class Bench:
                 await self.pace.wait()
             self.sent.append(name)
 
-        self._tasks.append(asyncio.create_task(send()))
+        self.tasks.append(asyncio.create_task(send()))
         await asyncio.sleep(0)
-        return self._tasks[-1]
+        return self.tasks[-1]
 
     async def pass_time(self, seconds: float) -> list[str]:
         """What went since this was called last."""
@@ -40,25 +40,17 @@ class Bench:
         self._told, told = len(self.sent), self._told
         return self.sent[told:]
 
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
 
 @pytest.fixture
-def burst() -> int:
-    return 1
-
-
-@pytest.fixture
-async def bench(burst: int) -> AsyncIterator[Bench]:
-    bench = Bench(burst=burst)
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    bench = Bench(burst=getattr(request, "param", 1))
     yield bench
-    await bench.close()
+    for task in bench.tasks:
+        task.cancel()
+    await asyncio.gather(*bench.tasks, return_exceptions=True)
 
 
-@pytest.mark.parametrize("burst", [2])
+@pytest.mark.parametrize("bench", [2], indirect=True)
 async def test_requests_beyond_the_burst_are_spread(bench: Bench) -> None:
     for name in "abcde":
         await bench.ask(name, of=Purpose.PODS)
