@@ -142,8 +142,8 @@ def test_head_without_the_earlier_weights_is_told_of_them_and_says_what_it_does(
     world.say(world.head, version=40)
     world.vanish("pong-head-1")
     world.settle()
-    environment = {item["name"]: item.get("value") for item in _head_env(world)}
-    assert environment["CORMORANT_PUBLISHED_VERSION"] == "40"
+    head = [order.manifest for order in of_kind(world.done, CreatePod) if order.owner == "head"][-1]
+    assert {"name": "CORMORANT_PUBLISHED_VERSION", "value": "40"} in head["spec"]["containers"][0]["env"]
     world.start_all()
     world.say(world.head, missing_weights="waits for version 40", is_leased=True, pause_state="paused")
     world.settle()
@@ -155,12 +155,6 @@ def test_head_without_the_earlier_weights_is_told_of_them_and_says_what_it_does(
     assert world.condition("Progressing") == "True/WeightsMissing"
     assert world.message("Progressing") == "acts with version 0"
     assert (world.job.status.reason, world.told.count("WeightsMissing")) == ("WeightsMissing", 1)
-
-
-def _head_env(world: World) -> list[dict[str, str]]:
-    made = [order for order in world.done if isinstance(order, CreatePod) and order.owner == "head"]
-    found: list[dict[str, str]] = made[-1].manifest["spec"]["containers"][0]["env"]
-    return found
 
 
 def test_evaluation_that_is_complete_counts_episodes() -> None:
@@ -186,10 +180,8 @@ def test_worker_that_ends_beside_a_sidecar_is_replaced() -> None:
     assert world.pods["pong-head-1"].is_terminating
     world.tick(60)
     world.run()
-    assert (sorted(pod.role for pod in world.pods.values()), world.job.status.head_restarts) == (
-        ["head", "worker", "worker"],
-        1,
-    )
+    assert sorted(pod.role for pod in world.pods.values()) == ["head", "worker", "worker"]
+    assert world.job.status.head_restarts == 1
 
 
 def test_head_done_beside_a_sidecar_completes_the_job() -> None:

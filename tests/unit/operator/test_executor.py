@@ -57,14 +57,6 @@ def test_verdicts_on_earlier_templates_are_forgotten() -> None:
     assert scene.state.verdicts.keys() == {JOB.templates.head}
 
 
-def test_flavors_of_earlier_admissions_are_forgotten() -> None:
-    scene = Scene()
-    scene.api.keep({"kind": "ResourceFlavor", "metadata": {"name": "spot"}, "spec": {}})
-    for admission in ("earlier", "now"):
-        scene.do(ReadQueueObject(kind="ResourceFlavor", name="spot", admission=admission))
-    assert scene.state.flavors.keys() == {("spot", "now")}
-
-
 class Scene:
     """An executor at an API server."""
 
@@ -350,15 +342,17 @@ def test_workload_that_kueue_wrote_meanwhile_is_left_alone() -> None:
     assert scene.api.requests[-1] == f"PATCH {found.name}/status"
 
 
-def test_flavor_that_does_not_exist_is_explained() -> None:
-    scene, _ = queued()
+def test_missing_flavor_is_explained_and_an_old_one_forgotten() -> None:
+    scene = Scene()
     scene.do(ReadQueueObject(kind="ResourceFlavor", name="spot", admission="a"))
     words = "cannot read ResourceFlavor spot: there is no ResourceFlavor spot; create it"
     assert scene.refusal("ResourceFlavor") == ("Forbidden", words)
     scene.state.refusals.clear()  # it is due again
     scene.api.keep({"kind": "ResourceFlavor", "metadata": {"name": "spot"}, "spec": {"nodeLabels": {"pool": "a"}}})
-    scene.do(ReadQueueObject(kind="ResourceFlavor", name="spot", admission="b"))
-    assert (scene.state.flavors["spot", "b"].node_selector, scene.state.refusals) == ({"pool": "a"}, {})
+    for admission in ("b", "c"):
+        scene.do(ReadQueueObject(kind="ResourceFlavor", name="spot", admission=admission))
+    found = {key: placement.node_selector for key, placement in scene.state.flavors.items()}
+    assert (found, scene.state.refusals) == ({("spot", "c"): {"pool": "a"}}, {})
 
 
 # -- the status ------------------------------------------------------------------------------------------------------

@@ -8,14 +8,7 @@ import pytest
 
 from cormorant_contract.status import FramesStatus
 from cormorant_operator import names
-from cormorant_operator.decide.plan import (
-    ApplyChild,
-    CheckTemplate,
-    CreatePod,
-    CreateTokens,
-    DeletePod,
-    Plan,
-)
+from cormorant_operator.decide.plan import ApplyChild, CheckTemplate, CreatePod, CreateTokens, DeletePod, Plan
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
 from cormorant_operator.defaults import OperatorDefaults

@@ -19,10 +19,14 @@ def made(**spec: Any) -> World:
     return world
 
 
+def applied(world: World) -> list[dict[str, Any]]:
+    """The PodGroups that the operator wrote, in order."""
+    return [order.manifest for order in of_kind(world.done, ApplyChild) if order.manifest["kind"] == "PodGroup"]
+
+
 def counts(world: World) -> list[int]:
-    """What the PodGroups of the job required, in order."""
-    found = [order.manifest for order in of_kind(world.done, ApplyChild) if order.manifest["kind"] == "PodGroup"]
-    return [group["spec"]["schedulingPolicy"]["gang"]["minCount"] for group in found]
+    """What they required."""
+    return [group["spec"]["schedulingPolicy"]["gang"]["minCount"] for group in applied(world)]
 
 
 def groups(world: World) -> list[str]:
@@ -40,8 +44,8 @@ def gangs(world: World) -> list[str]:
 def test_head_and_fewest_workers_start_together_and_later_pods_alone() -> None:
     world = made(replicas=3)
     (name,) = groups(world)
-    first = next(order.manifest for order in of_kind(world.done, ApplyChild) if order.manifest["kind"] == "PodGroup")
-    assert (first["metadata"]["ownerReferences"][0]["uid"], counts(world)) == (world.job.uid, [3])
+    assert applied(world)[0]["metadata"]["ownerReferences"][0]["uid"] == world.job.uid
+    assert counts(world) == [3]
     assert gangs(world) == [name] * 4
     world.run()
     assert counts(world) == [1], "a fourth pod that is still in the group waits for none"
@@ -129,11 +133,7 @@ def test_pod_that_terminates_still_holds_its_node() -> None:
 
 @pytest.mark.parametrize(
     "template",
-    [
-        {"schedulingGroup": {"podGroupName": "theirs"}},
-        {"priorityClassName": "high"},
-        {"schedulerName": "another"},
-    ],
+    [{"schedulingGroup": {"podGroupName": "theirs"}}, {"priorityClassName": "high"}, {"schedulerName": "another"}],
 )
 def test_templates_that_exclude_a_gang_have_none(template: dict[str, Any]) -> None:
     world = made(head={"template": {"spec": template}})
@@ -148,8 +148,7 @@ def test_priority_class_of_all_pods_is_the_group_s() -> None:
 
     world = made(**spec("high"))
     (before,) = groups(world)
-    applied = of_kind(world.done, ApplyChild)
-    assert [o.manifest["spec"]["priorityClassName"] for o in applied if o.manifest["kind"] == "PodGroup"] == ["high"]
+    assert [group["spec"]["priorityClassName"] for group in applied(world)] == ["high"]
     world.edit(**spec("low"))
     world.settle()
     (after,) = groups(world)

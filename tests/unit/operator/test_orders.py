@@ -2,20 +2,8 @@
 
 import pytest
 
-from cormorant_operator.decide.plan import (
-    ApplyChild,
-    CreatePod,
-    DeleteJob,
-    DeletePod,
-    DrainHead,
-    SetDesired,
-)
+from cormorant_operator.decide.plan import ApplyChild, CreatePod, DeleteJob, DeletePod, DrainHead, SetDesired
 from cormorant_testing.operator_world import World, changes, of_kind, running
-
-TWO_GROUPS = {
-    "workerGroups": [{"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}],
-}
-
 
 # -- orders of people ------------------------------------------------------------------------------------------
 
@@ -221,7 +209,7 @@ def test_silent_learner_does_not_block_completion_forever() -> None:
 
 
 def test_groups_are_sized_each_by_itself() -> None:
-    world = running(**TWO_GROUPS)
+    world = running(workerGroups=[{"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}])
     assert world.slots() == ["cpu-0", "cpu-1", "gpu-0"]
     world.apply(workerGroups=[{"name": "cpu"}])
     world.tick(60)
@@ -232,11 +220,7 @@ def test_groups_are_sized_each_by_itself() -> None:
 
 def test_many_pods_are_created_in_portions() -> None:
     world = World(replicas=120)
-    sizes = []
-    for _ in range(6):
-        plan = world.step()
-        sizes.append(len(of_kind(plan.actions, CreatePod)))
-    assert sizes == [0, 51, 50, 20, 0, 0]
+    assert [len(of_kind(world.step().actions, CreatePod)) for _ in range(6)] == [0, 51, 50, 20, 0, 0]
 
 
 @pytest.mark.parametrize(("limit", "going"), [(3, 3), ("5%", 2), ("1%", 1), ("100%", 40)])
@@ -247,16 +231,15 @@ def test_change_takes_away_a_number_or_a_share_of_workers(limit: object, going: 
     assert len(of_kind(world.step().actions, DeletePod)) == going
 
 
-def budgets_of(world: World) -> list[str]:
-    return sorted(name for kind, name in world.children if kind == "PodDisruptionBudget")
-
-
 def test_budgets_guard_the_head_and_workers_where_it_is_asked_for() -> None:
+    def budgets() -> list[str]:
+        return sorted(name for kind, name in world.children if kind == "PodDisruptionBudget")
+
     world = running()
-    assert budgets_of(world) == ["pong-head"]
+    assert budgets() == ["pong-head"]
     world.edit(runPolicy={"disruptionBudget": "All", "maxUnavailable": "50%"}, replicas=4)
     world.run()
-    assert budgets_of(world) == ["pong-head", "pong-worker"]
+    assert budgets() == ["pong-head", "pong-worker"]
     applied = {
         order.manifest["metadata"]["name"]: order.manifest["spec"]
         for order in of_kind(world.done, ApplyChild)
@@ -269,4 +252,4 @@ def test_budgets_guard_the_head_and_workers_where_it_is_asked_for() -> None:
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         }
     world.apply(runPolicy={"disruptionBudget": "None"})
-    assert (budgets_of(world), len(world.live())) == ([], 4)
+    assert (budgets(), len(world.live())) == ([], 4)
