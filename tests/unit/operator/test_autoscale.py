@@ -49,30 +49,25 @@ class Job:
 
     def run(self, demand: float, *, minutes: float) -> None:
         for _ in range(round(minutes * 4)):
-            self._pass(demand * (1 + self._random.uniform(-self._noise, self._noise)))
-            new = autoscaled(self.scale, self.size, self.state.waits, group="cpu")
-            if new != self.size:
-                self.size = new
-                self.sizes.append(new)
-
-    def _pass(self, demand: float, seconds: float = 15.0) -> None:
-        waiting = max(0.0, 1 - self.ready / demand)
-        self._consumer_s += seconds * waiting
-        self._worker_s += seconds * self.ready
-        self._idle_s += seconds * max(0.0, self.ready - demand)
-        self.now += timedelta(seconds=seconds)
-        waits = Waits(
-            consumer_s=self._consumer_s,
-            idle_s={"cpu": self._idle_s},
-            worker_s={"cpu": self._worker_s},
-            sizes={"cpu": self.size},
-        )
-        answer = HeadAnswer(
-            pod_uid="head-1", phase="Running", frames=0, waits=waits if self.ready == self.size else None
-        )
-        self.state.record_answer(answer, at=self.now, max_gap_s=60)
-        # Pods take a look's time to start or to end.
-        self.ready = self.size
+            now_wanted = demand * (1 + self._random.uniform(-self._noise, self._noise))
+            self._consumer_s += 15.0 * max(0.0, 1 - self.ready / now_wanted)
+            self._worker_s += 15.0 * self.ready
+            self._idle_s += 15.0 * max(0.0, self.ready - now_wanted)
+            self.now += timedelta(seconds=15)
+            waits = Waits(
+                consumer_s=self._consumer_s,
+                idle_s={"cpu": self._idle_s},
+                worker_s={"cpu": self._worker_s},
+                sizes={"cpu": self.size},
+            )
+            is_measured = self.ready == self.size
+            answer = HeadAnswer(pod_uid="head-1", phase="Running", frames=0, waits=waits if is_measured else None)
+            self.state.record_answer(answer, at=self.now, max_gap_s=60)
+            # Pods take a look's time to start or to end.
+            self.ready = self.size
+            self.size = autoscaled(self.scale, self.size, self.state.waits, group="cpu")
+            if self.size != self.ready:
+                self.sizes.append(self.size)
 
 
 @given(

@@ -61,11 +61,9 @@ class Head:
         self.answer = HeadAnswer(pod_uid="uid-of-Pod-pong-head-1", phase="Running", frames=10, sizes={"cpu": 2})
         self.is_silent = self.is_deaf = self.is_refusing = False
         self.asked = self.told = 0
-        self.asked_at: list[float] = []
 
     async def ask(self, job: Job, head: Pod) -> HeadAnswer:
         self.asked += 1
-        self.asked_at.append(asyncio.get_running_loop().time())
         if self.is_silent:
             raise HeadSilent("it does not answer")
         if self.is_refusing:
