@@ -21,7 +21,6 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Pod | Workload | str | None
     "Workload": read_workload,
 }
 """Parser of each kind of object; other kinds are kept as a digest."""
-Kind = str
 
 
 @dataclass(slots=True)
@@ -29,7 +28,7 @@ class Member:
     version: int
     fact: Pod | Workload | str
     name: str
-    kind: Kind
+    kind: str
 
 
 @dataclass(slots=True)
@@ -89,7 +88,7 @@ class Cache:
         record.job, record.version = read_job(raw, before=record.job), version
         return uid
 
-    def prune(self, kind: Kind, uids: Iterable[str], *, version: str, namespace: str = "") -> set[str]:
+    def prune(self, kind: str, uids: Iterable[str], *, version: str, namespace: str = "") -> set[str]:
         """Forget objects that a complete list of a namespace (empty: all) did not show: an interrupted watch does not
         report deletions. Objects newer than the list's `version` are kept. Returns the uids of the affected jobs.
         """

@@ -86,7 +86,7 @@ class HeadClient:
             "job": job.name,
             "epoch": head.epoch,
         }
-        url = self._url.format(**place) + path
+        url, request = self._url.format(**place) + path, f"{method} {path}"
         headers = {"Authorization": f"Bearer {derive(self._key, uid=job.uid).operator}"}
         if body:
             headers["Content-Type"] = "application/json"
@@ -104,7 +104,7 @@ class HeadClient:
                 async for part in response.content.iter_any():
                     content += part
                     if len(content) > _MAX_BYTES:
-                        raise HeadSilent(f"{head.name} answered {method} {path} with more than {_MAX_BYTES} bytes")
+                        raise HeadSilent(f"{head.name} answered {request} with more than {_MAX_BYTES} bytes")
         except aiohttp.ClientConnectorCertificateError as error:
             raise CertificateRefused(
                 f"the operator does not trust the certificate of {head.name}: {error.certificate_error}; give the "
@@ -112,19 +112,15 @@ class HeadClient:
                 f"{api_host(job.name, job.namespace)}"
             ) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise HeadSilent(
-                f"{head.name} did not answer {method} {path} within {ANSWER_S:.0f} s: {error!r}"
-            ) from error
+            raise HeadSilent(f"{head.name} did not answer {request} within {ANSWER_S:.0f} s: {error!r}") from error
         if response.status >= 400:
             words = content[:300].decode(errors="replace")
             kind = TokenRefused if response.status == 401 else HeadSilent
-            raise kind(f"{head.name} answered {method} {path} with {response.status}: {words}")
+            raise kind(f"{head.name} answered {request} with {response.status}: {words}")
         try:
             return answer.model_validate_json(content)
         except ValidationError as error:
-            raise HeadSilent(
-                f"{head.name} answered {method} {path} with a body that cannot be parsed: {error}"
-            ) from error
+            raise HeadSilent(f"{head.name} answered {request} with a body that cannot be parsed: {error}") from error
 
 
 def _message(status: Status, kind: str) -> str:

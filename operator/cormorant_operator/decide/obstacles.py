@@ -45,10 +45,7 @@ def scheduling_trouble(view: View) -> Fact | None:
             return _NOT_SCHEDULED(reason=refusal.kind.value, message=refusal.message)
     if (volume := _volume_trouble(view)) is not None:
         return volume
-    stuck = sorted(
-        (pod for pod in view.examined if pod.is_live and pod.obstacle is not Obstacle.NONE and pod.role != "canary"),
-        key=lambda pod: (pod.role, pod.group, pod.index),
-    )
+    stuck = [pod for pod in view.examined if pod.is_live and pod.obstacle is not Obstacle.NONE and pod.role != "canary"]
     if not stuck:
         return None
     first = stuck[0]

@@ -69,12 +69,9 @@ def condition(kind: str, *, is_true: bool, reason: str, message: str) -> dict[st
 
 def merged(found: Workload, news: Sequence[Mapping[str, str]], *, at: datetime) -> list[Mapping[str, Any]]:
     """All conditions of a Workload, updated by `news`."""
-    kinds = {new["type"] for new in news}
-    kept = [old for old in found.conditions if old["type"] not in kinds]
-    return [*kept, *(_dated(found, new, at=at) for new in news)]
-
-
-def _dated(found: Workload, new: Mapping[str, str], *, at: datetime) -> dict[str, Any]:
-    before = found.condition(new["type"])
-    is_same = before.get("status") == new["status"]
-    return {**new, "lastTransitionTime": before["lastTransitionTime"] if is_same else write_time(at)}
+    conditions = {old["type"]: old for old in found.conditions}
+    for new in news:
+        before = conditions.pop(new["type"], {})
+        since = before["lastTransitionTime"] if before.get("status") == new["status"] else write_time(at)
+        conditions[new["type"]] = {**new, "lastTransitionTime": since}
+    return list(conditions.values())
