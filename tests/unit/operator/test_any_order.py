@@ -4,8 +4,10 @@ epoch and settled ones never at all, and when it stops happening the world becom
 `World` checks the first three after every single order; the machine below adds the rest.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -27,6 +29,17 @@ from cormorant_testing.operator_world import World, changes, of_kind
 POLICY = {"progressDeadlineSeconds": 300, "drainSeconds": 60, "maxHeadRestarts": 3, "maxRestartsPerSlot": 3}
 SIZES = st.integers(0, 4)
 PICK = st.integers(0, 99)
+
+
+def to_a_pod(happens: Callable[[World, str], None]) -> Any:
+    """A rule by which this happens to some scheduled pod."""
+
+    def happened(self: Any, pick: int) -> None:
+        if name := self._pick(pick):
+            happens(self.world, name)
+
+    happened.__name__ = happens.__name__
+    return rule(pick=PICK)(happened)
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -105,10 +118,12 @@ class AnyOrder(RuleBasedStateMachine):
         if waiting:
             self.world.start(waiting[pick % len(waiting)].name)
 
-    @rule(pick=PICK)
-    def pod_turns_unready(self, pick: int) -> None:
-        if name := self._pick(pick):
-            self.world.unready(name)
+    pod_turns_unready = to_a_pod(World.unready)
+    pod_is_evicted = to_a_pod(World.evict)
+    pod_is_deleted = to_a_pod(World.delete)
+    pod_is_deleted_by_force = to_a_pod(World.vanish)
+    pod_is_expelled_by_a_taint = to_a_pod(World.expel)
+    node_is_lost = to_a_pod(World.lose)
 
     @rule(pick=PICK, code=st.sampled_from([1, 2, 137, 143]))
     def container_dies(self, pick: int, code: int) -> None:
@@ -120,31 +135,6 @@ class AnyOrder(RuleBasedStateMachine):
         workers = self.world.live()
         if workers:
             self.world.finish(workers[pick % len(workers)].name, exit_code=0)
-
-    @rule(pick=PICK)
-    def pod_is_evicted(self, pick: int) -> None:
-        if name := self._pick(pick):
-            self.world.evict(name)
-
-    @rule(pick=PICK)
-    def pod_is_deleted(self, pick: int) -> None:
-        if name := self._pick(pick):
-            self.world.delete(name)
-
-    @rule(pick=PICK)
-    def pod_is_deleted_by_force(self, pick: int) -> None:
-        if name := self._pick(pick):
-            self.world.vanish(name)
-
-    @rule(pick=PICK)
-    def node_is_lost(self, pick: int) -> None:
-        if name := self._pick(pick):
-            self.world.lose(name)
-
-    @rule(pick=PICK)
-    def pod_is_expelled_by_a_taint(self, pick: int) -> None:
-        if name := self._pick(pick):
-            self.world.expel(name)
 
     @rule(pick=PICK)
     def pod_finds_no_node(self, pick: int) -> None:
