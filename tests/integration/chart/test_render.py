@@ -150,12 +150,9 @@ def test_roles_and_bindings_fit() -> None:
     for values in VARIANTS.values():
         manifests = render(*values)
         for binding in [m for m in manifests if m["kind"] in ("RoleBinding", "ClusterRoleBinding")]:
-            role = find(
-                [m for m in manifests if m["metadata"].get("namespace") == binding["metadata"].get("namespace")],
-                binding["roleRef"]["kind"],
-                binding["roleRef"]["name"],
-            )
-            assert role["rules"]
+            namespace, role = binding["metadata"].get("namespace"), binding["roleRef"]
+            beside = [m for m in manifests if m["metadata"].get("namespace") == namespace]
+            assert find(beside, role["kind"], role["name"])["rules"]
             (subject,) = binding["subjects"]
             assert subject["kind"] == "ServiceAccount"
             assert subject["namespace"] == "ops"
@@ -214,8 +211,7 @@ def test_operator_understands_its_arguments(tmp_path: Path) -> None:
 def test_leases_name_is_the_one_that_the_role_allows() -> None:
     manifests = render(namespace="elsewhere")
     assert "--lease=elsewhere/cormorant" in flags(manifests)
-    _, named = find(manifests, "Role", "cormorant-lease")["rules"]
-    assert named["resourceNames"] == ["cormorant"]
+    assert find(manifests, "Role", "cormorant-lease")["rules"][1]["resourceNames"] == ["cormorant"]
 
 
 def test_key_is_made_long_enough_and_kept_or_given() -> None:
@@ -249,9 +245,8 @@ def test_cuda_image_is_beside_the_cpu_image_or_named() -> None:
 
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     assert cuda() == [f"ghcr.io/example/cormorant:{version}"]
-    assert cuda("jobs.image.repository=mirror.example/team/cormorant-cpu", "jobs.image.tag=b") == [
-        "mirror.example/team/cormorant:b"
-    ]
+    mirror = "mirror.example/team/cormorant"
+    assert cuda(f"jobs.image.repository={mirror}-cpu", "jobs.image.tag=b") == [f"{mirror}:b"]
     assert cuda(f"jobs.cudaImage.digest={DIGEST}") == [f"ghcr.io/example/cormorant@{DIGEST}"]
     assert cuda("jobs.cudaImage.repository=example/big", "jobs.cudaImage.tag=c") == ["example/big:c"]
     # One image for all pods, as before there were two.
@@ -398,13 +393,9 @@ def test_probes_ask_the_port_that_the_operator_listens_on() -> None:
     (container,) = pod_template(render())["spec"]["containers"]
     (port,) = container["ports"]
     assert f"--probe-port={port['containerPort']}" in container["args"]
-    paths = {probe: container[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
-    assert {probe: get["path"] for probe, get in paths.items()} == {
-        "startupProbe": "/livez",
-        "livenessProbe": "/livez",
-        "readinessProbe": "/readyz",
-    }
-    assert {get["port"] for get in paths.values()} == {port["name"]}
+    asked = [container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")]
+    assert [get["path"] for get in asked] == ["/livez", "/livez", "/readyz"]
+    assert {get["port"] for get in asked} == {port["name"]}
 
 
 WRONG = {
