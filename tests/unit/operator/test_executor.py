@@ -1,6 +1,7 @@
 """What the executor does when names are taken, labels are lost, or the API server refuses a change."""
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,6 +26,7 @@ from cormorant_operator.errors import KubeConflict
 from cormorant_operator.executor import Executor
 from cormorant_operator.job import Fact, Identity
 from cormorant_operator.job_state import JobState, Refusal, RefusalKind
+from cormorant_operator.kube.client import error_of
 from cormorant_operator.render.children import certificates, config_map, digest_of, services
 from cormorant_operator.workload import read_workload
 from cormorant_testing.api_server import ApiServer
@@ -60,8 +62,8 @@ def test_verdicts_on_earlier_templates_are_forgotten() -> None:
 class Scene:
     """An executor at an API server."""
 
-    def __init__(self) -> None:
-        self.api, self.cache, self.state = ApiServer(), Cache(), JobState()
+    def __init__(self, api: Any = None) -> None:
+        self.api, self.cache, self.state = api or ApiServer(), Cache(), JobState()
         given: Any = (self.api, object())
         self.executor = Executor(*given, self.cache, key=b"k" * 32, clock=lambda: NOW)
 
@@ -376,3 +378,54 @@ def test_end_is_never_taken_back() -> None:
     before = CollectorJobStatus(conditions=(condition("Ready", "True", "EnoughWorkers"), ended))
     after = merge(before, [Fact(type="Ready", status="False", reason="TooFewWorkers")], generation=1, now=NOW)
     assert [(found.type, found.status) for found in after] == [("Ready", "False"), ("Completed", "True")]
+
+
+# -- what is said when a pod is not created ----------------------------------------------------------------------------
+# The bodies are those of Kubernetes 1.34, shortened; a busy one answers 429 in plain text, which counts as the message.
+
+FORBIDDEN = 'pods "p" is forbidden: '
+WEBHOOK = 'failed calling webhook "away.example.com": failed to call webhook: Post "https://127.0.0.1:1/": refused'
+QUOTA, INVALID, SERVER = RefusalKind.QUOTA, RefusalKind.INVALID, RefusalKind.SERVER
+NAMESPACE, NO_RIGHT = RefusalKind.NAMESPACE, RefusalKind.FORBIDDEN
+ANSWERS = {
+    "quota": (403, FORBIDDEN + "exceeded quota: q, requested: pods=1, used: pods=0, limited: pods=0", QUOTA),
+    "quota-of-requests": (403, FORBIDDEN + "failed quota: q: must specify requests.cpu for: c", QUOTA),
+    "quota-of-limits": (403, FORBIDDEN + "failed quota: q: must specify limits.memory for: c", QUOTA),
+    "pod-security": (403, FORBIDDEN + 'violates PodSecurity "restricted:latest": runAsNonRoot != true', INVALID),
+    "limit-range": (403, FORBIDDEN + "maximum cpu usage per Container is 1, but limit is 2", NO_RIGHT),
+    "rights": (403, 'pods is forbidden: User "nobody" cannot create resource "pods" in API group ""', NO_RIGHT),
+    "namespace-terminating": (403, FORBIDDEN + "unable to create new content in namespace t", NAMESPACE),
+    "namespace-gone": (404, 'namespaces "nowhere" not found', NAMESPACE),
+    "invalid": (422, 'Pod "p" is invalid: spec.containers[0].imagePullPolicy: Unsupported', INVALID),
+    "webhook-away": (500, f"Internal error occurred: {WEBHOOK}", SERVER),
+    "busy": (429, "Too many requests, please try again later.", SERVER),
+}
+CAUSES = {
+    "namespace-terminating": {"reason": "NamespaceTerminating", "message": "namespace t is being terminated"},
+    "invalid": {"reason": "FieldValueNotSupported", "field": "spec.containers[0].imagePullPolicy"},
+    "webhook-away": {"message": WEBHOOK},
+}
+
+
+class Refusing:
+    """An API server that answers each creation so."""
+
+    def __init__(self, name: str) -> None:
+        self._code, message, _ = ANSWERS[name]
+        details = {"causes": [CAUSES[name]]} if name in CAUSES else {}
+        self._answer = {"kind": "Status", "status": "Failure", "message": message, "details": details}
+
+    async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> dict[str, Any]:
+        raise error_of(self._code, self._answer, request="POST pods")
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_refused_pod_is_understood_and_told_in_the_servers_words(name: str) -> None:
+    scene, (_, message, kind) = Scene(Refusing(name)), ANSWERS[name]
+    check = of_kind(World().plan().actions, CheckTemplate)[0]
+    scene.do(CreatePod(owner="cpu", manifest=check.manifest), check)
+    assert scene.refusal("cpu") == (kind.value, message)
+    # A template is blamed for what is its own fault alone.
+    verdict = scene.state.verdicts.get(check.template)
+    error = message if kind in (INVALID, NO_RIGHT) else ""
+    assert (verdict.error if verdict is not None else None) == (None if kind is SERVER else error)
