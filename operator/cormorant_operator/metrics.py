@@ -28,19 +28,9 @@ class Metrics(Collector):
         """Gives more metrics on each scrape, so that deleted jobs disappear from them."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
-        durations = Histogram(
-            declared.RECONCILE.name,
-            declared.RECONCILE.help,
-            declared.RECONCILE.label_names,
-            buckets=declared.RECONCILE.buckets,
-            registry=self._registry,
-        )
-        errors = Counter(
-            declared.RECONCILE_ERRORS.name,
-            declared.RECONCILE_ERRORS.help,
-            declared.RECONCILE_ERRORS.label_names,
-            registry=self._registry,
-        )
+        timed, failed, registry = declared.RECONCILE, declared.RECONCILE_ERRORS, self._registry
+        durations = Histogram(timed.name, timed.help, timed.label_names, buckets=timed.buckets, registry=registry)
+        errors = Counter(failed.name, failed.help, failed.label_names, registry=registry)
         # Create each handler's series at the start.
         self._durations = {handler: durations.labels(handler) for handler in HANDLER.values}
         self._errors = {handler: errors.labels(handler) for handler in HANDLER.values}

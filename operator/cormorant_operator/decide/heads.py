@@ -216,7 +216,7 @@ def plan_suspension(view: View, draft: Draft) -> None:
     if head is None:
         if is_wanted:
             draft.suspension = "deleting" if view.has_pods else "suspended"
-            _delete_all(view, draft, (*_workers(view), *view.canaries, *view.heads))
+            _delete_all(view, draft, "head", "worker", "canary")
             _check_nodes(view, draft, view.pods)
     elif head.draining_since is None and is_wanted and head.is_ready:
         draft.suspension = "draining"
@@ -227,7 +227,7 @@ def plan_suspension(view: View, draft: Draft) -> None:
         until = view.drained_by(head.draining_since) if head.draining_since else view.now
         if view.now >= until:
             draft.suspension = "deleting"
-            _delete_all(view, draft, (*view.heads, *(_workers(view) if is_wanted else ())))
+            _delete_all(view, draft, "head", *(("worker",) if is_wanted else ()))
             return
         draft.suspension = "draining"
         draft.dues.append(until)
@@ -235,10 +235,7 @@ def plan_suspension(view: View, draft: Draft) -> None:
             draft.actions.append(DrainHead(pod=head))
 
 
-def _workers(view: View) -> list[Pod]:
-    return [pod for pod in view.pods if pod.role == "worker"]
-
-
-def _delete_all(view: View, draft: Draft, pods: tuple[Pod, ...]) -> None:
+def _delete_all(view: View, draft: Draft, *roles: str) -> None:
     why = "the job is suspended" if view.job.spec.suspend else "Kueue evicted the job"
-    draft.actions += [DeletePod(pod=pod, why=why) for pod in pods if not pod.is_terminating]
+    going = (pod for pod in view.pods if pod.role in roles and not pod.is_terminating)
+    draft.actions += [DeletePod(pod=pod, why=why) for pod in going]
