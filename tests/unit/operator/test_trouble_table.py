@@ -105,12 +105,12 @@ def test_unpullable_image_is_reported_until_the_startup_deadline() -> None:
     assert world.condition("Failed") == "True/StartupDeadlineExceeded"
 
 
-def ends_after_its_startup_deadline(world: World) -> None:
-    """Its 900 s begin now: a second before their end it has not failed, and then it has."""
-    world.wait(899)
-    assert world.condition("Failed") == ""
+def ends_after(world: World, seconds: int, *, kind: str = "Failed", reason: str = "StartupDeadlineExceeded") -> None:
+    """Its time begins now: a second before its end the job goes on, and then it does not."""
+    world.wait(seconds - 1)
+    assert world.condition(kind) == ""
     world.wait(1)
-    assert world.condition("Failed") == "True/StartupDeadlineExceeded"
+    assert world.condition(kind) == f"True/{reason}"
 
 
 def without_its_head(**policy: object) -> World:
@@ -141,7 +141,7 @@ def test_every_new_head_has_the_whole_startup_deadline() -> None:
     world.settle()
     world.place("pong-head-3")
     world.settle()
-    ends_after_its_startup_deadline(world)
+    ends_after(world, 900)
     assert "pong-head-3" in world.pods
 
 
@@ -187,7 +187,7 @@ def test_workers_that_wait_for_room_are_waited_for() -> None:
     world.wait(5000)
     world.place(name)
     world.settle()
-    ends_after_its_startup_deadline(world)
+    ends_after(world, 900)
 
 
 def test_pause_and_suspension_hold_the_startup_deadline() -> None:
@@ -203,7 +203,7 @@ def test_pause_and_suspension_hold_the_startup_deadline() -> None:
     world.apply(suspend=False)
     world.place_all()
     world.settle()
-    ends_after_its_startup_deadline(world)
+    ends_after(world, 900)
 
 
 def test_head_that_waits_for_room_is_waited_for() -> None:
@@ -311,10 +311,7 @@ def test_silent_head_is_unknown_and_nothing_is_done_to_it() -> None:
     # It is heard again, and has the whole time: what it did meanwhile is not known.
     world.say(world.head)
     world.settle()
-    world.wait(599)
-    assert world.condition("Failed") == ""
-    world.wait(1)
-    assert world.condition("Failed") == "True/Stalled"
+    ends_after(world, 600, reason="Stalled")
 
 
 def test_answering_head_without_frames_is_stalled_and_restarted() -> None:
@@ -356,10 +353,7 @@ def test_restarted_operator_restarts_the_stall_deadline() -> None:
     world.tick(10_000)
     world.say(world.head, frames=1000, settled=1000)
     world.settle()
-    world.wait(599)
-    assert world.condition("Failed") == ""
-    world.wait(1)
-    assert world.condition("Failed") == "True/Stalled"
+    ends_after(world, 600, reason="Stalled")
 
 
 def test_returning_operator_ends_no_job_by_old_deadlines() -> None:
@@ -394,10 +388,7 @@ def test_learners_have_their_time_after_the_operator_was_away() -> None:
     assert world.condition("Completed") == ""
     world.say(world.head, frames=100_000, settled=95_000)
     world.settle()
-    world.wait(599)
-    assert world.condition("Completed") == ""
-    world.wait(1)
-    assert world.condition("Completed") == "True/DrainTimedOut"
+    ends_after(world, 600, kind="Completed", reason="DrainTimedOut")
 
 
 def test_job_that_waits_for_room_from_its_birth_waits_for_days() -> None:
@@ -414,7 +405,7 @@ def test_job_that_waits_for_room_from_its_birth_waits_for_days() -> None:
     assert (world.condition("Scheduled"), world.condition("Failed")) == ("False/Unschedulable", "")
     world.place(world.head.name)
     world.settle()
-    ends_after_its_startup_deadline(world)
+    ends_after(world, 900)
 
 
 def test_head_that_does_not_take_the_token_is_not_called_silent() -> None:
