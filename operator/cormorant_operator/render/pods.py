@@ -107,8 +107,8 @@ def head_pod(
     version: int = 0,
     config: str,
 ) -> Manifest:
-    """The head pod of an epoch. `version`: newest weights of earlier heads; `config`: name of the ConfigMap with the
-    manifest.
+    """The head pod of an epoch. `floor_frames` and `version`: frames that are not collected again and newest weights of
+    earlier heads; `config`: name of the ConfigMap with the manifest.
     """
     head, secret = job.spec.head, tokens_secret(job.name)
     claim = head.persistence.claim_name
