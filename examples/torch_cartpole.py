@@ -21,7 +21,7 @@ from cormorant import open_fleet
 from cormorant.policies import mlp
 
 MOST_STEPS = 500
-"""Of an episode; then it is truncated."""
+"""The longest episode; it is truncated there."""
 
 
 class TorchCartPole(gymnasium.vector.VectorEnv):

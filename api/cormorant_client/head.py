@@ -268,10 +268,11 @@ def parse_events(lines: "http.client.HTTPResponse | Iterator[bytes]") -> Iterato
     """Kind, id and data of each event; comments are ignored."""
     fields: dict[str, str] = {}
     for raw in lines:
-        name, _, value = raw.decode("utf-8", "replace").rstrip("\r\n").partition(":")
+        line = raw.decode("utf-8", "replace").rstrip("\r\n")
+        name, _, value = line.partition(":")
         if name == "data" and name in fields:
             fields[name] += "\n" + value.removeprefix(" ")
         elif name:
             fields[name] = value.removeprefix(" ")
-        elif not value and "data" in fields:
+        elif not line and "data" in fields:
             yield fields.pop("event", ""), fields.get("id", ""), fields.pop("data")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -98,7 +97,7 @@ class FlatVector:
         """Steps since it was built."""
         self._has_ended = self._has_failed = False
         self._device: Any = None
-        """Of an environment of torch tensors."""
+        """Device of the environment's tensors; None: it returns numpy arrays."""
         try:
             self.leaves = leaves(self.observation_space, ("observation",))
             leaves(self.action_space, ("action",))
@@ -162,7 +161,9 @@ class FlatVector:
     def _to_device(self, arrays: Any) -> Any:
         if self._device is None:
             return arrays
-        return _map_arrays(lambda array: import_module("torch").as_tensor(array, device=self._device), arrays)
+        import torch  # the environment has imported it
+
+        return _map_arrays(partial(torch.as_tensor, device=self._device), arrays)
 
     def step(self, actions: Arrays) -> Stepped:
         """Step all. Raises EnvCrashed where it raised, BadObservation where the result does not fit or is NaN."""

@@ -114,7 +114,7 @@ class RayCluster:
 
 
 def disconnect() -> None:
-    """End this process's connection to Ray, whoever made it, and all that it runs there. May be called twice."""
+    """End this process's connection to Ray, even the caller's own, and what it runs there. May be called twice."""
     ray.shutdown()
 
 
